@@ -1,9 +1,9 @@
-//! Decimal integers of requests, keys and ids (`u64`) and of values (`i64`), eight digits at a
-//! time.
+//! Parsers for decimal integers: `u64` for keys and ids, `i64` for values. They process eight
+//! digits at a time.
 #![forbid(unsafe_code)]
 
-/// Reads a decimal integer as Redis does for arguments: an optional minus, digits, no leading zero,
-/// no plus sign, no spaces. `None` if it is not one or does not fit.
+/// Parses a decimal integer by the rules of Redis: an optional minus and digits, without leading
+/// zeros, plus sign or spaces. Returns `None` for any other text and on overflow.
 pub fn integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -11,22 +11,22 @@ pub fn integer(text: &[u8]) -> Option<i64> {
     };
     let magnitude = natural(digits)?;
     if negative {
-        // "-0" has no number to stand for; -2^63 is the one magnitude that fits only with its sign.
+        // Rejects "-0". The magnitude 2^63 is valid only with a minus.
         if magnitude == 0 { None } else { 0i64.checked_sub_unsigned(magnitude) }
     } else {
         i64::try_from(magnitude).ok()
     }
 }
 
-/// Reads a canonical decimal `u64`: digits only, no leading zero. `None` if it is not one or does
-/// not fit.
+/// Parses a canonical decimal `u64`: digits only, no leading zero. Returns `None` for any other
+/// text and on overflow.
 #[inline(always)]
 pub fn natural(digits: &[u8]) -> Option<u64> {
-    // Most ids.
+    // Fast path for most ids.
     if let (9..=16, Some(first), Some(last)) =
         (digits.len(), digits.first_chunk(), digits.last_chunk())
     {
-        // Of the first eight those that are not among the last eight, with zeros before them.
+        // Shift out the bytes of `first` that are also in `last`, and fill with '0'.
         let zeros = 8 * (16 - digits.len() as u32);
         let first = u64::from_le_bytes(*first) << zeros | ZEROS & !(u64::MAX << zeros);
         let (high, low) = (first ^ ZEROS, u64::from_le_bytes(*last) ^ ZEROS);
@@ -78,25 +78,24 @@ fn long_natural(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// A one in each byte.
 const ALL: u64 = 0x0101_0101_0101_0101;
-/// Eight digits 0.
 const ZEROS: u64 = ALL * 0x30;
 
-/// 0 if all bytes of a text, xored with [`ZEROS`], are digits.
+/// Returns 0 if all bytes of a text, XORed with [`ZEROS`], are digits.
 #[inline(always)]
 fn no_digits(digits: u64) -> u64 {
-    // A byte of 10 or more gets its high bit by the addition, or has it already; a carry comes from
-    // such a byte only.
+    // The addition sets the high bit of a byte of 10 or more, unless it is already set. Only such a
+    // byte can carry.
     (digits.wrapping_add(ALL * 0x76) | digits) & (ALL * 0x80)
 }
 
-/// Eight digits in three multiplications: neighbours are joined to pairs, pairs to fours, fours to
-/// the whole (Lamport's multiple byte processing; the decimal form is Lemire's, 2018). The first
-/// digit is the lowest byte.
+/// Parses eight digits with three multiplications: digits to pairs, pairs to fours, fours to the
+/// result. The first digit is the lowest byte.
+///
+/// The method is Lamport's multiple byte processing, applied to decimals by Lemire (2018).
 #[inline(always)]
 fn eight_digits(digits: u64) -> u64 {
-    // Nothing is lost by wrapping: what a multiplication carries beyond the word is not looked at.
+    // Bits that overflow the word do not affect the masked result.
     let pairs = digits.wrapping_mul(10).wrapping_add(digits >> 8) & 0x00ff_00ff_00ff_00ff;
     let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_ffff_0000_ffff;
     fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff
@@ -113,7 +112,7 @@ mod tests {
             let value = random.u64(..) >> random.u32(0..64);
             let mut text = value.to_string().into_bytes();
             assert_eq!(natural(&text), Some(value));
-            // Any other byte in any place is no digit.
+            // A non-digit at any position is rejected.
             let at = random.usize(..text.len());
             text[at] = loop {
                 let byte = random.u8(..);

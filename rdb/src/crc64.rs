@@ -1,8 +1,8 @@
-//! CRC-64 with the polynomial of Jones, reflected, as Redis has it: no initial value, no final one.
+//! CRC-64 of Redis: Jones polynomial, reflected, initial value 0, no final XOR.
 
 const POLYNOMIAL: u64 = 0x95ac_9329_ac4b_c9b5;
 
-/// `TABLES[n][b]`: the sum of the byte b with n zero bytes behind it.
+/// `TABLES[n][b]`: CRC of the byte b followed by n zero bytes.
 static TABLES: [[u64; 256]; 8] = tables();
 
 const fn tables() -> [[u64; 256]; 8] {
@@ -30,7 +30,7 @@ const fn tables() -> [[u64; 256]; 8] {
     tables
 }
 
-/// The sum of these bytes; eight at a time.
+/// Returns the CRC of the bytes. Processes eight bytes at a time.
 pub(crate) fn crc64(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut sum = 0u64;
@@ -45,7 +45,8 @@ pub(crate) fn crc64(bytes: &[u8]) -> u64 {
 mod tests {
     use super::crc64;
 
-    /// The check value that Redis's own test has, and pieces of any length against the definition.
+    /// Compares the check value of Redis's own test, and all lengths against a bitwise
+    /// implementation.
     #[test]
     fn sums_are_those_of_redis() {
         assert_eq!(crc64(b"123456789"), 0xe9c6_d914_c4b8_d9ca);

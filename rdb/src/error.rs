@@ -1,6 +1,6 @@
-//! Why a payload is refused.
+//! Errors of RESTORE payloads.
 
-/// Why a payload is refused. The text is sent to the client.
+/// Reason why a payload is rejected. The server sends the text to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The payload is truncated, damaged or newer than this crate.
@@ -9,10 +9,10 @@ pub enum Error {
     /// The footer is valid, but the value does not match its type.
     #[error("{0}")]
     Format(&'static str),
-    /// A type that this crate does not read.
+    /// The type is known, but this crate does not support it.
     #[error("it holds {0}")]
     Type(&'static str),
-    /// A type that no release known to this crate writes.
+    /// The type is unknown.
     #[error(
         "it holds a value of RDB type {number}, written as RDB version {version}, which is \
          unknown here"

@@ -1,12 +1,13 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes.
+//! Fuzz target for payloads, and a deterministic test of it with seeded input.
 
 use crate::{
     Element, Error, Kind, MAX_UNPACKED_BYTES, Payload, SetDump, dump_hash, dump_string, write,
 };
 
-/// A payload with a right checksum, as any client can make it; its first two bytes are the version.
-/// It must be refused, or give elements: as many as the payload and what it unpacks to have room
-/// for, without more memory than one of them. What is written again reads the same.
+/// Tests a payload with a valid checksum; the first two bytes of `input` are its version.
+///
+/// The payload must be rejected, or return no more elements than its packed and unpacked sizes
+/// allow. Rewritten elements must read back unchanged.
 pub fn payload(input: &[u8]) {
     let Some((version, value)) = input.split_first_chunk() else { return };
     let bytes = write::seal(value.to_vec(), u16::from_le_bytes(*version));
@@ -26,7 +27,7 @@ pub fn payload(input: &[u8]) {
         Ok::<(), Error>(())
     });
     assert!(count <= bytes.len() + MAX_UNPACKED_BYTES);
-    // Each compressed string stands for 264 times its bytes at most, an integer for 20 bytes.
+    // Compressed strings expand by a factor of at most 264, an integer to at most 20 bytes.
     assert!(length <= 20 * count + 264 * bytes.len() + MAX_UNPACKED_BYTES);
     if outcome.is_err() || count > 64 {
         return;
@@ -66,7 +67,6 @@ pub fn payload(input: &[u8]) {
     }
 }
 
-/// All elements of a payload of ours.
 fn read(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     let payload = Payload::open(bytes).expect("a payload that was just written");
@@ -84,7 +84,7 @@ fn read(bytes: &[u8]) -> Vec<Vec<u8>> {
 mod tests {
     use crate::tests::{ALL, unhex};
 
-    /// Payloads of real servers, damaged in each of many ways, with right checksums.
+    /// Damages payloads of real servers in various ways, with valid checksums.
     #[test]
     fn seeded_rounds_of_payloads() {
         let seeds: Vec<Vec<u8>> = ALL

@@ -63,10 +63,10 @@ enum Layout {
     String,
     /// A count, then the strings.
     Strings,
-    /// A count, then the pairs of strings.
+    /// A count, then pairs of strings.
     Pairs,
-    /// Redis 7.4 and later: a count, then triples of expiry, field and value. The time of the first
-    /// expiry precedes the count, except in release candidates of 7.4.
+    /// Redis 7.4 and later: a count, then triples of expiry, field and value. The earliest expiry
+    /// precedes the count, except in release candidates of 7.4.
     ExpiringPairs {
         has_minimum: bool,
     },
@@ -190,7 +190,6 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// Maps the number of a type to its kind and layout.
 fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
     let is_valkey = VALKEY.contains(&version);
     Ok(match number {

@@ -3,16 +3,16 @@
 
 use crate::error::Error;
 
-/// Largest size of one string after decompression.
+/// Maximum size of one string after decompression.
 pub const MAX_UNPACKED_BYTES: usize = 16 << 20;
 
-/// Bytes that three compressed bytes can expand to, at most.
+/// Maximum expansion of three compressed bytes.
 const MAX_BYTES_PER_REFERENCE: usize = 264;
 
 const BROKEN: Error = Error::Format("a compressed string is broken");
 
-/// Unpacks `packed` into exactly `length` bytes of `out`. A length that `packed` cannot expand to
-/// is refused before `out` grows.
+/// Decompresses `packed` into exactly `length` bytes of `out`. Rejects an impossible length before
+/// `out` grows.
 pub(crate) fn unpack(packed: &[u8], length: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > MAX_UNPACKED_BYTES {

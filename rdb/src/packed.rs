@@ -1,13 +1,12 @@
-//! Small sets and hashes, which Redis serializes as one string: intset, ziplist, listpack.
+//! Compact encodings of small sets and hashes, serialized as one string: intset, ziplist, listpack.
 
 use crate::error::Error;
 use crate::reader::{EMPTY, Element, Scratch};
 
 const BROKEN: Error = Error::Format("a packed list is broken");
-/// In a header: the elements were not counted.
+/// Header value for an unknown number of elements.
 const UNCOUNTED: u64 = 0xffff;
 
-/// Takes the first bytes off.
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Error> {
     let (taken, left) = rest.split_at_checked(count).ok_or(BROKEN)?;
     *rest = left;
@@ -20,14 +19,14 @@ fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
     Ok(*taken)
 }
 
-/// An integer of 1 to 8 bytes, little endian.
+/// Decodes a little-endian integer of 1 to 8 bytes.
 fn integer(bytes: &[u8]) -> i64 {
     let filled = bytes.iter().rev().fold(0, |value: u64, byte| value << 8 | u64::from(*byte));
     let unused = 64 - 8 * bytes.len() as u32;
     (filled << unused) as i64 >> unused
 }
 
-/// Numbers of one width: width (4), count (4), numbers.
+/// Reads an intset: width (4), count (4), then integers of that width.
 pub(crate) fn intset<E: From<Error>>(
     blob: &[u8],
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,
@@ -45,14 +44,13 @@ pub(crate) fn intset<E: From<Error>>(
     rest.chunks_exact(width).try_for_each(|bytes| give(Element::Text(text.decimal(integer(bytes)))))
 }
 
-/// One entry of a list.
 enum Entry<'a> {
     Text(&'a [u8]),
     Integer(i64),
 }
 
-/// Walks a list: the length of its header says how long it is, the end mark where it ends, and the
-/// count how many there are. All three must agree. Gives the count.
+/// Reads the entries of a list and returns their number. The header's length, the end mark and the
+/// header's count must agree.
 fn walk<'a, E: From<Error>>(
     blob: &'a [u8],
     header_bytes: usize,
@@ -81,7 +79,8 @@ fn walk<'a, E: From<Error>>(
     Ok(count)
 }
 
-/// Redis 2.6 to 6. An entry: length of the one before (1 or 5), encoding, content.
+/// Reads an entry of a ziplist (Redis 2.6 to 6): length of the previous entry (1 or 5), encoding,
+/// content.
 fn ziplist_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error> {
     if first == 0xfe {
         take(rest, 4)?;
@@ -107,7 +106,7 @@ fn ziplist_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error>
     Ok(Entry::Text(take(rest, length)?))
 }
 
-/// Redis 7. An entry: encoding, content, length of both (1 to 5).
+/// Reads an entry of a listpack (Redis 7): encoding, content, length of both (1 to 5).
 fn listpack_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error> {
     let before = rest.len();
     let number = |rest: &mut &'a [u8], width| take(rest, width).map(integer).map(Entry::Integer);
@@ -143,7 +142,6 @@ fn listpack_entry<'a>(first: u8, rest: &mut &'a [u8]) -> Result<Entry<'a>, Error
     Ok(entry)
 }
 
-/// Gives the text of an entry.
 fn as_text<E>(
     entry: Entry<'_>,
     scratch: &mut Scratch,
@@ -171,7 +169,7 @@ pub(crate) fn listpack<E: From<Error>>(
     walk(blob, 6, listpack_entry, |entry| as_text(entry, &mut scratch, give))
 }
 
-/// Field, value and expiry in turn; an expiry of 0 is none.
+/// Reads triples of field, value and expiry; an expiry of 0 means none.
 pub(crate) fn expiring_listpack<E: From<Error>>(
     blob: &[u8],
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,

@@ -6,7 +6,7 @@ use crate::lzf;
 pub(crate) const CUT: Error = Error::Format("it ends within a value");
 pub(crate) const EMPTY: Error = Error::Format("it has no elements");
 
-/// One step of a walk over a payload.
+/// Element of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element<'a> {
     /// A string, a member, a field or its value.
@@ -15,17 +15,16 @@ pub enum Element<'a> {
     Expires,
 }
 
-/// Where a string is kept that does not stand in the payload as it is.
+/// Buffer for strings that the payload contains in another encoding.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
-/// A length, or how a string is encoded.
+/// Length, or the encoding of a string.
 enum Length {
     Plain(u64),
     Encoded(u8),
 }
 
-/// Reads from front to back.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -35,7 +34,7 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes }
     }
 
-    /// The next bytes. A count that lies finds fewer.
+    /// Returns the next `count` bytes, or an error if the payload is shorter.
     pub(crate) fn bytes(&mut self, count: u64) -> Result<&'a [u8], Error> {
         let count = usize::try_from(count).map_err(|_| CUT)?;
         let (taken, rest) = self.rest.split_at_checked(count).ok_or(CUT)?;
@@ -64,7 +63,6 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A plain length.
     pub(crate) fn length(&mut self) -> Result<u64, Error> {
         match self.any_length()? {
             Length::Plain(length) => Ok(length),
@@ -72,8 +70,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The number of elements. Each of them takes a byte at least, so a count that lies ends with
-    /// the payload.
+    /// Reads the number of elements, which must not be 0. An exaggerated count is harmless, because
+    /// each element takes at least one byte.
     pub(crate) fn count(&mut self) -> Result<u64, Error> {
         match self.length()? {
             0 => Err(EMPTY),
@@ -81,7 +79,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A string, as it stands in the payload or in `scratch`.
+    /// Reads a string. Returns a slice of the payload or of `scratch`.
     pub(crate) fn string<'s>(&mut self, scratch: &'s mut Scratch) -> Result<&'s [u8], Error>
     where
         'a: 's,
@@ -101,14 +99,13 @@ impl<'a> Reader<'a> {
         Ok(scratch.decimal(integer))
     }
 
-    /// Nothing may follow.
+    /// Checks that no bytes follow.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if self.rest.is_empty() { Ok(()) } else { Err(Error::Format("bytes follow the value")) }
     }
 }
 
 impl Scratch {
-    /// The text of an integer.
     pub(crate) fn decimal(&mut self, value: i64) -> &[u8] {
         use std::io::Write;
         self.0.clear();

@@ -1,9 +1,9 @@
-//! Payloads of real servers, payloads by hand of encodings that a server at hand does not write,
-//! and hostile ones.
+//! Tests with payloads of real servers, hand-made payloads of older and newer encodings, and
+//! malicious payloads.
 
 use crate::{Element, Error, Kind, MAX_UNPACKED_BYTES, Payload, dump_hash, dump_string, write};
 
-/// As redis-server 7.0.15 dumps them, and what they hold.
+/// Payloads of redis-server 7.0.15, and their elements.
 pub(crate) const ALL: &[(&str, &[&str])] = &[
     (
         "1038380000000800846c696b65050501847265616405c12c0287636f6d6d656e7408f290eefe04867265706f\
@@ -33,7 +33,7 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect()
 }
 
-/// The elements, and `expires` behind a field that does.
+/// Returns the elements, with `expires` after each expiring field.
 fn elements(bytes: &[u8]) -> Result<Vec<String>, Error> {
     let mut all = Vec::new();
     Payload::open(bytes)?.elements(|element| {
@@ -46,12 +46,12 @@ fn elements(bytes: &[u8]) -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// A payload with a right footer, of a version that knows all of Redis's types.
+/// Returns a payload with a valid footer and an RDB version that has all types.
 fn sealed(value: &[u8]) -> Vec<u8> {
     write::seal(value.to_vec(), 12)
 }
 
-/// A string in front of which its length stands.
+/// Encodes a string with a four-byte length.
 fn text(bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![0x80];
     out.extend_from_slice(&(bytes.len() as u32).to_be_bytes());
@@ -59,7 +59,6 @@ fn text(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A listpack of these elements, encoded already.
 fn listpack(elements: &[&[u8]]) -> Vec<u8> {
     let body: Vec<u8> = elements
         .iter()
@@ -98,7 +97,7 @@ fn kinds_are_those_of_the_types() {
 
 #[test]
 fn ziplists_of_redis_6_are_read() {
-    // like: 5 (immediate), read: -2 (8 bits), a: 300, b: -70000 (24 bits), c: i32, d: i64.
+    // Immediate, 8, 16, 24, 32 and 64 bit integers.
     let entries: &[&[u8]] = &[
         b"\x00\x04like",
         b"\x06\xf6",
@@ -122,7 +121,7 @@ fn ziplists_of_redis_6_are_read() {
     let expected = "like 5 read -2 a 300 b -70000 c 2147483647 d -9223372036854775808";
     let payload = |blob: &[u8]| sealed(&[&[13][..], &text(blob)].concat());
     assert_eq!(elements(&payload(&blob)).unwrap().join(" "), expected);
-    // A count that lies, an end that comes early, a field without a value.
+    // A wrong count and an early end.
     let mut lies = blob.clone();
     lies[8] += 2;
     assert!(matches!(elements(&payload(&lies)), Err(Error::Format(_))));
@@ -147,7 +146,7 @@ fn listpacks_hold_all_their_encodings() {
     let payload = sealed(&[&[20][..], &text(&listpack(all))].concat());
     let expected = "127 128 -1 -32768 -8388608 -2147483648 -9223372036854775808 abc abd abe";
     assert_eq!(elements(&payload).unwrap().join(" "), expected);
-    // Entries whose length takes two bytes behind them, as backward walks read it.
+    // An entry with a two-byte length after it.
     let long = [&b"\xe0\xc8"[..], &[b'x'; 200], b"\x01\xcb"].concat();
     let mut blob = (long.len() as u32 + 7).to_le_bytes().to_vec();
     blob.extend_from_slice(&[1, 0]);
@@ -159,19 +158,19 @@ fn listpacks_hold_all_their_encodings() {
 
 #[test]
 fn fields_that_expire_are_told() {
-    // Redis 7.4 and later, as a hash table: time of the first expiry, then expiry, field, value.
+    // Hash table of Redis 7.4 and later: earliest expiry, then triples of expiry, field, value.
     let plain = b"\x02\x00\x04like\xc0\x05\x01\x04read\xc0\x07";
     let with_minimum = sealed(&[&[24][..], &[9; 8], plain].concat());
     assert_eq!(elements(&with_minimum).unwrap(), ["like", "5", "read", "expires", "7"]);
     let candidate = sealed(&[&[22][..], plain].concat());
     assert_eq!(elements(&candidate), elements(&with_minimum));
-    // As a listpack: field, value, expiry.
+    // Listpack: field, value, expiry.
     let packed = listpack(&[b"\x84like", b"\x05", b"\x00", b"\x84read", b"\x07", b"\xf1\x10\x27"]);
     for (number, minimum) in [(25u8, &[9; 8][..]), (23, &[])] {
         let payload = sealed(&[&[number], minimum, &text(&packed)].concat());
         assert_eq!(elements(&payload), elements(&with_minimum));
     }
-    // Valkey 9 has the number 22 for another layout: field, value, expiry.
+    // Valkey 9 uses type 22 for another layout: field, value, expiry.
     let valkey =
         [&b"\x16\x02\x04like\xc0\x05"[..], &[0xff; 8], b"\x04read\xc0\x07", &[1; 8]].concat();
     let valkey = write::seal(valkey, 80);
@@ -200,7 +199,7 @@ fn footers_are_checked_as_redis_does() {
     assert_eq!(elements(&write::seal(vec![0, 0xc0, 7], u16::MAX)), Err(Error::Footer));
 }
 
-/// Lengths and counts up to 2^64-1 in each place that has one: refused, and at once.
+/// Lengths and counts up to 2^64-1 at each position must be rejected immediately.
 #[test]
 fn lengths_that_lie_take_no_memory_and_no_time() {
     let huge: [&[u8]; 4] = [
@@ -215,7 +214,7 @@ fn lengths_that_lie_take_no_memory_and_no_time() {
             let payload = sealed(&[&[number], length, b"\x01a\x01b"].concat());
             assert!(matches!(elements(&payload), Err(Error::Format(_))), "{number} {length:?}");
         }
-        // A compressed string: either of its lengths.
+        // Both lengths of a compressed string.
         for value in [
             [b"\x00\xc3", length, b"\x05aaaaa"].concat(),
             [b"\x00\xc3\x05", length, b"aaaaa"].concat(),
@@ -231,7 +230,7 @@ fn lengths_that_lie_take_no_memory_and_no_time() {
     assert!(started.elapsed() < std::time::Duration::from_secs(1));
 }
 
-/// The most that LZF can do: three bytes for 264.
+/// Maximum expansion of LZF: three bytes to 264.
 #[test]
 fn compressed_strings_unpack_to_a_limit() {
     let bomb = |length: usize| {
@@ -252,7 +251,7 @@ fn compressed_strings_unpack_to_a_limit() {
     let fits = elements(&bomb(MAX_UNPACKED_BYTES - 300)).unwrap();
     assert!(fits[0].len() > MAX_UNPACKED_BYTES - 300 && fits[0].bytes().all(|b| b == b'a'));
     assert!(elements(&bomb(MAX_UNPACKED_BYTES)).is_err());
-    // A reference before the beginning, and a string that ends within one.
+    // A reference before the start, and truncated strings.
     for packed in [&b"\x20\x05"[..], b"\x00a\xe0", b"\x1fabc"] {
         let value = [b"\x00\xc3", &[packed.len() as u8, 10][..], packed].concat();
         assert!(matches!(elements(&sealed(&value)), Err(Error::Format(_))), "{packed:?}");

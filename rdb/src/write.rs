@@ -1,17 +1,19 @@
-//! Payloads that any Redis since 2.6 and any Valkey restores: plain types, an old version.
+//! Writer of payloads that Redis 2.6 and later and every Valkey can restore: plain types, an old
+//! version.
 
 use crate::crc64::crc64;
 
-/// The plain types have not changed since, and a server refuses only versions above its own.
+/// RDB version of the payloads. The plain types have not changed since, and servers reject only
+/// versions newer than their own.
 const VERSION: u16 = 6;
 
-/// A length, in the fewest bytes.
+/// Appends a length in the shortest encoding.
 fn put_length(out: &mut Vec<u8>, length: usize) {
     match length {
         0..=0x3f => out.push(length as u8),
         0x40..=0x3fff => out.extend_from_slice(&(0x4000 | length as u16).to_be_bytes()),
         _ => {
-            // No text, and no set or hash that is written, is as long as u32::MAX.
+            // All written texts, sets and hashes are shorter than u32::MAX.
             out.push(0x80);
             out.extend_from_slice(&(length as u32).to_be_bytes());
         }
@@ -23,7 +25,7 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.extend_from_slice(text);
 }
 
-/// An integer as Redis has it: in 1, 2 or 4 bytes if it fits, else as text.
+/// Appends an integer like Redis: in 1, 2 or 4 bytes if possible, otherwise as text.
 fn put_integer(out: &mut Vec<u8>, value: i64) {
     if let Ok(value) = i8::try_from(value) {
         out.extend_from_slice(&[0xc0, value as u8]);
@@ -38,7 +40,6 @@ fn put_integer(out: &mut Vec<u8>, value: i64) {
     }
 }
 
-/// Appends the footer.
 pub(crate) fn seal(mut out: Vec<u8>, version: u16) -> Vec<u8> {
     out.extend_from_slice(&version.to_le_bytes());
     let sum = crc64(&out);
@@ -46,14 +47,14 @@ pub(crate) fn seal(mut out: Vec<u8>, version: u16) -> Vec<u8> {
     out
 }
 
-/// A string that holds an integer.
+/// Returns the payload of a string with an integer.
 pub fn dump_string(value: i64) -> Vec<u8> {
     let mut out = vec![0];
     put_integer(&mut out, value);
     seal(out, VERSION)
 }
 
-/// A set, member by member.
+/// Builder for the payload of a set.
 #[derive(Debug, Default)]
 pub struct SetDump {
     members: Vec<u8>,
@@ -61,13 +62,13 @@ pub struct SetDump {
 }
 
 impl SetDump {
-    /// One more member; none comes twice.
+    /// Adds a member. The caller must not add a member twice.
     pub fn push(&mut self, member: &[u8]) {
         put_text(&mut self.members, member);
         self.count += 1;
     }
 
-    /// The same, a number.
+    /// Adds an integer as a member. The caller must not add a member twice.
     pub fn push_number(&mut self, member: u64) {
         match i64::try_from(member) {
             Ok(number) => put_integer(&mut self.members, number),
@@ -76,12 +77,12 @@ impl SetDump {
         self.count += 1;
     }
 
-    /// Bytes that the members take.
+    /// Returns the size of the encoded members in bytes.
     pub fn bytes(&self) -> usize {
         self.members.len()
     }
 
-    /// The payload; `None`: a set without members does not exist.
+    /// Returns the payload; `None` for an empty set, which Redis does not allow.
     pub fn seal(self) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(self.members.len() + 16);
         out.push(2);
@@ -91,7 +92,7 @@ impl SetDump {
     }
 }
 
-/// A hash of integers; at least one.
+/// Returns the payload of a hash of integers. There must be at least one field.
 pub fn dump_hash<'f>(fields: impl ExactSizeIterator<Item = (&'f [u8], i64)>) -> Vec<u8> {
     let mut out = vec![4];
     put_length(&mut out, fields.len());

@@ -1,37 +1,38 @@
-//! Where two histories part: what a replica that does not go on from its own position has alone,
-//! and is about to drop.
+//! Computes where two histories diverge: which part of its log a replica loses if it takes over its
+//! master's data.
 //!
-//! A segment has one writer, and a header (number, term, base, chain before it) that no other
-//! writer's has. So two logs that have a segment with the same header have the same batches in it,
-//! as far as both go; and the newest such segment is where they part. Each knows its own segments:
-//! the master names its own in Welcome, the replica compares.
+//! A segment has one writer, and no other writer's segment has an equal header (number, term, base,
+//! chain value). Two logs with equal segment headers therefore have the same batches in that
+//! segment, up to the shorter end. The newest segment that both logs share determines the
+//! divergence. The master lists its segments in Welcome, and the replica compares them with its
+//! own:
 //!
-//! They part, by the newest segment that both have:
-//!
-//! - It is there: where the first of the two leaves it.
-//! - It is gone; the master's oldest is of the same term as our newest, and later: nowhere before
-//!   what was durable at the master that wrote ours (`unsynced_bytes` of our batches).
-//! - It is gone otherwise: perhaps anywhere; all that we have may be ours alone.
+//! - The logs share a segment: they diverge at the lower of the two ends of it.
+//! - The logs share none, the master's oldest segment has the term of the replica's newest one, and
+//!   a higher number. The divergence is not before the offset that was durable on the master that
+//!   wrote the replica's log (`unsynced_bytes` of its batches).
+//! - Otherwise the divergence may be anywhere.
 
 use store::{Error, FollowLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
 
-/// Between which offsets two histories part.
+/// Range of offsets that contains the divergence of two histories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divergence {
-    /// What lies before is in both.
+    /// Both logs are equal before this offset.
     pub(crate) at_least: u64,
-    /// What lies behind is not.
+    /// The logs differ after this offset.
     pub(crate) at_most: u64,
 }
 
-/// Headers as they came in Welcome, the newest first.
+/// Decodes the segment headers in Welcome, newest first.
 pub(crate) fn headers(bytes: &[u8]) -> Option<Vec<SegmentHead>> {
     let (whole, rest) = bytes.as_chunks::<{ SEGMENT_HEAD_BYTES as usize }>();
     let heads: Result<Vec<_>, _> = whole.iter().map(|head| SegmentHead::decode(head)).collect();
     heads.ok().filter(|_| rest.is_empty())
 }
 
-/// Where our log parts from the master's, which ends at `end` and has these segments.
+/// Returns where the replica's log diverges from the master's, which ends at `end` and has the
+/// segments `theirs`.
 pub(crate) fn divergence(
     log: &FollowLog,
     end: u64,
@@ -39,7 +40,7 @@ pub(crate) fn divergence(
 ) -> Result<Divergence, Error> {
     let written = log.written();
     let ours = segments_back(log.disk(), written.segment, usize::MAX)?;
-    // Where each of the segments ends.
+    // Returns the end of each segment.
     let ends = |last: u64, heads: &[SegmentHead]| -> Vec<u64> {
         std::iter::once(last).chain(heads.iter().map(|head| head.base)).take(heads.len()).collect()
     };

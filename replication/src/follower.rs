@@ -1,22 +1,23 @@
-//! The replica's end of a link: appends what comes to its own log, applies it, acknowledges it; or
-//! fetches a whole data set.
+//! Replica's end of a link. It appends received batches to its log, applies and acknowledges them,
+//! or fetches a whole data set.
 //!
-//! **When it follows** (R1): the master's log passes through the end of its own.
+//! **Continuation** (R1): the replica continues if the master's log contains the end of its own
+//! log.
 //!
-//! **When it fetches everything** (R3), and otherwise refuses, so that a mistake or a lost disk on
-//! the other side costs nothing here:
+//! **Full sync** (R3): otherwise the replica fetches everything in the cases below, and refuses in
+//! all others. An operator's mistake or a lost disk on the master's side thus cannot delete the
+//! replica's data.
 //!
-//! - The master has another data set (or an empty one): if this node holds nothing, or is forced.
-//! - It has the same history, but the log before this position is gone: if it was promoted at least
-//!   as often.
-//! - It has the same history up to some place, then another: if it was promoted more often, or as
-//!   often by another promotion; or if it never was, and had promised nothing of what it lost, as
-//!   that was not synced there.
-//! - It has the same history, but less of it: if this node is forced. Something was lost, or the
-//!   master does not have it yet.
+//! - The master has another data set: if this node is empty or forced.
+//! - The master has removed the log before this position: if it was promoted more often, or as
+//!   often and its log is at least as long.
+//! - The histories diverge: if the master was promoted more often, or as often by another
+//!   promotion. With equal terms: if the lost part was not yet durable on the master.
+//! - The master's log is shorter: only if this node is forced. The master lost data, or has not
+//!   received it yet.
 //!
-//! **What it acknowledges**: as *written* what is in its log and applied, as *durable* what is
-//! synced, too. Which of the two has to come first is its node's choice
+//! **Acknowledgements**: *written* is the end of the log if it is applied, *durable* its synced
+//! end. The host chooses whether batches are synced before they are applied
 //! ([`ReplicaHost::sync_after_ms`]).
 
 use store::{
@@ -31,71 +32,66 @@ use crate::wire::{
 };
 use std::sync::Arc;
 
-/// Received batches are synced, at the latest, when there are so many bytes of them.
+/// Size of received batches in bytes that triggers a sync.
 const UNSYNCED_BYTES: usize = 8 << 20;
 
-/// What a follower works on: its node.
+/// Node of a follower.
 pub trait ReplicaHost {
-    /// The node's log.
+    /// Returns the node's log.
     fn log(&mut self) -> &mut FollowLog;
-    /// Its disk.
+    /// Returns the node's disk.
     fn disk(&self) -> Arc<dyn Disk>;
-    /// Its manifest.
+    /// Returns the node's manifest.
     fn manifest(&self) -> Manifest;
-    /// Whether it holds nothing that would be missed, should another data set take its place.
+    /// Whether the node has no data that a foreign data set could overwrite.
     fn is_empty(&self) -> bool;
-    /// How long what was applied may wait for its sync, in milliseconds; 0: it is durable before it
-    /// is applied.
+    /// Returns the maximum delay between apply and sync in milliseconds. 0: sync before apply.
     fn sync_after_ms(&self) -> u64;
-    /// Whether a batch with this body, not checked yet, could be made true here. If not, the link
-    /// ends with the reason, and the log stays without it.
+    /// Checks whether the node can apply a batch with this unverified body. An error ends the link,
+    /// and the log stays without the batch.
     fn may_take(&mut self, _body: &[u8]) -> Result<(), String> {
         Ok(())
     }
-    /// Whether this data set, as far as it is here, could be opened here. If not, the link ends
-    /// with the reason, and this node keeps what it has.
+    /// Checks whether the node can open the staged data set, as far as it has arrived. An error
+    /// ends the link, and the node keeps its data.
     fn may_open(&mut self, _staged: &Staging) -> Result<(), String> {
         Ok(())
     }
-    /// Makes a batch true, which is in the log already. False: the data set must be opened anew to
-    /// do so.
+    /// Applies a batch that is in the log. Returns false if the node must reload its data to do so.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
-    /// Batches from this offset on, of which the master does not have all, will be dropped: they
-    /// are to be put into safety.
+    /// Saves the batches from this offset on before a full sync drops them. The master may lack
+    /// them.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
-    /// The data are to be replaced by the master's: from now on they are not what this node is to
-    /// be promoted with.
+    /// Announces a full sync. The current data is no longer suitable for a promotion of this node.
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
     }
-    /// All that is in the log is applied.
+    /// Reports that everything in the log is applied.
     fn settled(&mut self);
 }
 
-/// How the link goes on.
+/// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkStep {
-    /// As before.
+    /// Continue.
     On,
-    /// Another data set is there, complete: this one is to be closed, and the folder opened anew.
+    /// A complete data set is staged: close the store and open the folder again.
     Adopt,
-    /// The data set is to be opened anew, as it is.
+    /// Close the store and reload the same data.
     Reopen,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Hello was sent.
     Greeted,
-    /// The log comes in.
     Following,
-    /// WantManifest was sent; of an earlier one these files are here.
+    /// WantManifest is sent. The files are those verified by an earlier attempt.
     AwaitManifest(Vec<FileEntry>),
-    /// A file, or the log of a full sync, comes in.
+    /// The master sends a file, or the log of a full sync.
     Fetching(Box<Staging>),
 }
 
-/// See the top of the file.
+/// State machine of the replica's end; see the head of this file.
 #[derive(Debug)]
 pub struct Follower {
     times: Timeouts,
@@ -105,23 +101,23 @@ pub struct Follower {
     state: State,
     heard_ms: u64,
     said_ms: u64,
-    /// Written and durable, as it was last said.
+    /// Written and durable offsets in the last acknowledgement.
     acknowledged: (u64, u64),
-    /// Since when something waits for its sync.
+    /// Time at which the oldest unsynced batch was found.
     unsynced_ms: Option<u64>,
-    /// Batches that are in the log and not applied: heads, and where their bodies end.
+    /// Heads of batches that are in the log but not applied, with the ends of their bodies in
+    /// `bodies`.
     pending: Vec<(BatchHead, usize)>,
     bodies: Vec<u8>,
-    /// The master's end, as it last said.
+    /// End of the master's log, as last reported.
     master_end: u64,
-    /// Of the data that a full sync has brought.
     fetched_bytes: u64,
-    /// Where the master's log ends for good, once it has stepped down for this replica.
+    /// Final end of the master's log, once the master has stepped down.
     stepped_down_at: Option<u64>,
 }
 
 impl Follower {
-    /// A link that has just come up: says Hello. `forced`: whatever the master has is taken.
+    /// Begins a link and sends Hello. A `forced` replica accepts any data set of the master.
     pub fn new(
         times: Timeouts,
         forced: bool,
@@ -154,40 +150,40 @@ impl Follower {
         })
     }
 
-    /// Whether the log comes in, from the own position on.
+    /// Whether the replica receives the log from its own position.
     pub fn is_following(&self) -> bool {
         matches!(self.state, State::Following)
     }
 
-    /// Whether a full sync is under way, and how many bytes it has brought.
+    /// Returns the number of bytes received in the current full sync; `None` if there is none.
     pub fn is_fetching(&self) -> Option<u64> {
         matches!(self.state, State::AwaitManifest(_) | State::Fetching(_))
             .then_some(self.fetched_bytes)
     }
 
-    /// The master's end, as it last said.
+    /// Returns the end of the master's log, as last reported.
     pub fn master_end(&self) -> u64 {
         self.master_end
     }
 
-    /// Asks the master to accept no more writes: this replica takes its place. Only a replica that
-    /// [follows](Follower::is_following) may ask.
+    /// Requests that the master stop accepting writes, because this replica takes over. The replica
+    /// must [follow](Follower::is_following) the master.
     pub fn ask_to_step_down(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::StepDown);
     }
 
-    /// Whether the master has stepped down, and everything in its log is applied here.
+    /// Whether the master has stepped down and its whole log is applied here.
     pub fn has_whole_log(&self, local: &mut impl ReplicaHost) -> bool {
         let end = self.stepped_down_at;
         self.pending.is_empty() && end.is_some_and(|end| local.log().written().offset >= end)
     }
 
-    /// When the master last said something.
+    /// Returns the time of the master's last message.
     pub fn heard_ms(&self) -> u64 {
         self.heard_ms
     }
 
-    /// Takes bytes that came from the master.
+    /// Processes bytes from the master.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -217,7 +213,7 @@ impl Follower {
         course
     }
 
-    // Long: one arm for each message and state.
+    // Long: one arm per message and state.
     fn take(
         &mut self,
         message: ToReplica<'_>,
@@ -229,7 +225,7 @@ impl Follower {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
             (ToReplica::Heartbeat { end, .. }, _) => {
                 self.master_end = self.master_end.max(end);
-                // A sign of life, also from a replica that has nothing to acknowledge.
+                // Keeps the link alive even if there is nothing to acknowledge.
                 self.acknowledge(local, out, now_ms);
             }
             (ToReplica::SteppedDown { end }, State::Following) => {
@@ -242,8 +238,8 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    // All rows of this data set were deleted by commands, which count as any others
-                    // do.
+                    // A foreign data set may replace an empty one even if its log has records of
+                    // deletions.
                     if verdict != Verdict::Foreign || !local.is_empty() {
                         self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }
@@ -315,8 +311,8 @@ impl Follower {
         Ok(LinkStep::On)
     }
 
-    /// All that there is, for what the master has, if that may be (the table at the top of the
-    /// file). What it has not is handed out first, whatever may be of that.
+    /// Checks that the master's data may replace this node's (see the head of this file). Saves the
+    /// batches that the master lacks.
     fn give_up(
         &self,
         verdict: Verdict,
@@ -342,8 +338,8 @@ impl Follower {
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
-        // Where the master's log grows faster than what is here can be looked at, looking at all of
-        // it again would never end.
+        // Keep the verified files. Otherwise a master whose log grows faster than the verification
+        // would cause an endless loop.
         let here = match std::mem::replace(&mut self.state, State::Greeted) {
             State::Fetching(staging) => staging.into_whole(),
             State::AwaitManifest(here) => here,
@@ -352,14 +348,15 @@ impl Follower {
         self.state = State::AwaitManifest(here);
     }
 
-    /// Whether [`Follower::look`] has something to do.
+    /// Whether [`Follower::look`] has work to do.
     pub fn is_looking(&self) -> bool {
         matches!(&self.state, State::Fetching(staging) if !staging.is_known())
     }
 
-    /// Looks at some of what an earlier link has left, and when that is known asks for the rest. To
-    /// be called again and again, with all else in between: a peer that waits for all of it would
-    /// give this one up, and the next link begin anew with it.
+    /// Verifies some of the files that an earlier link fetched, then requests the remaining ones.
+    ///
+    /// The caller repeats this call between other work. A complete verification at once could
+    /// exceed the peer's timeout, and the next link would begin it again.
     pub fn look(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -390,7 +387,8 @@ impl Follower {
         Ok(())
     }
 
-    /// To be called when no more bytes are there at the moment: makes true what came, and says so.
+    /// Applies, syncs and acknowledges the received batches. The caller invokes this when no more
+    /// input is available.
     pub fn settle(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -459,36 +457,37 @@ impl Follower {
         Ok(())
     }
 
-    /// The link has ended: applies what is in the log and not applied yet. If it cannot, the data
-    /// set must be opened anew.
+    /// Applies the remaining batches in the log after the link has ended. Returns `Reopen` if the
+    /// node must reload its data.
     pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<LinkStep, LinkError> {
         Ok(if self.is_following() && !self.apply(local)? { LinkStep::Reopen } else { LinkStep::On })
     }
 
     fn acknowledge(&mut self, local: &mut impl ReplicaHost, out: &mut Vec<u8>, now_ms: u64) {
         self.said_ms = now_ms;
-        // While files come in, the old data's positions would mean nothing.
+        // During a full sync the offsets of the old data are meaningless.
         let (written, durable) = match self.state {
             State::Following => (local.log().written().offset, local.log().durable().offset),
             State::Greeted => return,
             _ => (0, 0),
         };
-        // Written counts when it is applied. A beat may come between a batch and the moment when it
-        // is.
+        // *Written* includes only applied batches. A heartbeat may arrive before a batch is
+        // applied.
         let written =
             if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
         self.acknowledged = (written, durable);
         self.writer.replica_says(out, &ToMaster::Ack { written, durable });
     }
 
-    /// An error if the master has said nothing for too long. To be called now and then, where
-    /// nothing is there to be read: what it has said in time may be read late, as this end was
-    /// busy.
+    /// Returns an error if the master has been silent for too long.
+    ///
+    /// The caller invokes this only when no input is pending. A busy replica may read a timely
+    /// message late.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.heard_ms, now_ms)
     }
 
-    /// Time goes by.
+    /// Syncs and acknowledges if due. The caller invokes this periodically.
     pub fn tick(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -518,7 +517,8 @@ fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {
     SegmentHead::decode(bytes).map_err(|e| LinkError::Protocol(format!("a segment: {e}")))
 }
 
-/// What the log refuses the peer has sent wrongly; all else is the own disk.
+/// `Error::Refused` means that the peer's message is invalid; other errors come from the local
+/// disk.
 fn refused(error: Error) -> LinkError {
     match error {
         Error::Refused(what) => LinkError::Protocol(what),
@@ -526,7 +526,8 @@ fn refused(error: Error) -> LinkError {
     }
 }
 
-/// The table at the top of the file. `divergence`: where, at the latest, the histories part.
+/// Applies the rules of the head of this file. `divergence` is the highest possible offset of the
+/// divergence.
 fn may_fetch(
     verdict: Verdict,
     (lineage, term, end): (Lineage, u64, u64),
@@ -544,8 +545,8 @@ fn may_fetch(
         Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
         Verdict::Removed if theirs > ours => Ok(()),
         Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-        // Its power failed, say: what it had not synced is gone there, and others may have been
-        // told what it wrote since.
+        // The master lost only unsynced data, for example in a power cut. Its later writes may
+        // already be acknowledged.
         Verdict::Diverged if theirs == ours && divergence >= log.durable_at_master()? => Ok(()),
         Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
     }

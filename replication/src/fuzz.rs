@@ -1,9 +1,8 @@
-//! What the fuzzer calls, and a stable test with seeded random input: a link of which either end
-//! may be hostile.
+//! Fuzz target for links, and a deterministic test of it with seeded input.
 //!
-//! A real master feeds a real replica; between them the input drops, repeats, changes and forges
-//! messages, whose checksums are right: those of the frames, and of the segments, batches and
-//! manifests within. Both ends must go on, or end the link with an error.
+//! A real master feeds a real replica. An intermediary drops, repeats, changes and forges messages
+//! with valid checksums, including those of segments, batches and manifests. Both ends must
+//! continue, or end the link with an error.
 
 use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
 use crate::{Follower, LinkError, LinkStep, LogSource, ReplicaHost, Sender, Timeouts};
@@ -16,7 +15,7 @@ use store::{
 const NUMBERS: [u64; 10] =
     [0, 1, 2, 80, 4096, 1 << 32, 1 << 63, u64::MAX - 100, u64::MAX - 1, u64::MAX];
 
-/// What the input chooses next; 0 when it is used up.
+/// Source of decisions; returns 0 once the input is exhausted.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -26,7 +25,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// `was`, or another number in half of all cases.
+    /// Returns `was` or, in half of all cases, another number.
     fn number(&mut self, was: u64) -> u64 {
         match self.byte() {
             0..128 => was,
@@ -42,19 +41,18 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Messages of one direction, on their way through a hostile intermediary.
+/// One direction of a link through a hostile intermediary.
 #[derive(Default)]
 struct Way {
     reader: Reader,
     sent: u64,
-    /// Of the newest segment that went by, and where its batches are: what a forged one is made to
-    /// fit.
+    /// Last segment header, and the offset after its last batch, for forged batches.
     segment: Option<SegmentHead>,
     byte: u64,
 }
 
 impl Way {
-    /// What arrives of what was sent.
+    /// Returns what arrives of the sent bytes.
     fn pass(&mut self, sent: &[u8], input: &mut Input<'_>) -> Vec<u8> {
         self.reader.feed(sent);
         let (mut honest, mut out) = (Vec::new(), Vec::new());
@@ -100,7 +98,7 @@ impl Way {
         self.sent += 1;
     }
 
-    /// A message of the same kind that says something else, in right checksums.
+    /// Returns a message of the same kind with other contents and valid checksums.
     fn forge(&mut self, body: Vec<u8>, input: &mut Input<'_>) -> Vec<u8> {
         let (kind, rest) = (body[0], &body[1..]);
         let forged = match kind {
@@ -134,7 +132,7 @@ impl Way {
     }
 }
 
-/// A batch for this place (store/src/batch.rs has its fields).
+/// Forges a batch for this location; store/src/batch.rs describes the fields.
 fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>) -> Vec<u8> {
     let mut head: Vec<u8> = honest.iter().copied().take(40).collect();
     head.resize(40, 0);
@@ -155,7 +153,6 @@ fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>)
     [&head, body].concat()
 }
 
-/// A replica's node.
 struct Here {
     store: Store,
     log: FollowLog,
@@ -202,7 +199,7 @@ fn replica(disk: &SimDisk) -> Result<Here, Error> {
     })
 }
 
-/// A master with a log, of which a part is in a snapshot.
+/// Returns a master whose log is partly covered by a snapshot.
 fn master() -> (Store, Log) {
     let made = || -> Result<(Store, Log), Error> {
         let disk = Arc::new(SimDisk::new(1));
@@ -231,7 +228,7 @@ fn master() -> (Store, Log) {
     made().expect("this disk has no faults")
 }
 
-/// Forged messages, and a whole link. See the top of the file.
+/// Tests messages and whole links.
 pub fn link(input: &[u8]) {
     messages(input);
     let mut input = Input(input);
@@ -242,7 +239,7 @@ pub fn link(input: &[u8]) {
         here.sync_after_ms = u64::from(input.byte() % 2) * 50;
         let outcome = talk(&mut here, &store, &log, &mut input);
         drop(here);
-        // The process may end at any moment, and another link comes.
+        // Simulate a restart of the process, then another link.
         if let Err(LinkError::Store(Error::Corrupt { .. })) = outcome {
             return;
         }
@@ -285,7 +282,7 @@ fn talk(
     Ok(LinkStep::On)
 }
 
-/// Bodies of messages as they are: what is accepted has one spelling.
+/// Tests arbitrary message bodies: an accepted message must be canonical.
 fn messages(body: &[u8]) {
     let (mut writer, mut bytes) = (Writer::default(), Vec::new());
     if let Ok(message) = read_to_master(body) {
@@ -329,8 +326,8 @@ mod tests {
         }
     }
 
-    /// A power cut while the very first segment was begun leaves a file that nothing continues: the
-    /// log begins behind it.
+    /// A power cut during the creation of the first segment leaves a file that no segment
+    /// continues. The log begins after it.
     #[test]
     fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
         let disk = Arc::new(SimDisk::new(1));
@@ -350,8 +347,8 @@ mod tests {
         assert_eq!(course, LinkStep::Adopt);
     }
 
-    /// A replica that takes nothing for so long that the log has outgrown what is kept for it: what
-    /// it was promised goes, though there is no room to tell it.
+    /// A replica reads nothing until the log exceeds its limit. The sender releases the pin even
+    /// though it cannot notify the replica.
     #[test]
     fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
         let (store, log) = master();
@@ -378,7 +375,7 @@ mod tests {
         assert!(!store.is_pinned(&name));
         sender.hears(999).expect("it was heard a moment ago");
         assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
-        // A node that was busy for as long has not read yet what arrived meanwhile.
+        // A busy node may not have read messages that arrived in time.
         sender
             .fill(&mut down, &origin, 5_000)
             .expect("a node that has not listened gives up no peer");
@@ -389,8 +386,8 @@ mod tests {
             .expect("a replica that has not listened gives nothing up");
     }
 
-    /// The master's log outgrows what is kept for a full sync again and again, while what an
-    /// earlier link has left is looked at: each time there is less to look at.
+    /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
+    /// Verified files must stay verified.
     #[test]
     fn what_was_looked_at_is_known_when_the_manifest_is_asked_for_again() {
         let (store, log) = master();
@@ -421,7 +418,7 @@ mod tests {
                 if follower.is_looking() {
                     follower.look(&mut here, &mut up).expect("its own disk");
                 }
-                // The first link brings the files, and is cut.
+                // The first link transfers the files and is cut.
                 if link == 0 {
                     LinkStep::On
                 } else {
@@ -432,7 +429,7 @@ mod tests {
                 (0..100).for_each(|_| _ = exchange(&mut sender, &mut follower));
                 continue;
             }
-            // Until all that there is was looked at.
+            // Verify all files.
             let mut looks = 0;
             while looks == 0 || follower.is_looking() {
                 exchange(&mut sender, &mut follower);
@@ -450,7 +447,7 @@ mod tests {
         }
     }
 
-    /// An honest link delivers everything.
+    /// An honest link transfers everything.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();

@@ -1,52 +1,49 @@
-//! Replication by log position: the two ends of a link, as state machines without sockets, threads
-//! and clocks.
+//! Replication by log position. Both ends of a link are state machines without sockets, threads or
+//! clocks.
 //!
 //! ```text
 //!   replica (Follower)                       master (Sender)
 //!     Hello: lineage, position, term  ---->
-//!                                     <----  Welcome: its end, its term, whether the log passes
-//!                                            through there; if not, its segments
-//!        it does:                     <----  Segment, Batch, Batch, ... from the log's files
+//!                                     <----  Welcome: verdict, end, term; unless the log contains
+//!                                            the position, the segment headers
+//!   log contains the position:        <----  Segment, Batch, Batch, ... from the log's files
 //!     Ack: written, durable           ---->
-//!        it does not:
+//!   otherwise, full sync:
 //!     WantManifest                    ---->
 //!                                     <----  Manifest
-//!     WantFile: name, from byte       ---->  (only files that it lacks, by checksum; from where
-//!                                            the link was cut)
+//!     WantFile: name, from byte       ---->  (missing files only; resumes partial files)
 //!                                     <----  Chunk, Chunk, ...
 //!     WantLog: segment                ---->
-//!                                     <----  Segment, Batch, ... until all is there; then it
-//!                                            replaces the old data
-//!     StepDown                        ---->  an order made this replica the master
+//!                                     <----  Segment, Batch, ...; once complete, the new data
+//!                                            replaces the old
+//!     StepDown                        ---->  (planned failover to this replica)
 //!                                     <----  Batch, ..., SteppedDown: the log's last offset
 //! ```
 //!
-//! What holds:
+//! Invariants:
 //!
-//! - **R1** A position is a place in one history: lineage, term of the segment, segment, byte,
-//!   offset, number and chain value of the last batch. If a master's log passes through it, both
-//!   have the same bytes up to there. Only then the link goes on from it.
-//! - **R2** A master sends what it has written (or, if its node says so, only what is durable
-//!   there): whatever is sent survives the end of its process. A replica appends a batch, applies
-//!   it, and acknowledges it as written; syncs, and acknowledges it as durable. So what it shows it
-//!   will still have after a kill, and may be promoted at any moment. Only power that fails can
-//!   part the two: a master that lost what it had not synced begins another segment there, and its
-//!   replica, told apart from it by R1, follows R3.
-//! - **R3** A log that does not pass through is never merged: the replica fetches everything anew,
-//!   and only from a master that may take its data away ([`Follower`] has the rules). What it drops
-//!   is handed to its owner first.
-//! - **R4** Nothing that a replica does makes its master's memory grow: a sender reads from files,
-//!   when there is room to send, up to [`WINDOW_BYTES`] and one batch. Nothing that a master sends
-//!   makes its replica's memory grow beyond [`MAX_MESSAGE_BYTES`].
-//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]): positions stay
-//!   what they are, and two branches of one history are told apart even where they have the same
-//!   offsets.
+//! - **R1** A position identifies a point in one history: lineage, term of the segment, segment,
+//!   byte, offset, and the sequence number and chain value of the last batch. If the master's log
+//!   contains the replica's position, both logs are equal up to it. Only then the master continues
+//!   from there.
+//! - **R2** A master sends what it has written, or only what is durable if its node requires that.
+//!   The data therefore survives a kill of the master process. A replica appends and applies a
+//!   batch before it acknowledges it as written, and syncs it before it acknowledges it as durable.
+//!   It therefore keeps everything it shows even if it is killed, and can be promoted at any time.
+//!   Only a power cut can make the two diverge. A master that lost unsynced data begins another
+//!   segment at that point. Its replica detects that by R1 and follows R3.
+//! - **R3** Diverged logs are never merged. The replica fetches everything, and only from a master
+//!   that is entitled to replace its data ([`Follower`] has the rules). The replica first hands the
+//!   data that it drops to its host.
+//! - **R4** Memory is bounded. A sender reads from files when there is room to send, up to
+//!   [`WINDOW_BYTES`] and one batch. A replica buffers at most [`MAX_MESSAGE_BYTES`].
+//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]). Positions stay
+//!   valid, and branches of one history are distinct even at equal offsets.
+//! - **R6** After `SteppedDown` the sender accepts no more writes, and the replica has received its
+//!   whole log. The replica's own segment therefore begins after every acknowledged write.
 //!
-//! - **R6** After `SteppedDown` the sender accepts no more writes, and the replica has received all
-//!   of its log. So the replica begins its own segment with every acknowledged write before it.
-//!
-//! Both ends are driven by bytes that come in, and by ticks of the caller's clock. A link that
-//! fails in any way is closed; the next one begins with Hello again.
+//! Input bytes and timer ticks drive both ends. Any error closes the link; the next link begins
+//! with Hello.
 
 #![forbid(unsafe_code)]
 

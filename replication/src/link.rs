@@ -5,9 +5,10 @@ use store::Lineage;
 /// Timeouts of a link, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// Longest time between two progress messages of either end. Default 1,000.
+    /// Maximum time between two progress messages of either end. Default 1,000.
     pub heartbeat_ms: u64,
-    /// Silence after which a peer is given up. Default 60,000, as Redis's repl-timeout.
+    /// Time without a message after which a peer counts as lost. Default 60,000, like Redis's
+    /// repl-timeout.
     pub timeout_ms: u64,
 }
 
@@ -18,14 +19,14 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Fails if a peer, last heard at `heard_ms`, has been silent for too long.
+    /// Returns an error if a peer, last heard at `heard_ms`, has been silent for too long.
     pub(crate) fn hears(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
         let silent_ms = now_ms.saturating_sub(heard_ms);
         if silent_ms < self.timeout_ms { Ok(()) } else { Err(LinkError::Timeout(silent_ms)) }
     }
 }
 
-/// Why a link is closed.
+/// Reason why a link is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The peer sent an invalid message.
@@ -43,14 +44,14 @@ pub enum LinkError {
     /// This replica must not follow the master.
     #[error(transparent)]
     Unfit(Refusal),
-    /// Error of the own disk or log.
+    /// Error of the local disk or log.
     #[error(transparent)]
     Store(#[from] store::Error),
     /// A file arrived damaged, or a crash tore the part that an earlier link fetched. The next link
     /// fetches it again.
     #[error("a file does not match its checksum: it is fetched anew")]
     Damaged,
-    /// This node cannot apply the master's next data, and has not taken them.
+    /// This node cannot apply the master's next data and did not accept it.
     #[error("{0}")]
     Unready(String),
     /// A record cannot be applied.
@@ -58,30 +59,30 @@ pub enum LinkError {
     Apply(String),
 }
 
-/// Why a replica does not follow a master.
+/// Reason why a replica does not follow a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Another data set.
+    /// The master has another data set.
     #[error(
         "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port \
          FORCE (in a cluster CLUSTERX SETNODES ... FORCE) gives ours up for it"
     )]
     Foreign {
-        /// Ours.
+        /// Lineage of the replica.
         ours: Lineage,
-        /// The master's.
+        /// Lineage of the master.
         theirs: Lineage,
     },
-    /// It has fewer promotions, or lost something.
+    /// The master has fewer promotions, or lost data.
     #[error(
         "the master's history ends or parts before ours does, and it was not promoted since (its \
          end {theirs}, ours {ours}); REPLICAOF host port FORCE (in a cluster CLUSTERX SETNODES ... \
          FORCE) gives ours up for it"
     )]
     Behind {
-        /// Our offset.
+        /// Offset of the replica.
         ours: u64,
-        /// The master's.
+        /// Offset of the master.
         theirs: u64,
     },
 }

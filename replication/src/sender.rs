@@ -1,10 +1,9 @@
-//! The master's end of a link: one replica is fed from the files of the log, and of the snapshot if
-//! it needs that.
+//! Master's end of a link: feeds one replica from the files of the log and, for a full sync, of the
+//! snapshot.
 //!
-//! A sender keeps no copy of anything: it reads when there is room to send (R4). What a full sync
-//! needs is pinned in the store until the link is closed, or until the log that is kept for it
-//! exceeds a limit; then the replica is told to begin that part anew, and keeps the files that it
-//! has.
+//! A sender has no copy of the data and reads files only when there is room to send (R4). It pins
+//! the files of a full sync until the link closes, or until the log kept for the sync exceeds a
+//! limit. Then the replica must request the manifest again, but keeps the files that it has.
 
 use std::sync::Arc;
 
@@ -16,62 +15,62 @@ use crate::wire::{
     Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master,
 };
 
-/// A sender adds messages to its output until so many bytes wait there.
+/// Size of the output in bytes at which a sender stops adding messages.
 pub const WINDOW_BYTES: usize = 1 << 20;
 
 /// Bytes of a file per message.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// What was written so little ago is read from the system's memory.
+/// Distance in bytes from the log's end within which reads hit the page cache.
 const AT_HAND_BYTES: u64 = 256 << 10;
 
-/// So many headers of segments, at most, are named to a replica that cannot go on: 64 GiB of log.
+/// Maximum number of segment headers in Welcome. They cover 64 GiB of log.
 const MAX_HEADS: usize = 1024;
 
-/// The longest message of a replica.
+/// Maximum size of a replica's message in bytes.
 const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 
-/// What a sender reads from.
+/// Data source of a sender.
 #[derive(Clone, Copy, Debug)]
 pub struct LogSource<'a> {
-    /// The data folder.
+    /// Data folder of the master.
     pub store: &'a Store,
-    /// Replicas get what lies before. It is written, at least: whether it has to be durable first
-    /// is the node's choice.
+    /// End of the log that replicas may receive. It is written; the node decides whether it must
+    /// also be durable.
     pub end: Position,
-    /// Of the newest segment.
+    /// Term of the newest segment.
     pub term: u64,
 }
 
-/// What a sender does.
+/// Activity of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
-    /// Waits for Hello, or for what the replica makes of the answer.
+    /// Waits for Hello, or for the replica's response to Welcome.
     Nothing,
-    /// A full sync.
+    /// Sends a full sync.
     Files,
-    /// The log, from the replica's own position.
+    /// Sends the log from the replica's position.
     Log,
 }
 
-/// What is known of the replica.
+/// Properties of the replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where it says that it can be reached; empty if it does not.
+    /// Address at which the replica is reachable, as it announced; empty if it did not.
     pub ip: String,
-    /// The port that it listens on; 0 before Hello.
+    /// Port that the replica listens on; 0 before Hello.
     pub port: u16,
-    /// Whether it has data of this lineage, and had to be refused the log behind them.
+    /// Whether the replica has data of this lineage but needs a full sync.
     pub refused_log: bool,
     /// End of its log, if this master's log does not continue from there.
     pub diverged_at: Option<u64>,
-    /// What it gets.
+    /// Activity of the sender for this replica.
     pub sending: Sending,
-    /// Its log is written up to here, and it shows what is in it.
+    /// Offset up to which the replica has written and applied the log.
     pub written: u64,
-    /// Its log is durable up to here.
+    /// Offset up to which the replica's log is durable.
     pub durable: u64,
-    /// When it last said something.
+    /// Time of the replica's last message.
     pub heard_ms: u64,
 }
 
@@ -83,30 +82,30 @@ enum Work {
     Gone,
 }
 
-/// See the top of the file.
+/// State machine of the master's end; see the head of this file.
 pub struct Sender {
     times: Timeouts,
-    /// Most bytes of log that are kept for a full sync.
+    /// Maximum size in bytes of log to keep for a full sync.
     pinned_bytes: u64,
     reader: Reader,
     writer: Writer,
     peer: Peer,
-    /// The position from which it followed, once it did.
+    /// Verdict sent in Welcome; `None` before that.
     welcome: Option<Verdict>,
     hello: Option<Hello>,
     work: Work,
     pin: Option<Arc<Pin>>,
-    /// The log's end when it was pinned: what was there before is kept by the manifest itself.
+    /// End of the log when the files were pinned. The manifest itself keeps earlier parts.
     pinned_from: u64,
-    /// The pin was dropped: what the replica asks for before it has heard of it is not answered.
+    /// Whether the pin was released. Requests that the replica sent before it was notified are then
+    /// ignored.
     given_up: bool,
     chunk: Vec<u8>,
     said_ms: u64,
-    /// The furthest end that it was told of, or sent.
+    /// Greatest end of the log that was sent or announced.
     said_end: u64,
-    /// The replica asks this node to step down for it.
     asked_to_step_down: bool,
-    /// Where the log ends after that, until the replica has been told so.
+    /// Final end of the log to announce, after this node has stepped down.
     steps_down_at: Option<u64>,
 }
 
@@ -120,8 +119,7 @@ impl std::fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// A link that has just come up. For a full sync at most `pinned_bytes` of the log are kept
-    /// beyond what is kept anyway.
+    /// Begins a link. A full sync keeps at most `pinned_bytes` of log beyond the usual retention.
     pub fn new(times: Timeouts, pinned_bytes: u64, now_ms: u64) -> Sender {
         let peer = Peer {
             ip: String::new(),
@@ -153,22 +151,23 @@ impl Sender {
         }
     }
 
-    /// Whether the replica has asked this node to step down, since the last call.
+    /// Whether the replica has asked this node to step down since the last call.
     pub fn take_step_down(&mut self) -> bool {
         std::mem::take(&mut self.asked_to_step_down)
     }
 
-    /// The node has stepped down: the replica is told so after everything before `end`.
+    /// Records that the node has stepped down. The replica is notified after everything before
+    /// `end` is sent.
     pub fn stepped_down(&mut self, end: u64) {
         self.steps_down_at = Some(end);
     }
 
-    /// The replica, as far as it is known.
+    /// Returns the properties of the replica.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Takes bytes that came from the replica.
+    /// Processes bytes from the replica.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -250,8 +249,10 @@ impl Sender {
         }
     }
 
-    /// Adds messages to `out` until it holds [`WINDOW_BYTES`], or there is nothing more to say now.
-    /// To be called whenever there is room, whenever the log has grown, and with each tick.
+    /// Adds messages to `out` until it holds [`WINDOW_BYTES`] or nothing remains to send.
+    ///
+    /// The caller invokes this when there is room to send, when the log has grown, and at each
+    /// tick.
     pub fn fill(
         &mut self,
         out: &mut Vec<u8>,
@@ -308,7 +309,7 @@ impl Sender {
                             self.writer.master_says(out, &ToReplica::Batch(frame))
                         }
                         Ok(Step::End) => break,
-                        // Removed under it: the next link learns that it is gone.
+                        // The segment was removed. The next link learns that from Welcome.
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -321,8 +322,7 @@ impl Sender {
             self.steps_down_at = None;
         }
         let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms;
-        // In the middle of a file nothing else is heard anyway, and a beat would only part two
-        // chunks.
+        // During a file transfer the chunks keep the link alive.
         if is_due && !matches!(self.work, Work::File { .. }) {
             self.writer.master_says(
                 out,
@@ -333,15 +333,16 @@ impl Sender {
         Ok(())
     }
 
-    /// An error if the replica has said nothing for too long. To be called now and then, also while
-    /// there is no room to send, and where nothing is there to be read: what it has said in time
-    /// may be read late, as this end was busy.
+    /// Returns an error if the replica has been silent for too long.
+    ///
+    /// The caller invokes this periodically, even without room to send, but only when no input is
+    /// pending. A busy master may read a timely message late.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.peer.heard_ms, now_ms)
     }
 
-    /// The log grows. To be called also while there is no room to send: a replica that reads
-    /// nothing pins no more of it than others.
+    /// Releases the pin if the log has grown too much. The caller invokes this even without room to
+    /// send, so that a replica that reads nothing cannot retain more of the log.
     pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
@@ -369,11 +370,12 @@ impl Sender {
                         .then_some(tail.segment());
                     self.work = Work::Log { tail: Box::new(tail), first };
                     self.peer.sending = Sending::Log;
-                    // How much of it is durable the replica says with its next word.
+                    // The replica's next acknowledgement reports its durable offset.
                     (self.peer.written, self.peer.durable) = (hello.position.offset, 0);
                     Verdict::Continue
                 }
-                // It would have to come back through places where others were promoted since.
+                // The replica would have to return to a branch that other promotions have
+                // abandoned.
                 Err(Absent::Short) if !is_other(origin.term) => Verdict::Short,
                 Ok(_) | Err(Absent::Diverged | Absent::Short) => Verdict::Diverged,
                 Err(Absent::Removed) => Verdict::Removed,
@@ -395,8 +397,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether all that it has to do now is quick: to say what was written a moment ago, which is
-    /// still in memory, and to take an acknowledgement.
+    /// Whether the remaining work is short: only recent data, which is still in the page cache.
     pub fn is_at_hand(&self, origin: &LogSource<'_>) -> bool {
         match &self.work {
             Work::Log { tail, first: None } => {
@@ -408,14 +409,14 @@ impl Sender {
         }
     }
 
-    /// Tells the replica why it is not served; then the link is to be closed.
+    /// Sends the reason for a refusal. The caller then closes the link.
     pub fn refuse(&mut self, out: &mut Vec<u8>, why: &str) {
         self.writer.master_says(out, &ToReplica::Refused(why));
     }
 }
 
-/// The first place of a segment, if it is still there; of the first one: where the log begins,
-/// whichever number that has.
+/// Returns the first position of a segment; `None` if it is gone. Segment 1 means the first one of
+/// the log, whose number may be higher.
 fn first_place(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {

@@ -1,11 +1,10 @@
-//! Terms: which promotion began a segment of the log.
+//! Terms: the promotion that began a segment of the log.
 
 /// Returns the term of a node promoted from `term`, `by` promotions later.
 ///
-/// The upper half counts promotions. The lower half is random, which distinguishes two nodes that
-/// were promoted from one history. If the count is at its maximum, which only a faulty master can
-/// cause, the lower half rises instead and the last term is kept. So a node can always be promoted,
-/// and no term falls.
+/// The upper half counts promotions. The lower half is random and distinguishes two nodes promoted
+/// from the same history. At the maximum count, which only a faulty master can cause, the lower
+/// half increases instead. A node can therefore always be promoted, and terms never decrease.
 pub fn next_term(term: u64, by: u32, random: u32) -> u64 {
     match promotions(term) {
         u32::MAX => term.saturating_add(u64::from(random | 1)),
@@ -13,7 +12,7 @@ pub fn next_term(term: u64, by: u32, random: u32) -> u64 {
     }
 }
 
-/// Number of promotions that led to a term.
+/// Returns the number of promotions that led to a term.
 pub fn promotions(term: u64) -> u32 {
     (term >> 32) as u32
 }

@@ -1,46 +1,46 @@
-//! The messages of a link, as bytes: frames of the store (length, CRC-32C, body), whose context is
-//! the message's number on its way, from 0, so that a lost or repeated message is found. The body
-//! is a kind and its fields, little-endian.
+//! Encoding of a link's messages. They are frames of the store (length, CRC-32C, body). The context
+//! of the CRC is the message number in its direction, from 0, which reveals lost and repeated
+//! messages. A body consists of a kind and little-endian fields.
 
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
-/// Version of the protocol; both must have the same.
+/// Protocol version; must be equal on both ends.
 pub const PROTOCOL: u32 = 3;
 
-/// The longest message: a batch with the longest body, and some.
+/// Maximum size of a message in bytes: a batch with the largest body, plus overhead.
 pub const MAX_MESSAGE_BYTES: usize = MAX_BODY_BYTES + (64 << 10);
 
-/// What a replica says first.
+/// First message of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Of its data.
+    /// Lineage of the replica's data.
     pub lineage: Lineage,
-    /// Where its log ends.
+    /// End of the replica's log.
     pub position: Position,
-    /// Of the segment there.
+    /// Term of the segment at that position.
     pub term: u64,
-    /// Where it can be reached, if it says so.
+    /// Address at which the replica is reachable, if it announces one.
     pub ip: String,
-    /// The port that it listens on.
+    /// Port that the replica listens on.
     pub port: u16,
 }
 
-/// Does the master's log pass through a replica's position?
+/// Whether the master's log contains the replica's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Yes: here it comes.
+    /// It does: the log follows.
     Continue,
-    /// It did, perhaps; that part of the log was removed.
+    /// Unknown: that part of the log was removed.
     Removed,
-    /// No: the master has another history from some place on.
+    /// No: the master's history differs.
     Diverged,
-    /// The master has another data set.
+    /// No: the master has another data set.
     Foreign,
     /// No: the master's log ends earlier.
     Short,
 }
 
-/// From the replica.
+/// Messages of the replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToMaster {
     Hello(Hello),
@@ -56,11 +56,11 @@ pub(crate) enum ToMaster {
     WantLog {
         segment: u64,
     },
-    /// This replica has been ordered to be the master: its master is to accept no more writes.
+    /// Request to accept no more writes, because this replica becomes the master.
     StepDown,
 }
 
-/// From the master.
+/// Messages of the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToReplica<'a> {
     Welcome {
@@ -68,20 +68,19 @@ pub(crate) enum ToReplica<'a> {
         lineage: Lineage,
         term: u64,
         end: u64,
-        /// If it does not go on: headers of the master's segments, the newest first, as far back as
-        /// there is room; the replica finds in them where the histories part.
+        /// Headers of the master's segments, newest first, as many as fit. The replica uses them to
+        /// locate the divergence. Empty with `Continue` or `Foreign`.
         segments: &'a [u8],
     },
     Manifest(&'a [u8]),
     Chunk(&'a [u8]),
     Segment(&'a [u8]),
     Batch(&'a [u8]),
-    /// How far the master is.
     Heartbeat {
         end: u64,
         time_ms: u64,
     },
-    /// What was asked for is not there (any more): ask for the manifest again.
+    /// The requested data is gone: request the manifest again.
     Gone,
     Refused(&'a str),
     /// The sender accepts no more writes, and its log ends at this offset.
@@ -90,7 +89,7 @@ pub(crate) enum ToReplica<'a> {
     },
 }
 
-/// Writes messages, numbers them.
+/// Encoder and numbering of messages.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     sent: u64,
@@ -159,7 +158,7 @@ impl Writer {
     }
 }
 
-/// Collects bytes into messages.
+/// Decoder of a byte stream into message bodies.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     buffer: Vec<u8>,
@@ -179,7 +178,7 @@ impl Reader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The body of the next whole message, of at most `limit` bytes.
+    /// Returns the body of the next complete message, at most `limit` bytes long.
     pub(crate) fn next(&mut self, limit: usize) -> Result<Option<&[u8]>, String> {
         let rest = &self.buffer[self.at..];
         match read_frame(Check::new().u64(self.received), rest, limit) {
@@ -195,7 +194,6 @@ impl Reader {
     }
 }
 
-/// Fields of a body, one after the other.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -219,7 +217,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Reads a replica's message.
 pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
     let (&kind, rest) = body.split_first().ok_or("an empty message")?;
     let mut f = Fields(rest);
@@ -252,7 +249,6 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
     })
 }
 
-/// Reads a master's message.
 pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
     let (&kind, rest) = body.split_first().ok_or("an empty message")?;
     let mut f = Fields(rest);
@@ -389,7 +385,7 @@ mod tests {
         }
     }
 
-    /// Whatever a peer sends is a message or an error.
+    /// Any input is a message or an error.
     #[test]
     fn no_bytes_make_a_reader_panic() {
         let mut rng = fastrand::Rng::with_seed(5);

@@ -1,8 +1,9 @@
-//! The arguments of one request: slices of the read buffer, found by the scanner.
+//! Arguments of a request, as slices of the read buffer.
 
 use super::span::Span;
 
-/// The arguments of one request, the command's name first. A view: copying it copies two pointers.
+/// Arguments of one request, beginning with the command's name. Copying this view copies two
+/// slices.
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     bytes: &'a [u8],
@@ -15,20 +16,21 @@ impl<'a> Args<'a> {
         Args { bytes, spans }
     }
 
-    /// How many there are, the command's name included.
+    /// Returns the number of arguments, including the command's name.
     #[inline]
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is none. A request has at least one, a part of it may have none.
+    /// Whether there are no arguments. A whole request has at least one; a part of it may have
+    /// none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Argument `index`; empty if there are fewer, so that a wrong index in a command cannot stop
-    /// the server.
+    /// Returns the argument at `index`. An index out of range returns an empty slice, so that a bug
+    /// in a command cannot crash the server.
     #[inline]
     pub fn at(&self, index: usize) -> &'a [u8] {
         match self.spans.get(index) {
@@ -37,19 +39,19 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// The arguments from `first` on.
+    /// Returns the arguments from `first` on.
     #[inline]
     pub fn from(&self, first: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(first..).unwrap_or(&[]) }
     }
 
-    /// The arguments in front of `end`.
+    /// Returns the arguments before `end`.
     #[inline]
     pub fn until(&self, end: usize) -> Args<'a> {
         Args { bytes: self.bytes, spans: self.spans.get(..end).unwrap_or(self.spans) }
     }
 
-    /// All, in order.
+    /// Iterates over the arguments in order.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         let bytes = self.bytes;

@@ -1,11 +1,11 @@
-//! Inline requests: one line, words split at spaces, quotes and escapes as in a shell.
+//! Inline requests: one line of words, with quotes and escapes as in a shell.
 
 use super::span::Span;
 
-/// Splits a line into words as Redis's `sdssplitargs` does. `None`: a quote is open, or closed in
-/// the middle of a word.
+/// Splits a line into words like Redis's `sdssplitargs`. Returns `None` for an unterminated quote,
+/// or a closing quote inside a word.
 pub(super) fn split(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> Option<()> {
-    // Before a word C's isspace, behind it fewer.
+    // As in Redis, fewer characters end a word than are skipped before one (C's `isspace`).
     let is_space = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
     let ends_word = |b: u8| matches!(b, b' ' | b'\n' | b'\r' | b'\t');
     let mut rest = line;
@@ -71,7 +71,6 @@ pub(super) fn split(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> 
     }
 }
 
-/// The value of a hexadecimal digit.
 fn hex(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -1,33 +1,32 @@
-//! Requests that are kept to be executed later: copies, back to back, since the read buffer goes on
-//! to the next turn.
+//! Copies of requests for later execution, because the read buffer is reused.
 
 use super::args::Args;
 use super::span::Span;
 
-/// Bytes that a request takes beside its arguments' bytes and places.
+/// Estimated memory per request in bytes, in addition to its arguments.
 const REQUEST_BYTES: usize = 2 * size_of::<usize>();
 
-/// Kept requests, in order.
+/// Queue of copied requests.
 #[derive(Default)]
 pub struct Kept {
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// Where each request ends, in `bytes` and in `spans`.
+    /// End of each request in `bytes` and in `spans`.
     ends: Vec<(usize, usize)>,
 }
 
 impl Kept {
-    /// Keeps a copy of a request.
+    /// Appends a copy of a request.
     pub fn push(&mut self, args: Args<'_>) {
         self.push_all(args.iter());
     }
 
-    /// Keeps a request of these words.
+    /// Appends a request that consists of these words.
     pub fn push_words(&mut self, words: &[&str]) {
         self.push_all(words.iter().map(|word| word.as_bytes()));
     }
 
-    /// Keeps a request of these arguments.
+    /// Appends a request with these arguments.
     pub fn push_all<'w>(&mut self, words: impl Iterator<Item = &'w [u8]>) {
         let start = self.bytes.len();
         for word in words {
@@ -38,27 +37,27 @@ impl Kept {
         self.ends.push((self.bytes.len(), self.spans.len()));
     }
 
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Bytes of memory that they take.
+    /// Returns the memory use in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.ends.len() * REQUEST_BYTES
     }
 
-    /// The first one; without arguments if there is none.
+    /// Returns the first request, or an empty one if there is none.
     pub fn first(&self) -> Args<'_> {
         self.iter().next().unwrap_or(Args::new(&[], &[]))
     }
 
-    /// All, in order.
+    /// Iterates over the requests in order.
     pub fn iter(&self) -> impl Iterator<Item = Args<'_>> {
         let mut start = (0, 0);
         self.ends.iter().map(move |&end| {

@@ -1,9 +1,9 @@
-//! RESP2 and RESP3, the protocol of Redis clients: bytes in, arguments out ([`Scanner`]); replies
-//! in, bytes out ([`Reply`]).
+//! RESP2 and RESP3, the protocols of Redis clients. [`Scanner`] parses requests into arguments,
+//! [`Reply`] encodes replies.
 //!
-//! No I/O happens here. The scanner yields the range of each argument in the read buffer and copies
-//! nothing; it resumes a half-received request where it stopped. Replies are written straight into
-//! the connection's output buffer.
+//! The crate performs no I/O. The scanner returns ranges of the read buffer without copying, and
+//! resumes a partial request where it stopped. Replies are written directly to the connection's
+//! output buffer.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,23 +1,23 @@
-//! Replies that are passed on: where one ends, and what its elements are. RESP2, as nodes of a
-//! cluster speak it to each other.
+//! Forwarding of RESP2 replies between nodes of a cluster: finds the end of a reply, and its
+//! elements.
 
 use crate::integer;
 
-/// Longest line of a reply: a type's sign with a number, or an error.
+/// Maximum length of a line in bytes: a type with a number, or an error.
 const MOST_LINE: usize = 64 << 10;
-/// Longest string, as in Redis.
+/// Maximum length of a string in bytes, as in Redis.
 const MOST_BULK: i64 = 512 << 20;
 
-/// What came is no reply.
+/// Error: the bytes are not a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoReply;
 
-/// Finds where a reply ends. It goes on where it stopped, so that a long reply that comes in pieces
-/// is looked at once.
+/// Incremental search for the end of a reply. It resumes where it stopped, so it examines a long
+/// reply only once.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyEnd {
     at: usize,
-    /// Replies and elements that are still to end.
+    /// Number of incomplete replies and elements.
     left: usize,
 }
 
@@ -27,9 +27,9 @@ impl Default for ReplyEnd {
     }
 }
 
-/// The first line, without its end: `None` if it is not whole.
+/// Returns the first line without CR LF; `None` if it is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<&[u8]>, NoReply> {
-    // Nearly all are a sign and a digit.
+    // Fast path: nearly all lines are a type and one digit.
     if let [_, _, b'\r', b'\n', ..] = bytes {
         return Ok(Some(&bytes[..2]));
     }
@@ -50,8 +50,8 @@ fn length(digits: &[u8], most: i64) -> Result<usize, NoReply> {
 }
 
 impl ReplyEnd {
-    /// The length of the first reply in `bytes`, which have grown since it was asked before; `None`
-    /// if it is not whole.
+    /// Returns the length of the first reply in `bytes`; `None` if it is incomplete. Each call must
+    /// pass the bytes of the previous call and may append more.
     pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, NoReply> {
         while self.left > 0 {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -75,7 +75,7 @@ impl ReplyEnd {
     }
 }
 
-/// The elements of a whole reply that is an array, each with its bytes; `None` for another reply.
+/// Iterates over the elements of a complete array reply; `None` for another reply.
 pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let head = line(reply).ok()?.filter(|line| line[0] == b'*')?;
     let mut left = length(&head[1..], i64::from(u32::MAX)).ok()?;
@@ -89,7 +89,7 @@ pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     }))
 }
 
-/// Appends a whole reply as RESP3 has it: there is one null only.
+/// Appends a complete RESP2 reply in RESP3, which has only one kind of null.
 pub fn put_resp3(mut reply: &[u8], out: &mut Vec<u8>) {
     while let Ok(Some(head)) = line(reply) {
         let string = match head[0] {
@@ -121,7 +121,7 @@ mod tests {
         "*3\r\n$0\r\n\r\n*1\r\n*1\r\n+x\r\n:2\r\n",
     ];
 
-    /// Byte for byte, and with another reply behind it.
+    /// Every prefix is incomplete, and a following reply does not matter.
     #[test]
     fn a_reply_ends_where_its_last_element_does() {
         for reply in REPLIES {

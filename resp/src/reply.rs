@@ -1,87 +1,87 @@
-//! The reply writer: answers go straight into the connection's output buffer, in the protocol that
-//! the client chose.
+//! Encoder of replies. It writes directly to the connection's output buffer, in the client's
+//! protocol version.
 //!
-//! RESP3 has types that RESP2 lacks; what each becomes there is said at the method. There is one
-//! place that writes errors ([`Reply::error`]), and it lets no CR, LF or NUL through: an error text
-//! that quotes a client's bytes cannot forge a second reply.
+//! RESP2 lacks some types of RESP3; the methods document their replacements. Only [`Reply::error`]
+//! writes errors. It removes CR, LF and NUL, so that an error that quotes client input cannot
+//! inject another reply.
 
-/// The version of the protocol that a client has chosen by HELLO.
+/// Protocol version of a connection, chosen by HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// Every connection starts so.
+    /// Initial version of every connection.
     #[default]
     Resp2,
-    /// After `HELLO 3`.
+    /// Version after `HELLO 3`.
     Resp3,
 }
 
-/// Longest error text, in bytes; what is longer is cut.
+/// Maximum length of an error in bytes; the rest is cut off.
 const MAX_ERROR: usize = 1024;
 
-/// Writes the replies of one connection. Numbers of elements are announced first (`array(2)`), then
-/// the elements follow.
+/// Writer of replies for one connection. Aggregates begin with their length (`array(2)`); the
+/// elements follow.
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
     protocol: Protocol,
 }
 
 impl<'a> Reply<'a> {
-    /// Appends to `out`.
+    /// Creates a writer that appends to `out`.
     #[inline]
     pub fn new(out: &'a mut Vec<u8>, protocol: Protocol) -> Reply<'a> {
         Reply { out, protocol }
     }
 
-    /// The same writer for a while, to be given away.
+    /// Reborrows the writer.
     #[inline]
     pub fn again(&mut self) -> Reply<'_> {
         Reply { out: self.out, protocol: self.protocol }
     }
 
-    /// The output buffer, for replies that are bytes already.
+    /// Returns the output buffer, for replies that are already encoded.
     #[inline]
     pub fn bytes(&mut self) -> &mut Vec<u8> {
         self.out
     }
 
-    /// The protocol that is written.
+    /// Returns the protocol version.
     #[inline]
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Changes the protocol of what follows (HELLO answers in the new one).
+    /// Changes the protocol version for later replies. HELLO replies in the new version.
     #[inline]
     pub fn set_protocol(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
 
-    /// Bytes in the output buffer: a mark to come back to with [`Reply::rewind`].
+    /// Returns the length of the output buffer, for [`Reply::rewind`].
     #[inline]
     pub fn mark(&self) -> usize {
         self.out.len()
     }
 
-    /// Forgets everything written since `mark`.
+    /// Discards all output since `mark`.
     #[inline]
     pub fn rewind(&mut self, mark: usize) {
         self.out.truncate(mark);
     }
 
-    /// `+OK`
+    /// Writes `+OK`.
     #[inline]
     pub fn ok(&mut self) {
         self.out.extend_from_slice(b"+OK\r\n");
     }
 
-    /// A simple string. The text is the server's own: without CR or LF.
+    /// Writes a simple string. The text must not contain CR or LF.
     pub fn simple(&mut self, text: &str) {
         debug_assert!(!text.contains(['\r', '\n']));
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error, `text` with its prefix (`ERR no such thing`). CR, LF and NUL become spaces; what
-    /// is longer than 1 KiB is cut.
+    /// Writes an error; `text` includes the prefix (`ERR no such thing`). Replaces CR, LF and NUL
+    /// by spaces, and cuts off text after 1 KiB.
     pub fn error(&mut self, text: impl AsRef<[u8]>) {
         let text = text.as_ref();
         self.out.push(b'-');
@@ -90,7 +90,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// An integer.
+    /// Writes an integer.
     #[inline]
     pub fn int(&mut self, value: i64) {
         if let Ok(small @ 0..=9) = u8::try_from(value) {
@@ -104,11 +104,16 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(&buf[at - 1..]);
     }
 
-    /// Writes `rows` arrays of `width` integers, elements of an array whose header the caller has
-    /// written. `write` puts the header and the integers of one row; no integer has a bit that is
-    /// not in `bits`. If `refused` gives a text for a row, the row becomes this error. Reserves
-    /// memory once for many rows. Stops once the buffer holds more than `most` bytes: the client is
-    /// about to be closed.
+    /// Writes `rows` arrays of `width` integers as elements of an array whose header the caller has
+    /// written.
+    ///
+    /// - `bits`: bitwise OR of all integers, or a superset.
+    /// - `most`: size in bytes of the output buffer above which the call stops; the caller closes
+    ///   the client then.
+    /// - `write`: writes the header and the integers of one row.
+    /// - `refused`: returns an error to write instead of the row.
+    ///
+    /// Allocates memory once for many rows.
     #[inline]
     pub fn int_rows<'t>(
         &mut self,
@@ -122,7 +127,7 @@ impl<'a> Reply<'a> {
         let null =
             if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
         let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
-        // Memory is cleared for what may come, so that is not taken for much more than will.
+        // The buffer is zeroed before use, so limit its size to what the rows can need.
         let small = bits >> 19 == 0;
         let room =
             head.map_or(MAX_HEADER, length) + width * if small { MAX_SMALL_INT } else { MAX_INT };
@@ -152,13 +157,13 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// An integer that counts things.
+    /// Writes a count as an integer.
     #[inline]
     pub fn count(&mut self, value: usize) {
         self.int(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
-    /// A bulk string.
+    /// Writes a bulk string.
     #[inline]
     pub fn bulk(&mut self, bytes: &[u8]) {
         self.header(b'$', bytes.len());
@@ -166,7 +171,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// A number as a bulk string, as GET answers it.
+    /// Writes a number as a bulk string, like GET.
     #[inline]
     pub fn bulk_int(&mut self, value: i64) {
         let mut buf = [0; 20];
@@ -174,8 +179,11 @@ impl<'a> Reply<'a> {
         self.bulk(&buf[at..]);
     }
 
-    /// A bulk string of `length` bytes that `write` appends to the buffer. It must append exactly
-    /// as many.
+    /// Writes a bulk string of `length` bytes, which `write` appends to the buffer.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `write` appends another number of bytes.
     #[inline]
     pub fn bulk_with(&mut self, length: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.header(b'$', length);
@@ -189,7 +197,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// Text for people to read: a verbatim string, in RESP2 a bulk string.
+    /// Writes human-readable text: a verbatim string; in RESP2 a bulk string.
     #[inline]
     pub fn text(&mut self, text: &str) {
         match self.protocol {
@@ -203,7 +211,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// No value: `_`, in RESP2 the null bulk string.
+    /// Writes a null: `_`; in RESP2 the null bulk string.
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -212,7 +220,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// No array: `_`, in RESP2 the null array.
+    /// Writes a null array: `_`; in RESP2 the null array.
     #[inline]
     pub fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {
@@ -221,7 +229,7 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// True or false: `#t`, `#f`; in RESP2 1, 0.
+    /// Writes a boolean: `#t` or `#f`; in RESP2 1 or 0.
     #[inline]
     pub fn bool(&mut self, value: bool) {
         match self.protocol {
@@ -232,7 +240,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// A floating-point number; in RESP2 a bulk string.
+    /// Writes a floating-point number; in RESP2 a bulk string.
     pub fn double(&mut self, value: f64) {
         let text = if value.is_nan() {
             "nan".to_owned()
@@ -247,13 +255,13 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// An array of `length` elements, which must follow.
+    /// Writes the header of an array. `length` elements must follow.
     #[inline]
     pub fn array(&mut self, length: usize) {
         self.header(b'*', length);
     }
 
-    /// A map of `pairs` keys and values, which must follow; in RESP2 an array of twice as many.
+    /// Writes the header of a map; in RESP2 of an array. `pairs` keys and values must follow.
     #[inline]
     pub fn map(&mut self, pairs: usize) {
         match self.protocol {
@@ -262,7 +270,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// A set of `length` elements, which must follow; in RESP2 an array.
+    /// Writes the header of a set; in RESP2 of an array. `length` elements must follow.
     pub fn set(&mut self, length: usize) {
         match self.protocol {
             Protocol::Resp2 => self.header(b'*', length),
@@ -270,7 +278,8 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// A message that answers no request; in RESP2 an array.
+    /// Writes the header of an out-of-band message; in RESP2 of an array. `length` elements must
+    /// follow.
     pub fn push(&mut self, length: usize) {
         match self.protocol {
             Protocol::Resp2 => self.header(b'*', length),
@@ -281,8 +290,7 @@ impl<'a> Reply<'a> {
     #[inline]
     fn header(&mut self, marker: u8, length: usize) {
         if length <= 9 {
-            // Ten or more elements are rarer than fewer, and a length of one digit needs no
-            // division.
+            // Fast path: most lengths have one digit, which needs no division.
             self.out.extend_from_slice(&[marker, b'0' + length as u8, b'\r', b'\n']);
             return;
         }
@@ -300,36 +308,36 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// One row of [`Reply::int_rows`].
+/// Writer of one row, see [`Reply::int_rows`].
 pub struct IntRow<'a> {
-    /// Has room for all that may come, and [`USUAL_ROW`] more.
+    /// Large enough for all remaining rows and [`USUAL_ROW`] more bytes.
     out: &'a mut [u8],
     at: usize,
-    /// A null, and its length.
+    /// Encoded null, and its length.
     null: (&'static [u8; 5], usize),
     width: usize,
-    /// The row's header as [`SMALL`] has integers, if it is no longer.
+    /// Encoded header of a row, in the format of [`SMALL`]; `None` if it does not fit.
     head: Option<u64>,
-    /// All integers are 0 to 2^19 - 1.
+    /// Whether all integers are in 0..2^19.
     small: bool,
 }
 
-/// A header, four integers below 2^19 and two flags take 48 bytes at most, and are put eight at a
-/// time.
+/// Size in bytes of a header, four integers below 2^19 and two flags (48), rounded up, and room for
+/// one more store of eight bytes.
 const USUAL_ROW: usize = 64 + 8;
 
 impl IntRow<'_> {
-    /// The next integer of the row.
+    /// Writes the next integer of the row.
     #[inline(always)]
     pub fn int(&mut self, value: i64) {
         self.at = put_int(self.out, self.at, value);
     }
 
-    /// 1 or 0, or a null if that is not known.
+    /// Writes 1 or 0; a null for `None`.
     #[inline(always)]
     pub fn flag(&mut self, value: Option<bool>) {
         match value {
-            // Made as one word: what is made of bytes has to wait for the last of them.
+            // One word store: a load of bytes stored one by one would stall.
             Some(value) => {
                 let word = u32::from_le_bytes(*b":0\r\n") + (u32::from(value) << 8);
                 put(self.out, self.at, u64::from(word));
@@ -343,7 +351,7 @@ impl IntRow<'_> {
         }
     }
 
-    /// A row's header: what an integer says, with another marker.
+    /// Writes the row's header, encoded like an integer but with `*`.
     #[inline(always)]
     pub fn header(&mut self) {
         let start = self.at;
@@ -356,8 +364,7 @@ impl IntRow<'_> {
         }
     }
 
-    /// A row of four integers and two flags that are known, header and all: the same as one by one,
-    /// but it is asked once whether there is room.
+    /// Writes a whole row of four integers and two known flags with a single bounds check.
     #[inline(always)]
     pub fn usual(&mut self, ints: &[i64; 4], flags: [bool; 2]) {
         debug_assert_eq!(self.width, 6);
@@ -368,7 +375,7 @@ impl IntRow<'_> {
             ints.iter().for_each(|&value| self.int(value));
             return flags.iter().for_each(|&flag| self.flag(Some(flag)));
         };
-        // Eight bytes more than may be put at: no place has to be looked at.
+        // `USUAL_ROW` has eight spare bytes, so a store at any `at % 64` is in bounds.
         let mut put =
             |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
         put(0, head);
@@ -376,14 +383,14 @@ impl IntRow<'_> {
         for &value in ints {
             at = put_small(&mut put, at, value as u32 as usize);
         }
-        // As `flag` makes one, two of them.
+        // Two flags in one word, see `flag`.
         let [first, second] = flags.map(u64::from);
         put(at, u64::from_le_bytes(*b":0\r\n:0\r\n") + (first << 8) + (second << 40));
         self.at = from.wrapping_add(at).wrapping_add(8);
     }
 }
 
-/// "00" to "99", so that one division gives two digits.
+/// "00" to "99": one division yields two digits.
 const PAIRS: [u8; 200] = {
     let mut pairs = [0; 200];
     let mut i = 0;
@@ -395,19 +402,18 @@ const PAIRS: [u8; 200] = {
     pairs
 };
 
-/// Rows are written together that take at most so many bytes, if they are more than one.
+/// Number of bytes to allocate at once for several rows.
 const ROWS_BYTES: usize = 8 << 10;
 
-/// The longest integer as a reply, in bytes: `:-9223372036854775808` and its end.
+/// Maximum size of an encoded integer in bytes: `:-9223372036854775808\r\n`.
 const MAX_INT: usize = 23;
 
-/// The longest one below 2^19 (`:524287` and its end); a null is shorter.
+/// Maximum size of an encoded integer below 2^19 in bytes: `:524287\r\n`. A null is shorter.
 const MAX_SMALL_INT: usize = 9;
 
-/// The longest header of a row.
 const MAX_HEADER: usize = MAX_INT;
 
-/// `:0\r\n` to `:1023\r\n`, first byte lowest, and the length in the highest byte.
+/// `:0\r\n` to `:1023\r\n`, first byte lowest, with the length in the highest byte.
 static SMALL: [u64; 1024] = {
     let mut small = [0; 1024];
     let mut i = 0;
@@ -440,20 +446,20 @@ static THREE: [u64; 1000] = {
     three
 };
 
-/// How long a word of [`SMALL`] is.
+/// Returns the length of a word of [`SMALL`].
 #[inline(always)]
 fn length(word: u64) -> usize {
     (word >> 56) as usize
 }
 
-/// Puts eight bytes at `out[at..]`, which has room for them.
+/// Stores eight bytes at `out[at..]`. Panics if they do not fit.
 #[inline(always)]
 fn put(out: &mut [u8], at: usize, word: u64) {
     *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") =
         word.to_le_bytes();
 }
 
-/// Puts an integer of 0 to 999,999 at `at`, eight bytes at a time, by `put`; returns where it ends.
+/// Writes an integer of 0 to 999,999 at `at` by stores of eight bytes. Returns the end.
 #[inline(always)]
 fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize {
     if value < 1000 {
@@ -463,14 +469,14 @@ fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize 
     }
     let head = SMALL[value / 1000 % SMALL.len()];
     put(at, head);
-    // Over the line end of the head.
+    // Overwrites the CR LF of the head.
     let at = at.wrapping_add(length(head)).wrapping_sub(2);
     put(at, THREE[value % 1000]);
     at.wrapping_add(5)
 }
 
-/// Puts an integer at `out[at..]`, which has room for [`MAX_INT`] bytes and eight more; returns
-/// where it ends.
+/// Writes an integer at `out[at..]`, which must have room for [`MAX_INT`] + 8 bytes. Returns the
+/// end.
 #[inline(always)]
 fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     if let 0..=999_999 = value {
@@ -485,8 +491,7 @@ fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     at + length
 }
 
-/// Writes `value` in decimal so that it ends before `buf[end]`; returns where it starts. It needs
-/// 20 bytes at most.
+/// Writes `value` in decimal, ending before `buf[end]`. Returns the start. Needs at most 20 bytes.
 #[inline]
 fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
     let mut rest = value.unsigned_abs();
@@ -601,8 +606,7 @@ mod tests {
         }
     }
 
-    /// Rows of four integers and two flags, some of them with integers too large for the quick way:
-    /// as one by one.
+    /// Rows of four integers and two flags, some of them too large for the fast path.
     #[test]
     fn usual_rows_are_written_as_others_are() {
         let mut random = fastrand::Rng::with_seed(9);
@@ -638,7 +642,7 @@ mod tests {
         }
     }
 
-    /// Rows of any width and number, in which some are refused: more than are written together.
+    /// Rows of any width and number, with some errors, across several allocations.
     #[test]
     fn rows_are_written_as_arrays_of_integers() {
         for (rows, width) in [(0, 3), (1, 0), (1, 1), (7, 12), (1000, 6), (3, 1000), (2, 123_456)] {
@@ -670,8 +674,7 @@ mod tests {
                     r.int_rows(rows, width, bits, usize::MAX, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
-                // Beyond a limit the rest is left out, and no more was made than is written
-                // together.
+                // Output stops at the limit, with at most one allocation beyond it.
                 let most = expected.len() / 2;
                 let cut = written(protocol, |r| {
                     let write = |_, to: &mut IntRow<'_>| {
@@ -692,7 +695,7 @@ mod tests {
         }
     }
 
-    /// redis-protocol reads what we write, in both protocols, and finds the same values.
+    /// The crate redis-protocol decodes the same values in both protocols.
     #[test]
     fn redis_protocol_reads_what_is_written() {
         use redis_protocol::{resp2, resp3};

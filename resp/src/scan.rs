@@ -1,116 +1,115 @@
-//! The request scanner: finds where a request ends and where its arguments lie, without copying or
-//! allocating for them.
+//! Scanner of requests: finds the end of a request and the ranges of its arguments without copying
+//! them.
 //!
-//! It is *resumable*: when bytes are missing it says so, keeps what it knows, and goes on from
-//! there when called again with the same bytes and more; it never looks at a byte twice (a decoder
-//! that starts over needs 25 ms for 10,000 arguments that arrive in packets). It is *total*: any
-//! bytes at all give a request, "more", or a refusal. It never allocates by an announced size: a
-//! header that promises 512 MB or a million arguments costs nothing until the bytes have come.
+//! The scanner is *resumable*: after an incomplete request it continues where it stopped once more
+//! bytes arrive. A decoder that starts over needs 25 ms for 10,000 arguments that arrive in
+//! packets. The scanner is *total*: every input yields a request, "incomplete" or an error. It
+//! never allocates by an announced size: a header that announces 512 MB or a million arguments
+//! costs nothing until the bytes arrive.
 //!
-//! Two forms are read, as in Redis:
+//! Like Redis it accepts two forms:
 //!
 //! ```text
 //!   *2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n     an array of bulk strings
 //!   ECHO "hi there"\r\n                  inline: a line; words, quotes and escapes as in a shell
 //! ```
 //!
-//! Errors have Redis's words. We are stricter in two places, because a proxy that reads the same
-//! bytes otherwise than the server lets a client smuggle requests through it: a bulk string must be
-//! followed by CR LF (Redis skips these two bytes unseen), and a CR that ends a header line must be
-//! followed by LF.
+//! Errors have the same text as in Redis. The scanner is stricter in two cases, to prevent request
+//! smuggling through a proxy that parses the same bytes differently. CR LF must follow a bulk
+//! string (Redis skips these two bytes unchecked). LF must follow the CR that ends a header line.
 
 use super::Args;
 use super::inline::split;
 use super::span::Span;
 use std::ops::Range;
 
-/// Redis's limit for one inline request, and for a header line, in bytes.
+/// Maximum length of an inline request or a header line in bytes, as in Redis.
 const MAX_LINE: usize = 64 * 1024;
-/// Spans that a scanner keeps between requests; a larger vector is given back.
+/// Number of spans that a scanner keeps memory for.
 const KEPT_SPANS: usize = 1024;
 
-/// Bytes of an inline request that a scanner keeps room for.
+/// Number of bytes of inline requests that a scanner keeps memory for.
 const KEPT_LINE: usize = 1024;
 
-/// What a peer may send.
+/// Limits for the requests of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Arguments per request.
+    /// Maximum number of arguments per request.
     pub max_args: usize,
-    /// Bytes per argument.
+    /// Maximum size of an argument in bytes.
     pub max_bulk_bytes: usize,
-    /// Whether the peer still has to log in: changes the words of a refusal.
+    /// Whether the peer has not authenticated yet, which changes the text of errors.
     pub unauthenticated: bool,
 }
 
 impl Limits {
-    /// Redis's limits for clients that have not logged in.
+    /// Limits of Redis for clients that have not authenticated.
     pub const UNAUTHENTICATED: Limits =
         Limits { max_args: 10, max_bulk_bytes: 16_384, unauthenticated: true };
 }
 
-/// Why a request was refused. The connection answers with the text and closes: it no longer knows
-/// where the next request begins.
+/// Protocol error. The connection sends the text and closes, because the start of the next request
+/// is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The number after `*` is none, or too large.
+    /// The number after `*` is invalid or too large.
     #[error("Protocol error: invalid multibulk length")]
     MultibulkLength,
-    /// More arguments than a client may send before it logs in.
+    /// Too many arguments before authentication.
     #[error("Protocol error: unauthenticated multibulk length")]
     UnauthenticatedMultibulkLength,
-    /// The number after `$` is none, or too large.
+    /// The number after `$` is invalid or too large.
     #[error("Protocol error: invalid bulk length")]
     BulkLength,
-    /// A longer argument than a client may send before it logs in.
+    /// An argument is too long before authentication.
     #[error("Protocol error: unauthenticated bulk length")]
     UnauthenticatedBulkLength,
-    /// The `*` line does not end.
+    /// The `*` line is too long.
     #[error("Protocol error: too big mbulk count string")]
     LongMultibulkLine,
-    /// The `$` line does not end.
+    /// The `$` line is too long.
     #[error("Protocol error: too big bulk count string")]
     LongBulkLine,
-    /// An inline request does not end.
+    /// An inline request is too long.
     #[error("Protocol error: too big inline request")]
     LongInline,
-    /// A quote that is not closed, or is followed by something other than a space.
+    /// A quote is unterminated, or the closing quote is not followed by a space.
     #[error("Protocol error: unbalanced quotes in request")]
     UnbalancedQuotes,
-    /// Something else where a bulk string must begin.
+    /// Another byte than `$` at the start of a bulk string.
     #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
     ExpectedBulk(u8),
-    /// The hello of TLS.
+    /// A TLS client hello.
     #[error("Protocol error: this port does not speak TLS")]
     Tls,
-    /// A line that ends in `HTTP/1.x`: to be closed without an answer.
+    /// A line that ends in `HTTP/1.x`. The connection closes without a reply.
     #[error("Protocol error: this port does not speak HTTP")]
     Http,
-    /// A bulk string of another length than announced.
+    /// No CR LF at the announced end of a bulk string.
     #[error("Protocol error: expected CRLF after a bulk string")]
     ExpectedCrLf,
 }
 
-/// What [`Scanner::scan`] found.
+/// Result of [`Scanner::scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The request has not arrived whole. Call again with the same bytes and more.
+    /// The request is incomplete. Call again with the same bytes and more.
     Incomplete,
-    /// Nothing to do (an empty line, `*0`, `*-1`): skip this many bytes.
+    /// An empty request (an empty line, `*0`, `*-1`) of this many bytes to skip.
     Nothing(usize),
-    /// A request of this many bytes; [`Scanner::args`] has its arguments.
+    /// A request of this many bytes; [`Scanner::args`] returns its arguments.
     Request(usize),
-    /// Answer with the error and close.
+    /// Protocol error: send it and close.
     Refused(Malformed),
 }
 
 #[derive(Clone, Copy)]
 enum State {
-    /// At the first byte of a request.
+    /// First byte of a request.
     Start,
-    /// At the `$` of an argument.
+    /// `$` of an argument.
     Header,
-    /// In an argument of this many bytes.
+    /// An argument of this length.
     Body(usize),
 }
 
@@ -121,28 +120,27 @@ enum Line {
     Invalid,
 }
 
-/// Scans the requests of one connection. See the top of the file.
+/// Scanner for the requests of one connection; see the head of this file.
 ///
-/// The arguments of several requests in a row may be kept, so that they can be looked at before the
-/// first of them is executed; see
-/// [`Scanner::settle`].
+/// It keeps the arguments of several consecutive requests, so that the caller can inspect them
+/// before it executes the first; see [`Scanner::settle`].
 pub struct Scanner {
-    /// Arguments of the requests since [`Scanner::settle`], then those so far of the request under
-    /// way.
+    /// Arguments of all requests since [`Scanner::settle`], then those of the current partial
+    /// request.
     spans: Vec<Span>,
-    /// Where the spans of the request under way begin.
+    /// Index in `spans` of the current request's first argument.
     first: usize,
-    /// Where those of the last whole request begin; they end at `first`.
+    /// Index in `spans` of the last complete request's first argument. Its last one is before
+    /// `first`.
     last: usize,
-    /// Arguments of an inline request, unescaped; spans point here then.
+    /// Unescaped arguments of an inline request, the target of its spans.
     inline: Vec<u8>,
     is_inline: bool,
     state: State,
-    /// The next byte to look at, from the request's first byte.
     pos: usize,
-    /// Arguments still to come.
+    /// Number of remaining arguments.
     missing: usize,
-    /// No line end lies before this byte.
+    /// There is no line end before this byte.
     searched: usize,
 }
 
@@ -163,11 +161,12 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// Looks for a request at the start of `buf`. After [`Scan::Incomplete`] the next call must be
-    /// given the same bytes, and more behind them (they may have moved in memory); after any other
-    /// outcome, the bytes behind the request.
+    /// Scans for a request at the start of `buf`.
+    ///
+    /// After [`Scan::Incomplete`], `buf` must contain the same bytes and more, possibly at another
+    /// address. After any other result it must begin after the request.
     #[inline]
-    // Long: one arm for each state.
+    // Long: one arm per state.
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
             match self.state {
@@ -250,8 +249,8 @@ impl Scanner {
         }
     }
 
-    /// Nearly all arguments: fewer than 100 bytes, all there. Takes as many as it can; true if they
-    /// were all of the request's. Anything else it leaves to the states.
+    /// Fast path for complete arguments of less than 100 bytes. Consumes as many as possible and
+    /// leaves the rest to the state machine. Returns whether the request is complete.
     #[inline]
     fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
         if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
@@ -259,13 +258,13 @@ impl Scanner {
         }
         let (mut pos, mut missing) = (self.pos, self.missing);
         let mut rest = buf.get(pos..).unwrap_or_default();
-        // The last header, its bytes, and what it said: arguments are often as long as the one
-        // before; before the first, the header of PING.
+        // Previous header, its mask, and its meaning: consecutive arguments often have equal
+        // lengths. The initial value is the header of PING.
         let (mut last, mut bytes, mut length, mut header) =
             (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
         while missing > 0 {
-            // "$dd\r\n" or "$d\r\n", looked at as one number. With what must follow there are never
-            // fewer than eight bytes, but at the very end.
+            // Compare "$dd\r\n" or "$d\r\n" as one word. At least eight bytes follow, except at the
+            // very end.
             let Some(&head) = rest.first_chunk() else { break };
             let word = u64::from_le_bytes(head);
             if (word ^ last) & bytes != 0 {
@@ -280,7 +279,7 @@ impl Scanner {
                     }
                     (length, header) = ((tens * 10 + ones) as usize, 5);
                 } else {
-                    // One digit may be none.
+                    // The byte may not be a digit.
                     let ones = one >> 8 & 0xff;
                     if one & 0xffff_00ff != 0 || ones > 9 {
                         break;
@@ -294,7 +293,7 @@ impl Scanner {
             if argument.last_chunk() != Some(b"\r\n") {
                 break;
             }
-            // All below the buffer's length: nothing wraps.
+            // All values are at most the buffer's length, so nothing wraps.
             let (start, end) = (pos.wrapping_add(header), pos.wrapping_add(text));
             self.spans.push(Span { start: start as u32, end: end as u32 });
             pos = end.wrapping_add(2);
@@ -306,7 +305,7 @@ impl Scanner {
         missing == 0
     }
 
-    /// A request has come whole.
+    /// Completes a request.
     #[inline]
     fn whole(&mut self) -> Scan {
         let consumed = self.pos;
@@ -316,46 +315,44 @@ impl Scanner {
         Scan::Request(consumed)
     }
 
-    /// The arguments of the request that was found last; `buf` as it was given to
-    /// [`Scanner::scan`].
+    /// Returns the arguments of the last request. `buf` must be the same as in [`Scanner::scan`].
     #[inline]
     pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
         self.args_in(buf, self.last_spans(), self.is_inline)
     }
 
-    /// Where the arguments of the request that was found last are kept, for [`Scanner::args_in`].
+    /// Returns the range of the last request's arguments, for [`Scanner::args_in`].
     #[inline]
     pub fn last_spans(&self) -> Range<usize> {
         self.last..self.first
     }
 
-    /// Whether the request that was found last is an inline one.
+    /// Whether the last request is inline.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.is_inline
     }
 
-    /// The arguments of a request found since [`Scanner::settle`]; `buf` as it was given to
-    /// [`Scanner::scan`] for it. Of inline requests only the last one is kept.
+    /// Returns the arguments of a request since [`Scanner::settle`]. `buf` must be the same as in
+    /// its [`Scanner::scan`]. Of inline requests only the last one is available.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory use in bytes.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.spans.capacity() * size_of::<Span>() + self.inline.capacity()
     }
 
-    /// Arguments kept at the moment.
+    /// Returns the number of stored arguments.
     #[inline]
     pub fn kept(&self) -> usize {
         self.spans.len()
     }
 
-    /// Forgets the requests that were found: they are done. Keeps what is known of the one under
-    /// way.
+    /// Discards all complete requests, but not the current partial one.
     #[inline]
     pub fn settle(&mut self) {
         if self.first == self.spans.len() {
@@ -372,7 +369,7 @@ impl Scanner {
         (self.first, self.last) = (0, 0);
     }
 
-    /// Forgets everything: the next call begins at the first byte of a request.
+    /// Discards everything. The next call begins at the first byte of a request.
     #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);
@@ -393,10 +390,10 @@ impl Scanner {
         Scan::Refused(why)
     }
 
-    /// Reads the number of the header line whose marker is at `at`.
+    /// Parses the number in the header line whose marker is at `at`.
     #[inline]
     fn number(&mut self, buf: &[u8], at: usize) -> Line {
-        // Nearly every header: a few digits, CR, LF, all there.
+        // Fast path: a few digits, CR and LF, all present.
         let digits = &buf[at + 1..];
         let mut value = 0i64;
         let mut length = 0;
@@ -482,8 +479,7 @@ mod tests {
 
     type Requests = Vec<Vec<Vec<u8>>>;
 
-    /// All requests in `bytes` when they arrive in pieces that end at `cuts`, and how the scan
-    /// ended.
+    /// Returns all requests in `bytes` if they arrive in pieces that end at `cuts`, and the error.
     fn scan_in_pieces(
         bytes: &[u8],
         cuts: &[usize],
@@ -555,7 +551,7 @@ mod tests {
         };
         let cases: Vec<(Vec<u8>, Limits, &str)> = vec![
             (b"*2147483648\r\n".to_vec(), LIMITS, "Protocol error: invalid multibulk length"),
-            // Where the first header was right, and the next one is the same but for a byte.
+            // The second header differs from the first by one byte.
             (
                 b"*2\r\n$4\r\nPING\r\n#4\r\nPING\r\n".to_vec(),
                 LIMITS,
@@ -625,7 +621,7 @@ mod tests {
             (b"set \"a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             (b"set \"a\"b\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
             (b"set 'a\r\n".to_vec(), LIMITS, "Protocol error: unbalanced quotes in request"),
-            // Stricter than Redis, on purpose.
+            // Deliberately stricter than Redis.
             (
                 b"*1\r\n$4\r\nPINGxx".to_vec(),
                 LIMITS,
@@ -692,8 +688,8 @@ mod tests {
         assert_eq!(scanner.spans.capacity(), 0);
     }
 
-    /// redis-protocol is the oracle: on valid arrays of bulks it and the scanner must find the same
-    /// arguments and length, and on a prefix both must ask for more.
+    /// Compares the scanner with the crate redis-protocol. For valid arrays of bulk strings both
+    /// must find the same arguments and length, and ask for more after each prefix.
     #[test]
     fn agrees_with_redis_protocol_on_the_same_bytes() {
         use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
@@ -713,7 +709,7 @@ mod tests {
                     bytes.extend_from_slice(b"\r\n");
                 }
             }
-            // A third of the rounds damage one byte: then both must agree as long as the oracle
+            // A third of the rounds damage one byte. Both must then agree if redis-protocol
             // accepts.
             let damaged = round % 3 == 0;
             if damaged {
@@ -730,9 +726,9 @@ mod tests {
                             .into_iter()
                             .map(|f| if let OwnedFrame::BulkString(b) = f { Some(b) } else { None })
                             .collect();
-                        // Arrays of other things than bulk strings are no requests.
+                        // Arrays of other types are not requests.
                         let Some(theirs) = theirs else { continue };
-                        // The oracle reads "$01"; we do not.
+                        // redis-protocol accepts "$01", the scanner does not.
                         if damaged && matches!(ours, Scan::Refused(_)) {
                             continue;
                         }

@@ -1,8 +1,8 @@
-//! Where a word of a request lies in its bytes.
+//! Range of an argument in the bytes of its request.
 
 use std::ops::Range;
 
-/// Where one argument lies.
+/// Range of one argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) start: u32,
@@ -12,8 +12,7 @@ pub(super) struct Span {
 impl Span {
     #[inline]
     pub(super) fn new(start: usize, end: usize) -> Span {
-        // The query buffer is limited to less than 4 GiB by the configuration, so neither is ever
-        // cut.
+        // Lossless: the configuration limits the query buffer to less than 4 GiB.
         Span {
             start: u32::try_from(start).unwrap_or(u32::MAX),
             end: u32::try_from(end).unwrap_or(u32::MAX),

@@ -1,6 +1,6 @@
-//! What the store costs on this machine: `cargo run --release -p store --example figures [folder]`.
+//! Benchmark of the store: `cargo run --release -p store --example figures [folder]`.
 //!
-//! Prints one line a figure; the raw disk's own speed stands beside each that depends on it,
+//! Prints one result per line. Results that depend on the disk include the raw speed of the disk,
 //! measured in the same run.
 
 use std::hint::black_box;
@@ -115,7 +115,7 @@ fn always(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
     let start = Instant::now();
     std::thread::scope(|scope| -> Result<(), Failure> {
         let thread = scope.spawn(|| committer.run(log, &mut Rows(Vec::new())).1);
-        // One thread plays 64 clients: each marks, then waits for its ticket before it marks again.
+        // One thread simulates 64 clients, each of which waits for its ticket before the next mark.
         scope.spawn(|| {
             let mut tickets = [0u64; 64];
             let mut i = 0u64;

@@ -1,17 +1,19 @@
-//! The log's archive: segments that are kept beside the backups, so that a restore can go on behind
-//! a backup's end, to any position and time.
+//! Archive of the log, next to the backups. With it a restore can continue past the end of a
+//! backup, to any position or time.
 //!
 //! ```text
-//!   log/<lineage>-<term>/log-0000000000000012.tlog     whole: a link where the file system can
-//!                       /log-0000000000000013.tlog     the newest: a copy that grows
+//!   log/<lineage>-<term>/log-0000000000000012.tlog     complete: a hard link if possible
+//!                       /log-0000000000000013.tlog     newest: a growing copy
 //! ```
 //!
-//! Lineage, term and number together name one content: the number is used once by the node that
-//! writes under that term, and a replica's log equals its master's. So histories that parted lie
-//! beside each other, and a file that is there and long enough need not come again.
+//! Lineage, term and number together identify the contents of a segment. Only one node writes under
+//! a term, it uses each number once, and a replica's log equals its master's. Diverged histories
+//! therefore have separate folders. A file that already has the right length need not be copied
+//! again.
 //!
-//! A segment that has a successor with a batch is never written again, by no node (log.rs, L5;
-//! replica_log.rs gives up only segments that hold nothing): then it is linked.
+//! A segment is final once its successor has a batch. No node writes to it again (log.rs, L5), and
+//! a replica removes only empty segments (replica_log.rs). Final segments are hard links where
+//! possible.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -24,23 +26,22 @@ use crate::replay::segments_back;
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::store::Store;
 
-/// The archive's name in a folder of backups.
+/// Name of the archive in a folder of backups.
 pub const ARCHIVE: &str = "log";
 
-/// The folder of one history of one term.
 fn folder_name(head: &SegmentHead) -> String {
     format!("{}-{:016x}", head.lineage, head.term)
 }
 
-/// What was brought last.
+/// Newest archived segment.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
     head: SegmentHead,
-    /// Bytes of its file that are there, whole and synced.
+    /// Number of bytes that are archived and synced.
     bytes: u64,
 }
 
-/// Follows the log of one store.
+/// Archiver of one store's log.
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
@@ -48,13 +49,14 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// The archive in a folder of backups.
+    /// Returns the archiver for a folder of backups.
     pub fn new(root: &Path) -> Archive {
         Archive { folder: root.join(ARCHIVE), followed: None }
     }
 
-    /// Brings what the log has up to `durable`. `advance` is told of bytes that were copied, and an
-    /// error of it ends the attempt. Gives the segment that is needed next.
+    /// Archives the log up to `durable`. Returns the first segment that the archive still needs.
+    ///
+    /// `advance` receives the number of copied bytes, and its error aborts the call.
     pub fn follow(
         &mut self,
         store: &Store,
@@ -64,7 +66,7 @@ impl Archive {
         let disk = store.disk();
         let mut heads = Vec::new();
         let mut wanted = durable.segment;
-        // The newest first, back to the one that was brought last.
+        // From the newest back to the last archived one.
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
@@ -77,7 +79,7 @@ impl Archive {
         for (i, (head, end)) in heads.iter().zip(ends).enumerate() {
             let bytes = head.byte_of(end).unwrap_or(0);
             let is_newest = i + 1 == heads.len();
-            // The one behind it must hold something that stays.
+            // An empty successor may still be removed.
             let is_final = heads.get(i + 1).is_some_and(|next| durable.offset > next.base);
             let followed = self.followed.filter(|followed| followed.head == *head);
             let have = followed.map(|followed| followed.bytes);
@@ -102,7 +104,7 @@ impl Archive {
         let name = segment_name(head.segment);
         let there = to.path(&name);
         let size = there.metadata().map_or(0, |m| m.len());
-        // Of an earlier process the newest one's end may not have been synced.
+        // An earlier process may not have synced the end of the newest segment.
         if have.is_none() && !is_newest && size >= bytes {
             return Ok(());
         }
@@ -118,7 +120,7 @@ impl Archive {
         if let Some(have) = have.filter(|have| *have <= size) {
             let io = |e| Error::io(&there, "opening", e);
             let file = to.open_write(&name).map_err(io)?;
-            // What an attempt that failed has left behind.
+            // Discard the remains of a failed attempt.
             file.set_size(have).map_err(io)?;
             return append((from, &name), (&*file, &there), have..bytes, advance).map(|_| ());
         }
@@ -126,14 +128,14 @@ impl Archive {
         put()
     }
 
-    /// Removes segments that were written before `oldest`, but for the newest one, and folders that
-    /// become empty.
+    /// Removes segments last modified before `oldest`, except for the newest one, and empty
+    /// folders. Returns the number of removed segments.
     pub fn trim(&self, oldest: SystemTime) -> Result<u64> {
         let mut removed = 0;
         for (folder, _) in folders_in(&self.folder) {
             let names = RealDisk::open(&folder).and_then(|disk| disk.list());
             for name in names.map_err(|e| Error::io(&folder, "listing", e))? {
-                // What a kill has left goes, too.
+                // Includes temporary files of a killed process.
                 let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
                 let is_newest = self.followed.is_some_and(|followed| {
                     folder.ends_with(folder_name(&followed.head))
@@ -149,14 +151,14 @@ impl Archive {
                     removed += 1;
                 }
             }
-            // Only where nothing is left.
+            // Fails unless the folder is empty.
             let _ = std::fs::remove_dir(&folder);
         }
         Ok(removed)
     }
 }
 
-/// The folders of an archive that hold segments, each with their names in order.
+/// Returns the folders of an archive with the sorted names of their segments.
 pub(crate) fn folders_in(archive: &Path) -> Vec<(PathBuf, Vec<String>)> {
     let entries = std::fs::read_dir(archive).into_iter().flatten().flatten();
     let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir());

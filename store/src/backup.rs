@@ -1,14 +1,14 @@
-//! A backup: a folder that holds a whole data set as it was at one position of its log, made beside
-//! running writes.
+//! Backups. A backup is a folder with a whole data set as of one log position. The server makes it
+//! concurrently with writes.
 //!
 //! ```text
-//!   tidemark.backup              what is described here
-//!   tidemark.manifest            the data folder's as it was pinned, its log durable up to the end
-//!   snap-*.tsnap, cold-*.tcold   the pinned files: links where the file system can, else copies
-//!   log-*.tlog                   copies: from the manifest's replay position up to the end
+//!   tidemark.backup              description of the backup, see below
+//!   tidemark.manifest            the pinned manifest, with the durable offset of the log's end
+//!   snap-*.tsnap, cold-*.tcold   the pinned files: hard links if possible, else copies
+//!   log-*.tlog                   copies, from the manifest's replay position to the end
 //! ```
 //!
-//! `tidemark.backup` is text, one fact a line, with one spelling, as the manifest is:
+//! `tidemark.backup` is text with one fact per line in canonical form, like the manifest:
 //!
 //! ```text
 //!   tidemark backup 1
@@ -23,23 +23,23 @@
 //!
 //! | line | fields |
 //! |---|---|
-//! | `from` | the lowest offset that it can be restored to, and the time of the batch before it |
-//! | `position` | its end: segment, byte, offset, sequence, chain value |
-//! | `time` | of its last batch, milliseconds since 1970 by the writer's clock; 0 for none |
-//! | `made` | when it was complete, by the clock of the server that made it |
-//! | `file` | name, bytes, CRC-32C, of every file of the folder but this one; sorted by name |
+//! | `from` | lowest offset to which a restore is possible, and the time of the batch before it |
+//! | `position` | end of the log: segment, byte, offset, sequence, chain value |
+//! | `time` | of the last batch, milliseconds since 1970 by the writer's clock; 0 for none |
+//! | `made` | time of completion by the clock of the server |
+//! | `file` | name, bytes, CRC-32C of every other file of the folder; sorted by name |
 //! | `check` | CRC-32C of all bytes before this line |
 //!
-//! **Why it is consistent.** The manifest and its files are pinned, so the log behind its replay
-//! position stays, too; the end of the log is taken after that. A full sync sends the same, and a
-//! start reads the same. `from` is the pinned manifest's durable offset: its files may show what
-//! was logged up to there.
+//! **Consistency.** The backup pins the manifest, its files and the log from its replay position,
+//! and then takes the log's end. It therefore has the same contents as a full sync, and a start
+//! reads it the same way. `from` is the durable offset of the pinned manifest, because the files
+//! may show changes logged up to there.
 //!
-//! **Why it is never half visible.** All of it is written and synced under a name that begins with
-//! a dot, then renamed. What a kill leaves there is swept before the next backup.
+//! **Atomicity.** The backup is written and synced under a name with a leading dot, then renamed.
+//! The next backup removes the remains of a killed process.
 //!
-//! A linked file costs nothing until the server removes its own name of it. On another file system
-//! files are copied; one that the last backup beside it has is linked from there.
+//! A hard link takes no space until the server removes its own name of the file. On another file
+//! system files are copied, unless the previous backup already has a copy to link to.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,53 +58,53 @@ use crate::replay::{BatchReader, Found, find_path};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 use crate::store::Store;
 
-/// The newest version that can be read; the one that is written.
+/// Backup format version that this release writes, and the newest that it reads.
 pub const BACKUP_VERSION: u32 = 1;
 
 const LIMIT_BYTES: u64 = 64 << 20;
 
-/// A file of a backup.
+/// Entry of a file in a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
-    /// Its name.
+    /// Name of the file.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// CRC-32C of all its bytes.
+    /// CRC-32C of all bytes.
     pub check: u32,
 }
 
-/// What `tidemark.backup` says; see the top of the file.
+/// Contents of `tidemark.backup`; see the head of this file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backup {
-    /// The history that it belongs to.
+    /// Lineage of the data set.
     pub lineage: Lineage,
-    /// The lowest offset that it can be restored to.
+    /// Lowest offset to which a restore is possible.
     pub from: u64,
-    /// The time of the batch before that; 0 if it is not known.
+    /// Time of the batch before `from`, in milliseconds since 1970; 0 if unknown.
     pub from_ms: u64,
-    /// Where its log ends.
+    /// End of the log.
     pub position: Position,
-    /// The time of its last batch; 0 for none.
+    /// Time of the last batch, in milliseconds since 1970; 0 for none.
     pub time_ms: u64,
-    /// When it was complete.
+    /// Time of completion, in milliseconds since 1970.
     pub made_ms: u64,
-    /// Every file but this one, sorted by name.
+    /// All files except `tidemark.backup`, sorted by name.
     pub files: Vec<BackupFile>,
 }
 
 impl Backup {
-    /// The file of that name.
+    /// Returns the entry with this name.
     pub fn file(&self, name: &str) -> Option<&BackupFile> {
         self.files.binary_search_by(|f| f.name.as_str().cmp(name)).ok().map(|at| &self.files[at])
     }
 
-    /// Bytes of all its files.
+    /// Returns the total size of the files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|f| f.bytes).sum()
     }
 
-    /// The text.
+    /// Encodes the description as text.
     pub fn encode(&self) -> String {
         let at = &self.position;
         let mut text = format!(
@@ -129,7 +129,7 @@ impl Backup {
         text
     }
 
-    /// Reads the text; on an error the byte and what is wrong there.
+    /// Decodes a description. An error contains the byte offset and the reason.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Backup, BadManifest> {
         let bad = |at, what| BadManifest::Corrupt(at, what);
         let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
@@ -156,7 +156,7 @@ impl Backup {
             let f = lines.fields("file", 3)?;
             let file = number(f[1]).zip(hexadecimal(f[2])).filter(|_| is_plain_name(f[0]));
             let (bytes, check) = file.ok_or_else(|| bad(start, "no file"))?;
-            // The data folder's own limit, as much again for its log.
+            // Twice the manifest's limit: the segments of the log are files as well.
             let fits = files.len() < 2 * MAX_FILES && bytes <= 1 << 44;
             if !fits || files.last().is_some_and(|last| *last.name >= *f[0]) {
                 return Err(bad(start, "too many files, too long, or out of order"));
@@ -174,7 +174,7 @@ impl Backup {
         Ok(Backup { lineage, from, from_ms, position, time_ms, made_ms, files })
     }
 
-    /// Reads it from a folder; `None`: the folder is no backup.
+    /// Reads the description from a folder; `None` if the folder is no backup.
     pub fn read(disk: &dyn Disk) -> Result<Option<Backup>> {
         let path = disk.path(BACKUP);
         let bytes = match read_whole(disk, BACKUP, LIMIT_BYTES) {
@@ -191,7 +191,7 @@ impl Backup {
         }
     }
 
-    /// The same, of a folder that may not be there, or be damaged: then it is none to rely on.
+    /// Like [`Backup::read`], but returns `None` for a missing folder or a damaged description.
     pub fn of(folder: &Path) -> Option<Backup> {
         if !folder.is_dir() {
             return None;
@@ -200,19 +200,20 @@ impl Backup {
     }
 }
 
-/// How a backup goes: told to its caller, which says whether it goes on.
+/// Progress reports and control of a backup in progress.
 pub trait BackupProgress {
-    /// So many bytes are to be there in all.
+    /// Reports the expected total size in bytes.
     fn expect(&self, bytes: u64);
-    /// So many more are there, copied or `linked`. Returns when more may come; an error ends it.
+    /// Reports that `bytes` more were copied or `linked`. May block to limit the rate; an error
+    /// aborts the backup.
     fn advance(&self, bytes: u64, linked: bool) -> Result<()>;
-    /// Has all that was changed before this call synced, and gives the log's durable end.
+    /// Syncs all changes made before this call. Returns the durable end of the log.
     fn end(&self) -> Result<Position>;
-    /// Milliseconds since 1970.
+    /// Returns milliseconds since 1970.
     fn now_ms(&self) -> u64;
 }
 
-/// The name under which a folder is made, beside it.
+/// Returns the temporary name for a new folder, and its parent folder.
 pub(crate) fn unfinished(folder: &Path) -> Result<(PathBuf, PathBuf)> {
     match (folder.parent(), folder.file_name().and_then(|name| name.to_str())) {
         (Some(parent), Some(name)) => {
@@ -224,7 +225,6 @@ pub(crate) fn unfinished(folder: &Path) -> Result<(PathBuf, PathBuf)> {
     }
 }
 
-/// Removes a folder and what is in it, if it is there.
 pub(crate) fn clear(folder: &Path) -> Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(folder, "removing", e)),
@@ -232,7 +232,7 @@ pub(crate) fn clear(folder: &Path) -> Result<()> {
     }
 }
 
-/// Gives a finished folder its name, which must not be taken, durably.
+/// Renames a finished folder to its final name, durably. Fails if the name is taken.
 pub(crate) fn publish(unfinished: &Path, folder: &Path, parent: &Path) -> Result<()> {
     if folder.symlink_metadata().is_ok() {
         return Err(Error::Refused(format!("{} exists already", folder.display())));
@@ -241,8 +241,8 @@ pub(crate) fn publish(unfinished: &Path, folder: &Path, parent: &Path) -> Result
     sync_folder(parent)
 }
 
-/// Makes a backup in `folder`, which must not be there. `previous`: another backup, of which files
-/// are linked that cannot be linked from the data folder.
+/// Makes a backup in `folder`, which must not exist. Files that cannot be linked from the data
+/// folder are linked from the backup `previous` if possible.
 pub fn back_up(
     store: &Store,
     folder: &Path,
@@ -256,7 +256,7 @@ pub fn back_up(
         .make()
         .and_then(|backup| publish(&unfinished, folder, &parent).map(|()| backup));
     if made.is_err() {
-        // The room that it took may be what was missing.
+        // Frees the space, whose lack may have caused the failure.
         let _ = clear(&unfinished);
     }
     made
@@ -270,7 +270,6 @@ fn known(previous: Option<&Path>) -> Option<(PathBuf, Manifest)> {
 
 struct Making<'a> {
     store: &'a Store,
-    /// Where it is made.
     folder: PathBuf,
     previous: Option<(PathBuf, Manifest)>,
     course: &'a dyn BackupProgress,
@@ -289,7 +288,7 @@ impl Making<'_> {
             let FileEntry { name, bytes, check, .. } = entry.clone();
             files.push(BackupFile { name, bytes, check });
         }
-        // As late as can be: a backup holds what was acknowledged while the files were copied.
+        // Take the end as late as possible, to include writes acknowledged during the copy.
         let end = self.course.end()?;
         if end.offset < manifest.durable {
             return Err(Error::Refused(format!(
@@ -334,7 +333,6 @@ impl Making<'_> {
         Ok(backup)
     }
 
-    /// A file that never changes.
     fn bring(&self, entry: &FileEntry, to: &RealDisk) -> Result<()> {
         let there = to.path(&entry.name);
         let ours = self.store.path(&entry.name);
@@ -344,7 +342,8 @@ impl Making<'_> {
             is_same.then(|| folder.join(&entry.name))
         });
         for from in std::iter::once(ours).chain(theirs) {
-            // What is to be linked may have been cut or replaced by others: its length tells most.
+            // An operator may have truncated or replaced the link's target. The length reveals most
+            // of that.
             let is_whole = from.metadata().is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
             if is_whole && std::fs::hard_link(&from, &there).is_ok() {
                 return self.course.advance(entry.bytes, true);
@@ -360,7 +359,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// The segments from `replay` up to `end`, and how many bytes of each count.
+    /// Returns the segments from `replay` to `end`, and the number of valid bytes in each.
     fn segments(&self, replay: Position, end: Position) -> Result<Vec<(SegmentHead, u64)>> {
         let path = find_path(&**self.store.disk(), self.store.lineage(), replay, false)?;
         let mut heads = path.segments;
@@ -371,8 +370,8 @@ impl Making<'_> {
         Ok(with_ends(&heads, end))
     }
 
-    /// Reads the log back as it was copied: up to `end`, every batch. Gives the time at which the
-    /// backup begins, and that of its last batch.
+    /// Verifies every batch of the copied log up to `end`. Returns the times of `from` and of the
+    /// last batch.
     fn verify(
         &self,
         segments: &[(SegmentHead, u64)],
@@ -399,13 +398,13 @@ impl Making<'_> {
             let what = format!("the log was copied up to {reached}, not through {end}");
             return Err(Error::corrupt(name, 0, what));
         }
-        // Where the batch before is not here, the next one is surely later.
+        // Without the batch before `from`, the next one's time is a safe upper bound.
         let from_ms = before.or(after).unwrap_or_else(|| self.course.now_ms());
         Ok((from_ms, time_ms))
     }
 }
 
-/// How many bytes of each segment count in a log that ends there.
+/// Returns the number of valid bytes of each segment in a log that ends at `end`.
 pub(crate) fn with_ends(heads: &[SegmentHead], end: Position) -> Vec<(SegmentHead, u64)> {
     let bases = heads.iter().skip(1).map(|next| next.base);
     let ends = bases.chain([end.offset]);
@@ -413,9 +412,10 @@ pub(crate) fn with_ends(heads: &[SegmentHead], end: Position) -> Vec<(SegmentHea
     sized.map(|(head, end)| (*head, head.byte_of(end).unwrap_or(0))).collect()
 }
 
-/// Reads the batches of these segments, each from the disk beside it, up to `end`, or to the last
-/// valid one. `each` gets the place after a batch, and says whether to go on: if not, the log is
-/// taken to end before that batch. Gives where it ended.
+/// Reads the batches of the segments up to `end`, or to the last valid one. Returns the end.
+///
+/// `each` receives the position after a batch. If it returns false, the walk ends before that
+/// batch.
 pub(crate) fn walk(
     segments: &[(SegmentHead, &dyn Disk)],
     end: Option<Position>,
@@ -442,7 +442,7 @@ pub(crate) fn walk(
                 Found::Batch(batch) if each(reader.position(), &batch) => at = reader.position(),
                 Found::Batch(_) => return Ok(at),
                 Found::End => break,
-                // The newest one may be written right now, or have lost its tail with the power.
+                // The newest segment may be in use, or have a torn tail.
                 Found::Bad(_) if limit.is_none() && reader.proof_of_damage()?.is_none() => break,
                 Found::Bad(what) => return Err(Error::corrupt(path, at.byte, what)),
             }
@@ -455,20 +455,20 @@ pub(crate) fn walk(
     Ok(at)
 }
 
-/// The newest complete backup of this history in a folder of backups.
+/// Returns the newest complete backup of this lineage in a folder of backups.
 pub fn newest_in(parent: &Path, lineage: Lineage) -> Option<(PathBuf, Backup)> {
     let found = backups_in(parent).into_iter().filter(|(_, backup)| backup.lineage == lineage);
     found.max_by_key(|(_, backup)| backup.made_ms)
 }
 
-/// All complete backups in a folder.
+/// Returns all complete backups in a folder.
 pub fn backups_in(parent: &Path) -> Vec<(PathBuf, Backup)> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let named = entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
     named.filter_map(|entry| Some((entry.path(), Backup::of(&entry.path())?))).collect()
 }
 
-/// Removes a backup, so that no half of it is ever visible under its name.
+/// Removes a backup. It disappears atomically under its name.
 pub fn remove(folder: &Path) -> Result<()> {
     let (gone, parent) = unfinished(folder)?;
     clear(&gone)?;
@@ -477,7 +477,8 @@ pub fn remove(folder: &Path) -> Result<()> {
     clear(&gone)
 }
 
-/// Removes from a folder of backups what a kill has left of one. No other process may work there.
+/// Removes unfinished backups of killed processes from a folder of backups. No other process may
+/// work there.
 pub fn sweep(parent: &Path) -> Result<()> {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -495,7 +496,6 @@ pub fn sweep(parent: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder to read from.
 pub(crate) fn opened(folder: &Path) -> Result<Arc<dyn Disk>> {
     if !folder.is_dir() {
         return Err(Error::Refused(format!("{} is no folder", folder.display())));

@@ -1,47 +1,50 @@
-//! One batch of the log: the unit that is written, synced, shipped to a replica and replayed, whole
-//! or not at all.
+//! Encoding of batches. A batch is the atomic unit of writing, syncing, replication and replay.
 //!
 //! ```text
 //!   offset  size  field
 //!        0     4  n         length of the body in bytes; 0 for a seal, which holds no records
-//!        4     4  records   how many the body holds
+//!        4     4  records   number of records in the body
 //!        8     8  sequence  number of the batch in the lineage, from 1, without gaps
 //!       16     8  time      milliseconds since 1970 by the writer's clock; for people, for the lag
-//!                           of replicas, and to find the place that a restore is to end at
-//!       24     4  unsynced  bytes of the log right before this batch that were not known to be
-//!                           durable when it was written
-//!       28     4  previous  chain value of the batch before (the first: of the segment's header)
+//!                           of replicas, and for restores to a point in time
+//!       24     4  unsynced  number of bytes before this batch that were not known to be durable
+//!                           when it was written
+//!       28     4  previous  chain value of the previous batch or, for the first, the header
 //!       32     4  chain     CRC-32C of (lineage, segment, offset, bytes 0..32, body); the next
 //!                           batch's `previous`
 //!       36     4  check     CRC-32C of (lineage, segment, byte, bytes 0..36)
 //!       40     n  body      records, see record.rs
 //! ```
 //!
-//! Little-endian. `offset` is the batch's place in the whole lineage, `byte` its place in the
-//! segment's file (see segment.rs); neither is stored.
+//! Numbers are little-endian. `offset` is the batch's offset in the lineage, `byte` its offset in
+//! the segment's file (see segment.rs). Neither is stored.
 //!
-//! Valid only if: (1) `check` matches, so that the head can be believed; (2) `n` is at most
-//! [`MAX_BODY_BYTES`] and the body is there; (3) `previous` is the chain value before it; (4)
-//! `sequence` is the one before it plus one; (5) `chain` matches.
+//! A batch is valid only if:
 //!
-//! Why two checks: `check` and the stored `previous` let a reader recognise a batch that lies
-//! behind damage, and `unsynced` tells it whether the damaged bytes were known to be durable by
-//! then. That is the difference between a torn tail and damage; see replay.rs.
+//! 1. `check` matches, so that the head is trustworthy;
+//! 2. `n` is at most [`MAX_BODY_BYTES`] and the body is complete;
+//! 3. `previous` equals the preceding chain value;
+//! 4. `sequence` equals the preceding one plus one;
+//! 5. `chain` matches.
+//!
+//! The two checksums serve recovery (replay.rs). With `check` and `previous` a reader recognises a
+//! batch after damaged bytes. Its `unsynced` field then shows whether those bytes were durable,
+//! which distinguishes damage from a torn tail.
 
 use crate::frame::{Check, u32_at, u64_at};
 
-/// Bytes before the body.
+/// Size of a batch head in bytes.
 pub const BATCH_HEAD_BYTES: usize = 40;
 
-/// The longest body. Longer ones are refused when written, so that a reader may bound its memory.
+/// Maximum size of a body in bytes. Writers reject longer ones, so readers can bound their memory.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// Names one history of one data set; every file of it carries it.
+/// Identifier of one history of a data set. Every file of the data set contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lineage(pub [u8; 16]);
 
 impl Lineage {
-    /// A new, random one.
+    /// Generates a random identifier.
     pub fn random() -> std::io::Result<Lineage> {
         let mut bytes = [0; 16];
         let mut filled = 0;
@@ -54,7 +57,7 @@ impl Lineage {
         Ok(Lineage(bytes))
     }
 
-    /// Reads the 32 hexadecimal digits that [`Display`](std::fmt::Display) writes.
+    /// Parses the 32 hexadecimal digits of the [`Display`](std::fmt::Display) format.
     pub fn parse(text: &str) -> Option<Lineage> {
         if text.len() != 32
             || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -77,18 +80,18 @@ impl std::fmt::Debug for Lineage {
     }
 }
 
-/// The fields of a batch's head.
+/// Fields of a batch head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHead {
     /// Length of the body in bytes.
     pub body_bytes: u32,
     /// Number of records.
     pub records: u32,
-    /// Number of the batch in the lineage.
+    /// Sequence number in the lineage, from 1, without gaps.
     pub sequence: u64,
     /// Milliseconds since 1970 by the writer's clock.
     pub time_ms: u64,
-    /// Bytes before this batch that were not known to be durable when it was written.
+    /// Number of bytes before this batch that were not known to be durable at the time of writing.
     pub unsynced_bytes: u32,
     /// Chain value before this batch.
     pub previous: u32,
@@ -97,25 +100,23 @@ pub struct BatchHead {
 }
 
 impl BatchHead {
-    /// Length of the whole batch in the log.
+    /// Returns the size of head and body in bytes.
     pub fn bytes(&self) -> u64 {
         BATCH_HEAD_BYTES as u64 + u64::from(self.body_bytes)
     }
 
-    /// A seal holds no records: it says that all before it is durable.
+    /// Whether this is a seal: an empty batch that marks everything before it as durable.
     pub fn is_seal(&self) -> bool {
         self.records == 0
     }
 }
 
-/// Where a batch lies: what its checks are bound to.
+/// Location of a batch; its checksums cover the location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) lineage: Lineage,
     pub(crate) segment: u64,
-    /// In the segment's file.
     pub(crate) byte: u64,
-    /// In the lineage.
     pub(crate) offset: u64,
 }
 
@@ -140,8 +141,8 @@ impl Place {
     }
 }
 
-/// Appends the batch to `out`; the head's `body_bytes` and `chain` are computed. Returns the chain
-/// value.
+/// Appends the batch to `out` and returns its chain value. Computes `body_bytes` and `chain`;
+/// ignores those of `head`.
 pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body: &[u8]) -> u32 {
     assert!(body.len() <= MAX_BODY_BYTES, "a batch of {} bytes", body.len());
     let mut bytes = [0; BATCH_HEAD_BYTES];
@@ -160,8 +161,9 @@ pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body
     chain
 }
 
-/// Reads the fields of a head, if its `check` matches the place. `bytes` holds at least
-/// [`BATCH_HEAD_BYTES`].
+/// Decodes a head. Returns `None` if `check` does not match the location or the body is too long.
+///
+/// Panics if `bytes` is shorter than [`BATCH_HEAD_BYTES`].
 pub(crate) fn read_head(bytes: &[u8], place: &Place) -> Option<BatchHead> {
     if place.check(bytes) != u32_at(bytes, 36) {
         return None;
@@ -170,7 +172,7 @@ pub(crate) fn read_head(bytes: &[u8], place: &Place) -> Option<BatchHead> {
     (head.body_bytes as usize <= MAX_BODY_BYTES).then_some(head)
 }
 
-/// The fields as they are, believed or not.
+/// Decodes the fields without verification.
 pub(crate) fn fields(bytes: &[u8]) -> BatchHead {
     BatchHead {
         body_bytes: u32_at(bytes, 0),
@@ -183,7 +185,7 @@ pub(crate) fn fields(bytes: &[u8]) -> BatchHead {
     }
 }
 
-/// Does the body belong to the head? `head_bytes` are the encoded head's.
+/// Whether the body matches the chain value in the encoded head.
 pub(crate) fn body_matches(head_bytes: &[u8], body: &[u8], place: &Place) -> bool {
     place.chain(head_bytes, body) == u32_at(head_bytes, 32)
 }

@@ -1,11 +1,12 @@
-//! Buffers that are filled and emptied again and again: what a burst took is given back.
+//! Memory management of reusable buffers: a buffer shrinks after a burst.
 
-/// What an empty buffer may keep, in bytes, whatever it was used for.
+/// Capacity in bytes that an empty buffer always keeps.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Empties a buffer. It keeps its memory for the next use, unless it has much of it and this use
-/// took less than a quarter: so under a steady load nothing is allocated anew, and the first small
-/// use after a burst gives back what the burst took.
+/// Empties a buffer and shrinks it if this use filled less than a quarter of a large capacity.
+///
+/// A steady load therefore never reallocates. The first small use after a burst releases the
+/// memory.
 pub fn clear<T>(buffer: &mut Vec<T>) {
     let (used, has) = (buffer.len() * size_of::<T>(), buffer.capacity() * size_of::<T>());
     buffer.clear();

@@ -1,10 +1,9 @@
-//! `tidemark check` and `tidemark dump`: what is in a data folder, and what is wrong with it. Both
-//! only read.
+//! `tidemark check` and `tidemark dump`: read-only inspection of a data folder.
 //!
-//! A start stops at the first damage; a check goes on: every byte of every file that the manifest
-//! names, every batch of the log, and the files that nothing names. Behind damage, of the manifest
-//! or of the log, each file is looked at by itself, by its own header: then it is not said what is
-//! missing.
+//! A start stops at the first damage. A check continues: it reads every byte of all files in the
+//! manifest, every batch of the log, and files that no manifest names. If the manifest or the log
+//! is damaged, the check verifies the remaining files individually by their own headers. It cannot
+//! detect missing files then.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -27,45 +26,45 @@ use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name}
 use crate::snapshot::{SnapshotReader, parse_snapshot_name, read_small};
 use crate::staging::pending;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As it should be.
+    /// No problem.
     Good,
-    /// Not as it should be in the long run, but nothing is lost: a start deals with it.
+    /// A deviation without data loss, which the next start corrects.
     Note,
-    /// It could not be looked at: the system refused. What is in it is not known.
+    /// The system refused a read, so the contents are unknown.
     Unread,
-    /// A start will refuse it.
+    /// Damage: a start will fail.
     Damage,
 }
 
 /// One line of a report.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// The file's name, or the folder's if it concerns all.
+    /// Name of the file, or of the folder for a general finding.
     pub file: String,
-    /// What was found.
+    /// Description of the finding.
     pub text: String,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// In the order of looking: manifest, its files, the log, the rest.
+    /// Findings in order of inspection: manifest, its files, log, other files.
     pub findings: Vec<Finding>,
-    /// Bytes read and verified.
+    /// Number of verified bytes.
     pub bytes: u64,
-    /// Batches of the log.
+    /// Number of batches in the log.
     pub batches: u64,
-    /// Records of the log.
+    /// Number of records in the log.
     pub records: u64,
 }
 
 impl Report {
-    /// The worst of it.
+    /// Returns the highest severity of all findings.
     pub fn severity(&self) -> Severity {
         self.findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Good)
     }
@@ -80,12 +79,11 @@ impl Report {
     }
 }
 
-/// A folder whose server publishes a manifest while it is being looked at is looked at again, so
-/// often at most.
+/// Maximum number of attempts if a server publishes manifests during the check.
 const LOOKS: usize = 5;
 
-/// Verifies a data folder. A running server may have it; then the end of the log is that of the
-/// moment.
+/// Verifies a data folder. A server may use the folder concurrently; the end of the log is then a
+/// snapshot in time.
 pub fn check(disk: &dyn Disk) -> Result<Report> {
     let number = || Manifest::read(disk).ok().flatten().map(|manifest| manifest.number);
     let mut looks = 0;
@@ -93,14 +91,13 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
         let before = number();
         let report = look(disk)?;
         looks += 1;
-        // What the older manifest named may be gone by right.
+        // The server may have legitimately removed files of the older manifest.
         if report.severity() < Severity::Unread || number() == before || looks == LOOKS {
             return Ok(report);
         }
     }
 }
 
-/// One look at everything.
 fn look(disk: &dyn Disk) -> Result<Report> {
     let mut report = Report::default();
     let pending = pending(disk)?;
@@ -130,7 +127,7 @@ fn look(disk: &dyn Disk) -> Result<Report> {
     Ok(report)
 }
 
-/// The manifest, if it can be read; its absence is damage where there are files of ours.
+/// Checks and returns the manifest. A missing one is damage if the folder has data files.
 fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Option<Manifest> {
     match Manifest::read(disk) {
         Ok(Some(manifest)) => {
@@ -159,7 +156,6 @@ fn check_manifest(disk: &dyn Disk, names: &[String], report: &mut Report) -> Opt
     }
 }
 
-/// A file that the manifest names, read as a whole.
 fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut Report) {
     let looked = match file.role {
         Role::Snapshot => SnapshotReader::open(disk, &file.name, Some((file, lineage)))
@@ -184,11 +180,11 @@ fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut 
     }
 }
 
-/// So many damaged parts of one file are named.
+/// Maximum number of damaged parts of one file to report individually.
 const MOST_NAMED: usize = 16;
 
-/// Reads a cold file as a whole; gives its rows, or pages, and the word for them, unless some of it
-/// is damaged, which is reported.
+/// Reads a whole cold file and reports its damage. Returns the number of rows or pages, and the
+/// unit, if the file is intact.
 fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'static str)> {
     let mut found = Vec::new();
     let has = scrub.run(&mut found);
@@ -200,7 +196,6 @@ fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'st
     found.is_empty().then_some(has)
 }
 
-/// Files that are there and that nothing names.
 fn check_names(manifest: Option<&Manifest>, names: &[String], report: &mut Report) {
     for name in names.iter().filter(|n| ![MANIFEST, LOCK, BACKUP].contains(&n.as_str())) {
         let named = manifest.is_some_and(|m| m.files.iter().any(|f| f.name == **name));
@@ -217,7 +212,7 @@ fn check_names(manifest: Option<&Manifest>, names: &[String], report: &mut Repor
     }
 }
 
-/// What a backup says of its files, where that is more than the manifest says.
+/// Checks the files of a backup that its manifest does not cover.
 fn check_backup(
     disk: &dyn Disk,
     manifest: Option<&Manifest>,
@@ -328,7 +323,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         }
         Err(error) => {
             report.error("the log", &error);
-            // Up to there it is sound.
+            // Everything before the damage is intact.
             let is_damaged = |n: &u64| match &error {
                 Error::Corrupt { path, .. } => *path == disk.path(&segment_name(*n)),
                 _ => false,
@@ -339,14 +334,13 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
     }
 }
 
-/// Segments behind damage, each by itself.
+/// Checks the segments after damage individually.
 fn check_segments_from(disk: &dyn Disk, first: u64, report: &mut Report) {
     for n in segment_numbers(disk).unwrap_or_default().into_iter().filter(|&n| n >= first) {
         check_alone(disk, &segment_name(n), report);
     }
 }
 
-/// A file of which nothing is known but its name.
 fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
     let looked = if let SegmentName::Segment(number) = parse_segment_name(name) {
         check_segment_alone(disk, number, report)
@@ -396,7 +390,7 @@ fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Res
     }
 }
 
-/// What lies before the replay position: no start reads it, but a replica may.
+/// Checks the segments before the replay position, which only replicas need.
 fn check_kept(
     disk: &dyn Disk,
     manifest: &Manifest,
@@ -410,7 +404,7 @@ fn check_kept(
                     nor a replica needs it";
         report.add(Severity::Note, &segment_name(n), text);
     }
-    // Each up to where the next one begins, and the one in which replay begins up to there.
+    // Each segment must end at the base of the next one, and the last one at the replay position.
     let heads: Vec<SegmentHead> = older.iter().rev().chain([first]).copied().collect();
     let begins = heads.iter().skip(1).map(|next| (next.base, next.chain));
     for (head, (end, chain)) in
@@ -449,8 +443,8 @@ fn check_kept(
     Ok(())
 }
 
-/// Writes what a file of ours holds, as text, one structure a line; with `payloads` the bytes of
-/// records and chunks too, in hexadecimal. Stops at damage, after saying where it is.
+/// Prints the structure of a data file as text, one element per line. With `payloads` also prints
+/// records and chunks in hexadecimal. Stops at damage and reports its location.
 pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) -> Result<()> {
     let mut text = Dump { out, payloads, path: disk.path(name) };
     if name == BACKUP {
@@ -491,7 +485,7 @@ impl Dump<'_> {
         if self.payloads {
             text.push(' ');
             for byte in bytes {
-                let _ = write!(text, "{byte:02x}"); // a String takes everything
+                let _ = write!(text, "{byte:02x}"); // cannot fail for a String
             }
         }
         text
@@ -563,7 +557,6 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
     }
 }
 
-/// Whose a file is, and what it is for.
 fn whose(lineage: Lineage, tag: &Tag) -> String {
     let Tag { space, kind, low, high, stamp } = tag;
     format!("lineage {lineage} space {space} kind {kind} ids {low} to {high} stamp {stamp}")
@@ -633,14 +626,16 @@ fn dump_rows(file: &Arc<ColdFile>, whose: &str, text: &mut Dump<'_>) -> Result<(
     Ok(())
 }
 
-/// The lineage of a folder, if it has a manifest: what a replica or a restore compares first.
+/// Returns the lineage of a folder; `None` without a manifest.
 pub fn lineage_of(disk: &dyn Disk) -> Result<Option<Lineage>> {
     Ok(Manifest::read(disk)?.map(|m| m.lineage))
 }
 
-/// Hands the content of the snapshot's small file of this kind to `each`, and then the payloads of
-/// the log's records of that kind, in their order. Only reads, so beside a running server, too; the
-/// newest of what that writes may be missing.
+/// Passes the snapshot's small file of this kind to `each`, then the payloads of the log's records
+/// of this kind in order.
+///
+/// Only reads, so a server may use the folder concurrently. The server's latest writes may be
+/// missing.
 pub fn peek(disk: &dyn Disk, kind: u8, each: &mut dyn FnMut(&[u8])) -> Result<()> {
     let pending = pending(disk)?;
     let disk: &dyn Disk = pending.as_ref().map_or(disk, |adopted| adopted);

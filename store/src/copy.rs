@@ -1,5 +1,5 @@
-//! Copies of files: synced piece by piece, so that the log's sync never waits for much of them, and
-//! kept out of the system's cache, which others need.
+//! File copies that spare the rest of the system. Periodic syncs keep the log's sync short, and the
+//! copies do not stay in the page cache.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,13 +7,15 @@ use std::path::Path;
 use crate::disk::{Disk, DiskFile, read_full_at, write_all_at};
 use crate::error::{Error, Result};
 
-/// Bytes that are read and written together.
+/// Size of a read and write in bytes.
 const PIECE: usize = 1 << 20;
 /// Bytes between two syncs.
 const SYNC_EVERY: u64 = 8 << 20;
 
-/// Copies the first `bytes` of a file to a new one of another folder, durably but for the name.
-/// `advance` is told of each piece, and an error of it ends the copy. Gives the CRC-32C.
+/// Copies the first `bytes` of a file to a new file in another folder. Returns the CRC-32C.
+///
+/// The contents are durable on return; the new name is not. `advance` receives the size of each
+/// piece, and its error aborts the copy.
 pub(crate) fn copy(
     (from, name): (&dyn Disk, &str),
     (to, new): (&dyn Disk, &str),
@@ -23,13 +25,13 @@ pub(crate) fn copy(
     let path = to.path(new);
     let file = to.create(new).map_err(|e| Error::io(&path, "creating", e))?;
     let check = append((from, name), (&*file, &path), 0..bytes, advance)?;
-    // What it takes of memory is given back; that it is, is not needed.
+    // Best effort: the copy is complete even if its pages stay cached.
     let _ = file.drop_cache();
     Ok(check)
 }
 
-/// Appends a part of a file to its copy, which ends where that begins, durably. Gives the CRC-32C
-/// of the part.
+/// Appends a range of a file to a copy that ends at the range's start, durably. Returns the CRC-32C
+/// of the range.
 pub(crate) fn append(
     (from, name): (&dyn Disk, &str),
     (to, path): (&dyn DiskFile, &Path),
@@ -60,7 +62,7 @@ pub(crate) fn append(
     Ok(check)
 }
 
-/// CRC-32C of a file, which must be of this length.
+/// Returns the CRC-32C of a file, which must have exactly `bytes` bytes.
 pub(crate) fn check_of(
     disk: &dyn Disk,
     name: &str,
@@ -95,7 +97,6 @@ pub(crate) fn check_of(
     Ok(check)
 }
 
-/// Makes the names in a folder durable.
 pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|e| Error::io(folder, "syncing the folder", e))

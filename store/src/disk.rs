@@ -1,23 +1,22 @@
-//! The disk as the store sees it: one flat folder of files, written at explicit offsets, synced
-//! explicitly.
+//! Disk interface of the store: one flat folder of files with explicit offsets and explicit syncs.
 //!
-//! Two implementations: [`RealDisk`] here, and the simulated one in `sim`, which loses, tears and
-//! reorders whatever was not synced. All of the store runs on either, through `Arc<dyn Disk>`.
+//! There are two implementations: [`RealDisk`] here, and a simulated disk in `sim` that loses,
+//! tears and reorders unsynced writes. The store uses either one through `Arc<dyn Disk>`.
 //!
-//! What the store assumes of a disk, and nothing more (the simulator grants exactly this):
+//! The store relies on the following properties only, and the simulator guarantees exactly these:
 //!
-//! 1. Bytes are durable once [`DiskFile::sync`] on their file has returned `Ok` after they were
-//!    written. Before that any subset of 512-byte sectors may reach the disk, in any order, and the
-//!    file's length may be any that was set on the way.
-//! 2. A name (created, renamed, removed) is durable once [`Disk::sync_dir`] has returned `Ok` after
-//!    it. A rename is atomic.
-//! 3. After a failed `sync` nothing is known about the bytes that were not durable before it, and a
-//!    later `Ok` on the same file says nothing about them: the kernel marks the pages clean and
-//!    drops the error once it was told.
-//! 4. Read errors and flipped bits may happen at any time, anywhere.
+//! 1. Bytes are durable once a [`DiskFile::sync`] that began after their write has returned `Ok`.
+//!    Before that, any subset of 512-byte sectors may reach the disk, in any order, and the file's
+//!    length may be any length set since the last sync.
+//! 2. A change of a name (creation, rename, removal) is durable once a later [`Disk::sync_dir`] has
+//!    returned `Ok`. A rename is atomic.
+//! 3. A failed `sync` leaves the state of the non-durable bytes unknown, and a later `Ok` on the
+//!    same file does not cover them. The kernel marks the pages clean and reports the error only
+//!    once.
+//! 4. Read errors and flipped bits may occur at any time, anywhere.
 //!
-//! Left out on purpose: writing through a memory map. A full disk shows there as SIGBUS, which no
-//! program can handle well.
+//! The store never writes through a memory map: a full disk would raise SIGBUS, which a program
+//! cannot handle reliably.
 
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
@@ -28,74 +27,74 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-/// A flat folder of files. Names are plain file names, without a folder.
+/// A flat folder of files, addressed by plain file names.
 pub trait Disk: Send + Sync + Debug {
-    /// How a file of the folder is called in messages.
+    /// Returns the path of a file for messages.
     fn path(&self, name: &str) -> PathBuf;
-    /// Creates a file for reading and writing; an error of kind `AlreadyExists` if the name is
-    /// taken.
+    /// Creates a file for reading and writing. Returns an error of kind `AlreadyExists` if the name
+    /// is taken.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// The same for a file that is written once, from its beginning to its end, and not read soon:
-    /// whole blocks of 4 KiB, from memory that begins at a multiple of it, go past the system's
-    /// cache where the file system can do that. What is durable when is the same.
+    /// Creates a file that the caller writes once, sequentially, and does not read soon.
+    ///
+    /// Whole 4 KiB blocks from 4 KiB aligned memory bypass the page cache if the file system
+    /// supports it. Durability is the same as with [`Disk::create`].
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         self.create(name)
     }
     /// Opens a file for reading.
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// The same for a file that is read to see what the device has: whole blocks of 4 KiB, into
-    /// memory that begins at a multiple of it, come past the system's cache where the file system
-    /// can do that.
+    /// Opens a file whose contents are to be verified on the device.
+    ///
+    /// Whole 4 KiB blocks into 4 KiB aligned memory bypass the page cache if the file system
+    /// supports it.
     fn open_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         self.open(name)
     }
     /// Opens a file for reading and writing.
     fn open_write(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// All names in the folder, sorted.
+    /// Returns all names in the folder, sorted.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Renames a file, replacing the one that has the new name.
+    /// Renames a file and replaces an existing file of the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync_dir(&self) -> io::Result<()>;
-    /// Takes the folder for this process until the guard is dropped; an error of kind `WouldBlock`
-    /// if another has it.
+    /// Locks the folder for this process until the guard is dropped. Returns an error of kind
+    /// `WouldBlock` if another process holds the lock.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
-    /// Bytes that could still be written, as far as the file system tells.
+    /// Returns the number of free bytes that the file system reports.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// Where the files are, for what is done with them as a whole; `None`: nowhere, as they are
-    /// simulated.
+    /// Returns the real folder of the files; `None` for a simulated disk.
     fn place(&self) -> Option<&Path> {
         None
     }
 }
 
-/// One open file. Reads and writes name their offset, so that a handle can be shared between
-/// threads.
+/// An open file. Reads and writes take an offset, so threads can share a handle.
 pub trait DiskFile: Send + Sync + Debug {
-    /// Reads up to `buffer.len()` bytes; 0 at the end of the file.
+    /// Reads up to `buffer.len()` bytes and returns their number; 0 at the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Writes some of the bytes and says how many.
+    /// Writes a prefix of the bytes and returns its length.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn size(&self) -> io::Result<u64>;
-    /// Cuts or extends (with zeros) the file.
+    /// Truncates the file, or extends it with zeros.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
-    /// Makes the contents durable. After an error the handle is not to be trusted again.
+    /// Makes the contents durable. After an error the caller must abandon the handle.
     fn sync(&self) -> io::Result<()>;
-    /// Reserves room for the first `bytes` bytes without changing the file's length, so that writes
-    /// there do not meet a full disk.
+    /// Reserves space for the first `bytes` bytes without a change of the file's length. Writes
+    /// into the reserved range do not run out of space.
     fn allocate(&self, bytes: u64) -> io::Result<()>;
-    /// Makes later reads come from the device rather than from memory, where the system can: a page
-    /// of which the sync failed in an earlier process may still be in memory, whole, while the
-    /// device never got it.
+    /// Drops the file from the page cache, so that later reads come from the device.
+    ///
+    /// After a failed sync the cache may still hold a page that never reached the device.
     fn drop_cache(&self) -> io::Result<()>;
-    /// Tells the system that reads will come in no order, so that it reads nothing ahead.
+    /// Disables readahead for random reads.
     fn expect_random(&self) -> io::Result<()>;
 }
 
-/// Writes all bytes, through short writes and interruptions.
+/// Writes all bytes; retries short writes and interruptions.
 pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
@@ -113,7 +112,7 @@ pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> i
     Ok(())
 }
 
-/// Reads until the buffer is full or the file ends; says how many bytes were read.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes read.
 pub fn read_full_at(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -127,7 +126,6 @@ pub fn read_full_at(file: &dyn DiskFile, buffer: &mut [u8], offset: u64) -> io::
     Ok(done)
 }
 
-/// Reads a whole small file, of at most `limit` bytes.
 pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<Vec<u8>> {
     let file = disk.open(name)?;
     let size = file.size()?;
@@ -143,8 +141,10 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<
     Ok(bytes)
 }
 
-/// Replaces `name` by `bytes` so that a crash at any step leaves the old file or the new one, whole
-/// (promise 4): write under a temporary name, sync, rename, sync the folder.
+/// Atomically replaces the contents of `name` (promise 4).
+///
+/// A crash at any step leaves either the old or the new file: write a temporary file, sync it,
+/// rename it, sync the folder.
 pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = format!("{name}{TEMPORARY}");
     match disk.remove(&temporary) {
@@ -154,7 +154,7 @@ pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<(
     let file = disk.create(&temporary)?;
     let written = write_all_at(&*file, bytes, 0).and_then(|()| file.sync());
     if let Err(e) = written {
-        // A half-written temporary file is only clutter: the next start sweeps it if this fails.
+        // Best effort: the next start removes a leftover temporary file.
         let _ = disk.remove(&temporary);
         return Err(e);
     }
@@ -162,14 +162,13 @@ pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<(
     disk.sync_dir()
 }
 
-/// The ending of files that are not published yet; whatever carries it is swept at the next start.
+/// Suffix of unpublished files. The next start removes all files with this suffix.
 pub const TEMPORARY: &str = ".tmp";
 
-/// Name of the file that carries the folder's lock.
+/// Name of the lock file.
 pub const LOCK: &str = "tidemark.lock";
 
-/// Creates a folder, and those above it, where they are missing, durably: each new name is synced
-/// in the folder that holds it.
+/// Creates a folder and its missing parents, durably: each new name is synced in its parent folder.
 pub fn create_folder(folder: &Path) -> io::Result<()> {
     if folder.as_os_str().is_empty() || folder.is_dir() {
         return Ok(());
@@ -186,8 +185,7 @@ pub fn create_folder(folder: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// What is written past the system's cache begins and ends at multiples of so many bytes, in the
-/// file and in memory: enough for every device, of which most want 512.
+/// Alignment of direct I/O in bytes, for file offsets and memory. Most devices require only 512.
 pub(crate) const BLOCK: usize = 4096;
 
 /// A folder of the file system.
@@ -197,14 +195,14 @@ pub struct RealDisk {
 }
 
 impl RealDisk {
-    /// Opens the folder, creating it if needed (durably: its own name is synced too).
+    /// Opens the folder. Creates it durably if it does not exist.
     pub fn open(folder: impl AsRef<Path>) -> io::Result<RealDisk> {
         let folder = folder.as_ref().to_path_buf();
         create_folder(&folder)?;
         Ok(RealDisk { folder })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -226,8 +224,7 @@ impl Disk for RealDisk {
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let path = self.path(name);
         let file = create_new(&path)?;
-        // A second handle, as the flag holds for all that goes through one; the kernel keeps what
-        // both do to the file in agreement.
+        // O_DIRECT is a property of the handle, hence a second one. The kernel keeps both coherent.
         let uncached = open_direct(OpenOptions::new().read(true).write(true), &path).ok();
         Ok(Box::new(RealFile { uncached, ..RealFile::from(file) }))
     }
@@ -252,7 +249,7 @@ impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
-            // A name that is not UTF-8 is none of ours.
+            // The store creates only UTF-8 names.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
@@ -281,15 +278,15 @@ impl Disk for RealDisk {
             .truncate(false)
             .open(self.path(LOCK))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // The folder, too: a file can be removed, and one of the same name would be another lock.
-        // NFS locks no folders.
+        // Locks the folder as well: a removed and recreated lock file would be a different lock.
+        // NFS does not support locks on folders.
         let folder = File::open(&self.folder)?;
         if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)
             == Err(Errno::WOULDBLOCK)
         {
             return Err(Errno::WOULDBLOCK.into());
         }
-        // The lock is the flock; the process id inside is for an operator.
+        // The flock is the lock; the process id in the file is for the operator.
         file.set_len(0)?;
         file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)?;
         Ok(Box::new((file, folder)))
@@ -304,7 +301,7 @@ impl Disk for RealDisk {
 #[derive(Debug)]
 struct RealFile {
     file: File,
-    /// The same file, past the system's cache.
+    /// Handle with O_DIRECT, if the file system supports it.
     uncached: Option<File>,
 }
 
@@ -318,20 +315,20 @@ fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).open(path)
 }
 
-/// An error where the file system has nothing past its cache.
+/// Returns an error if the file system does not support O_DIRECT.
 fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(OFlags::DIRECT.bits() as i32).open(path)
 }
 
 impl RealFile {
-    /// The handle past the cache, for so many bytes at an address, to or from an offset.
+    /// Returns the O_DIRECT handle if the request's offset, address and size suit it.
     fn direct(&self, bytes: usize, address: usize, offset: u64) -> Option<&File> {
         let is_whole = offset.is_multiple_of(BLOCK as u64) && address.is_multiple_of(BLOCK);
         self.uncached.as_ref().filter(|_| bytes >= BLOCK && is_whole)
     }
 }
 
-/// There are file systems that take the flag and then refuse the operation.
+/// Some file systems accept O_DIRECT at open and reject the read or write.
 fn is_refused(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP))
 }
@@ -368,7 +365,7 @@ impl DiskFile for RealFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // fdatasync: it also writes the length, which is all of the metadata that reading needs.
+        // fdatasync also writes the length, the only metadata that a reader needs.
         self.file.sync_data()
     }
 
@@ -411,7 +408,7 @@ mod tests {
         let bytes = &memory[start..start + 3 * BLOCK + 10];
 
         let file = disk.create_uncached("file").unwrap();
-        // This file system may have no such writes. Then all of it is taken at once.
+        // Without O_DIRECT the file accepts all bytes in one write.
         let can = open_direct(OpenOptions::new().write(true), &disk.path("file")).is_ok();
         assert_eq!(file.write_at(bytes, 0).unwrap(), if can { 3 * BLOCK } else { bytes.len() });
         for (from, at, taken) in

@@ -1,92 +1,91 @@
-//! What can go wrong, named for what the caller does next.
+//! Errors of the store, classified by the caller's next step.
 //!
 //! | error | the caller |
 //! |---|---|
-//! | [`Error::Corrupt`] | does not start, or fetches the file anew; shows path, offset and advice |
-//! | [`Error::Full`] | refuses writes, goes on reading, tries again: nothing was half applied |
-//! | [`Error::Io`] | as Full; a disk that keeps failing is the operator's |
-//! | [`Error::Locked`] | does not start: another process has the folder |
-//! | [`Error::Version`] | does not start: a newer release wrote the file |
-//! | [`Error::OldVersion`] | does not start: an older release wrote the folder |
-//! | [`Error::Refused`] | reports it: the request itself was wrong |
+//! | [`Error::Corrupt`] | refuses to start or fetches the file again; reports path and offset |
+//! | [`Error::Full`] | refuses writes, keeps serving reads, retries: nothing was applied |
+//! | [`Error::Io`] | as for `Full`; a persistent failure needs the operator |
+//! | [`Error::Locked`] | refuses to start: another process uses the folder |
+//! | [`Error::Version`] | refuses to start: a newer release wrote the file |
+//! | [`Error::OldVersion`] | refuses to start: an older release wrote the folder |
+//! | [`Error::Refused`] | reports it: the request itself was invalid |
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Anything that the store refuses or fails to do.
+/// Error of a store operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Bytes on disk that are not what was written.
+    /// A file's contents fail a checksum or a structural check.
     #[error("{} is damaged at byte {offset}: {what}", .path.display())]
     Corrupt {
-        /// The damaged file.
+        /// Path of the damaged file.
         path: PathBuf,
-        /// The byte at which the first wrong structure begins.
+        /// Byte offset of the first invalid structure.
         offset: u64,
-        /// What is wrong there.
+        /// Description of the damage.
         what: String,
     },
-    /// No room on the disk (or in the quota). Nothing was applied; the same call may succeed later.
+    /// The disk or the quota is full. Nothing was applied; a retry may succeed.
     #[error("no room on the disk while {doing} {}: {source}", .path.display())]
     Full {
-        /// The file that could not grow.
+        /// Path of the file that could not grow.
         path: PathBuf,
-        /// The step that failed.
+        /// Operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The system refused a file operation.
+    /// A file operation failed.
     #[error("{doing} {}: {source}", .path.display())]
     Io {
-        /// The file concerned.
+        /// Path of the file.
         path: PathBuf,
-        /// The step that failed.
+        /// Operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Another process works on this folder.
+    /// Another process holds the folder's lock.
     #[error("{} is in use by another process", .path.display())]
     Locked {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
     },
-    /// A file of a format version that this release does not know. The file is left as it is.
+    /// The file's format version is newer than this release supports. The file is unchanged.
     #[error("{} has format version {found}, this release reads up to {newest}", .path.display())]
     Version {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The version it names.
+        /// Version in the file.
         found: u32,
-        /// The newest version that can be read.
+        /// Newest version that this release reads.
         newest: u32,
     },
-    /// The folder has an older format version, which this release does not read. It is left as it
-    /// is.
+    /// The folder's format version is older than this release supports. The folder is unchanged.
     #[error(
         "{} has format version {found}, this release reads version {needed} only and does not \
          convert older folders", .path.display()
     )]
     OldVersion {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The version it names.
+        /// Version in the file.
         found: u32,
-        /// The version that can be read.
+        /// Only version that this release reads.
         needed: u32,
     },
-    /// The request cannot be done, whatever the disk does.
+    /// The request is invalid, regardless of the state of the disk.
     #[error("{0}")]
     Refused(String),
 }
 
-/// [`Error::gist`] of a message.
+/// Removes the digits from a message, see [`Error::gist`].
 pub fn gist(text: &str) -> String {
     text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
-/// The result of everything here.
+/// Result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -94,8 +93,7 @@ impl Error {
         Error::Corrupt { path: path.into(), offset, what: what.into() }
     }
 
-    /// Sorts an I/O error by what it asks of the caller. A full disk shows as ENOSPC, a full quota
-    /// as EDQUOT.
+    /// Classifies an I/O error. A full disk reports ENOSPC, an exhausted quota EDQUOT.
     pub(crate) fn io(path: impl AsRef<Path>, doing: &'static str, source: io::Error) -> Error {
         let path = path.as_ref().to_path_buf();
         match source.kind() {
@@ -106,19 +104,21 @@ impl Error {
         }
     }
 
-    /// Is it worth trying again without a human? Room may be made, a disk may come back.
+    /// Whether a retry can succeed without an operator: space may be freed, a disk may recover.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Full { .. } | Error::Io { .. })
     }
 
-    /// The message without its numbers: when the same thing fails again the next message may name
-    /// another segment or another size, and says nothing new.
+    /// Returns the message without digits.
+    ///
+    /// Callers compare it to log a repeated failure once: the segment number or the size in the
+    /// message may differ each time.
     pub fn gist(&self) -> String {
         gist(&self.to_string())
     }
 
-    /// [`Error::advice`] where the data of a server that runs are not concerned: for backups and
-    /// what is restored.
+    /// Returns [`Error::advice`] for operations outside the data folder of a running server:
+    /// backups and restores.
     pub fn advice_beside(&self) -> &'static str {
         match self {
             Error::Full { .. } => "Make room on that disk, then try again.",
@@ -134,7 +134,7 @@ impl Error {
         }
     }
 
-    /// What an operator can do about it, in one sentence.
+    /// Returns one sentence of advice for the operator.
     pub fn advice(&self) -> &'static str {
         match self {
             Error::Corrupt { .. } => {

@@ -1,4 +1,5 @@
-//! The envelope of a run of bytes: how long, and a CRC-32C that also binds it to its place.
+//! Frames: a length and a CRC-32C in front of a body. The checksum also covers the frame's
+//! location.
 //!
 //! ```text
 //!   offset  size  field
@@ -7,23 +8,23 @@
 //!        8     n  body
 //! ```
 //!
-//! The *context* is not stored: it is what the reader knows anyway (which file, which chunk of it).
-//! Bytes that are intact but belong elsewhere (a sector written to the wrong place, an old file
-//! under a new name) therefore fail the check.
+//! The *context* is not stored. It consists of values that the reader already knows, such as the
+//! file and the chunk number. Intact bytes in the wrong location therefore fail the check, for
+//! example a misdirected sector or an old file under a new name.
 //!
-//! Snapshots, cold files and the messages of the replication link use this envelope; the log's
-//! batches have one of their own (`batch.rs`), since a reader of the log must be able to tell a
-//! torn tail from damage. The polynomial is the same everywhere.
+//! Snapshots, cold files and messages of the replication link use frames. The log's batches have a
+//! format of their own (`batch.rs`), because a reader of the log must distinguish a torn tail from
+//! damage. Both use the same polynomial.
 
-/// Bytes that the envelope adds.
+/// Size of a frame's head in bytes.
 pub const FRAME_BYTES: usize = 8;
 
-/// A CRC-32C under construction, fed with fields rather than with bytes.
+/// Incremental CRC-32C over fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Check(u32);
 
 impl Check {
-    /// The check of nothing.
+    /// Returns the checksum of no bytes.
     pub fn new() -> Check {
         Check(0)
     }
@@ -33,17 +34,17 @@ impl Check {
         Check(crc32c::crc32c_append(self.0, bytes))
     }
 
-    /// Adds a number, as eight little-endian bytes.
+    /// Adds a number as eight little-endian bytes.
     pub fn u64(self, n: u64) -> Check {
         self.bytes(&n.to_le_bytes())
     }
 
-    /// Adds a number, as four little-endian bytes.
+    /// Adds a number as four little-endian bytes.
     pub fn u32(self, n: u32) -> Check {
         self.bytes(&n.to_le_bytes())
     }
 
-    /// The value.
+    /// Returns the checksum.
     pub fn value(self) -> u32 {
         self.0
     }
@@ -53,7 +54,11 @@ fn check(context: Check, body: &[u8]) -> u32 {
     context.u32(body.len() as u32).bytes(body).value()
 }
 
-/// The eight bytes that go before `body`. A body is 1..=`u32::MAX` bytes long.
+/// Returns the head for `body`.
+///
+/// # Panics
+///
+/// Panics unless the body has 1 to `u32::MAX` bytes.
 pub fn frame_head(context: Check, body: &[u8]) -> [u8; FRAME_BYTES] {
     assert!(
         !body.is_empty() && u32::try_from(body.len()).is_ok(),
@@ -66,18 +71,19 @@ pub fn frame_head(context: Check, body: &[u8]) -> [u8; FRAME_BYTES] {
     head
 }
 
-/// What the start of a buffer holds.
+/// Result of parsing the start of a buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A whole frame; the bytes after it.
+    /// Body of a complete frame, and the bytes after the frame.
     Whole(&'a [u8], &'a [u8]),
-    /// A part of a frame that is this long in all, as far as is known yet.
+    /// Incomplete frame. The number is the frame's total length, or [`FRAME_BYTES`] while the
+    /// length is unknown.
     Part(usize),
-    /// Not a frame.
+    /// Invalid frame, with the reason.
     Bad(&'static str),
 }
 
-/// Reads the frame at the start of `bytes`, for bodies of at most `limit` bytes.
+/// Parses the frame at the start of `bytes`, with a body of at most `limit` bytes.
 pub fn read_frame(context: Check, bytes: &[u8], limit: usize) -> Frame<'_> {
     let Some((head, rest)) = bytes.split_first_chunk::<FRAME_BYTES>() else {
         return Frame::Part(FRAME_BYTES);
@@ -93,14 +99,14 @@ pub fn read_frame(context: Check, bytes: &[u8], limit: usize) -> Frame<'_> {
     Frame::Whole(body, rest)
 }
 
-/// The little-endian number at `at`, which the caller has made sure is there.
+/// Reads a little-endian number at `at`. Panics if the bytes are missing.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut field = [0; 4];
     field.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(field)
 }
 
-/// The little-endian number at `at`, which the caller has made sure is there.
+/// Reads a little-endian number at `at`. Panics if the bytes are missing.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut field = [0; 8];
     field.copy_from_slice(&bytes[at..at + 8]);
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn crc_is_castagnoli() {
-        // The check value of CRC-32C (RFC 3720, appendix B.4, and the usual catalogue).
+        // Check values of CRC-32C: the standard one, and RFC 3720 appendix B.4.
         assert_eq!(Check::new().bytes(b"123456789").value(), 0xe306_9283);
         assert_eq!(Check::new().bytes(&[0; 32]).value(), 0x8a91_36aa);
     }

@@ -1,9 +1,9 @@
-//! What the fuzzer calls, and a stable test with seeded random input: every file of the store, as a
-//! bad disk or a stranger's backup has it.
+//! Fuzz targets for all file formats of the store, and a deterministic test of them with seeded
+//! input. The files simulate a bad disk or an untrusted backup.
 //!
-//! Checksums would stop nearly all of it at the door. So they are made right after the damage is
-//! done: what is tried is what lies behind them. A function must return, whatever it is given; what
-//! was not damaged must be read as it was written.
+//! The checksums are computed after the damage. Otherwise they would reject nearly all inputs, and
+//! the code after them would remain untested. Every function must return without a panic, and
+//! undamaged data must read back unchanged.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// What the input chooses next; 0 when it is used up.
+/// Source of decisions; returns 0 once the input is exhausted.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -50,12 +50,12 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// True for one byte in `of`, and only while there are any.
+    /// Returns true for one byte value in `of`, and false once the input is exhausted.
     fn rarely(&mut self, of: u8) -> bool {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
 
-    /// `was`, or rarely another number.
+    /// Returns `was` or, rarely, another number.
     fn number(&mut self, was: u64) -> u64 {
         if !self.rarely(16) {
             return was;
@@ -73,12 +73,12 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A batch of the log: its number, and its body.
+/// Batches of a log: sequence number and body.
 type Read = Vec<(u64, Vec<u8>)>;
 
-/// Segments of a log with right checksums, and whatever else in them, through recovery (twice: what
-/// it leaves must be whole), the tail that feeds replicas, `check` and `dump`.
-// Long: a file is made, spoiled and read in one go.
+/// Tests a log with valid checksums and otherwise arbitrary contents. Runs recovery twice, because
+/// the result of the first must be valid, then a [`Tail`], `check` and `dump`.
+// Long: creates, damages and reads one log.
 pub fn log(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);
@@ -110,7 +110,7 @@ pub fn log(input: &[u8]) {
             (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
         for _ in 0..input.byte() % 5 {
             if input.rarely(16) {
-                // Not a batch: a torn tail, if it is the end.
+                // Garbage; at the end of the log it is a torn tail.
                 file.extend_from_slice(input.bytes());
                 (at.byte, sound) = (file.len() as u64, false);
                 continue;
@@ -171,7 +171,7 @@ fn recover(disk: SimDisk) -> Result<(Read, Position)> {
     let mut read = Read::new();
     let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE))?;
     let mut each = |head: &BatchHead, body: &[u8]| {
-        // Whatever is in it: the server's `records` target reads on.
+        // The server's fuzz target `records` decodes the payloads.
         Records::new(body).for_each(drop);
         read.push((head.sequence, body.to_vec()));
         Ok(())
@@ -180,7 +180,7 @@ fn recover(disk: SimDisk) -> Result<(Read, Position)> {
     Ok((read, end.position))
 }
 
-/// What an operator would have done with a damaged folder.
+/// Runs the commands that an operator would use on a damaged folder.
 fn inspect(disk: &SimDisk) {
     check(disk).expect("this disk can be listed");
     for name in disk.list_names() {
@@ -188,8 +188,8 @@ fn inspect(disk: &SimDisk) {
     }
 }
 
-/// A manifest; with its last line right, whatever it says. What is accepted has one spelling, and
-/// names nothing outside of the folder.
+/// Tests arbitrary bytes as a manifest, with and without a valid checksum line. An accepted
+/// manifest must be canonical and name only files inside the folder.
 pub fn manifest(input: &[u8]) {
     let line = format!("check {:08x}\n", Check::new().bytes(input).value());
     for text in [input.to_vec(), [input, line.as_bytes()].concat()] {
@@ -211,7 +211,7 @@ pub fn manifest(input: &[u8]) {
     }
 }
 
-/// Changes a few places of a file's head; false if none.
+/// Overwrites a few fields of the file's first `up_to` bytes. Returns whether anything changed.
 fn change(input: &mut Input<'_>, file: &mut [u8], up_to: usize) -> bool {
     let before = file[..up_to].to_vec();
     for _ in 0..input.byte() % 4 {
@@ -224,7 +224,7 @@ fn change(input: &mut Input<'_>, file: &mut [u8], up_to: usize) -> bool {
     file[..up_to] != before[..]
 }
 
-/// A snapshot file with right checksums, and whatever else in it.
+/// Tests a snapshot file with valid checksums and otherwise arbitrary contents.
 pub fn snapshot(input: &[u8]) {
     let mut input = Input(input);
     let identity: u64 = (1 << 24) ^ 1;
@@ -251,7 +251,7 @@ pub fn snapshot(input: &[u8]) {
     file[8..12].copy_from_slice(&1u32.to_le_bytes());
     file[32..40].copy_from_slice(&identity.to_le_bytes());
     file[72..80].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    // Its lineage and tag may be any: no manifest is asked.
+    // Lineage and tag are arbitrary, because no manifest is compared.
     change(&mut input, &mut file[40..72], 32);
     file[44..48].fill(0);
     sound &= !change(&mut input, &mut file, 84);
@@ -262,7 +262,7 @@ pub fn snapshot(input: &[u8]) {
     let mut foot = [0; 24];
     foot[4..8].copy_from_slice(&(chunks.len() as u32).to_le_bytes());
     foot[16..20].copy_from_slice(&total.to_le_bytes());
-    // The rows are a hint.
+    // The number of rows is only a hint.
     change(&mut input, &mut foot[8..16], 8);
     sound &= !change(&mut input, &mut foot, 20);
     let check = Check::new().u64(identity).bytes(&foot[..20]).value();
@@ -285,8 +285,9 @@ pub fn snapshot(input: &[u8]) {
     }
 }
 
-/// A file of rows with right checksums, its head and note changed. `block.rs` tests the blocks.
-// Long: a file is made, spoiled and read in one go.
+/// Tests a file of rows with valid checksums and an altered header and note. `block.rs` tests the
+/// contents of blocks.
+// Long: creates, damages and reads one file.
 pub fn cold(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimDisk::new(1);
@@ -297,13 +298,13 @@ pub fn cold(input: &[u8]) {
         let pages = PageWriter::create(Arc::new(disk.clone()), LINEAGE, (1, 1), tag)?;
         let mut writer = ColdWriter::new(pages, columns)?;
         let (mut id, mut rows) = (0u64, Vec::new());
-        // A block holds a few hundred of these; several come of few bytes of input.
+        // A block holds a few hundred rows; few input bytes make several blocks.
         for _ in 0..input.byte() % 8 {
             let [step, value] = [1, 2].map(|_| {
                 let small = input.byte().into();
                 input.number(small).max(1)
             });
-            // Fewer of many columns: else a run of the fuzzer takes half a second.
+            // Fewer rows if there are many columns, to keep a run short.
             for row in 0..=u64::from(input.byte()) * 4 / (1 + columns as u64 / 4) {
                 let Some(next) = id.checked_add(step) else { break };
                 id = next;
@@ -350,7 +351,7 @@ pub fn cold(input: &[u8]) {
         let _ = cold.get(id, &mut out[..columns]);
     }
     if sound {
-        // Each costs a block; all are compared below.
+        // Each lookup reads a block, so only a sample; the walk below compares all rows.
         for (id, values) in rows.iter().step_by(1 + rows.len() / 256) {
             assert!(cold.get(*id, &mut out[..columns]).expect("a sound file"), "{id}");
             assert_eq!(out[..columns], values[..], "{id}");
@@ -376,8 +377,7 @@ pub fn cold(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Short inputs are read as if zeros followed, which damage nothing; so random ones damage a
-    /// little.
+    /// An exhausted input means no damage, so random inputs damage only a little.
     fn rounds(target: fn(&[u8]), rounds: u64) {
         for seed in 0..rounds {
             let mut random = fastrand::Rng::with_seed(seed);

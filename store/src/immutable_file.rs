@@ -1,10 +1,9 @@
-//! Files that are written once and never changed, snapshot files and cold files: under a temporary
-//! name until they are whole, with a head that is written last, and then named by the manifest.
+//! Write-once files: snapshot files and cold files. They have a temporary name and an empty head
+//! until they are complete. A manifest then names them.
 //!
-//! They are large and not read soon, so they go past the system's cache
-//! (`Disk::create_uncached`): in it they would drive out what others need, and the kernel's work
-//! for each of its pages, which no other thread of that processor can interrupt, would be time that
-//! requests wait.
+//! These files are large and not read soon, so they bypass the page cache
+//! (`Disk::create_uncached`). In the cache they would evict useful pages. The kernel's work per
+//! cached page would also block other threads on the same CPU and delay requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,19 +13,18 @@ use crate::error::{Error, Result};
 use crate::frame::u32_at;
 use crate::manifest::{FileEntry, Role, Tag};
 
-/// Dirty bytes are handed to the disk this often, so that they do not pile up and the log's sync
-/// waits for them: a sync of the log waits for about this much at worst.
+/// Bytes between two syncs of a file. Limits the dirty data that a sync of the log may have to wait
+/// for.
 const SYNC_EVERY: u64 = 2 << 20;
 
-/// Bytes that are written together.
+/// Size of a write in bytes.
 const PIECE: usize = 1 << 20;
 
-/// What a file's next bytes are gathered in, at an address from which they can go past the system's
-/// cache.
+/// Write buffer, aligned for direct I/O.
 struct Piece {
-    /// Never grows, so it stays where it is.
+    /// Never reallocated, so the alignment is stable.
     memory: Vec<u8>,
-    /// Where in `memory` the bytes begin.
+    /// Index of the first aligned byte in `memory`.
     start: usize,
 }
 
@@ -42,7 +40,7 @@ impl Piece {
         &self.memory[self.start..]
     }
 
-    /// Takes as many bytes as it has room for; gives the others.
+    /// Appends as many bytes as fit. Returns the remaining ones.
     fn take<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(PIECE - self.bytes().len()));
         self.memory.extend_from_slice(taken);
@@ -58,8 +56,8 @@ impl Piece {
     }
 }
 
-/// How the files of one kind are called: by two numbers, of what they were written for (a manifest,
-/// say), and of the file in it.
+/// Naming scheme of one kind of file: the number of its snapshot or merge, and a file number within
+/// that.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) suffix: &'static str,
@@ -70,7 +68,6 @@ impl Naming {
         format!("{}{number:010}-{file:06}{}", self.prefix, self.suffix)
     }
 
-    /// The two numbers in a file's name, if it is one of this kind.
     pub(crate) fn numbers(&self, name: &str) -> Option<(u64, u64)> {
         let (number, file) =
             name.strip_prefix(self.prefix)?.strip_suffix(self.suffix)?.split_once('-')?;
@@ -78,34 +75,33 @@ impl Naming {
         (self.name(numbers.0, numbers.1) == name).then_some(numbers)
     }
 
-    /// Whether a file of this name may say of itself that it is that one.
+    /// Whether the name matches the identity in a file's head.
     pub(crate) fn is_identity(&self, name: &str, identity: u64) -> bool {
         self.numbers(name).is_some_and(|(number, file)| identity_of(number, file) == identity)
     }
 }
 
-/// What a file's head has of its name's numbers.
+/// Combines the two numbers of a name into the identity that the head contains.
 pub(crate) fn identity_of(number: u64, file: u64) -> u64 {
     number.wrapping_shl(24) ^ file
 }
 
-/// A file under construction. Dropped before [`publish`](Draft::publish) it leaves nothing.
+/// A file in progress. Removes the file if dropped before [`publish`](Draft::publish).
 pub(crate) struct Draft {
     disk: Arc<dyn Disk>,
     file: Option<Box<dyn DiskFile>>,
     name: String,
     head_bytes: u64,
-    /// Bytes that were written, head included.
+    /// Number of bytes written, including the head.
     written: u64,
     synced: u64,
-    /// What follows them.
+    /// Bytes to write next.
     piece: Piece,
-    /// Of the bytes behind the head.
     body_check: u32,
 }
 
 impl Draft {
-    /// Begins a file whose head will take `head_bytes`.
+    /// Creates a file with room for a head of `head_bytes`.
     pub(crate) fn create(disk: Arc<dyn Disk>, name: String, head_bytes: usize) -> Result<Draft> {
         let temporary = format!("{name}{TEMPORARY}");
         let file = disk
@@ -121,7 +117,7 @@ impl Draft {
             piece: Piece::new(),
             body_check: 0,
         };
-        // Its place. It is no head: a file that was not finished is none.
+        // Zeros reserve room for the head and mark the file as unfinished.
         draft.append(&vec![0; head_bytes])?;
         Ok(draft)
     }
@@ -130,8 +126,9 @@ impl Draft {
         format!("{}{TEMPORARY}", self.name)
     }
 
-    /// Does something to the file, with the piece that is to be written next. After a failure the
-    /// file is gone: a later sync that succeeds would prove nothing.
+    /// Runs an operation on the file, with the pending piece.
+    ///
+    /// A failure removes the file, because a later successful sync would not cover the lost bytes.
     fn attempt(
         &mut self,
         doing: &'static str,
@@ -158,7 +155,6 @@ impl Draft {
         }
     }
 
-    /// Appends to the body.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.append(bytes)?;
         self.body_check = crc32c::crc32c_append(self.body_check, bytes);
@@ -183,7 +179,7 @@ impl Draft {
         Ok(())
     }
 
-    /// An error if less than so many bytes are free on the disk.
+    /// Returns [`Error::Full`] if fewer than `bytes` bytes are free on the disk.
     pub(crate) fn leave_free(&self, bytes: u64) -> Result<()> {
         if bytes > 0 && self.disk.free_bytes().is_ok_and(|free| free < bytes) {
             let why = format!(
@@ -199,7 +195,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Hands what was written to the disk, if that has become much.
+    /// Syncs the file if enough bytes are unsynced.
     pub(crate) fn sync_if_much(&mut self) -> Result<()> {
         if self.written - self.synced >= SYNC_EVERY {
             self.attempt("syncing", |file, _| file.sync())?;
@@ -208,27 +204,25 @@ impl Draft {
         Ok(())
     }
 
-    /// Bytes so far, head included.
+    /// Returns the number of bytes so far, including the head.
     pub(crate) fn bytes(&self) -> u64 {
         self.written + self.piece.bytes().len() as u64
     }
 
-    /// Bytes behind the head so far.
     pub(crate) fn body_bytes(&self) -> u64 {
         self.bytes() - self.head_bytes
     }
 
-    /// CRC-32C of the bytes behind the head so far.
     pub(crate) fn body_check(&self) -> u32 {
         self.body_check
     }
 
-    /// CRC-32C of this head and the body so far.
+    /// Returns the CRC-32C of this head and the body so far.
     pub(crate) fn check(&self, head: &[u8]) -> u32 {
         crc32c::crc32c_combine(crc32c::crc32c(head), self.body_check, self.body_bytes() as usize)
     }
 
-    /// Writes the head, makes the file durable and gives it its name. The folder is not synced.
+    /// Writes the head, syncs the file and renames it to its final name. Does not sync the folder.
     pub(crate) fn publish(mut self, head: &[u8], role: Role, tag: Tag) -> Result<FileEntry> {
         let bytes = self.bytes();
         self.write_piece()?;
@@ -237,7 +231,7 @@ impl Draft {
         })?;
         let (disk, from, to) = (self.disk.clone(), self.temporary(), self.name.clone());
         self.attempt("publishing", |_, _| disk.rename(&from, &to))?;
-        self.file = None; // nothing is left to clean up
+        self.file = None; // disarms Drop
         Ok(FileEntry { name: to, bytes, check: self.check(head), role, tag })
     }
 }
@@ -259,7 +253,7 @@ impl Drop for Draft {
     }
 }
 
-/// A file that is there, and the bytes of its head.
+/// An open file and the bytes of its head.
 pub(crate) struct Opened {
     pub(crate) file: Box<dyn DiskFile>,
     pub(crate) path: PathBuf,
@@ -267,8 +261,9 @@ pub(crate) struct Opened {
     pub(crate) head: Vec<u8>,
 }
 
-/// Opens a file and reads its head with `decode`, which says at which offset what is wrong. Every
-/// head begins with eight bytes that name the format, and its version in the next four.
+/// Opens a file and decodes its head. An error of `decode` contains the byte offset and the reason.
+///
+/// Every head begins with eight bytes of magic and a four-byte version.
 pub(crate) fn open<H, W: Into<String>>(
     disk: &dyn Disk,
     name: &str,
@@ -305,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_file_is_what_was_put_into_it() {
-        // In memory, too, where the kernel's own rules for such writes are others.
+        // tmpfs has different rules for direct I/O.
         for folder in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
             let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path()).unwrap());
             let sizes = [0, 1, BLOCK, PIECE, PIECE + 1, 3 * PIECE].into_iter();

@@ -1,8 +1,8 @@
-//! What outlives the process: the log, snapshots, the manifest, and recovery from them.
+//! Durable storage: the log, snapshots, the manifest, and recovery from them.
 //!
-//! The store knows bytes, files and positions. It does not know counters or filters: a record is a
-//! space's number, a kind and the server's bytes. It opens no socket, knows no RESP and no tokio;
-//! it blocks, and the server decides on which thread.
+//! The store knows bytes, files and positions, not counters or filters. A record is a space number,
+//! a kind and an opaque payload. The store opens no socket and has no dependency on RESP or tokio.
+//! Its calls block; the server chooses the thread.
 //!
 //! ```text
 //!   connections -- mark changes --> Committer -- one thread: collect, encode, append, sync --> Log
@@ -10,16 +10,15 @@
 //!        +------ released when durable -----+  walk of the tables --> SnapshotWriter --> manifest
 //! ```
 //!
-//! The design's promises that this crate keeps, by number:
+//! Promises of the design (docs/promises.md) that this crate implements, by number:
 //!
-//! - **2** The log holds state, not deltas: replay from any earlier position converges, so a
+//! - **2** The log holds state, not deltas. Replay from any earlier position converges, so a
 //!   snapshot needs no pause (`snapshot.rs`).
-//! - **3** Acknowledged is durable, as configured (`commit`, `log.rs`).
-//! - **4** A published file never changes; damage is found, named (file, offset) and never served
-//!   (`segment.rs`, `snapshot.rs`, `manifest.rs`).
+//! - **3** An acknowledged write is durable under the configured policy (`commit`, `log.rs`).
+//! - **4** A published file never changes. The store detects damage, reports file and offset, and
+//!   never serves damaged data (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
-//! From start to stop, with a counter as the only state (a real server has its engines in its
-//! place):
+//! A complete run from start to stop. A single counter replaces the engines of a real server:
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
@@ -84,7 +83,7 @@
 //! # }
 //! ```
 //!
-//! All of it runs on a [`Disk`]: the real one, or the simulated one that tests crash at every step
+//! All code runs on a [`Disk`]: a real one, or the simulated one that tests crash at every step
 //! (`sim`).
 
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! The rolling log, written by one thread: batches appended to the newest segment, synced when the
-//! caller says, rolled by size.
+//! The append-only log. One thread appends batches to the newest segment, syncs it on request, and
+//! begins a new segment at a size limit.
 //!
 //! ```text
 //!   log-..11.tlog   [header][batch][batch][batch]            base 0
@@ -7,28 +7,26 @@
 //!   log-..13.tlog   [header][same batch again][batch] ...    base 11,000
 //! ```
 //!
-//! Here a sync of segment 12 failed. What was not durable was written again, to 13, which begins
-//! where 12 was certain.
+//! The picture shows a failed sync of segment 12. The log wrote the batches that were not durable
+//! again, to segment 13, which begins at the durable end of segment 12.
 //!
-//! What holds at all times:
+//! Invariants:
 //!
-//! - **L1** Bytes before [`Log::durable`] were covered by a successful sync of a file of which no
-//!   sync had failed before.
-//! - **L2** A segment's header and its name are durable before its first batch is written; the
-//!   previous segment is synced before.
-//! - **L3** Batches between `durable` and `written` are also in memory
-//!   ([`LogOptions::unsynced_bytes`] bounds them), so that no failure of the file can lose them
-//!   while the process lives.
-//! - **L4** A failed `append` leaves nothing of its batch behind that a recovery could take for an
-//!   acknowledged write, and a later `append` continues where the last successful one ended.
+//! - **L1** A successful sync covers all bytes before [`Log::durable`], and no earlier sync of that
+//!   file failed.
+//! - **L2** A segment's header and name are durable before its first batch is written. The previous
+//!   segment is synced before that.
+//! - **L3** Batches between `durable` and `written` are also in memory, bounded by
+//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process lives.
+//! - **L4** Recovery can never take the remains of a failed `append` for an acknowledged write. A
+//!   later `append` continues at the end of the last successful one.
+//! - **L5** The log writes nothing to a segment after it has tried to create a successor, even if
+//!   that failed.
 //!
-//! - **L5** Nothing is written to a segment once a successor was begun, even if beginning it
-//!   failed.
-//!
-//! A file of which a sync or a write failed (other than for want of room) is never written or
-//! synced again: the batches that were not durable go to a new segment. Why not try again: the
-//! kernel marks the pages clean and answers `Ok` the next time, with the data lost (Rebello and
-//! others, "Can applications recover from fsync failures?", ATC 2020).
+//! After a failed sync or write (other than a full disk) the log never uses the file again. The
+//! batches that are not durable go to a new segment. A retry on the same file would be unsafe: the
+//! kernel marks the pages clean and returns `Ok` for lost data (Rebello et al., "Can Applications
+//! Recover from fsync Failures?", ATC 2020).
 
 use std::sync::Arc;
 
@@ -39,28 +37,28 @@ use crate::error::{Error, Result};
 use crate::record::Batch;
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
-/// A place between two batches of the log.
+/// A position between two batches of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Number of the segment.
+    /// Segment number.
     pub segment: u64,
-    /// Byte of the segment's file.
+    /// Byte offset in the segment's file.
     pub byte: u64,
-    /// Offset in the lineage: comparable between all nodes that share it.
+    /// Byte offset in the lineage; comparable across all nodes that share the lineage.
     pub offset: u64,
-    /// Number of the last batch before this place.
+    /// Sequence number of the last batch before this position.
     pub sequence: u64,
-    /// Chain value of the last batch before this place: two logs that agree on offset and chain
-    /// agree on all before.
+    /// Chain value of the last batch before this position. Two logs with equal offset and chain
+    /// have the same history.
     pub chain: u32,
 }
 
 impl Position {
-    /// The start of a new lineage.
+    /// Start of a new lineage.
     pub const START: Position =
         Position { segment: 1, byte: SEGMENT_HEAD_BYTES, offset: 0, sequence: 0, chain: 0 };
 
-    /// The place before a segment's first batch.
+    /// Returns the position before a segment's first batch.
     pub fn first_of(head: &SegmentHead) -> Position {
         Position {
             segment: head.segment,
@@ -78,13 +76,13 @@ impl std::fmt::Display for Position {
     }
 }
 
-/// How the log is cut into files.
+/// Size limits of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct LogOptions {
-    /// A segment that has reached this size is followed by a new one. Default 64 MiB.
+    /// Size in bytes at which the log begins a new segment. Default 64 MiB.
     pub segment_bytes: u64,
-    /// At most this many bytes are written before a sync, whatever the policy: they are kept in
-    /// memory until then (L3). Default 16 MiB.
+    /// Maximum number of unsynced bytes under any policy; they are also kept in memory (L3).
+    /// Default 16 MiB.
     pub unsynced_bytes: usize,
 }
 
@@ -94,67 +92,65 @@ impl Default for LogOptions {
     }
 }
 
-/// Figures of a log since it was opened.
+/// Counters of a log since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogStats {
-    /// Batches appended, seals included.
+    /// Appended batches, including seals.
     pub batches: u64,
-    /// Records appended.
+    /// Appended records.
     pub records: u64,
-    /// Bytes appended, heads of batches included.
+    /// Appended bytes, including batch heads.
     pub bytes: u64,
     /// Successful syncs of segments.
     pub syncs: u64,
-    /// Segments begun.
+    /// Created segments.
     pub segments: u64,
-    /// Syncs and writes that failed for another reason than a full disk.
+    /// Failed syncs and writes, except for a full disk.
     pub failures: u64,
-    /// Times that a failed segment was left and its unsynced batches were written to a new one.
+    /// Recoveries from a failed segment: its unsynced batches went to a new one.
     pub healed: u64,
 }
 
-/// What recovery found: where and how the log goes on.
+/// Result of recovery: the position and the metadata to continue the log with.
 #[derive(Debug)]
 pub(crate) struct Resume {
     pub(crate) lineage: Lineage,
     pub(crate) term: u64,
-    /// The place after the last valid batch.
+    /// Position after the last valid batch.
     pub(crate) end: Position,
-    /// Above every number in use.
+    /// Greater than every segment number in use.
     pub(crate) next_segment: u64,
-    /// No segment is there yet.
     pub(crate) is_first: bool,
-    /// Something after `end` was cut.
+    /// Whether recovery discarded bytes after `end`.
     pub(crate) void: bool,
 }
 
-/// The writing end of the log. One thread owns it.
+/// Writer of the log, owned by one thread.
 #[derive(Debug)]
 pub struct Log {
     disk: Arc<dyn Disk>,
     options: LogOptions,
     lineage: Lineage,
     term: u64,
-    /// The newest segment; `None` after it failed, until a new one is there.
+    /// Newest segment; `None` after a failure until the next segment exists.
     file: Option<Box<dyn DiskFile>>,
     head: SegmentHead,
     written: Position,
     durable: Position,
-    /// The batches between `durable` and `written`, as they were framed.
+    /// Framed batches between `durable` and `written`.
     unsynced: Vec<u8>,
     next_segment: u64,
     frame: Vec<u8>,
     sealed: bool,
-    /// Bytes of a failed append were cut off, but may come back after a power cut: the next segment
-    /// has to call them void.
+    /// Whether a failed append was truncated. A power cut may restore those bytes, so the next
+    /// segment must have the void flag.
     scarred: bool,
-    /// Does `durable` lie in a segment? Not before a new lineage has its first one.
+    /// Whether `durable` is in an existing segment; false until a new lineage has its first one.
     has_segment: bool,
     stats: LogStats,
 }
 
 impl Log {
-    /// Goes on where recovery found the end.
     pub(crate) fn resume(disk: Arc<dyn Disk>, options: LogOptions, found: Resume) -> Result<Log> {
         let Resume { lineage, term, end, next_segment, is_first, void } = found;
         let placeholder = SegmentHead {
@@ -184,52 +180,51 @@ impl Log {
             has_segment: !is_first,
             stats: LogStats::default(),
         };
-        // Always a segment of its own, even behind an empty one: that one may have lost, with the
-        // power, what replicas have of it.
+        // Recovery always begins a new segment, even after an empty one. A power cut may have
+        // destroyed bytes of the old segment that replicas already received.
         match log.open_segment(end, void) {
-            // A full disk must not keep the data from being read: the first append or sync tries
-            // again.
+            // A full disk must not prevent reads: the first append or sync retries.
             Ok(()) | Err(Error::Full { .. }) => Ok(log),
             Err(error) => Err(error),
         }
     }
 
-    /// The history that this log belongs to.
+    /// Returns the lineage of this log.
     pub fn lineage(&self) -> Lineage {
         self.lineage
     }
 
-    /// The newest segment's term.
+    /// Returns the term of the newest segment.
     pub fn term(&self) -> u64 {
         self.term
     }
 
-    /// The end of what was appended.
+    /// Returns the end of the appended batches.
     pub fn written(&self) -> Position {
         self.written
     }
 
-    /// The end of what is certain to be on the disk (L1).
+    /// Returns the durable end (L1).
     pub fn durable(&self) -> Position {
         self.durable
     }
 
-    /// Has the newest segment failed, with no new one yet? The next call of [`Log::sync`] or
-    /// [`Log::append`] tries to begin one.
+    /// Whether the newest segment failed and has no successor yet. The next [`Log::sync`] or
+    /// [`Log::append`] tries to create one.
     pub fn has_failed(&self) -> bool {
         self.file.is_none()
     }
 
-    /// Figures since the log was opened.
+    /// Returns the counters since the log was opened.
     pub fn stats(&self) -> LogStats {
         self.stats
     }
 
-    /// Appends a batch and returns the place after it. `time_ms` is the caller's clock,
+    /// Appends a batch and returns the position after it. `time_ms` is the caller's clock in
     /// milliseconds since 1970.
     ///
-    /// On [`Error::Full`] and [`Error::Io`] nothing was appended and nothing before is lost; the
-    /// call may be repeated.
+    /// On [`Error::Full`] and [`Error::Io`] the log has appended nothing and lost nothing; the
+    /// caller may retry.
     pub fn append(&mut self, batch: &Batch, time_ms: u64) -> Result<Position> {
         if batch.bytes() > MAX_BODY_BYTES {
             return Err(Error::Refused(format!(
@@ -242,10 +237,10 @@ impl Log {
         Ok(self.written)
     }
 
-    /// Makes all that was appended durable.
+    /// Makes all appended batches durable.
     ///
-    /// On an error nothing is known of what lies between [`Log::durable`] and [`Log::written`], but
-    /// it is still in memory: the next call of `sync` or `append` writes it to a new segment.
+    /// On an error the disk state between [`Log::durable`] and [`Log::written`] is unknown. The
+    /// bytes are still in memory, and the next `sync` or `append` writes them to a new segment.
     pub fn sync(&mut self) -> Result<Position> {
         let Some(file) = &self.file else {
             self.heal()?;
@@ -261,8 +256,8 @@ impl Log {
                 buffer::clear(&mut self.unsynced);
             }
             Err(_) => {
-                // What it was will be known when the new segment fails too; if it does not, the
-                // data is safe.
+                // Drop this error: a disk that is really broken also fails the new segment.
+                // Otherwise the data is safe there.
                 self.stats.failures += 1;
                 self.file = None;
                 self.heal()?;
@@ -271,8 +266,10 @@ impl Log {
         Ok(self.durable)
     }
 
-    /// Syncs, and adds an empty batch that says so. Damage before a seal can be told from a torn
-    /// tail, so an idle or a closing log is sealed.
+    /// Syncs, then appends a durable empty batch: a seal.
+    ///
+    /// Recovery can distinguish damage before a seal from a torn tail, so idle and closing logs are
+    /// sealed.
     pub fn seal(&mut self, time_ms: u64) -> Result<()> {
         self.sync()?;
         if !self.sealed {
@@ -283,8 +280,11 @@ impl Log {
         Ok(())
     }
 
-    /// Ends the newest segment and begins the next one, even if it is small; `term` of the new one
-    /// must not be lower than the present.
+    /// Begins a new segment regardless of the size of the current one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `term` is less than the current term.
     pub fn roll(&mut self, term: u64) -> Result<()> {
         assert!(term >= self.term, "a term never falls: {} to {term}", self.term);
         self.sync()?;
@@ -310,8 +310,7 @@ impl Log {
             self.sync()?;
         }
         match self.try_write(body, records, time_ms) {
-            // A file that fails to take bytes is left at once; the batch gets one chance in a new
-            // one.
+            // Abandon a file that fails a write. The batch gets one retry in a new segment.
             Err(Error::Io { .. }) if self.file.is_none() => {
                 self.heal()?;
                 self.try_write(body, records, time_ms)
@@ -339,8 +338,8 @@ impl Log {
                 self.stats.bytes += frame.len() as u64;
             }
             Err(error) => {
-                // L4: cut off what arrived of the batch. It would read as a torn tail anyway;
-                // cutting makes the room usable by others.
+                // L4: truncate the partial batch. Recovery would treat it as a torn tail anyway,
+                // and truncation frees the space.
                 self.scarred = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
@@ -354,7 +353,7 @@ impl Log {
         result
     }
 
-    /// Frames a batch that goes to `written`; returns the place after it.
+    /// Encodes a batch for the position `written`. Returns the position after it.
     fn put(&self, out: &mut Vec<u8>, body: &[u8], records: u32, time_ms: u64) -> Position {
         let at = self.written;
         let unsynced = u32::try_from(at.offset - self.durable.offset).unwrap_or(u32::MAX);
@@ -378,12 +377,11 @@ impl Log {
         }
     }
 
-    /// Begins a new segment at `start`, an already durable place (L2).
+    /// Begins a new segment at `start`, which must be durable (L2).
     fn open_segment(&mut self, start: Position, void: bool) -> Result<()> {
         let previous = if self.has_segment { start.segment } else { 0 };
         let segment = self.next_segment;
-        // The number is used up even if this fails: a file of that name may come back after a power
-        // cut.
+        // A failure uses up the number as well: a power cut may restore a file of that name.
         self.next_segment += 1;
         let head = SegmentHead {
             void: void || self.scarred || segment != previous + 1,
@@ -395,9 +393,8 @@ impl Log {
             term: self.term,
             chain: start.chain,
         };
-        // From here on the segment before takes no more bytes, whether this succeeds or not: an
-        // unfinished successor may come back after a power cut, and would say that the log goes on
-        // at its base.
+        // L5: close the previous segment now. A power cut may restore the unfinished successor,
+        // which would end the log at its base.
         self.file = None;
         self.file = Some(create_segment(&*self.disk, &head)?);
         self.scarred = false;
@@ -409,16 +406,16 @@ impl Log {
         Ok(())
     }
 
-    /// Leaves a failed file: opens a new segment where the log is certain, and writes there,
-    /// durably, what was not.
+    /// Replaces a failed file: begins a new segment at the durable end and writes the unsynced
+    /// batches to it, durably.
     fn heal(&mut self) -> Result<()> {
         let before = (self.durable, self.written, self.head, self.has_segment);
         let durable = self.durable;
         let unsynced = std::mem::take(&mut self.unsynced);
         let result = self.rewrite(durable, &unsynced);
         if let Err(error) = result {
-            // Back to where we were: nothing is open, all is in memory; the next call tries again
-            // with yet another number.
+            // Restore the previous state: no open file, all batches in memory. The next call
+            // retries with a new segment number.
             if let Some(file) = self.file.take() {
                 drop(file);
                 let _ = self.disk.remove(&segment_name(self.head.segment));
@@ -454,7 +451,7 @@ impl Log {
     }
 }
 
-/// Creates the file of a segment so that it is there, with its header, after a power cut (L2).
+/// Creates a segment's file with a durable header and name (L2).
 pub(crate) fn create_segment(disk: &dyn Disk, head: &SegmentHead) -> Result<Box<dyn DiskFile>> {
     let name = segment_name(head.segment);
     let path = disk.path(&name);
@@ -465,7 +462,7 @@ pub(crate) fn create_segment(disk: &dyn Disk, head: &SegmentHead) -> Result<Box<
         .map_err(|e| Error::io(&path, "beginning", e));
     if let Err(error) = made {
         drop(file);
-        // It holds no batch, so recovery ignores it if this fails or is undone by a power cut.
+        // Best effort: recovery ignores a segment without batches.
         let _ = disk.remove(&name);
         return Err(error);
     }

@@ -1,5 +1,5 @@
-//! `tidemark.manifest`: which files make up the data. Text, one fact a line, so that a recovery can
-//! be followed with `cat`.
+//! `tidemark.manifest`: the list of files that make up the data. It is text with one fact per line,
+//! readable with `cat`.
 //!
 //! ```text
 //!   tidemark manifest 4
@@ -17,19 +17,20 @@
 //! |---|---|
 //! | `tidemark manifest` | format version |
 //! | `lineage` | 32 hexadecimal digits |
-//! | `number` | rises by at least one with each manifest |
-//! | `term` | the log's term when this was written |
-//! | `replay` | where replay begins: segment, byte, offset, sequence, chain value (8 hex digits) |
-//! | `durable` | the log was durable up to this offset; one that ends earlier has lost data |
+//! | `number` | increases with each manifest |
+//! | `term` | term of the log at the time of writing |
+//! | `replay` | start of replay: segment, byte, offset, sequence, chain value (8 hex digits) |
+//! | `durable` | durable offset of the log; a log that ends earlier has lost data |
 //! | `file` | name, bytes, CRC-32C, `snapshot` or `cold`, space, kind, lowest id, highest, stamp |
 //! | `check` | CRC-32C of all bytes before this line |
 //!
-//! Lines come in this order, `file` lines as often as needed, sorted by name; numbers in decimal
-//! without leading zeros; each line ends in one newline; nothing follows. So a manifest has exactly
-//! one spelling, and any change of a byte is found.
+//! Lines appear in this order, with any number of `file` lines, sorted by name. Numbers are decimal
+//! without leading zeros. Each line ends with one newline, and nothing follows the last. The
+//! encoding of a manifest is canonical, so that any changed byte is detected.
 //!
-//! Written as a whole to `tidemark.manifest.tmp`, synced, renamed, folder synced. What it names was
-//! durable before. What the previous one named and this one does not is removed after.
+//! The store writes `tidemark.manifest.tmp`, syncs it, renames it, and syncs the folder. Files
+//! named by a manifest are durable before it is written. Files named only by its predecessor are
+//! removed afterwards.
 
 use crate::batch::Lineage;
 use crate::disk::{Disk, TEMPORARY, read_whole, replace};
@@ -38,82 +39,83 @@ use crate::frame::Check;
 use crate::log::Position;
 use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES};
 
-/// The manifest's name.
+/// File name of the manifest.
 pub const MANIFEST: &str = "tidemark.manifest";
 
-/// The file that makes a folder a backup (backup.rs).
+/// Name of the file that marks a folder as a backup (backup.rs).
 pub const BACKUP: &str = "tidemark.backup";
 
-/// The version that is written, and the only one that is read. 4: one container for cold files.
+/// Format version, the only one that this release reads. Version 4 introduced a common container
+/// for cold files.
 pub const MANIFEST_VERSION: u32 = 4;
 
-/// The most files a manifest may name. 100,000 lines are 10 MB.
+/// Maximum number of files in a manifest. 100,000 lines take about 10 MB.
 pub const MAX_FILES: usize = 100_000;
 
 const LIMIT_BYTES: u64 = 64 << 20;
 
-/// The longest file that a manifest may name; all of them together stay below 2^63.
+/// Maximum size of a file in bytes. The sum over all files stays below 2^63.
 const MAX_FILE_BYTES: u64 = 1 << 44;
 
-/// What a file is for.
+/// Purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Loaded at start.
     Snapshot,
-    /// Opened at start, read row by row.
+    /// Opened at start and read on demand.
     Cold,
 }
 
-/// What the server says about a file; the store keeps it and hands it back.
+/// Attributes of a file that the server defines. The store only keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
-    /// Number of the space; 0 is the catalogue.
+    /// Space number; 0 is the catalogue.
     pub space: u32,
-    /// What the file holds, as records have a kind.
+    /// Kind of the contents, analogous to the kind of a record.
     pub kind: u32,
-    /// Lowest id that it may hold.
+    /// Lowest id that the file may contain.
     pub low: u64,
-    /// Highest id that it may hold.
+    /// Highest id that the file may contain.
     pub high: u64,
-    /// The table's version when its walk began: a table that still has it need not be written
-    /// again.
+    /// Version of the table when its snapshot began. A table with an unchanged version need not be
+    /// written again.
     pub stamp: u64,
 }
 
-/// A file that the manifest names.
+/// Entry of a file in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileEntry {
-    /// Its name in the data folder.
+    /// Name in the data folder.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// CRC-32C of all its bytes.
+    /// CRC-32C of all bytes.
     pub check: u32,
-    /// What it is for.
+    /// Purpose of the file.
     pub role: Role,
-    /// What the server says about it.
+    /// Attributes that the server defines.
     pub tag: Tag,
 }
 
-/// Everything that the data folder's log and files mean.
+/// Contents of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// The history that all files belong to.
+    /// Lineage of all files.
     pub lineage: Lineage,
-    /// Rises with each manifest.
+    /// Number of this manifest; increases with each one.
     pub number: u64,
-    /// The log's term.
+    /// Term of the log.
     pub term: u64,
-    /// Where replay begins.
+    /// Position at which replay begins.
     pub replay: Position,
-    /// The log was durable up to this offset.
+    /// Offset up to which the log was durable.
     pub durable: u64,
-    /// The files, sorted by name.
+    /// Files, sorted by name.
     pub files: Vec<FileEntry>,
 }
 
 impl Manifest {
-    /// The manifest of an empty data folder.
+    /// Returns the manifest of an empty data folder.
     pub fn new(lineage: Lineage) -> Manifest {
         Manifest {
             lineage,
@@ -125,12 +127,12 @@ impl Manifest {
         }
     }
 
-    /// The file of that name.
+    /// Returns the entry with this name.
     pub fn file(&self, name: &str) -> Option<&FileEntry> {
         self.files.binary_search_by(|f| f.name.as_str().cmp(name)).ok().map(|at| &self.files[at])
     }
 
-    /// The text.
+    /// Encodes the manifest as text.
     pub fn encode(&self) -> String {
         let at = &self.replay;
         let mut text = format!(
@@ -169,11 +171,11 @@ impl Manifest {
         text
     }
 
-    /// Reads the text; on an error the byte and what is wrong there.
+    /// Decodes a manifest. An error contains the byte offset and the reason.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
         let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
-        // Before the lines: a flipped byte would be told as what it makes of one. Of another
-        // version we do not know where it stands.
+        // Verify the checksum before parsing; otherwise a flipped byte would be reported as a
+        // syntax error. Other versions may have the checksum elsewhere.
         if text.starts_with(&format!("tidemark manifest {MANIFEST_VERSION}\n"))
             && let Some(end) = text.trim_end_matches('\n').rfind('\n').map(|at| at + 1)
             && let Some(check) = text[end..]
@@ -252,7 +254,7 @@ impl Manifest {
         Manifest::read_as(disk, MANIFEST)
     }
 
-    /// Reads a manifest of another name.
+    /// Reads a manifest from the file `name`.
     pub(crate) fn read_as(disk: &dyn Disk, name: &str) -> Result<Option<Manifest>> {
         let path = disk.path(name);
         let bytes = match read_whole(disk, name, LIMIT_BYTES) {
@@ -274,7 +276,7 @@ impl Manifest {
         }
     }
 
-    /// Makes this the folder's manifest, durably.
+    /// Replaces the folder's manifest, durably.
     pub(crate) fn write(&self, disk: &dyn Disk) -> Result<()> {
         if self.files.len() > MAX_FILES {
             return Err(Error::Refused(format!(
@@ -291,12 +293,12 @@ impl Manifest {
     }
 }
 
-/// Why text is not a manifest.
+/// Reason why bytes are not a valid manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BadManifest {
-    /// A release with another format version wrote it.
+    /// The file has another format version.
     Version(u32),
-    /// The byte, and what is wrong there.
+    /// Byte offset of the error, and its description.
     Corrupt(usize, &'static str),
 }
 
@@ -304,7 +306,7 @@ fn bad(at: usize, what: &'static str) -> BadManifest {
     BadManifest::Corrupt(at, what)
 }
 
-/// A name that stays in the folder, and in one field of a line.
+/// Whether the name is safe as a path component and as a field of a line.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('.')
@@ -312,7 +314,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// A decimal number in its one spelling.
+/// Parses a decimal number in canonical form.
 pub(crate) fn number<N: std::str::FromStr + std::fmt::Display>(text: &str) -> Option<N> {
     let n: N = text.parse().ok()?;
     (text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0')))
@@ -325,7 +327,7 @@ pub(crate) fn hexadecimal(text: &str) -> Option<u32> {
     if proper { u32::from_str_radix(text, 16).ok() } else { None }
 }
 
-/// The lines of a text of facts.
+/// Parser of a text with one fact per line.
 pub(crate) struct Lines<'a> {
     text: &'a str,
     at: usize,
@@ -336,12 +338,10 @@ impl<'a> Lines<'a> {
         Lines { text, at: 0 }
     }
 
-    /// The byte at which the next line begins.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// A place in the log.
     pub(crate) fn position(&mut self, word: &str) -> std::result::Result<Position, BadManifest> {
         let at = self.fields(word, 5)?;
         let position = (|| {
@@ -366,7 +366,7 @@ impl<'a> Lines<'a> {
         self.text[self.at..].starts_with(start)
     }
 
-    /// The fields of the next line, which begins with `word` and has `count` more.
+    /// Returns the `count` fields after `word` on the next line.
     pub(crate) fn fields(
         &mut self,
         word: &str,
@@ -387,7 +387,7 @@ impl<'a> Lines<'a> {
         number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "a number was expected"))
     }
 
-    /// A number that is counted up.
+    /// Parses a number of at most `MAX_NUMBER`.
     fn count(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
         let at = self.at;
         let n = self.number(word)?;
@@ -395,7 +395,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Is this a name that only Tidemark gives?
+/// Whether the name belongs to a data file of Tidemark.
 pub(crate) fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
     name == MANIFEST

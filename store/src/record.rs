@@ -1,29 +1,29 @@
-//! Records: what a batch of the log holds, one after the other. State, never deltas (promise 2).
+//! Encoding of records in a batch. Records hold state, never deltas (promise 2).
 //!
 //! ```text
-//!   space    1..5 bytes   number of the space, LEB128 (0 = the catalogue: spaces, views, actions)
-//!   kind     1 byte       the server's: what the payload describes
+//!   space    1..5 bytes   space number, LEB128 (0 = the catalogue: spaces, views, actions)
+//!   kind     1 byte       kind of the payload, defined by the server
 //!   n        1..5 bytes   length of the payload, LEB128
-//!   payload  n bytes      the server's
+//!   payload  n bytes      defined by the server
 //! ```
 //!
-//! The envelope costs three bytes. One record may describe many rows: a payload that packs a
-//! thousand pairs shares them.
+//! The envelope takes at least three bytes. One record can describe many rows: a payload that packs
+//! a thousand pairs has one envelope.
 
 use crate::buffer;
 
 /// One record of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Number of the space; 0 is the catalogue.
+    /// Space number; 0 is the catalogue.
     pub space: u32,
-    /// What the payload describes; the store does not look at it.
+    /// Kind of the payload; opaque to the store.
     pub kind: u8,
-    /// The server's bytes.
+    /// Payload of the server.
     pub payload: &'a [u8],
 }
 
-/// Records that are written together or not at all.
+/// A group of records that is written atomically.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     body: Vec<u8>,
@@ -31,12 +31,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty batch.
+    /// Returns an empty batch.
     pub fn new() -> Batch {
         Batch::default()
     }
 
-    /// Adds a record.
+    /// Appends a record.
     pub fn push(&mut self, space: u32, kind: u8, payload: &[u8]) {
         put_varint(&mut self.body, space);
         self.body.push(kind);
@@ -48,41 +48,41 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Forgets all records, keeps memory for the next ones: see [`buffer::clear`].
+    /// Removes all records. May keep the memory, see [`buffer::clear`].
     pub fn clear(&mut self) {
         buffer::clear(&mut self.body);
         self.count = 0;
     }
 
-    /// Holds no record?
+    /// Whether the batch has no records.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Bytes that the records take in the log.
+    /// Returns the encoded size of the records in bytes.
     pub fn bytes(&self) -> usize {
         self.body.len()
     }
 
-    /// The encoded records.
+    /// Returns the encoded records.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 }
 
-/// The records of a batch's body, in order. After an error there are no more.
+/// Iterator over the records of a batch body. Ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Records<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Records<'a> {
-    /// Reads the records of `body`.
+    /// Iterates over the records of `body`.
     pub fn new(body: &'a [u8]) -> Records<'a> {
         Records { rest: body }
     }
@@ -120,7 +120,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-/// LEB128: seven bits a byte, low ones first, the top bit says that more follow.
+/// Appends a LEB128 number: seven bits per byte, low bits first; a set top bit marks continuation.
 fn put_varint(out: &mut Vec<u8>, mut n: u32) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
@@ -129,8 +129,9 @@ fn put_varint(out: &mut Vec<u8>, mut n: u32) {
     out.push(n as u8);
 }
 
-/// The number at the start of `bytes` and its length. One number has one spelling: a needless zero
-/// byte is refused.
+/// Decodes the number at the start of `bytes`. Returns it with its encoded length.
+///
+/// The encoding is canonical: trailing zero bytes are rejected.
 fn get_varint(bytes: &[u8]) -> Option<(u32, usize)> {
     let mut n = 0u32;
     for (i, &byte) in bytes.iter().take(5).enumerate() {
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(read[0], Record { space: 1, kind: 2, payload: b"abc" });
         assert_eq!(read[1].payload, b"");
         assert_eq!((read[2].space, read[2].kind, read[2].payload), (u32::MAX, 255, &[9; 300][..]));
-        // Cut anywhere but between records: an error, then nothing.
+        // A cut inside a record yields one error, then the end.
         for cut in 1..6 {
             let mut records = Records::new(&batch.body()[..cut]);
             assert!(records.next().unwrap().is_err());

@@ -1,26 +1,24 @@
-//! Reading the log: which segments count, which batches are valid, and where it ends.
+//! Reading the log: selection of segments, validation of batches, and detection of the end.
 //!
-//! **Which segments.** From the newest one back: each names the one it continues (segment.rs).
-//! Files beside that path are void if the path says so, and otherwise a mistake that is reported. A
-//! newest file without a valid header and without a batch is a segment whose creation was cut
-//! short: nothing can have been acknowledged from it.
+//! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Files
+//! off that path are void if the path declares them so; any other is an error. A newest file with
+//! neither a valid header nor a batch is an interrupted creation. No write in it was ever
+//! acknowledged.
 //!
-//! **Which batches.** All that are valid, in order. A segment that has a successor must be valid
-//! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P,
-//! and then:
+//! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
+//! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P:
 //!
-//! | what follows P | verdict |
+//! | after P | verdict |
 //! |---|---|
-//! | nothing | a clean end |
-//! | bytes, nowhere a valid head of a batch | a torn tail: the log is cut at P |
-//! | a batch's valid head, written before the bytes at P were durable | a torn tail, out of order |
-//! | a batch's valid head, written after the bytes at P were durable | damage: start is refused |
+//! | nothing | clean end |
+//! | bytes without a valid batch head | torn tail: the log is cut at P |
+//! | a valid batch head, written before the bytes at P were durable | torn tail, out of order |
+//! | a valid batch head, written after the bytes at P were durable | damage: the start fails |
 //!
-//! So a torn tail never holds a batch that `always` acknowledged, with one exception that no format
-//! can exclude: damage to the very last sync's batches, before anything was written after it, looks
-//! exactly like a torn write. An idle log is sealed for that reason. The manifest also names a
-//! durable offset; a log that ends before it is refused. So is a segment that ends before the place
-//! where replay begins: that place was durable when the manifest was written.
+//! A torn tail therefore never contains a batch acknowledged under `always`, with one exception.
+//! Damage to the batches of the very last sync is indistinguishable from a torn write. An idle log
+//! is sealed for that reason. Recovery also rejects a log that ends before the manifest's durable
+//! offset or replay position.
 
 use std::path::PathBuf;
 
@@ -33,24 +31,25 @@ use crate::segment::{
     segment_name,
 };
 
-/// How much is read at once; larger batches enlarge the buffer, within their limit.
+/// Read size in bytes. Larger batches enlarge the buffer up to their limit.
 const CHUNK: usize = 1 << 20;
 
-/// The segments that a recovery reads, oldest first, and what lies beside them.
+/// Segments that a recovery reads, oldest first, and the others in the folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) segments: Vec<SegmentHead>,
-    /// Segments that were never finished or were left for a new one: they hold nothing.
+    /// Unfinished or abandoned segments, without contents.
     pub(crate) void: Vec<u64>,
-    /// Older than the replay position: not needed any more.
+    /// Segments before the replay position.
     pub(crate) obsolete: Vec<u64>,
-    /// Above every number in use.
+    /// Greater than every segment number in use.
     pub(crate) next_segment: u64,
 }
 
-/// Finds the segments from the newest one back to `start`. An empty path means a lineage of which
-/// no segment was created yet. `at_rest`: no writer has the log, and the caller is about to go
-/// on with it; then what is read is [settled](settle).
+/// Finds the segments from the newest back to `start`.
+///
+/// The path is empty if the lineage has no segment yet. With `at_rest` no writer is active and the
+/// caller will continue the log. The segments are then [settled](settle) before they are read.
 pub(crate) fn find_path(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -74,7 +73,7 @@ pub(crate) fn find_path(
         ));
     }
     let mut rest = &numbers[..];
-    let mut wanted: Option<SegmentHead> = None; // the successor, whose predecessor we look for
+    let mut wanted: Option<SegmentHead> = None; // successor, whose predecessor the loop searches
     loop {
         let Some((&number, below)) = rest.split_last() else {
             return match wanted {
@@ -98,8 +97,8 @@ pub(crate) fn find_path(
             Ok(head) => {
                 check_identity(disk, number, &head, lineage)?;
                 path.segments.push(head);
-                // The very first segment may have a later number, if the first attempts to create
-                // it were cut short.
+                // After interrupted creations the very first segment may have a later number than
+                // 1.
                 let is_first =
                     number == start.segment || (start == Position::START && head.previous == 0);
                 if is_first {
@@ -130,8 +129,7 @@ pub(crate) fn find_path(
     Ok(path)
 }
 
-/// A segment that `next` does not continue is void, if that says so; else one is missing, or too
-/// many.
+/// Checks that `next` declares the segment void. Otherwise a segment is missing or superfluous.
 fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
     if number < next.previous {
         return Err(missing(disk, next));
@@ -146,8 +144,8 @@ fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
     Err(Error::corrupt(disk.path(&segment_name(number)), 0, what))
 }
 
-/// A segment without a sound header: only the newest can be a creation that was cut short, and only
-/// if no batch was ever written behind its header (L2).
+/// Checks that a segment without a valid header is an interrupted creation: the newest one, and
+/// without any batch (L2).
 fn check_unfinished(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -165,7 +163,7 @@ fn check_unfinished(
     Ok(())
 }
 
-/// A segment's header has to say what its name and the manifest say.
+/// Compares a segment's header with its file name and the manifest's lineage.
 fn check_identity(
     disk: &dyn Disk,
     number: u64,
@@ -187,7 +185,7 @@ fn check_identity(
     Ok(())
 }
 
-/// Whether replay can begin there in the first segment.
+/// Checks that replay can begin at `start` in the first segment.
 fn check_start(disk: &dyn Disk, head: &SegmentHead, start: Position) -> Result<()> {
     let agrees = start.byte > SEGMENT_HEAD_BYTES
         || (head.sequence, head.chain) == (start.sequence, start.chain);
@@ -207,7 +205,7 @@ fn missing(disk: &dyn Disk, next: &SegmentHead) -> Error {
     )
 }
 
-/// The numbers of all segments in the folder, sorted. A name that is almost one is refused.
+/// Returns the numbers of all segments in the folder, sorted. Rejects non-canonical names.
 pub(crate) fn segment_numbers(disk: &dyn Disk) -> Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for name in disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))? {
@@ -239,8 +237,8 @@ pub(crate) fn read_segment_head(
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// The segments of a log from `newest` back, as far as they are there, `most` at most. Void ones
-/// are passed over, as no segment continues them.
+/// Returns up to `most` existing segments from `newest` back. Skips void segments, because no
+/// segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;
     let (mut heads, mut wanted) = (Vec::new(), newest);
@@ -254,10 +252,12 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
     Ok(heads)
 }
 
-/// Makes what is read of a segment what the disk has. Of the newest file, or of several if they
-/// were all cut short, even the header may be in memory only: its sync failed, and the process that
-/// wrote it was killed before it could remove the file. A log that went on behind such a header
-/// would be lost with it. Older segments are safe: a successor was begun only after they were.
+/// Ensures that recovery reads the device and not only the page cache.
+///
+/// The header of a newest file, or of several unfinished ones, may exist only in the cache: its
+/// sync failed, and the process died before it could remove the file. A log continued after such a
+/// header would be lost with it. Older segments are safe, because they were durable before their
+/// successor was created.
 fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);
@@ -266,7 +266,7 @@ fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
     file.drop_cache().map_err(|e| Error::io(&path, "reading", e))
 }
 
-/// Is there anywhere in the file what only a written batch can look like?
+/// Whether any part of the file is a valid batch head.
 fn holds_a_batch(disk: &dyn Disk, lineage: Lineage, number: u64) -> Result<bool> {
     let name = segment_name(number);
     let path = disk.path(&name);
@@ -285,18 +285,17 @@ fn holds_a_batch(disk: &dyn Disk, lineage: Lineage, number: u64) -> Result<bool>
     Ok(reader.scan(SEGMENT_HEAD_BYTES, |head, _| head.sequence > 0)?.is_some())
 }
 
-/// What a reader finds at its place.
+/// Result of [`BatchReader::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A valid batch: [`BatchReader::body`] has its records.
+    /// A valid batch; [`BatchReader::body`] returns its records.
     Batch(BatchHead),
-    /// The end of the file.
     End,
-    /// Bytes that are no valid batch.
+    /// Bytes that are not a valid batch, with the reason.
     Bad(&'static str),
 }
 
-/// Reads the batches of one segment in order.
+/// Sequential reader of the batches of one segment.
 #[derive(Debug)]
 pub(crate) struct BatchReader {
     file: Box<dyn DiskFile>,
@@ -305,14 +304,14 @@ pub(crate) struct BatchReader {
     size: u64,
     at: Position,
     buffer: Vec<u8>,
-    /// Byte of the file at which the buffer begins.
+    /// File offset of the start of `buffer`.
     buffer_at: u64,
-    /// Range in the buffer of the last batch found.
+    /// Range in `buffer` of the last batch.
     batch: (usize, usize),
 }
 
 impl BatchReader {
-    /// Reads on from `start`, or from the first batch.
+    /// Begins at `start`, or at the first batch.
     pub(crate) fn new(
         file: Box<dyn DiskFile>,
         path: PathBuf,
@@ -333,7 +332,6 @@ impl BatchReader {
         })
     }
 
-    /// The place after the last batch found.
     pub(crate) fn position(&self) -> Position {
         self.at
     }
@@ -342,31 +340,29 @@ impl BatchReader {
         &self.path
     }
 
-    /// Length of the file, as of the last look.
+    /// Returns the length of the file as of the last check.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Looks at the file's length again, since it may have grown, and reads nothing behind `limit`:
-    /// what is there now may be cut off and written anew, so it must not get into the buffer
-    /// either.
+    /// Updates the length of the file, at most to `limit`.
+    ///
+    /// Bytes after `limit` may still be truncated and rewritten, so the buffer must not contain
+    /// them.
     pub(crate) fn read_up_to(&mut self, limit: u64) -> Result<()> {
         let size = self.file.size().map_err(|e| Error::io(&self.path, "measuring", e))?;
         self.size = size.min(limit);
         Ok(())
     }
 
-    /// The records of the last batch found.
     pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.batch.0 + BATCH_HEAD_BYTES..self.batch.1]
     }
 
-    /// The last batch found, head and body.
     pub(crate) fn frame(&self) -> &[u8] {
         &self.buffer[self.batch.0..self.batch.1]
     }
 
-    /// The next batch.
     pub(crate) fn next(&mut self) -> Result<Found> {
         let byte = self.at.byte;
         if byte >= self.size {
@@ -408,8 +404,8 @@ impl BatchReader {
         Ok(Found::Batch(head))
     }
 
-    /// Makes sure that `need` bytes from `byte` are in the buffer; returns where, or `None` if the
-    /// file is too short.
+    /// Loads `need` bytes from `byte` on. Returns their index in the buffer, or `None` if the file
+    /// is too short.
     fn fill(&mut self, byte: u64, need: usize) -> Result<Option<usize>> {
         if byte + need as u64 > self.size {
             return Ok(None);
@@ -418,7 +414,7 @@ impl BatchReader {
         if byte >= self.buffer_at && byte + need as u64 <= have {
             return Ok(Some((byte - self.buffer_at) as usize));
         }
-        // Keep what is there already, read the rest.
+        // Keep the overlap with the old buffer and read the rest.
         let kept = if byte >= self.buffer_at && byte < have { (have - byte) as usize } else { 0 };
         let from = self.buffer.len() - kept;
         self.buffer.copy_within(from.., 0);
@@ -432,12 +428,12 @@ impl BatchReader {
         Ok((self.buffer.len() >= need).then_some(0))
     }
 
-    /// Looks from `byte` on for the head of a batch whose check matches its place and that
-    /// `accept`s. The body is not looked at: that the head was written there is all that is asked.
+    /// Searches from `byte` on for a batch head that matches its location and that `accept`
+    /// accepts. The body need not be valid.
     fn scan(&mut self, byte: u64, accept: impl Fn(&BatchHead, u64) -> bool) -> Result<Option<u64>> {
         let mut byte = byte;
         while let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? {
-            // The cheap test first: this runs at every byte of a tail.
+            // Cheap test first: this runs at every byte of a tail.
             if accept(&fields(&self.buffer[start..]), byte)
                 && read_head(&self.buffer[start..], &self.head.place(byte)).is_some()
             {
@@ -448,15 +444,15 @@ impl BatchReader {
         Ok(None)
     }
 
-    /// After [`Found::Bad`] in the newest segment: is it damage, rather than a torn tail? Returns
-    /// the place of the batch that proves it.
+    /// Searches for proof of damage after [`Found::Bad`] in the newest segment. Returns the byte of
+    /// a later batch, written when the bad bytes were already durable.
     pub(crate) fn proof_of_damage(&mut self) -> Result<Option<u64>> {
         let bad = self.at;
         if bad.byte >= self.size {
             return Ok(None);
         }
-        // The head at the bad place itself may be intact, with a damaged body: it says how much of
-        // what lies before it was durable, not more.
+        // Begin after the bad byte: an intact head there proves only that earlier bytes were
+        // durable.
         let base = self.head.base;
         self.scan(bad.byte + 1, |head, byte| {
             let offset = base.wrapping_add(byte - SEGMENT_HEAD_BYTES);
@@ -466,38 +462,36 @@ impl BatchReader {
     }
 }
 
-/// Gets each batch of a replay, whole; what it refuses is damage.
+/// Receives each batch of a replay. An error is reported as damage.
 pub type ApplyBatch<'a> = dyn FnMut(&BatchHead, &[u8]) -> std::result::Result<(), String> + 'a;
 
-/// How a replay ended.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
-    /// The place after the last valid batch.
+    /// Position after the last valid batch.
     pub position: Position,
-    /// Bytes after it that were cut as a torn tail.
+    /// Size in bytes of the torn tail after it.
     pub torn_bytes: u64,
-    /// Batches replayed.
+    /// Number of replayed batches.
     pub batches: u64,
-    /// Records replayed.
+    /// Number of replayed records.
     pub records: u64,
-    /// Log bytes replayed.
+    /// Number of replayed log bytes.
     pub bytes: u64,
 }
 
-/// Whose log is replayed, and what for.
+/// Purpose of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// A start, of a log that is ours.
+    /// Start of a node on its own log.
     Owner,
-    /// A start, of a replica's log, whose batches tell when they were durable on its master: its
-    /// tail is cut whatever follows (replica_log.rs, F3).
+    /// Start of a replica. The `unsynced` fields describe the master's disk, so every invalid tail
+    /// is cut (replica_log.rs, F3).
     Follower,
-    /// A check, which has nothing synced: it may look at the folder of a running server, or at a
-    /// disk that can only be read.
+    /// Inspection without syncs: the folder may belong to a running server or be read-only.
     Check,
 }
 
-/// Replays the batches from `start` along the path; `apply` gets each batch whole.
 pub(crate) fn replay(
     disk: &dyn Disk,
     path: &Path,
@@ -525,8 +519,8 @@ pub(crate) fn replay(
     Ok(end)
 }
 
-/// Opens the segment with this number in the path, at the place where its replay begins, and checks
-/// that it goes on where the one before has ended, at `at`.
+/// Opens a segment of the path, whose index is `number`, where its replay begins. Checks that it
+/// continues at `at`, the end of its predecessor.
 fn open_segment(
     disk: &dyn Disk,
     head: &SegmentHead,
@@ -539,8 +533,7 @@ fn open_segment(
     let file_path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
     if next.is_none() && reader_is != Reader::Check {
-        // The newest file may hold, in memory only, bytes of which an earlier process's sync
-        // failed. What is read must be on the disk.
+        // The cache may hold bytes of the newest file whose sync failed in an earlier process.
         file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
         file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
     }
@@ -561,7 +554,7 @@ fn open_segment(
         return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
     }
     if reader.size() < reader.position().byte {
-        // Not a torn tail: what lies before the replay position was durable.
+        // Not a torn tail: everything before the replay position was durable.
         let what = format!(
             "it ends here; the manifest says that replay begins at {start}, up to which the \
              log was durable: something acknowledged is missing"
@@ -571,7 +564,7 @@ fn open_segment(
     Ok(reader)
 }
 
-/// Replays the batches of one segment, up to where `next` begins, or else up to a torn tail.
+/// Replays the batches of one segment up to the base of `next`, or up to a torn tail.
 fn read_segment(
     reader: &mut BatchReader,
     next: Option<&SegmentHead>,

@@ -1,21 +1,20 @@
-//! The log of a replica: its master's batches, byte for byte, in segments of the same numbers.
+//! Log of a replica: the master's batches, byte for byte, in segments of the same numbers.
 //!
-//! Since the bytes are the same, positions mean the same on both: a replica goes on where it
-//! stopped whichever node it finds, and when it is promoted its siblings go on with it. So nothing
-//! here may differ from the master's log by as much as a number:
+//! Positions therefore mean the same on all nodes. A replica can resume from any node, and its
+//! siblings can resume from it after a promotion. The replica's log must equal the master's
+//! exactly:
 //!
-//! - **F1** What is appended is checked against the place first: it follows the last batch, by
-//!   number and chain, or is refused.
-//! - **F2** What is not durable after a failure is not written elsewhere, as a master does it
-//!   (`log.rs`, L3): it is cut off, for good, and asked for again. The file is shortened and synced
-//!   before anything is written there; that needs no room, so a full disk costs a replica nothing
-//!   that it has. If the power undoes a cut, there is a torn tail again (F3): what counts lies
-//!   before it, and was durable before it. A node that has shown it to others already, expecting
-//!   the sync, must read everything anew then ([`FollowLog::secure`] fails).
-//! - **F3** A torn tail is cut the same way at the next start, whatever follows it: the master has
-//!   those bytes.
+//! - **F1** Before an append the replica verifies that the batch follows the last one, by sequence
+//!   number and chain value.
+//! - **F2** After a failure the replica truncates what is not durable and fetches it again. It
+//!   never writes it elsewhere, unlike a master (`log.rs`, L3). It shortens and syncs the file
+//!   before it writes to it again. This needs no space, so a full disk loses no durable data. If a
+//!   power cut undoes the truncation, the result is a torn tail (F3). A node that has already
+//!   applied the lost batches must reload its data: [`FollowLog::secure`] fails.
+//! - **F3** The next start truncates a torn tail the same way, whatever follows it. The master
+//!   still has those bytes.
 //!
-//! Promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first one of
+//! A promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first of
 //! the node's own.
 
 use std::sync::Arc;
@@ -27,24 +26,23 @@ use crate::log::{Log, LogOptions, Position, Resume};
 use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
 use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
-/// The writing end of a replica's log. One thread owns it.
+/// Writer of a replica's log, owned by one thread.
 #[derive(Debug)]
 pub struct FollowLog {
     disk: Arc<dyn Disk>,
     lineage: Lineage,
-    /// The newest segment; none before the first one has come.
+    /// Newest segment; `None` before the first one arrives.
     newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
     written: Position,
     durable: Position,
-    /// A sync has failed: nothing behind `durable` can be trusted.
+    /// Whether a sync failed. Bytes after `durable` are then unreliable.
     failed: bool,
-    /// It is to begin where a snapshot does, and not where the history did.
+    /// Whether this log begins at a snapshot instead of the start of the lineage.
     staged: bool,
 }
 
 impl FollowLog {
-    /// Goes on behind `end`: the last place that is known to be good. Whatever lies behind it is
-    /// cut off.
+    /// Opens the log at `end`, the last known good position, and removes everything after it.
     pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<FollowLog> {
         let numbers = segment_numbers(&*disk)?;
         let newest = match numbers.contains(&end.segment) {
@@ -57,8 +55,7 @@ impl FollowLog {
                     format!("missing; the log is to go on at {end}"),
                 ));
             }
-            // The very first one was never finished, so it holds nothing; recovery has passed it
-            // over, too.
+            // An interrupted creation of the first segment; recovery skipped it too.
             true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
                 let name = segment_name(end.segment);
                 disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -66,7 +63,7 @@ impl FollowLog {
             }
             true => Some(open_segment(&disk, end)?),
         };
-        // The newest first, so that the log has no gap at any moment.
+        // Newest first, so that the log never has a gap.
         for &number in numbers.iter().rev().filter(|&&n| n > end.segment) {
             let name = segment_name(number);
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -83,17 +80,16 @@ impl FollowLog {
         })
     }
 
-    /// An empty one beside a snapshot, of which the first segment is whichever the master has.
+    /// Opens an empty log for a full sync. Its first segment may have any number and base.
     pub fn staged(disk: Arc<dyn Disk>, lineage: Lineage) -> Result<FollowLog> {
         Ok(FollowLog { staged: true, ..FollowLog::open(disk, lineage, Position::START)? })
     }
 
-    /// After a failure: forgets what is not durable.
+    /// Discards everything that is not durable, after a failure.
     pub fn reopen(&mut self) -> Result<()> {
         self.open_again(self.durable)
     }
 
-    /// The same one, which ends there.
     fn open_again(&mut self, end: Position) -> Result<()> {
         *self = FollowLog {
             staged: self.staged,
@@ -102,43 +98,44 @@ impl FollowLog {
         Ok(())
     }
 
-    /// After a link has ended: makes durable what was appended, and cuts off what was not whole. An
-    /// error: what lies between
-    /// [`FollowLog::durable`] and [`FollowLog::written`] is lost, and is cut off by
-    /// [`FollowLog::reopen`].
+    /// Makes the appended batches durable and truncates an incomplete one, after the end of a link.
+    ///
+    /// After an error the batches between [`FollowLog::durable`] and [`FollowLog::written`] are
+    /// lost, and the caller must call [`FollowLog::reopen`].
     pub fn secure(&mut self) -> Result<()> {
         self.sync()?;
         self.reopen()
     }
 
-    /// The end of what was appended.
+    /// Returns the end of the appended batches.
     pub fn written(&self) -> Position {
         self.written
     }
 
-    /// The end of what is certain to be on the disk.
+    /// Returns the durable end.
     pub fn durable(&self) -> Position {
         self.durable
     }
 
-    /// The disk that it lies on.
+    /// Returns the disk.
     pub fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
 
-    /// The history that it belongs to.
+    /// Returns the lineage.
     pub fn lineage(&self) -> Lineage {
         self.lineage
     }
 
-    /// The newest segment's term.
+    /// Returns the term of the newest segment.
     pub fn term(&self) -> u64 {
         self.newest.as_ref().map_or(0, |(head, _)| head.term)
     }
 
-    /// The place to name to a master, and the term of its segment. Newest segments that hold
-    /// nothing are given up: another master may have begun others there, or none. Unless replay
-    /// begins in them.
+    /// Returns the position to resume at, and the term of its segment.
+    ///
+    /// Removes the newest segments if they are empty, because another master may have begun
+    /// different ones. Keeps the segment in which replay begins.
     pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
         while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment)
             && self.step_back()?
@@ -146,8 +143,8 @@ impl FollowLog {
         Ok((self.written, self.term()))
     }
 
-    /// Gives up a newest segment that holds nothing; false if there is none such, or none before
-    /// it.
+    /// Removes the newest segment if it is empty and its predecessor exists. Returns whether it
+    /// did.
     fn step_back(&mut self) -> Result<bool> {
         let at = self.written;
         if let Some((head, _)) = &self.newest
@@ -177,7 +174,7 @@ impl FollowLog {
             || (self.newest.is_none()
                 && (self.staged || at != Position::START)
                 && head.lineage == self.lineage);
-        // Else this node could not go on as a master, or what it wrote could not be read.
+        // Larger numbers would leave no room for this node's own writes after a promotion.
         let leaves_room =
             [head.segment, head.base, head.sequence].iter().all(|&n| n <= MAX_NUMBER / 2);
         if !follows || !fits || !leaves_room {
@@ -187,7 +184,7 @@ impl FollowLog {
             )));
         }
         self.sync()?;
-        // Whether the name is taken or not: an unfinished one may have been left.
+        // `replace` also handles an unfinished file of that name.
         let name = segment_name(head.segment);
         let io = |e| Error::io(self.disk.path(&name), "beginning", e);
         replace(&*self.disk, &name, &head.encode()).map_err(io)?;
@@ -204,8 +201,8 @@ impl FollowLog {
         Ok(())
     }
 
-    /// Appends a batch as the master has it (F1). After an error that is not [`Error::Refused`],
-    /// [`FollowLog::reopen`] is to be called.
+    /// Appends a batch of the master (F1). After any error but [`Error::Refused`] the caller must
+    /// call [`FollowLog::reopen`].
     pub fn append(&mut self, frame: &[u8]) -> Result<BatchHead> {
         let at = self.written;
         let Some((segment, file)) = &self.newest else {
@@ -243,8 +240,8 @@ impl FollowLog {
         Ok(head)
     }
 
-    /// Up to where the log was durable on the master that wrote it, at least, as the batches of the
-    /// newest segment tell.
+    /// Returns a lower bound of the master's durable offset, derived from the batches of the newest
+    /// segment.
     pub fn durable_at_master(&self) -> Result<u64> {
         let Some((head, _)) = &self.newest else { return Ok(self.written.offset) };
         let mut known = head.base;
@@ -254,16 +251,16 @@ impl FollowLog {
         Ok(known)
     }
 
-    /// Whether any data lies behind this offset: a seal is none.
+    /// Whether the log may hold data after this offset. Seals do not count.
     pub fn holds_after(&self, offset: u64) -> Result<bool> {
-        // Older segments are not looked into.
+        // Older segments count as data without a look at their contents.
         let mut holds =
             offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
         self.newest_batches(|before, batch| holds |= before >= offset && !batch.is_seal())?;
         Ok(holds)
     }
 
-    /// The batches of the newest segment, each with the offset at which it begins.
+    /// Calls `each` for the batches of the newest segment with their offsets.
     fn newest_batches(&self, mut each: impl FnMut(u64, &BatchHead)) -> Result<()> {
         let Some((head, _)) = &self.newest else { return Ok(()) };
         let name = segment_name(head.segment);
@@ -278,7 +275,8 @@ impl FollowLog {
         }
     }
 
-    /// Makes all that was appended durable. After an error [`FollowLog::reopen`] is to be called.
+    /// Makes all appended batches durable. After an error the caller must call
+    /// [`FollowLog::reopen`].
     pub fn sync(&mut self) -> Result<Position> {
         if self.durable != self.written
             && let Some((segment, file)) = &self.newest
@@ -296,14 +294,17 @@ impl FollowLog {
         Ok(self.durable)
     }
 
-    /// The system would say that all is well when asked again (see `log.rs`).
+    /// Reports the earlier failure: a repeated sync could return `Ok` for lost data (see `log.rs`).
     fn failure(&self) -> Error {
         let failed = std::io::Error::other("a sync of it has failed before");
         Error::io(self.disk.path(&segment_name(self.written.segment)), "syncing", failed)
     }
 
-    /// The log of a node that writes for itself from now on: it begins a new segment, of this term.
-    /// Everything must be durable.
+    /// Converts this to the log of a master that begins a new segment with `term`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a batch is not durable, or if `term` is less than the current term.
     pub fn into_log(self, options: LogOptions, term: u64) -> Result<Log> {
         assert!(self.written == self.durable, "F2: what is not durable is not ours to keep");
         assert!(term >= self.term(), "a term never falls: {} to {term}", self.term());
@@ -319,7 +320,7 @@ impl FollowLog {
         };
         let mut log = Log::resume(self.disk, options, found)?;
         if log.has_failed() {
-            // A term that is not on the disk would be forgotten in a crash, and given to another
+            // The term must be durable before use. A crash could otherwise give it to another
             // history.
             log.sync()?;
         }
@@ -327,7 +328,7 @@ impl FollowLog {
     }
 }
 
-/// Opens the segment in which the log ends, and cuts off what lies behind.
+/// Opens the segment that contains `end` and truncates it there.
 fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box<dyn DiskFile>)> {
     let name = segment_name(end.segment);
     let path = disk.path(&name);
@@ -356,7 +357,7 @@ mod tests {
     use crate::record::Batch;
     use crate::sim::SimDisk;
 
-    /// A node was promoted again and again, and has written nothing as a master.
+    /// A node was promoted several times without writing anything as a master.
     #[test]
     fn a_log_is_resumed_before_all_segments_that_hold_nothing() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
@@ -389,8 +390,8 @@ mod tests {
         );
     }
 
-    /// A master may say what it likes. What this node has taken it must be able to read, and to go
-    /// on with.
+    /// A master may send any header. The replica must be able to read and continue every segment
+    /// that it accepts.
     #[test]
     fn a_first_segment_begins_where_the_history_does_and_leaves_room_for_others() {
         let lineage = Lineage([7; 16]);
@@ -417,7 +418,7 @@ mod tests {
             assert!(!begins(&mut open(), &wrong), "{wrong:?}");
         }
         assert!(begins(&mut open(), &first));
-        // Beside a snapshot it begins where that does.
+        // A staged log begins where its snapshot does.
         let mut staged = FollowLog::staged(empty(), lineage).unwrap();
         assert!(!begins(&mut staged, &SegmentHead { base: MAX_NUMBER, ..first }));
         staged.reopen().unwrap();

@@ -1,14 +1,13 @@
-//! A data folder from a backup: as the backup has it, or as the log tells it up to some place
-//! behind it.
+//! Restore of a data folder from a backup, as of the backup's end or of another log position.
 //!
-//! 1. [`plan`] reads everything that is to be used, and compares every checksum, before a byte is
-//!    written. It decides where the log is to end.
-//! 2. [`restore`] writes the folder under another name, syncs and renames it. Into a folder that is
-//!    there already, and empty (a mount point, say), it writes the manifest last: no server starts
-//!    from a folder that has files and no manifest.
+//! 1. [`plan`] verifies every checksum of its input before any write, and determines where the log
+//!    will end.
+//! 2. [`restore`] writes the folder under a temporary name, then syncs and renames it. In an
+//!    existing empty folder, such as a mount point, it writes the manifest last. A server does not
+//!    start from a folder with files but no manifest.
 //!
-//! The log gets one more segment, with the term of a promotion: the restored node is another one.
-//! What it writes is a history of its own, which no replica takes for the old one's.
+//! The log gets another segment with a higher term, as after a promotion. The restored node thus
+//! begins a history of its own, and replicas do not confuse it with the old one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,45 +23,47 @@ use crate::replay::read_segment_head;
 use crate::replica_log::FollowLog;
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 
-/// Where a restored log is to end.
+/// End of the restored log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Where the backup does.
+    /// End of the backup.
     Backup,
-    /// Where the log does, as far as it is there.
+    /// End of the available log.
     Latest,
-    /// At the last batch that ends at this offset or before it.
+    /// Last batch that ends at or before this offset.
     Offset(u64),
-    /// Before the first batch that was written later, in milliseconds since 1970.
+    /// Last batch before the first one written after this time, in milliseconds since 1970.
     Time(u64),
 }
 
-/// A segment, and the folder that has it.
+/// A segment, and the folder that contains it.
 #[derive(Clone)]
 struct Source {
     head: SegmentHead,
     disk: Arc<dyn Disk>,
 }
 
-/// What is to be restored; all of it was read.
+/// A verified restore.
 pub struct Plan {
-    /// The backup.
+    /// Description of the backup.
     pub backup: Backup,
-    /// Where the log is to end.
+    /// End of the restored log.
     pub end: Position,
-    /// The time of the last batch before that; 0 if there is none.
+    /// Time of the last restored batch, in milliseconds since 1970; 0 for none.
     pub time_ms: u64,
-    /// Bytes to write.
+    /// Number of bytes to write.
     pub bytes: u64,
-    /// The log goes on behind that.
+    /// Whether the available log continues after `end`.
     pub goes_on: bool,
     manifest: Manifest,
     disk: Arc<dyn Disk>,
     segments: Vec<Source>,
 }
 
-/// Verifies a backup, and the log behind it as far as it is needed: segments are looked for in the
-/// folders of these archives, or in a data folder. `progress` is told of bytes that were read.
+/// Verifies a backup and the required part of the log after it.
+///
+/// Searches for segments in these archives or data folders. `progress` receives the number of bytes
+/// read by each step.
 pub fn plan(
     folder: &Path,
     archives: &[PathBuf],
@@ -87,7 +88,7 @@ pub fn plan(
         Until::Backup => false,
         Until::Latest => true,
         Until::Offset(offset) => offset > backup.position.offset,
-        // Batches behind it may be of the same millisecond.
+        // Later batches may have the same millisecond.
         Until::Time(time) => time >= backup.time_ms,
     };
     let mut newest = None;
@@ -109,8 +110,8 @@ pub fn plan(
     Ok(Plan { backup, end, time_ms, bytes, goes_on, manifest, disk, segments })
 }
 
-/// The log ends, and what was asked for lies behind it. `newest`: a segment that is there and
-/// cannot be reached.
+/// Error for a target after the end of the log. `newest` is an existing segment that is not
+/// connected to it.
 fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     let gap = newest.map_or(String::new(), |segment| {
         format!("; segment {segment} is there, but not all between")
@@ -121,7 +122,6 @@ fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     ))
 }
 
-/// A backup cannot be restored to what it was before.
 fn check_early(backup: &Backup, until: Until) -> Result<()> {
     let early = match until {
         Until::Offset(offset) => offset < backup.from,
@@ -139,7 +139,6 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     Ok(())
 }
 
-/// The segments that the backup has itself, in order.
 fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<Source>> {
     let mut segments = Vec::new();
     for file in &backup.files {
@@ -151,8 +150,8 @@ fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<Source>> {
     Ok(segments)
 }
 
-/// Adds what the archives have behind the backup's end. Gives a newer segment that cannot be
-/// reached, if there is one.
+/// Appends the archived segments after the backup's end. Returns the number of a newer segment that
+/// is not connected to them, if any.
 fn extend(
     segments: &mut Vec<Source>,
     backup: &Backup,
@@ -173,7 +172,7 @@ fn extend(
             }
         }
     }
-    // The backup's last one, in its longest copy.
+    // Use the longest copy of the backup's last segment.
     let size = |source: &Source| {
         let file = source.disk.open(&segment_name(source.head.segment));
         file.and_then(|file| file.size()).unwrap_or(0)
@@ -183,8 +182,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // Of several the last one counts: others were left after a failure, or belong to a history
-        // that was given up for it.
+        // Of several successors the last one is valid. The others are remains of a failure, or of
+        // an abandoned history.
         let follows = |source: &&Source| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term
@@ -202,8 +201,8 @@ fn extend(
     Ok(newest.filter(|&newest| newest > reached))
 }
 
-/// Reads the log, and finds where it is to end. Gives the time of the last batch before that, and
-/// whether there are more.
+/// Reads the log up to its target. Returns the end, the time of the last batch before it, and
+/// whether the log continues.
 fn find_end(
     segments: &[Source],
     backup: &Backup,
@@ -237,8 +236,8 @@ fn sizes(segments: &[Source], end: Position) -> Vec<(SegmentHead, u64)> {
     with_ends(&heads, end)
 }
 
-/// Writes what was planned into a folder that is not there, or empty. `term` gives the term that
-/// follows one.
+/// Restores into `to`, which must be missing or empty. `term` maps the old term to that of the new
+/// segment.
 pub fn restore(
     plan: &Plan,
     to: &Path,
@@ -247,7 +246,7 @@ pub fn restore(
 ) -> Result<()> {
     let is_there = match std::fs::read_dir(to) {
         Ok(mut entries) => {
-            // The top of a fresh file system has its own.
+            // ext4 creates it at the root of a file system.
             let is_other = |e: &std::io::Result<std::fs::DirEntry>| {
                 e.as_ref().map_or(true, |e| e.file_name() != "lost+found")
             };

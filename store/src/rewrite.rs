@@ -1,54 +1,54 @@
-//! Rewrites: the procedure that replaces cold files, for rows, filters and the runs of a ledger.
+//! Replacement of cold files, shared by rows, filters and the runs of a ledger.
 //!
 //! ```text
-//!   1  choose   a range of ids, its old files and what memory has of it; later changes stay in
+//!   1  choose   a range of ids with its old files and its rows in memory; later changes stay in
 //!               memory
-//!   2  write    new files
-//!   3  sync     the log: it has every change that the new files show
-//!   4  publish  the manifest names the new files instead of the old ones, and how far the log is
-//!               durable
-//!   5  answer   readers use the new files; then memory drops what equals the files
-//!   6  discard  each old file goes with its last reader
+//!   2  write    the new files
+//!   3  sync     the log, which then has every change that the new files show
+//!   4  publish  the manifest names the new files instead of the old ones, and the log's durable
+//!               offset
+//!   5  switch   readers use the new files; memory drops what equals the files
+//!   6  discard  each old file after its last reader
 //! ```
 //!
-//! The caller does 1, 2 and 5. [`NewFiles::publish`] does 3 and 4, [`Store::retire`] does 6. One
-//! thread at a time rewrites; readers and writers continue.
+//! The caller does 1, 2 and 5. [`NewFiles::publish`] does 3 and 4, [`Store::retire`] does 6. Only
+//! one thread rewrites at a time, concurrently with readers and writers.
 //!
-//! A step that fails before 4 leaves everything as it was: dropped [`NewFiles`] remove themselves.
+//! A failure before 4 changes nothing: a dropped [`NewFiles`] removes its files.
 //!
-//! A crash before 4 leaves the old files, the snapshot and the log; the next start removes the new
-//! files. A crash after 4 leaves the new files and the log, which still begins where the manifest
-//! says. Replay puts the rows and pairs that the log names into memory, in their latest state, and
-//! memory is newer than a file. Without 3, a file could show half of an action whose log record was
-//! lost. A log that ends before the manifest's durable offset is refused.
+//! A crash before 4 leaves the old files, and the next start removes the new ones. A crash after 4
+//! leaves the new files and the log. Replay loads the latest state of the logged rows and pairs
+//! into memory, which takes precedence over files. Without step 3 a file could show half of an
+//! action whose log record was lost. A start rejects a log that ends before the manifest's durable
+//! offset.
 
 use crate::error::Result;
 use crate::manifest::FileEntry;
 use crate::store::Store;
 
-/// New files of a rewrite, which no manifest names yet. Dropping them removes them.
+/// New files of a rewrite before their publication. Drop removes them.
 #[derive(Debug)]
 pub struct NewFiles<'a> {
     store: &'a Store,
-    /// Complete files, in the order in which they were written.
+    /// Completed files in the order of writing.
     pub entries: Vec<FileEntry>,
 }
 
 impl<'a> NewFiles<'a> {
-    /// No file.
+    /// Returns an empty set.
     pub fn new(store: &'a Store) -> NewFiles<'a> {
         NewFiles { store, entries: Vec::new() }
     }
 
-    /// Number of bytes of all files.
+    /// Returns the total size of the files in bytes.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(|file| file.bytes).sum()
     }
 
-    /// Syncs the log and names the files in the manifest, in the place of the replaced ones.
-    /// Returns the number of their bytes.
+    /// Syncs the log, then replaces the files that match `is_replaced` by the new ones in the
+    /// manifest. Returns the total size of the new files in bytes.
     ///
-    /// - `log`: syncs the log, and returns the offset up to which it is durable.
+    /// - `log`: syncs the log and returns its durable offset.
     pub fn publish(
         mut self,
         log: impl FnOnce() -> Result<u64>,

@@ -1,92 +1,97 @@
-//! One file of the log, `log-0000000000000001.tlog`: a header, then batches up to the end of the
-//! file.
+//! Segments of the log. A file `log-0000000000000001.tlog` is a header followed by batches up to
+//! the end of the file.
 //!
 //! ```text
 //!   offset  size  field
 //!        0     8  magic     "TIDELOG\n"
 //!        8     4  version   1
-//!       12     4  flags     bit 0: what lies between the previous segment's valid part and this
+//!       12     4  flags     bit 0: everything between the previous segment's valid part and this
 //!                           one is void; other bits 0
 //!       16    16  lineage
-//!       32     8  segment   the number in the file's name
+//!       32     8  segment   number in the file's name
 //!       40     8  previous  number of the segment that this one continues; 0 for the first
-//!       48     8  base      offset, in the lineage, of the first batch
-//!       56     8  sequence  number of the last batch before the first one here; 0 if none
-//!       64     8  term      raised when a replica is promoted: tells branches of a lineage apart
+//!       48     8  base      offset of the first batch in the lineage
+//!       56     8  sequence  sequence number of the last batch before this segment; 0 if none
+//!       64     8  term      raised by a promotion; distinguishes branches of a lineage
 //!       72     4  chain     chain value at `base`
 //!       76     4  check     CRC-32C of bytes 0..76
 //!       80        batches, see batch.rs
 //! ```
 //!
-//! *Offset* counts the bytes of all batches of the lineage, headers of segments not included: it
-//! never falls, and it can be compared between nodes that share a lineage. Byte `b` of a segment
-//! has offset `base + b - 80`.
+//! The *offset* counts the bytes of all batches of the lineage, without segment headers. It never
+//! decreases and is comparable between nodes that share a lineage. Byte `b` of a segment has offset
+//! `base + b - 80`.
 //!
-//! **A segment says where its predecessor ends**: at the successor's `base`. That is how a log is
-//! cut without ever shortening a file. After a failed sync, or after a start that found a torn
-//! tail, the next segment begins at the last offset that is certain and has the void flag; bytes of
-//! the predecessor past that offset, and segments with numbers in between, hold nothing.
+//! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
+//! `base`. The log can thus be cut without truncating a file. After a failed sync, or after a start
+//! with a torn tail, the next segment begins at the last certain offset and has the void flag.
+//! Readers ignore the predecessor's bytes past that offset, and all segments with numbers in
+//! between.
 //!
-//! Valid only if: (1) magic, version, flags; segment, base and sequence at most 2^62 (2) check (3)
-//! number = the file's name, lineage = the manifest's (4) `previous` exists unless the manifest's
-//! replay position lies in this segment, and holds valid batches exactly up to `base`, with `chain`
-//! and `sequence`.
+//! A segment is valid only if:
 //!
-//! Created, synced and its folder synced before its first batch is written; never renamed; removed
-//! once no manifest needs it.
+//! 1. magic, version and flags are correct, and segment, base and sequence are at most 2^62;
+//! 2. the check matches;
+//! 3. the number equals that of the file name, and the lineage that of the manifest;
+//! 4. `previous` exists and holds valid batches exactly up to `base`, with `chain` and `sequence`.
+//!    This does not apply to the segment of the manifest's replay position.
+//!
+//! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. It
+//! never renames a segment, and removes it once no manifest refers to it.
 
 use crate::batch::{Lineage, Place};
 use crate::frame::{Check, u32_at, u64_at};
 
-/// Bytes before the first batch.
+/// Size of the header in bytes.
 pub const SEGMENT_HEAD_BYTES: u64 = 80;
 
-/// No log of ours comes to larger offsets and numbers. Forged ones are refused where they are read,
-/// so that nothing that is counted on from them can overflow.
+/// Upper bound of offsets and numbers. Decoders reject larger ones, so that arithmetic on forged
+/// values cannot overflow.
 pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 
-/// The newest version of the log that can be read; the one that is written.
+/// Log format version that this release writes, and the newest that it reads.
 pub const LOG_VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"TIDELOG\n";
 const VOID: u32 = 1;
 
-/// The header of a segment.
+/// Header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHead {
-    /// What lies between the previous segment's valid part and this one is void.
+    /// Whether the bytes and segments between the valid part of `previous` and this segment are
+    /// void.
     pub void: bool,
-    /// The history it belongs to.
+    /// Lineage of the log.
     pub lineage: Lineage,
-    /// Its number.
+    /// Number of this segment.
     pub segment: u64,
-    /// The segment that it continues; 0 for none.
+    /// Number of the segment that this one continues; 0 for none.
     pub previous: u64,
-    /// Offset in the lineage of its first batch.
+    /// Offset of the first batch in the lineage.
     pub base: u64,
-    /// Number of the last batch before it.
+    /// Sequence number of the last batch before this segment.
     pub sequence: u64,
-    /// Raised by promotion.
+    /// Replication term; a promotion increments it.
     pub term: u64,
     /// Chain value at `base`.
     pub chain: u32,
 }
 
-/// Why bytes are not the header of a segment.
+/// Reason why bytes are not a valid segment header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHead {
     /// Shorter than a header.
     Short,
-    /// Another kind of file, or damaged.
+    /// Wrong magic: another kind of file, or damage.
     Magic,
-    /// Written by a newer release.
+    /// Format version of a newer release.
     Version(u32),
-    /// Damaged.
+    /// Wrong checksum or impossible fields.
     Check,
 }
 
 impl SegmentHead {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; SEGMENT_HEAD_BYTES as usize] {
         let mut bytes = [0; SEGMENT_HEAD_BYTES as usize];
         bytes[0..8].copy_from_slice(MAGIC);
@@ -104,7 +109,7 @@ impl SegmentHead {
         bytes
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHead, BadHead> {
         if bytes.len() < SEGMENT_HEAD_BYTES as usize {
             return Err(BadHead::Short);
@@ -114,8 +119,8 @@ impl SegmentHead {
         }
         let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
         let sound = Check::new().bytes(&bytes[..76]).value() == u32_at(bytes, 76);
-        // A newer version may have a longer header with its check elsewhere: it is told apart
-        // first, but not a damaged 1.
+        // A newer version may have its check elsewhere, so a failed check is not damage. The limit
+        // of 2^16 excludes most damaged version fields.
         if version > LOG_VERSION && version < 1 << 16 && !sound {
             return Err(BadHead::Version(version));
         }
@@ -145,12 +150,13 @@ impl SegmentHead {
         if possible { Ok(head) } else { Err(BadHead::Check) }
     }
 
-    /// The offset in the lineage of a byte of the file, which lies behind the header.
+    /// Returns the lineage offset of a byte of the file. `byte` must not be inside the header.
     pub fn offset_of(&self, byte: u64) -> u64 {
         self.base + (byte - SEGMENT_HEAD_BYTES)
     }
 
-    /// The byte of the file at an offset of the lineage; `None` if it lies before this segment.
+    /// Returns the byte in the file for a lineage offset; `None` if the offset is before this
+    /// segment.
     pub fn byte_of(&self, offset: u64) -> Option<u64> {
         offset.checked_sub(self.base)?.checked_add(SEGMENT_HEAD_BYTES)
     }
@@ -176,23 +182,23 @@ impl std::fmt::Display for BadHead {
     }
 }
 
-/// The name of a segment's file.
+/// Returns the file name of a segment.
 pub fn segment_name(segment: u64) -> String {
     format!("log-{segment:016}.tlog")
 }
 
-/// What a file name says about the log.
+/// Classification of a file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentName {
-    /// A segment of this number.
+    /// A segment with this number.
     Segment(u64),
-    /// Looks like a segment but is spelled otherwise: two files could claim one number.
+    /// Resembles a segment name but is not canonical: two such files could claim one number.
     Odd,
-    /// Something else.
+    /// Any other file.
     Other,
 }
 
-/// Reads a file name.
+/// Classifies a file name.
 pub fn parse_segment_name(name: &str) -> SegmentName {
     let Some(digits) = name.strip_prefix("log-").and_then(|n| n.strip_suffix(".tlog")) else {
         return SegmentName::Other;

@@ -1,48 +1,51 @@
-//! Snapshot file v1, `snap-<snapshot number>-<file number>.tsnap`: one table, or one part of one,
-//! as it was during a walk.
+//! Snapshot file format v1, `snap-<snapshot number>-<file number>.tsnap`. A file holds one table,
+//! or a part of one, as a walk over the table saw it.
 //!
 //! ```text
 //!   offset  size  field
 //!        0     8  magic     "TIDESNAP"
 //!        8     4  version   1
-//!       12     4  kind      the server's: what the records describe
+//!       12     4  kind      kind of the records, defined by the server
 //!       16    16  lineage
-//!       32     8  identity  the numbers in the file's name: snapshot number * 2^24 + file number
+//!       32     8  identity  snapshot number * 2^24 + file number, as in the file's name
 //!       40     4  space
 //!       44     4  zero
-//!       48     8  low       lowest id that the file may hold
-//!       56     8  high      highest id that it may hold
-//!       64     8  stamp     the table's version when the walk began
+//!       48     8  low       lowest id of the file's range
+//!       56     8  high      highest id of the file's range
+//!       64     8  stamp     version of the table when the walk began
 //!       72     8  body      length of the chunks in bytes
 //!       80     4  zero
 //!       84     4  check     CRC-32C of bytes 0..84
 //!       88        chunks: frames (frame.rs), context (identity, number of the chunk from 0)
-//!     then     4  zero      no frame has length 0: this ends the body
-//!              4  chunks    how many
-//!              8  rows      how many, as the writer counted
+//!     then     4  zero      end of the body: no frame has length 0
+//!              4  chunks    number of chunks
+//!              8  rows      number of rows according to the writer
 //!              4  total     CRC-32C of all bytes before the footer
 //!              4  check     CRC-32C of (identity, the footer's first 20 bytes)
 //! ```
 //!
-//! Little-endian. A chunk holds whole rows, so that chunks can be decoded on any thread, in any
-//! order.
+//! Numbers are little-endian. A chunk holds whole rows, so threads can decode chunks in any order.
 //!
-//! Valid only if: (1) magic, version, check of the header (2) lineage and tag are those that the
-//! manifest names (3) file length = 88 + body + 24 = the manifest's (4) every chunk's check (5)
-//! chunks, total and check of the footer (6) the CRC-32C of the whole file = the manifest's.
+//! A file is valid only if:
 //!
-//! Written under the name plus `.tmp` (the header last, since it holds the body's length), synced,
-//! renamed, folder synced, then named in a manifest; never changed. Removed when no manifest names
-//! it any more.
+//! 1. magic, version and check of the header are correct;
+//! 2. lineage and tag equal those of the manifest;
+//! 3. the file's length is 88 + body + 24 and equals that of the manifest;
+//! 4. the check of every chunk matches;
+//! 5. chunks, total and check of the footer are correct;
+//! 6. the CRC-32C of the whole file equals that of the manifest.
 //!
-//! **Why a walk beside running writes gives a correct snapshot** (promise 2). The manifest names a
-//! log position P, the log's durable end at some moment before the walk began. A change that the
-//! walk of its row did not see was made after that, so its record lies behind P and is replayed; a
-//! change that the walk saw may be replayed too, which changes nothing, for records are state. One
-//! thing is left: the walk may have seen a change that has not reached the log, one half of an
-//! action even. So a snapshot is published only when the log is durable past everything that was
-//! marked when the walk ended ([`SnapshotWriter::commit`](crate::SnapshotWriter::commit) asks for
-//! that position).
+//! The writer uses the name plus `.tmp` and writes the header last, because it contains the length
+//! of the body. It then syncs and renames the file and syncs the folder, before a manifest names
+//! the file. The file never changes. It is removed once no manifest names it.
+//!
+//! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
+//! contains a log position P, a durable end of the log from before the walk. If the walk missed a
+//! change, the change happened later, so its record is after P and will be replayed. If the walk
+//! saw a change, its replay is harmless, because records hold state. The walk may also have seen a
+//! change that is not in the log yet, perhaps half of an action. The snapshot is therefore
+//! published only once the log is durable past all marks made before the walk ended.
+//! [`SnapshotWriter::commit`](crate::SnapshotWriter::commit) takes that position.
 
 use std::sync::Arc;
 
@@ -54,12 +57,12 @@ use crate::immutable_file::{self, Draft, Naming, Opened, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
 
 const MAGIC: &[u8; 8] = b"TIDESNAP";
-/// The newest version that can be read; the one that is written.
+/// Snapshot format version that this release writes, and the newest that it reads.
 pub const SNAPSHOT_VERSION: u32 = 1;
 const HEAD: usize = 88;
 const FOOT: usize = 24;
 
-/// The longest chunk.
+/// Maximum size of a chunk in bytes.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 
 const NAMING: Naming = Naming { prefix: "snap-", suffix: ".tsnap" };
@@ -68,7 +71,6 @@ pub(crate) fn snapshot_name(manifest: u64, file: u64) -> String {
     NAMING.name(manifest, file)
 }
 
-/// The two numbers in a snapshot file's name, if it is one.
 pub(crate) fn parse_snapshot_name(name: &str) -> Option<(u64, u64)> {
     NAMING.numbers(name)
 }
@@ -77,8 +79,9 @@ fn chunk_context(identity: u64, chunk: u32) -> Check {
     Check::new().u64(identity).u32(chunk)
 }
 
-/// How many rows a published file's footer claims to hold: a hint, for sizing what will take them
-/// up, given before anything is verified; hence never more than a row for every two bytes.
+/// Returns the number of rows in a file according to its footer, as a hint for allocations.
+///
+/// The footer is not verified, so the hint is limited to one row per two bytes.
 pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
     let mut foot = [0; FOOT];
     let at = entry.bytes.saturating_sub(FOOT as u64);
@@ -88,8 +91,7 @@ pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
     }
 }
 
-/// One file of a snapshot under construction. Dropped before [`finish`](FileWriter::finish) it
-/// leaves nothing.
+/// Writer of one snapshot file. Removes the file if dropped before [`finish`](FileWriter::finish).
 #[derive(Debug)]
 pub struct FileWriter {
     draft: Draft,
@@ -102,8 +104,8 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// The file fails with [`Error::Full`] where it would leave the disk with less than `keep_free`
-    /// bytes.
+    /// Creates a file. Its writes fail with [`Error::Full`] if fewer than `keep_free` bytes are
+    /// free on the disk.
     pub(crate) fn create(
         disk: Arc<dyn Disk>,
         lineage: Lineage,
@@ -123,7 +125,7 @@ impl FileWriter {
         })
     }
 
-    /// Adds a chunk of whole rows, 1 to [`MAX_CHUNK_BYTES`] bytes; some 64 to 256 KiB are a good
+    /// Appends a chunk of whole rows of 1 to [`MAX_CHUNK_BYTES`] bytes; 64 to 256 KiB is a good
     /// size.
     pub fn write(&mut self, chunk: &[u8], rows: u64) -> Result<()> {
         if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
@@ -144,17 +146,17 @@ impl FileWriter {
         self.draft.sync_if_much()
     }
 
-    /// Bytes so far: for a budget.
+    /// Returns the number of bytes so far, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes()
     }
 
-    /// Rows so far.
+    /// Returns the number of rows so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Completes the file, makes it durable and gives it its name.
+    /// Completes and syncs the file, and renames it to its final name.
     pub fn finish(mut self) -> Result<FileEntry> {
         let body = self.draft.body_bytes();
         let mut head = [0; HEAD];
@@ -184,21 +186,21 @@ impl FileWriter {
     }
 }
 
-/// The header of a snapshot file.
+/// Header of a snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotHead {
-    /// The history it belongs to.
+    /// Lineage of the data set.
     pub lineage: Lineage,
-    /// The two numbers of its name.
+    /// Snapshot number and file number of the name, in one value.
     pub identity: u64,
-    /// What the server said about it.
+    /// Attributes that the server defines.
     pub tag: Tag,
-    /// Length of the chunks.
+    /// Length of the chunks in bytes.
     pub body_bytes: u64,
 }
 
 impl SnapshotHead {
-    /// Reads a header; on an error the byte and what is wrong there.
+    /// Decodes a header. An error contains the byte offset and the reason.
     fn decode(bytes: &[u8]) -> std::result::Result<SnapshotHead, (u64, String)> {
         if bytes.len() < HEAD {
             return Err((bytes.len() as u64, "it ends inside its header".to_string()));
@@ -230,14 +232,14 @@ impl SnapshotHead {
     }
 }
 
-/// Reads a snapshot file chunk by chunk; nothing is handed out before its checksum was compared.
+/// Reader of a snapshot file, chunk by chunk. Returns only verified chunks.
 #[derive(Debug)]
 pub struct SnapshotReader {
     file: Box<dyn DiskFile>,
     path: std::path::PathBuf,
     head: SnapshotHead,
     size: u64,
-    /// Of the whole file, as the manifest has it.
+    /// CRC-32C of the whole file according to the manifest.
     expected: Option<u32>,
     at: u64,
     chunks: u32,
@@ -246,7 +248,7 @@ pub struct SnapshotReader {
     done: bool,
 }
 
-/// The content of a file that is known to be small.
+/// Reads the whole contents of a small file.
 pub fn read_small(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<Vec<u8>> {
     let mut reader = SnapshotReader::open(disk, &entry.name, Some((entry, lineage)))?;
     let (mut content, mut chunk) = (Vec::new(), Vec::new());
@@ -257,8 +259,7 @@ pub fn read_small(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Resul
 }
 
 impl SnapshotReader {
-    /// Opens a file by its name; `entry` is what the manifest says of it, `lineage` the history it
-    /// must belong to.
+    /// Opens a file by name. `expect` is the manifest's entry and lineage that the file must match.
     pub fn open(
         disk: &dyn Disk,
         name: &str,
@@ -316,17 +317,17 @@ impl SnapshotReader {
         })
     }
 
-    /// The header.
+    /// Returns the header.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
     }
 
-    /// Rows in the file, known when all chunks were read.
+    /// Returns the number of rows, available after the last chunk.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Byte at which the last chunk began.
+    /// Returns the byte offset of the next chunk.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -335,7 +336,8 @@ impl SnapshotReader {
         Error::corrupt(&self.path, at, what)
     }
 
-    /// Reads the next chunk into `chunk`; false at the end, when the totals were compared too.
+    /// Reads the next chunk into `chunk`. Returns false at the end, after verification of the
+    /// totals.
     pub fn next(&mut self, chunk: &mut Vec<u8>) -> Result<bool> {
         if self.done {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! A snapshot under construction: its files, until a manifest names them.
+//! A snapshot in progress: its files until a manifest names them.
 
 use crate::error::{Error, Result};
 use crate::log::Position;
@@ -7,16 +7,18 @@ use crate::snapshot::FileWriter;
 use crate::store::Store;
 
 impl Store {
-    /// Begins a snapshot. `replay` is the log's durable end, taken before the walk begins:
-    /// [`Log::durable`](crate::Log::durable), or what the committer last published as synced. Not
-    /// its written end: after a failed sync that place would be void.
+    /// Begins a snapshot.
+    ///
+    /// `replay` is the durable end of the log before the walk begins:
+    /// [`Log::durable`](crate::Log::durable), or the synced position that the committer last
+    /// published. The written end is unsuitable, because a failed sync would make it void.
     pub fn begin_snapshot(&self, replay: Position) -> SnapshotWriter<'_> {
         SnapshotWriter::new(self, self.number_snapshot(), replay)
     }
 }
 
-/// One snapshot under construction. Dropped without [`commit`](SnapshotWriter::commit) it leaves no
-/// trace but files that are swept.
+/// Writer of one snapshot. If dropped before [`commit`](SnapshotWriter::commit), it removes the
+/// files it was given by [`add`](SnapshotWriter::add).
 #[derive(Debug)]
 pub struct SnapshotWriter<'a> {
     store: &'a Store,
@@ -44,20 +46,18 @@ impl<'a> SnapshotWriter<'a> {
         }
     }
 
-    /// Files that are begun from now on fail with [`Error::Full`] where they would leave the disk
-    /// with less than so many bytes.
+    /// Sets the free disk space in bytes below which writes to new files fail with [`Error::Full`].
     pub fn keep_free(&mut self, bytes: u64) {
         self.keep_free = bytes;
     }
 
-    /// Where replay will begin.
+    /// Returns the position at which replay will begin.
     pub fn replay(&self) -> Position {
         self.replay
     }
 
-    /// The files of the last snapshot that hold this space, kind and version of a table, if it has
-    /// them: then the table has not changed, and they become part of this snapshot too. Returns how
-    /// many.
+    /// Reuses the last snapshot's files of an unchanged table, identified by space, kind and
+    /// version. Returns the number of files.
     pub fn carry_over(&mut self, tag: &Tag) -> usize {
         let same =
             |f: &&FileEntry| f.role == Role::Snapshot && f.tag == *tag && !self.carried.contains(f);
@@ -68,8 +68,8 @@ impl<'a> SnapshotWriter<'a> {
         n
     }
 
-    /// Begins a file. Several may be written at once, on several threads; each is handed back by
-    /// [`add`](SnapshotWriter::add).
+    /// Begins a file. Several threads may write files concurrently. [`add`](SnapshotWriter::add)
+    /// accepts the finished ones.
     pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
         let number = self.next_file;
         if number >= 1 << 24 {
@@ -85,12 +85,12 @@ impl<'a> SnapshotWriter<'a> {
         )
     }
 
-    /// Makes a finished file part of this snapshot.
+    /// Adds a finished file to this snapshot.
     pub fn add(&mut self, file: FileEntry) {
         self.fresh.push(file);
     }
 
-    /// Leaves out what has turned out to be no part of this snapshot.
+    /// Removes the files of spaces or tables that were dropped in the interim.
     pub fn leave_out(&mut self, is_gone: impl Fn(&Tag) -> bool) {
         self.carried.retain(|file| !is_gone(&file.tag));
         for file in self.fresh.extract_if(.., |file| is_gone(&file.tag)) {
@@ -98,8 +98,10 @@ impl<'a> SnapshotWriter<'a> {
         }
     }
 
-    /// Publishes the snapshot and removes what it replaces. `durable` is where the log is durable
-    /// now: past every change that was made before the walk's end (see the top of `snapshot.rs`).
+    /// Publishes the snapshot and removes the files that it replaces.
+    ///
+    /// `durable` is the current durable end of the log, past every change made before the walk
+    /// ended (see the head of `snapshot.rs`).
     pub fn commit(mut self, durable: Position) -> Result<()> {
         if durable.offset < self.replay.offset {
             return Err(Error::Refused(format!(
@@ -109,15 +111,15 @@ impl<'a> SnapshotWriter<'a> {
         }
         self.store.check_replay(self.replay)?;
         let disk = self.store.disk();
-        // One folder sync makes all names durable before the manifest names them.
+        // One sync of the folder makes all names durable before the manifest names them.
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
         let mut files = std::mem::take(&mut self.fresh);
         files.append(&mut self.carried);
-        // From here on a manifest on the disk may name the files, even if an error is reported.
+        // Even after an error, a manifest on disk may name the files.
         self.committed = true;
         self.store.publish_snapshot(self.replay, durable, files)?;
         self.store.end_snapshot(self.number);
-        // What follows only saves room; the next snapshot tries again.
+        // Best effort: the next snapshot retries.
         let _ = self.store.trim();
         Ok(())
     }

@@ -1,20 +1,20 @@
-//! A data set on its way in: a full sync lays it beside the one that is there, and at the end takes
-//! its place in one step.
+//! Staging area of a full sync. The new data set is stored next to the current one and replaces it
+//! atomically at the end.
 //!
 //! ```text
-//!   staged-plan.manifest          the master's manifest: what is being fetched
-//!   staged-snap-..1.tsnap.tmp     being fetched; a link that was cut goes on behind what is there
-//!   staged-snap-..2.tsnap         whole, checked, durable
-//!   staged-log-..12.tlog          the log behind the manifest's replay position (replica_log.rs)
-//!   staged-next.manifest          all is there: from now on this is the data set            (1)
-//!   staged-now.manifest           the logs of the old one are removed                       (2)
-//!   tidemark.manifest             everything has its name
+//!   staged-plan.manifest          the master's manifest
+//!   staged-snap-..1.tsnap.tmp     partially fetched; the next link resumes it
+//!   staged-snap-..2.tsnap         complete, verified, durable
+//!   staged-log-..12.tlog          log from the manifest's replay position (replica_log.rs)
+//!   staged-next.manifest          committed: this is the data set from now on               (1)
+//!   staged-now.manifest           the old segments are removed                              (2)
+//!   tidemark.manifest             all files have their final names
 //! ```
 //!
-//! A crash before (1) leaves the old data set as it was, and what was fetched. After (1), [`adopt`]
-//! goes on where it stopped, at the next start: between (1) and (2) no staged file has its final
-//! name yet, so all segments that have one are old; after (2) none are. Files that the old data set
-//! has too, of the same lineage and the same entry, are not fetched and stay where they are.
+//! A crash before (1) keeps the old data set, and the fetched files for a later attempt. After (1),
+//! [`adopt`] completes the replacement at the next start. Between (1) and (2) no staged file has
+//! its final name, so all segments with final names are old. After (2) none are. Files that both
+//! data sets share, with equal lineage and entry, are neither fetched nor moved.
 
 use std::io;
 use std::ops::Range;
@@ -29,20 +29,20 @@ use crate::replica_log::FollowLog;
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
 
-/// Files are looked at in pieces of so many bytes.
+/// Bytes of staged files that one call of [`Staging::look`] verifies.
 pub const LOOK_BYTES: u64 = 1 << 20;
 
-/// What the names of staged files begin with.
+/// Name prefix of staged files.
 pub const STAGED: &str = "staged-";
 
-/// What is being fetched: the master's manifest.
+/// The master's manifest: the files to fetch.
 const PLAN: &str = "staged-plan.manifest";
-/// (1) in the picture above.
+/// Step (1) in the head's picture.
 const NEXT: &str = "staged-next.manifest";
-/// (2).
+/// Step (2) in the head's picture.
 const NOW: &str = "staged-now.manifest";
 
-/// The staged files, as a folder of their own.
+/// View of the staged files as a separate folder.
 #[derive(Debug)]
 struct Beside(Arc<dyn Disk>);
 
@@ -89,41 +89,44 @@ impl Disk for Beside {
     }
 }
 
-/// A data set on its way in.
+/// A data set in the process of being fetched.
 #[derive(Debug)]
 pub struct Staging {
     beside: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
-    /// Files to fetch, the last one first, which is the smallest.
+    /// Files to fetch, largest first; they are taken from the end.
     missing: Vec<FileEntry>,
-    /// Of these: what an earlier link has left whole, unless it was damaged since.
+    /// Complete files of an earlier link that have not been verified yet.
     left: Vec<FileEntry>,
-    /// What is whole here, and was read.
     whole: Vec<FileEntry>,
-    /// The last of them, as far as it was read, and the check of that.
+    /// Number of verified bytes of the last file in `left`, and their CRC-32C.
     looked: (u64, u32),
-    /// The one that is being fetched.
+    /// The file being fetched, and its current size in bytes.
     file: Option<(Box<dyn DiskFile>, u64)>,
     log: Option<FollowLog>,
 }
 
-/// How a file of a full sync arrived.
+/// Result of a write to a staged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// More is to come.
+    /// More bytes are needed.
     Part,
-    /// It is whole, and the one that the manifest names.
+    /// The file is complete and matches the manifest.
     Whole,
-    /// It is not what the manifest names, and was thrown away.
+    /// The file does not match the manifest and was deleted.
     Damaged,
 }
 
 impl Staging {
-    /// Begins, or goes on after the link was cut: `manifest` is the master's; what an earlier one
-    /// has left is kept as far as it is still wanted; it is to be looked at first
-    /// ([`Staging::look`]), but for what this link has already seen to be `whole`
-    /// ([`Staging::into_whole`]). `own` is the manifest of the data set that is there now.
+    /// Begins a full sync, or continues one after the link was cut.
+    ///
+    /// - `manifest`: the master's manifest.
+    /// - `own`: the manifest of the current data set.
+    /// - `whole`: files that this link has already verified, see [`Staging::into_whole`].
+    ///
+    /// Keeps complete files of an earlier attempt if the new manifest has the same entry.
+    /// [`Staging::look`] must verify them first, except for those in `whole`.
     pub fn begin(
         main: Arc<dyn Disk>,
         manifest: Manifest,
@@ -134,8 +137,8 @@ impl Staging {
         let (mut missing, mut found, mut seen) = (manifest.files.clone(), Vec::new(), whole);
         seen.sort();
         let mut whole = Vec::new();
-        // A checksum does not tell two files apart of which only the headers differ; a whole entry
-        // and the lineage do.
+        // Files that differ only in the header can have equal checksums. Compare lineage and the
+        // whole entry instead.
         let left = Manifest::read_as(&*main, PLAN).ok().flatten();
         let left = left.filter(|plan| plan.lineage == manifest.lineage);
         for name in list(&*beside)? {
@@ -157,8 +160,8 @@ impl Staging {
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         whole.sort();
         missing.retain(|f| whole.binary_search(f).is_err());
-        // The last one comes first: the smallest. One of these says what the others are, and
-        // whether they are of use here.
+        // The smallest is fetched first: it describes the others, so an unsuitable data set is
+        // rejected early.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging {
             beside,
@@ -173,14 +176,15 @@ impl Staging {
         })
     }
 
-    /// Whether what an earlier link has left is known.
+    /// Whether all files of an earlier link are verified.
     pub fn is_known(&self) -> bool {
         self.left.is_empty()
     }
 
-    /// Looks at some of what an earlier link has left, at most at [`LOOK_BYTES`]: all of it may
-    /// take longer than a peer waits for a word. What is as the manifest says need not come again,
-    /// the rest is thrown away.
+    /// Verifies up to [`LOOK_BYTES`] of the files from an earlier link.
+    ///
+    /// Verification of all files at once could exceed the peer's timeout. Matching files need not
+    /// be fetched again; others are deleted.
     pub fn look(&mut self) -> Result<()> {
         let Some(entry) = self.left.last().cloned() else { return Ok(()) };
         let (at, check) = self.looked;
@@ -205,17 +209,18 @@ impl Staging {
         Ok(())
     }
 
-    /// What is being staged.
+    /// Returns the manifest being staged.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Files that are still to come, as far as is known.
+    /// Returns the number of files to fetch. Before verification is complete this includes files
+    /// that may already exist.
     pub fn missing(&self) -> usize {
         self.missing.len()
     }
 
-    /// The file to fetch next, and from which byte on. What was not looked at yet is looked at
+    /// Returns the next file to fetch and the offset to resume at. Completes the verification
     /// first.
     pub fn wanted(&mut self) -> Result<Option<(FileEntry, u64)>> {
         while !self.is_known() {
@@ -240,7 +245,7 @@ impl Staging {
         Ok(Some((entry, size)))
     }
 
-    /// Takes the next bytes of the file that [`Staging::wanted`] has named.
+    /// Appends bytes to the file that [`Staging::wanted`] returned.
     pub fn write(&mut self, bytes: &[u8]) -> Result<Fetched> {
         let (Some(entry), Some((file, at))) = (self.missing.last().cloned(), &mut self.file) else {
             return Err(Error::Refused("bytes of a file that was not asked for".to_owned()));
@@ -255,7 +260,7 @@ impl Staging {
             .and_then(|()| if is_last { file.sync() } else { Ok(()) });
         *at += bytes.len() as u64;
         if let Err(e) = written {
-            // A later sync that succeeds would prove nothing.
+            // A later sync could succeed although these bytes are lost.
             self.file = None;
             let _ = self.beside.remove(&name);
             return Err(io(e));
@@ -274,7 +279,8 @@ impl Staging {
         Ok(Fetched::Whole)
     }
 
-    /// The content of the small snapshot file that `is` points out, as soon as it is here.
+    /// Returns the contents of the first small snapshot file with a tag that matches `is`; `None`
+    /// until it has arrived.
     pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
         let mut files =
             self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
@@ -290,7 +296,7 @@ impl Staging {
             .map(Some)
     }
 
-    /// The staged log: empty at first, and again after the link was cut.
+    /// Returns the staged log. It starts empty, and again after the link was cut.
     pub fn log(&mut self) -> Result<&mut FollowLog> {
         if self.log.is_none() {
             for name in list(&*self.beside)? {
@@ -303,12 +309,12 @@ impl Staging {
         self.log.as_mut().ok_or_else(|| Error::Refused("no log".to_owned()))
     }
 
-    /// Whether the log has begun.
+    /// Whether the staged log exists.
     pub fn has_log(&self) -> bool {
         self.log.is_some()
     }
 
-    /// Whether everything is there that the manifest stands for.
+    /// Whether all files and the log up to the manifest's durable offset have arrived.
     pub fn is_whole(&self) -> bool {
         let reaches = |log: &FollowLog| {
             let end = log.durable();
@@ -318,8 +324,8 @@ impl Staging {
         self.missing.is_empty() && self.log.as_ref().is_some_and(reaches)
     }
 
-    /// From now on this is the data set: what `adopt` does next, in this process or a later one,
-    /// cannot be refused any more.
+    /// Makes the staged data set the current one, durably. `adopt` completes the replacement in
+    /// this process or a later one.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
         let term = log.as_ref().map_or(0, FollowLog::term);
@@ -339,32 +345,31 @@ impl Staging {
             .map_err(|e| Error::io(self.main.path(NEXT), "writing", e))
     }
 
-    /// Throws away what was fetched, where it is not wanted any more; not what takes the place of
-    /// the old one already.
+    /// Deletes an abandoned full sync, unless it is already committed.
     pub fn clear(main: &Arc<dyn Disk>) -> Result<()> {
         let beside = Beside(main.clone());
         let names = list(&beside)?;
         if names.iter().any(|name| [NEXT, NOW].contains(&staged(name).as_str())) {
             return Ok(());
         }
-        // Of what is left the plan says what it is worth: it goes last.
+        // Delete the plan last: without it the remaining files could not be identified.
         let (plan, files): (Vec<_>, Vec<_>) = names.iter().partition(|name| staged(name) == PLAN);
         files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
     }
 
-    /// What is whole here, for the one that begins with a later manifest of the same master, on the
-    /// same link.
+    /// Returns the verified files, for a [`Staging::begin`] with a later manifest on the same link.
     pub fn into_whole(self) -> Vec<FileEntry> {
         self.whole
     }
 
-    /// The lineage that is being staged.
+    /// Returns the lineage of the staged data set.
     pub fn lineage(&self) -> Lineage {
         self.manifest.lineage
     }
 }
 
-/// Takes over a staged data set, if one is complete. To be called before the manifest is read.
+/// Completes the replacement if a staged data set is committed. The caller must read the manifest
+/// only after this.
 pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     let io = |doing| move |e| Error::io(main.path(MANIFEST), doing, e);
     let names = list(&**main)?;
@@ -401,16 +406,15 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     Ok(())
 }
 
-/// A folder as it will be when [`adopt`] is done with it: for read-only inspection.
+/// Read-only view of a folder as [`adopt`] will leave it.
 #[derive(Debug)]
 pub(crate) struct Adopted<'a> {
     main: &'a dyn Disk,
     names: Vec<String>,
-    /// (2) has been reached.
     is_now: bool,
 }
 
-/// What a start will make of this folder first, if a staged data set is complete.
+/// Returns the view if a committed data set waits for its adoption.
 pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
     let names = list(main)?;
     let has = |name: &str| names.iter().any(|n| n == name);
@@ -419,7 +423,7 @@ pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
 }
 
 impl Adopted<'_> {
-    /// What a file is called until then. `None`: there will be none of that name.
+    /// Returns the current name of a file of the view; `None` if the view has no such file.
     fn name_now(&self, name: &str) -> Option<String> {
         if name == MANIFEST {
             return Some(if self.is_now { NOW } else { NEXT }.to_owned());
@@ -487,12 +491,11 @@ fn remove(disk: &dyn Disk, name: &str) -> Result<()> {
     }
 }
 
-/// CRC-32C of a file's first bytes.
 fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
     check_on(disk, name, 0..bytes, 0)
 }
 
-/// The same, of these bytes and those before them, whose check is `check`.
+/// Extends `check`, the CRC-32C of the preceding bytes, by a range of a file.
 fn check_on(disk: &dyn Disk, name: &str, bytes: Range<u64>, mut check: u32) -> Result<u32> {
     let io = |e| Error::io(disk.path(name), "reading", e);
     let file = disk.open(name).map_err(io)?;
@@ -552,26 +555,26 @@ mod tests {
         }
         assert_eq!(looks, 3 + 1 + 3);
         assert_eq!(staging.missing, [manifest.files[2].clone()]);
-        // A request without the waiting list is answered all the same.
+        // `wanted` verifies what `look` has not.
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 
-        // The master's log has outgrown what is kept for this: there is another manifest, and what
-        // was looked at is known.
+        // The master sends another manifest because its log grew over the limit. Verified files
+        // stay verified.
         assert_eq!(staging.write(&long).unwrap(), Fetched::Whole);
         let whole = staging.into_whole();
         assert_eq!(whole.len(), 3, "looked at, or fetched");
         let half =
             Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
         assert_eq!(half.left, whole[..1]);
-        // A file of the same name that is another one is fetched, whatever was known of the first.
+        // An entry that changed under the same name is fetched again.
         manifest.number += 1;
         let old = std::mem::replace(&mut manifest.files[0].check, 0);
         let mut staging =
             Staging::begin(main.clone(), manifest.clone(), &own, whole.clone()).unwrap();
         assert!(staging.is_known() && staging.missing == [manifest.files[0].clone()]);
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[0].clone(), 0)));
-        // Nor is what has gone meanwhile taken for here.
+        // A verified file that has since vanished is missing again.
         manifest.files[0].check = old;
         let staging = Staging::begin(main, manifest.clone(), &own, whole).unwrap();
         assert!(staging.missing.contains(&manifest.files[0]));

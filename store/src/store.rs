@@ -1,22 +1,22 @@
-//! The data folder: opened by one process, loaded, and then kept by a [`Log`] and a manifest.
+//! The data folder. One process opens and loads it; a [`Log`] and a manifest keep it up to date.
 //!
 //! ```text
-//!   Store::open      lock, manifest (or a new lineage), sweep what no manifest names
+//!   Store::open      lock, manifest (or a new lineage), removal of unnamed files
 //!     .load          snapshot files, on several threads
-//!     .replay        the log behind them; gives the writing end
+//!     .replay        the log after them; returns the writer of the log
 //!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest
-//!            -> old files and segments go
-//!   stop: Committer::stop, then .note_durable of the log that run() gives back
+//!            -> removal of old files and segments
+//!   stop: Committer::stop, then .note_durable of the log that run() returned
 //! ```
 //!
-//! | file | made | goes |
+//! | file | created | removed |
 //! |---|---|---|
 //! | `tidemark.lock` | at the first start; holds the flock | never |
 //! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
-//! | `log-*.tlog` | by the log, one after the other | replay begins behind it, `keep_log_bytes` |
-//! | `snap-*.tsnap` | by a snapshot | when a later manifest does not name it |
-//! | `cold-*.tcold` | by a spill or a merge | when no manifest names it, and no reader has it |
-//! | `*.tmp` | by all of them | renamed, or swept at the next start |
+//! | `log-*.tlog` | by the log, in sequence | before the replay position, over `keep_log_bytes` |
+//! | `snap-*.tsnap` | by a snapshot | once a later manifest does not name it |
+//! | `cold-*.tcold` | by a spill or a merge | once no manifest names it and no reader uses it |
+//! | `*.tmp` | by any of them | by the rename, or at the next start |
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -39,13 +39,13 @@ use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name};
 use crate::staging;
 
-/// How a data folder is kept.
+/// Options of a data folder.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
-    /// The log's.
+    /// Options of the log.
     pub log: LogOptions,
-    /// Segments that a snapshot has made unnecessary are kept up to this many bytes in all, so that
-    /// replicas that were away can go on where they stopped. Default 2 GiB.
+    /// Maximum size in bytes of obsolete segments to keep, so that disconnected replicas can
+    /// resume. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
@@ -55,19 +55,20 @@ impl Default for StoreOptions {
     }
 }
 
-/// How far a start has come; for a progress line.
+/// Progress of a start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Bytes read.
+    /// Bytes read so far.
     pub bytes: u64,
-    /// Bytes to read, as far as is known.
+    /// Estimated total of bytes to read.
     pub of_bytes: u64,
 }
 
-/// A manifest of which everything is kept: for a replica, or a backup. See [`Store::pin`].
+/// A manifest whose files and log must not be removed while a replica or a backup reads them. See
+/// [`Store::pin`].
 #[derive(Debug)]
 pub struct Pin {
-    /// As it was.
+    /// The pinned manifest.
     pub manifest: Manifest,
 }
 
@@ -78,25 +79,22 @@ pub struct Store {
     options: StoreOptions,
     lineage: Lineage,
     manifest: Mutex<Manifest>,
-    /// The number of the next manifest, or of the next snapshot's files; never used twice, even if
-    /// writing one failed half way.
+    /// Next number for a manifest or for files. Failed attempts use up their number as well.
     next_number: AtomicU64,
-    /// Numbers of snapshots under construction: their files are not swept.
+    /// Numbers of snapshots in progress; their files must not be removed.
     building: Mutex<Vec<u64>>,
-    /// What replicas fetch now.
+    /// Manifests that replicas or backups read.
     pins: Mutex<Vec<Weak<Pin>>>,
-    /// See [`Store::keep_files`].
     kept: Mutex<Option<Arc<Pin>>>,
-    /// See [`Store::keep_log_from`].
     log_from: AtomicU64,
-    /// Writing a manifest failed, and perhaps only after its rename: what either manifest names is
-    /// kept until one was written well.
+    /// Whether the last write of a manifest failed, perhaps after its rename. Until a write
+    /// succeeds, the files of both manifests must stay.
     in_doubt: AtomicBool,
     is_new: bool,
     lock: Mutex<Option<Lock>>,
 }
 
-struct Lock(#[allow(dead_code)] Box<dyn Send + Sync>); // held, never looked at
+struct Lock(#[allow(dead_code)] Box<dyn Send + Sync>); // held for its Drop
 
 impl std::fmt::Debug for Lock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -105,14 +103,13 @@ impl std::fmt::Debug for Lock {
 }
 
 impl Store {
-    /// Takes the folder. An empty one becomes a new data set of its own lineage.
+    /// Opens and locks the folder. An empty folder becomes a new data set with a random lineage.
     pub fn open(disk: Arc<dyn Disk>, options: StoreOptions) -> Result<Store> {
         let lineage = || Lineage::random().map_err(|e| Error::io("/dev/urandom", "reading", e));
         Store::open_with(disk, options, lineage)
     }
 
-    /// As [`Store::open`], with the lineage that a new data set gets: tests need it to be the same
-    /// each time.
+    /// Like [`Store::open`], with the lineage for a new data set; tests need a reproducible one.
     pub fn open_with(
         disk: Arc<dyn Disk>,
         options: StoreOptions,
@@ -162,8 +159,8 @@ impl Store {
             is_new,
             lock: Mutex::new(Some(lock)),
         };
-        // The name of the manifest we read may not be durable yet, if the last process died right
-        // after the rename.
+        // If the last process died right after a rename, the manifest's name may not be durable
+        // yet.
         store
             .disk
             .sync_dir()
@@ -172,34 +169,36 @@ impl Store {
         Ok(store)
     }
 
-    /// Lets another process have the folder. To be called when nothing is written any more.
+    /// Releases the folder's lock. The caller must have stopped all writes.
     pub fn unlock(&self) {
         self.lock.lock().take();
     }
 
-    /// Was the folder empty?
+    /// Whether the folder was empty.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// The history that this data set belongs to.
+    /// Returns the lineage of the data set.
     pub fn lineage(&self) -> Lineage {
         self.lineage
     }
 
-    /// The disk.
+    /// Returns the disk.
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.disk
     }
 
-    /// The manifest as it is now.
+    /// Locks and returns the current manifest.
     pub fn manifest(&self) -> MutexGuard<'_, Manifest> {
         self.manifest.lock()
     }
 
-    /// Reads all snapshot files, on `threads` threads. `apply` gets each chunk, checked: those of
-    /// one file in order, on one thread; files begin in the order of their spaces, kinds and lowest
-    /// ids. Its error names what is wrong with the bytes.
+    /// Reads all snapshot files on `threads` threads. Returns the number of rows.
+    ///
+    /// `apply` receives verified chunks. The chunks of a file arrive in order on one thread.
+    /// Threads take files in order of space, kind and lowest id. An error from `apply` is reported
+    /// as damage at that chunk.
     pub fn load(
         &self,
         threads: usize,
@@ -208,8 +207,8 @@ impl Store {
     ) -> Result<u64> {
         let mut files: Vec<FileEntry> =
             self.manifest().files.iter().filter(|f| f.role == Role::Snapshot).cloned().collect();
-        // In the order of their ids, as they once arrived: an engine's tables then roll as they
-        // did.
+        // Ascending ids approximate the original order of arrival, so the tables roll as they did
+        // then.
         files.sort_by_key(|f| (f.tag.space, f.tag.kind, f.tag.low));
         let of_bytes = files.iter().map(|f| f.bytes).sum();
         let (next, bytes, rows) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -257,8 +256,8 @@ impl Store {
         }
     }
 
-    /// Replays the log behind the snapshot and opens it for writing. `apply` gets each record; what
-    /// it refuses is damage.
+    /// Replays the log after the snapshot, record by record, and opens it for writing. An error
+    /// from `apply` is reported as damage.
     pub fn replay(
         &self,
         mut apply: impl FnMut(&Record<'_>) -> std::result::Result<(), String>,
@@ -279,7 +278,7 @@ impl Store {
         self.replay_batches(&mut each, progress)
     }
 
-    /// As [`Store::replay`], batch by batch.
+    /// Like [`Store::replay`], but batch by batch.
     pub fn replay_batches(
         &self,
         apply: &mut ApplyBatch<'_>,
@@ -293,7 +292,7 @@ impl Store {
         }
     }
 
-    /// As [`Store::replay_batches`], for a replica: the log goes on as its master's does.
+    /// Like [`Store::replay_batches`], but opens the log as a replica's.
     pub fn replay_following(
         &self,
         apply: &mut ApplyBatch<'_>,
@@ -340,14 +339,15 @@ impl Store {
         Ok((found, end))
     }
 
-    /// Notes in the manifest how far the log is durable, so that a log that lost its end is
-    /// recognised. Done at each start; to be done when the log is closed, too.
+    /// Records in the manifest how far the log is durable, so that a later start detects a
+    /// truncated log.
+    ///
+    /// Replay calls this at each start. Callers should also call it after they close the log.
     pub fn note_durable(&self, log: &Log) -> Result<()> {
         self.note(log.durable(), log.term())
     }
 
-    /// As [`Store::note_durable`], for a log that is a replica's: up to where it is durable, and
-    /// its term.
+    /// Like [`Store::note_durable`], for a replica's log with this durable position and term.
     pub fn note(&self, durable: Position, term: u64) -> Result<()> {
         if self.manifest().durable >= durable.offset && self.manifest().term >= term {
             return Ok(());
@@ -358,13 +358,13 @@ impl Store {
         })
     }
 
-    /// How the log is cut.
+    /// Returns the options of the log.
     pub fn log_options(&self) -> LogOptions {
         self.options.log
     }
 
-    /// Keeps everything that the manifest names now, and the log behind it, until the pin is
-    /// dropped: a replica fetches it.
+    /// Protects all files of the current manifest, and the log from its replay position, until the
+    /// pin is dropped.
     pub fn pin(&self) -> Arc<Pin> {
         let mut pins = self.pins.lock();
         pins.retain(|pin| pin.strong_count() > 0);
@@ -373,21 +373,20 @@ impl Store {
         pin
     }
 
-    /// Keeps what the manifest names now until this is called with false, or the store is closed: a
-    /// data set that is on its way in shares files with this one.
+    /// Protects the files of the current manifest until a call with `false`. An incoming full sync
+    /// may share these files.
     pub fn keep_files(&self, keep: bool) {
         let pin = keep.then(|| self.pin());
         *self.kept.lock() = pin;
     }
 
-    /// Keeps the log from this segment on, which an archive has not yet. While the disk is full it
-    /// gives way all the same.
+    /// Protects the log from this segment on, because the archive does not have it yet.
+    /// [`Store::give_up_oldest_segment`] ignores this limit.
     pub fn keep_log_from(&self, segment: u64) {
         self.log_from.store(segment, Ordering::Relaxed);
     }
 
-    /// Whether a replica still fetches the file: then it is not to be removed, though no manifest
-    /// names it any more.
+    /// Whether a pin protects the file.
     pub fn is_pinned(&self, name: &str) -> bool {
         self.pins
             .lock()
@@ -400,41 +399,41 @@ impl Store {
         self.disk.open(&segment_name(segment)).ok()?.size().ok()
     }
 
-    /// Begins a cold file for rows of `columns` values each. Rows are pushed, the file is finished,
-    /// and [`Store::replace_files`] names it.
+    /// Begins a cold file with `columns` values per row. After [`ColdWriter`] has finished the
+    /// file, [`Store::replace_files`] adds it to the manifest.
     pub fn begin_cold(&self, tag: Tag, columns: usize) -> Result<ColdWriter> {
         ColdWriter::new(self.begin_pages(tag)?, columns)
     }
 
-    /// Opens a cold file that the manifest names, or will name.
+    /// Opens a cold file, whether or not the manifest names it yet.
     pub fn open_cold(&self, entry: &FileEntry) -> Result<ColdFile> {
         let (pages, note) = self.open_pages(entry)?;
         ColdFile::new(pages, &note)
     }
 
-    /// Begins a page file. Pages are put, the file is finished, and [`Store::replace_files`] names
-    /// it.
+    /// Begins a page file. After [`PageWriter`] has finished the file, [`Store::replace_files`]
+    /// adds it to the manifest.
     pub fn begin_pages(&self, tag: Tag) -> Result<PageWriter> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
     }
 
-    /// Opens a page file that the manifest names, or will name. Gives its note, too.
+    /// Opens a page file, whether or not the manifest names it yet. Returns its note as well.
     pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
         PageFile::open(&*self.disk, entry, self.lineage)
     }
 
-    /// Begins to read a cold file through that the manifest names.
+    /// Begins a verification of a cold file in the manifest.
     pub fn scrub(&self, entry: &FileEntry) -> Result<Scrub> {
         Scrub::begin(&*self.disk, entry, self.lineage)
     }
 
-    /// The cold files that the manifest names, of rows and of pages.
+    /// Returns the manifest's cold files, of rows and of pages.
     pub fn cold_files(&self) -> Vec<FileEntry> {
         self.manifest().files.iter().filter(|f| f.role == Role::Cold).cloned().collect()
     }
 
-    /// The number of a snapshot that begins: its files stay though no manifest names them.
+    /// Allocates the number of a new snapshot and protects the snapshot's files from removal.
     pub(crate) fn number_snapshot(&self) -> u64 {
         let mut building = self.building.lock();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
@@ -446,8 +445,10 @@ impl Store {
         self.building.lock().retain(|&n| n != number);
     }
 
-    /// Can replay begin there? A place that was written but not durable may have become void by a
-    /// failed sync; a manifest must not name it.
+    /// Checks that replay can begin at this position.
+    ///
+    /// A failed sync may have made a position void that was written but not durable. A manifest
+    /// must not name such a position.
     pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
         let void = || {
             Error::Refused(format!(
@@ -479,11 +480,12 @@ impl Store {
         })
     }
 
-    /// Adds files to the manifest and takes others out of it, in one step. The files to add are
-    /// complete, synced and have their names; those taken out may be removed by the caller once
-    /// this has returned, and no reader has them open. `durable`: an offset up to which the log is
-    /// durable. The files show nothing that was logged behind it, so a log that ends before it is
-    /// refused from now on; 0 leaves that as it was.
+    /// Adds files to the manifest and removes others from it, atomically.
+    ///
+    /// The new files must be complete and synced under their final names. The caller may delete the
+    /// removed files after this call, once no reader has them open. `durable` is an offset up to
+    /// which the log is durable, at least as far as the new files' contents. A later start rejects
+    /// a log that ends before it. 0 leaves the recorded offset unchanged.
     pub fn replace_files(
         &self,
         add: Vec<FileEntry>,
@@ -498,16 +500,16 @@ impl Store {
         })
     }
 
-    /// Removes files that no manifest names any more, each with its last reader. A later snapshot
-    /// removes those that a replica still fetches.
+    /// Deletes files that the manifest no longer names, each after its last reader. Pinned files
+    /// remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.retire(self.disk.clone()));
     }
 
-    /// Removes files that were to be [added](Store::replace_files) and will not be: they have their
-    /// names, and no manifest names them. What cannot be removed now is only clutter:
-    /// [`Store::trim`] and the next start look for it.
+    /// Deletes complete files that were never added to the manifest.
+    ///
+    /// This is best effort: [`Store::trim`] and the next start delete leftovers.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
         if self.in_doubt.load(Ordering::Relaxed) {
@@ -518,7 +520,6 @@ impl Store {
         }
     }
 
-    /// Changes the manifest under its lock, durably.
     fn publish(&self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         let mut current = self.manifest.lock();
         let mut next = current.clone();
@@ -535,12 +536,13 @@ impl Store {
         Ok(())
     }
 
-    /// Removes data files that the manifest does not name and segments that are not needed. Safe
-    /// beside a running snapshot, but not beside a thread that has written a cold file that the
-    /// manifest does not name yet.
+    /// Deletes unnamed data files and unneeded segments.
+    ///
+    /// May run concurrently with a snapshot, but not with a thread that has written a cold file and
+    /// not yet published it.
     pub fn trim(&self) -> Result<()> {
-        // Both at one moment: a snapshot that is published meanwhile is in one of the two, and one
-        // that begins later has a higher number.
+        // Take both under their locks: a snapshot published in the interim is in one of the two. A
+        // snapshot that begins later has a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
@@ -561,9 +563,10 @@ impl Store {
         self.trim_log(self.needed_from().segment.min(self.log_from.load(Ordering::Relaxed)))
     }
 
-    /// Removes the oldest segment of the log, if no start needs it and no replica fetches it: what
-    /// is kept for replicas that are away gives way to what is written now. Gives its number, and
-    /// its bytes.
+    /// Deletes the oldest segment unless a start or a pin needs it. Returns its number and its size
+    /// in bytes.
+    ///
+    /// The caller uses this to make room for new writes at the expense of disconnected replicas.
     pub fn give_up_oldest_segment(&self) -> Result<Option<(u64, u64)>> {
         let replay = self.needed_from();
         let numbers = segment_numbers(&*self.disk)?;
@@ -575,7 +578,7 @@ impl Store {
         Ok(Some((oldest, bytes)))
     }
 
-    /// Where the log begins that a start needs, or a replica that fetches files.
+    /// Returns the earliest replay position that the manifest or a pin needs.
     fn needed_from(&self) -> Position {
         let replay = self.manifest.lock().replay;
         let pins: Vec<Arc<Pin>> = self.pins.lock().iter().filter_map(Weak::upgrade).collect();
@@ -583,7 +586,7 @@ impl Store {
         needed.min_by_key(|at| at.segment).unwrap_or(replay)
     }
 
-    /// Removes the oldest segments before the one that is needed, until those kept fit
+    /// Deletes the oldest segments before `needed` until the remaining ones fit in
     /// `keep_log_bytes`.
     fn trim_log(&self, needed: u64) -> Result<()> {
         let numbers = segment_numbers(&*self.disk)?;
@@ -591,8 +594,7 @@ impl Store {
         for &n in numbers.iter().rev().filter(|&&n| n < needed) {
             kept = kept.saturating_add(self.size_of(n).unwrap_or(0));
             if kept > self.options.keep_log_bytes {
-                // All older ones go too, oldest first, so that what is left has no gap at any
-                // moment.
+                // Oldest first, so that the remaining log never has a gap.
                 for &old in numbers.iter().filter(|&&old| old <= n) {
                     self.remove(&segment_name(old))?;
                 }
@@ -602,14 +604,14 @@ impl Store {
         Ok(())
     }
 
-    /// At start: what an earlier process did not finish.
+    /// Deletes the leftovers of an earlier process.
     fn sweep(&self) -> Result<()> {
         let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Published but named by no manifest: of a snapshot or a spill that was never committed, or
-        // replaced by a merge. Their numbers will be used again.
+        // Files of an uncommitted snapshot or spill, or replaced by a merge. Their numbers will be
+        // reused, so they must go.
         let manifest = self.manifest().clone();
         for name in names
             .iter()
@@ -631,21 +633,24 @@ impl Store {
         }
     }
 
-    /// The oldest place from which the log can be read: where an absent replica may still resume.
+    /// Returns the number of the oldest segment on disk.
     pub fn oldest_segment(&self) -> Result<Option<u64>> {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// The segment with which the log up to `limit` begins; `None`: it is not there any more, or
-    /// not yet. It is not always the oldest file: an attempt to begin the log that was cut short
-    /// may have left one, which nothing continues.
+    /// Returns the very first segment of the log up to `limit`; `None` if it is missing.
+    ///
+    /// The oldest file may be a different one: an interrupted creation of the first segment leaves
+    /// a file that no segment continues.
     pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
         let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
         Ok(oldest.filter(|head| head.previous == 0))
     }
 
-    /// The segments of the log up to `limit`, oldest first, as far back as they are there. `known`:
-    /// what this gave before; of these, all that a successor continues are not read again.
+    /// Returns the existing segments of the log up to `limit`, oldest first.
+    ///
+    /// `known` is an earlier result of this call. Its segments, except for the last, are not read
+    /// again.
     pub fn path_to(&self, limit: Position, known: &[SegmentHead]) -> Result<Vec<SegmentHead>> {
         let numbers = segment_numbers(&*self.disk)?;
         let known = &known[..known.len().saturating_sub(1)];
@@ -665,12 +670,12 @@ impl Store {
         Ok(path)
     }
 
-    /// Where a file of the folder lies, for messages.
+    /// Returns the path of a file in the folder, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         self.disk.path(name)
     }
 
-    /// Header of a segment, if it is there and sound.
+    /// Returns the header of a segment if it exists and is valid.
     pub fn segment_head(&self, segment: u64) -> Result<Option<SegmentHead>> {
         Ok(read_segment_head(&*self.disk, segment)?.ok())
     }

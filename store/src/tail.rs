@@ -1,10 +1,10 @@
-//! Following the log while it is written: what a replica is fed from, straight from the files.
+//! Reader that follows the log while it is written; the source of the replication stream.
 //!
-//! A [`Tail`] begins at any place between two batches and goes up to a limit that the caller names,
-//! usually the durable end of the log. It keeps nothing in memory but one read buffer, however far
-//! behind it is, and it crosses segments by the same rule as recovery: a segment ends where its
-//! successor begins. The bytes that it hands out are the log's own, so that the replica's log
-//! becomes equal to the master's byte for byte, and positions mean the same on both.
+//! A [`Tail`] begins at any position between two batches and reads up to a limit, usually the
+//! durable end of the log. It uses one read buffer, however far behind it is. It crosses segments
+//! by the rule of recovery: a segment ends at its successor's base. The tail returns the bytes of
+//! the log unchanged. A replica's log is therefore identical to the master's, and a position means
+//! the same on both.
 
 use std::sync::Arc;
 
@@ -15,25 +15,25 @@ use crate::log::Position;
 use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
-/// What comes next in the log.
+/// Next item of the log.
 #[derive(Debug)]
 pub enum Step<'a> {
-    /// A new segment begins.
+    /// Beginning of a segment.
     Segment(SegmentHead),
-    /// A batch: its fields, and all its bytes as they are in the file.
+    /// Fields of a batch, and its bytes in the file.
     Batch(BatchHead, &'a [u8]),
-    /// Nothing before the limit.
+    /// No more batches before the limit.
     End,
 }
 
-/// Why a place cannot be followed.
+/// Reason why a tail cannot begin at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
-    /// The segment is not there any more.
+    /// The segment was removed.
     Removed,
-    /// The log has other bytes before that place.
+    /// The log has different bytes before the position.
     Diverged,
-    /// The log ends before that place, and may get there.
+    /// The log ends before the position, but may reach it later.
     Short,
 }
 
@@ -42,16 +42,17 @@ pub enum Absent {
 pub struct Tail {
     disk: Arc<dyn Disk>,
     head: SegmentHead,
-    /// The segment that continues this one, once it is known: below a durable end that does not
-    /// change any more.
+    /// Successor of the current segment, once known. It never changes below a durable end.
     next: Option<SegmentHead>,
     reader: BatchReader,
 }
 
 impl Tail {
-    /// Begins at `start`, after checking that the log really passes through it, chain value
-    /// included. [`Error::Refused`] if it does not (any more): then only a full sync helps. `limit`
-    /// is the log's durable end.
+    /// Opens a tail at `start` after verification that the log contains this position, including
+    /// the chain value. `limit` is the log's durable end.
+    ///
+    /// Returns [`Error::Refused`] if the log does not contain the position. The replica then needs
+    /// a full sync.
     pub fn open(disk: Arc<dyn Disk>, start: Position, limit: Position) -> Result<Tail> {
         match Tail::find(&disk, start, limit)? {
             Ok(tail) => Ok(tail),
@@ -64,7 +65,7 @@ impl Tail {
         }
     }
 
-    /// As [`Tail::open`], for a caller that wants to know why a place cannot be followed.
+    /// Like [`Tail::open`], but returns the reason why the position is unavailable.
     pub fn find(
         disk: &Arc<dyn Disk>,
         start: Position,
@@ -78,8 +79,8 @@ impl Tail {
         if !numbers.contains(&start.segment) {
             return Ok(Err(if is_newest { Absent::Diverged } else { Absent::Removed }));
         }
-        // Removals of old segments may be undone by a power cut, and of any of them: then what is
-        // left has gaps.
+        // A power cut may undo the removal of any old segments, so the remaining ones may have
+        // gaps.
         let mut wanted = limit.segment;
         while wanted > start.segment {
             if !numbers.contains(&wanted) {
@@ -97,8 +98,8 @@ impl Tail {
             return Ok(Err(Absent::Diverged));
         }
         let mut tail = Tail::at_segment(disk.clone(), head)?;
-        // The place must be one between two batches, with this very chain before it. A successor
-        // that begins earlier makes it void.
+        // `start` must be a batch boundary with the same chain value. It is void if the successor
+        // begins earlier.
         if let Some(next) = tail.successor(limit)?
             && next.base < start.offset
         {
@@ -115,8 +116,8 @@ impl Tail {
         Ok(if at == start { Ok(tail) } else { Err(Absent::Diverged) })
     }
 
-    /// Goes on at a place between two batches of this segment that was read before, and was durable
-    /// then: nothing before it is read again.
+    /// Opens a tail at a position that an earlier tail reached in this segment, without
+    /// verification.
     pub fn resume(disk: Arc<dyn Disk>, head: SegmentHead, at: Position) -> Result<Tail> {
         let name = segment_name(head.segment);
         let path = disk.path(&name);
@@ -125,7 +126,7 @@ impl Tail {
         Ok(Tail { disk, head, next: None, reader })
     }
 
-    /// The segment in which it is.
+    /// Returns the current segment.
     pub fn segment(&self) -> SegmentHead {
         self.head
     }
@@ -138,13 +139,12 @@ impl Tail {
         Ok(Tail { disk, head, next: None, reader })
     }
 
-    /// The place before the next step.
+    /// Returns the position before the next step.
     pub fn position(&self) -> Position {
         self.reader.position()
     }
 
-    /// The next step before `limit`, the place up to which the log may be read: its durable end, as
-    /// it is now or was before.
+    /// Returns the next step before `limit`, a current or former durable end of the log.
     pub fn next(&mut self, limit: Position) -> Result<Step<'_>> {
         let at = self.reader.position();
         let mut end = limit.offset;
@@ -180,13 +180,13 @@ impl Tail {
         }
     }
 
-    /// The segment up to the limit's that continues this one.
+    /// Returns the successor of the current segment among the segments up to the limit.
     fn successor(&mut self, limit: Position) -> Result<Option<SegmentHead>> {
         if self.next.is_some() {
             return Ok(self.next);
         }
-        // From the limit back, since void segments name the same predecessor as the one that
-        // counts.
+        // Search backwards from the limit: void segments can have the same `previous` as the valid
+        // successor.
         let mut wanted = limit.segment;
         while wanted > self.head.segment {
             let Ok(head) = read_segment_head(&*self.disk, wanted)? else {

@@ -1,25 +1,24 @@
-//! The clock, and waiting for other threads: what a simulator of the whole server replaces.
+//! Clocks and waiting, replaceable by a simulator of the whole server.
 //!
-//! A thread of a server asks the operating system. A thread that has called [`simulate`] asks its
-//! [`Simulator`]: its time stands still unless the simulator moves it, and where it would sleep or
-//! wait for another thread, the simulator does the work of that thread instead. So one thread runs
-//! a whole server, or several, and the same seed gives the same run.
+//! By default the functions call the operating system. On a thread that has called [`simulate`]
+//! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
+//! the thread would sleep or block, the simulator runs the work of other threads instead. One
+//! thread can thus run several servers, deterministically for a given seed.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What replaces the operating system on one thread.
+/// Replacement of the operating system's clock and scheduler on one thread.
 pub trait Simulator {
-    /// Time since the simulation began.
+    /// Returns the time since the simulation began.
     fn elapsed(&self) -> Duration;
-    /// Microseconds since 1970: a clock that may jump.
+    /// Returns microseconds since 1970, from a clock that may jump.
     fn unix_us(&self) -> u64;
-    /// The caller waits for another thread, or sleeps, at most so long: do some of the others'
-    /// work.
+    /// Runs work of other threads while the caller sleeps or blocks, for at most `at_most`.
     fn wait(&self, at_most: Duration);
-    /// Another thread is to do this; the caller does not wait for it.
+    /// Queues work for another thread; the caller does not wait for it.
     fn spawn(&self, work: Work);
 }
 
@@ -27,24 +26,24 @@ pub trait Simulator {
 pub type Work = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// Looked at first, as it costs one instruction.
+    /// Fast check before `SIMULATOR` is borrowed.
     static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
     static SIMULATOR: RefCell<Option<(Instant, Rc<dyn Simulator>)>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread is simulated, or (`None`) it is not any more.
+/// Sets or removes the simulator of this thread.
 pub fn simulate(simulator: Option<Rc<dyn Simulator>>) {
     IS_SIMULATED.set(simulator.is_some());
     SIMULATOR.replace(simulator.map(|simulator| (Instant::now(), simulator)));
 }
 
-/// The simulator of this thread, and the moment from which its time is counted.
+/// Returns this thread's simulator and the instant at which its time began.
 #[inline]
 fn simulator() -> Option<(Instant, Rc<dyn Simulator>)> {
     if IS_SIMULATED.get() { SIMULATOR.with_borrow(Clone::clone) } else { None }
 }
 
-/// The moment now.
+/// Returns the current instant.
 #[inline]
 pub fn now() -> Instant {
     match simulator() {
@@ -53,17 +52,17 @@ pub fn now() -> Instant {
     }
 }
 
-/// How long ago that was; nothing if it is yet to come.
+/// Returns the time elapsed since `then`; zero if `then` is in the future.
 pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// Milliseconds since `then`, by the monotonic clock.
+/// Milliseconds since `then` by the monotonic clock.
 pub fn elapsed_ms(then: Instant) -> u64 {
     u64::try_from(since(then).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Microseconds since 1970.
+/// Returns microseconds since 1970.
 pub fn unix_us() -> u64 {
     match simulator() {
         None => {
@@ -74,7 +73,7 @@ pub fn unix_us() -> u64 {
     }
 }
 
-/// Sleeps.
+/// Sleeps for `time`.
 pub fn sleep(time: Duration) {
     match simulator() {
         None => std::thread::sleep(time),
@@ -82,7 +81,7 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Waits for a notification, at most so long. Returns perhaps without one.
+/// Waits for a notification for at most `at_most`. May return early without one.
 pub fn wait_for<T>(condition: &Condvar, guard: &mut MutexGuard<'_, T>, at_most: Duration) {
     match simulator() {
         None => _ = condition.wait_for(guard, at_most),
@@ -90,7 +89,7 @@ pub fn wait_for<T>(condition: &Condvar, guard: &mut MutexGuard<'_, T>, at_most: 
     }
 }
 
-/// Lets threads that wait for this lock have it first.
+/// Yields the lock to waiting threads, then takes it again.
 pub fn bump<T>(guard: &mut MutexGuard<'_, T>) {
     match simulator() {
         None => MutexGuard::bump(guard),
@@ -98,7 +97,7 @@ pub fn bump<T>(guard: &mut MutexGuard<'_, T>) {
     }
 }
 
-/// Hands work to the simulator; gives it back where there is none.
+/// Hands work to the simulator. Returns the work if the thread is not simulated.
 pub fn spawn<W: FnOnce() + Send + 'static>(work: W) -> Result<(), W> {
     match simulator() {
         None => Err(work),

@@ -1,4 +1,5 @@
-//! What befalls nodes: crashes, power cuts, promotions, orders, faults of disks and of the network.
+//! Events of the simulation: crashes, power cuts, promotions, reconfigurations, faults of disks and
+//! network.
 
 use super::node::{Kind, Life, Node};
 use super::world::World;
@@ -6,9 +7,12 @@ use replication::{next_term, promotions};
 use store::{Faults, FollowLog};
 
 impl World {
-    /// A node's power, or its disk, has failed: what was not durable is gone. WAIT promised no
-    /// more, as in Redis, so it need not have that when it is promoted. What was durable it must
-    /// have, and what it has called durable was.
+    /// Adjusts the expectations after a power or disk failure of a node: data that was not durable
+    /// is gone.
+    ///
+    /// WAIT promises only that a write is in memory and in the file, as in Redis. The node may
+    /// therefore be promoted without such a write. It must still have everything durable, and
+    /// everything it acknowledged as durable.
     pub(crate) fn forgive(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let safe = node.durable().map_or(node.safe, |end| end.offset);
@@ -45,7 +49,7 @@ impl World {
         self.figures.crashes += 1;
     }
 
-    /// The operator promotes the best replica that can be reached.
+    /// Promotes the best reachable replica, as an operator would.
     pub(crate) fn promote(&mut self) {
         let fit = |n: &Node| n.life.is_some() && n.has_data && n.follows.is_some();
         let best = (0..self.nodes.len()).filter(|&n| fit(&self.nodes[n])).max_by_key(|&n| {
@@ -57,7 +61,7 @@ impl World {
         let Some(life) = node.life.take() else { return };
         let Life { store, map, kind: Kind::Replica(mut log) } = life else { return };
         if log.sync().is_err() {
-            // Cannot be promoted now; it starts again.
+            // The promotion failed; restart the node.
             node.life = Some(Life { store, map, kind: Kind::Replica(log) });
             self.forgive(best);
             return self.crash(best);
@@ -86,7 +90,7 @@ impl World {
             }
         }
         for other in 0..self.nodes.len() {
-            // Not everybody hears of it.
+            // Some nodes do not learn of the promotion.
             if other != best && (self.calm || !self.chance(3)) {
                 self.follow(other, best);
             }
@@ -103,7 +107,8 @@ impl World {
         let Some(life) = node.life.take() else { return };
         let Life { store, map, kind } = life;
         node.life = match kind {
-            // What was written is durable, or else memory and log differ: then it starts anew.
+            // An unsynced write leaves memory ahead of the log, so a failed sync requires a
+            // restart.
             Kind::Master(mut log) => {
                 node.safe = log.durable().offset;
                 let followed = log.sync().and_then(|end| {
@@ -136,7 +141,7 @@ impl World {
         }
         if self.chance(15) && !self.links.is_empty() {
             let i = self.random.usize(0..self.links.len());
-            // One side notices, or both.
+            // Either end or both notice the cut.
             match self.random.u32(0..3) {
                 0 => self.links[i].sender = None,
                 1 => self.links[i].follower = None,
@@ -148,7 +153,7 @@ impl World {
             self.promote();
         }
         if self.chance(40) {
-            // Chained: follows another replica, or goes back to the master.
+            // Chained replication: follow another replica, or the master again.
             let to = self.random.usize(0..count);
             let is_loop = self.nodes[to].follows == Some(n);
             if self.nodes[n].follows.is_some() && to != n && !is_loop && self.nodes[to].has_data {
@@ -158,8 +163,8 @@ impl World {
         if self.chance(25) {
             let mut random = self.random.fork();
             if self.nodes[n].snapshot(&mut random).is_err() {
-                // Perhaps it was the sync of its log, after which it is unknown how much of that
-                // the disk has.
+                // The failed step may have been a sync of the log, whose durable end is then
+                // unknown.
                 self.reopen(n);
             }
         }

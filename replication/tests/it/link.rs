@@ -1,4 +1,4 @@
-//! The links: what both ends say, delayed, in pieces, and lost with the link.
+//! Links between nodes: messages are delayed, split, and lost with the link.
 
 use super::TIMEOUTS;
 use super::node::{Here, Kind, Life};
@@ -14,20 +14,20 @@ pub(crate) struct Link {
     pub(crate) follower: Option<Follower>,
     pub(crate) to_master: VecDeque<(u64, Vec<u8>)>,
     pub(crate) to_replica: VecDeque<(u64, Vec<u8>)>,
-    /// It takes nothing while bytes to the replica are on their way.
+    /// Whether the master cannot send while bytes to the replica are in flight.
     pub(crate) narrow: bool,
     pub(crate) was_following: bool,
-    /// Where the master's log ended when it answered Hello.
+    /// End of the master's log when it answered Hello.
     pub(crate) answered: Option<Place>,
-    /// [`Node::data_sets`] of the replica when the link came up.
+    /// [`Node::data_sets`] of the replica at the start of the link.
     pub(crate) data_sets: u64,
-    /// The replica has lost since what lies behind: what it said of that is still on its way,
-    /// perhaps.
+    /// Offset after which the replica has lost data since. Older acknowledgements of that data may
+    /// still be in flight.
     pub(crate) kept: u64,
 }
 
 impl Link {
-    /// Whether the replica still has what the master takes for durable there.
+    /// Asserts that the replica has all data that the master considers durable there.
     pub(crate) fn check_durable(&self) {
         if let Some(sender) = &self.sender
             && sender.peer().sending == replication::Sending::Log
@@ -86,11 +86,11 @@ impl World {
         }
     }
 
-    /// After the disk of a replica has failed.
+    /// Recovers a replica after a disk failure.
     pub(crate) fn reopen(&mut self, n: usize) {
         let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
         if log.secure().is_err() {
-            // Memory shows what the log has lost: it is read anew.
+            // Memory is ahead of the log: restart the node.
             self.forgive(n);
             self.crash(n);
         }
@@ -112,13 +112,12 @@ impl World {
         }))
     }
 
-    /// Moves bytes, and lets both ends work.
+    /// Delivers bytes and runs both ends of each link.
     pub(crate) fn carry(&mut self) {
         for i in 0..self.links.len() {
             let (m, r) = (self.links[i].master, self.links[i].replica);
             let reaches = self.reaches(m, r);
             let delay = if self.calm { 0 } else { self.random.u64(0..400) };
-            // The master's end.
             let mut sender = self.links[i].sender.take();
             let mut acknowledged = Vec::new();
             if let (Some(f), Some(life)) = (&mut sender, &self.nodes[m].life) {
@@ -139,7 +138,7 @@ impl World {
                     }
                 }
                 let mut out = Vec::new();
-                // Where nothing more can be sent before the last bytes have arrived.
+                // A narrow link sends only after all earlier bytes have arrived.
                 let is_full = self.links[i].narrow && !self.links[i].to_replica.is_empty();
                 let filled = result.and_then(|()| f.hears(self.now)).and_then(|()| {
                     f.tick(end);
@@ -157,7 +156,7 @@ impl World {
                         .back()
                         .map_or(0, |(at, _)| *at)
                         .max(self.now + delay);
-                    // In pieces, of which the last may be lost with the link.
+                    // Split the output; the link may be cut before the second piece arrives.
                     let cut = self.random.usize(0..=out.len());
                     let tail = out.split_off(cut);
                     self.links[i].to_replica.push_back((at, out));
@@ -171,14 +170,13 @@ impl World {
                 sender = None;
             }
             for (before, after) in acknowledged {
-                // It may be an old link, with what the replica said before it gave up its data, or
-                // lost the end of them.
+                // Ignore acknowledgements from before the replica replaced or lost its data.
                 if self.links[i].data_sets == self.nodes[r].data_sets {
                     self.acknowledged(m, r, before, after.min(self.links[i].kept));
                 }
             }
             if sender.is_none() {
-                // A reset reaches the other side, or does not.
+                // A reset may not reach the other end.
                 if self.calm || self.random.bool() {
                     self.links[i].follower = None;
                 }
@@ -202,9 +200,9 @@ impl World {
             .writes
             .iter()
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
-            // Offsets do not tell branches of one term apart: above a replica that feeds this one a
-            // master may have lost its power, and written others at these offsets since. A master's
-            // own writes at these offsets are what it has sent.
+            // Offsets do not distinguish branches of one term. A chained replica's master may have
+            // lost power and written different data at these offsets since. So compare with the
+            // chained replica's data. A master's own writes are always what it sent.
             .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();
@@ -266,7 +264,6 @@ impl World {
                         && !self.nodes[r].dropped.is_empty(),
                 );
                 self.figures.dropped += self.nodes[r].dropped.drain(..).len() as u64;
-                // It gave up what it had.
                 self.nodes[r].acknowledged.clear();
                 self.nodes[r].data_sets += 1;
                 self.nodes[r].has_data = true;
@@ -293,8 +290,8 @@ impl World {
             }
         }
     }
-    /// A replica, whose log ends at `own`, is about to give it up, and has handed it out from an
-    /// offset on, or not at all.
+    /// Asserts that a replica with a log up to `own` saves its diverged batches before it drops
+    /// them. `from` is the first saved offset, or `None`.
     fn check_dropped(&mut self, i: usize, own: Place, from: Option<u64>) {
         let Link { master, replica, answered, .. } = self.links[i];
         let Some(parting) = answered.and_then(|theirs| self.truth.parting(own, theirs)) else {

@@ -1,27 +1,25 @@
-//! A few nodes, a network and disks that do whatever they are allowed to, all from one seed.
+//! Simulation of several nodes, a network and faulty disks, driven by one seed.
 //!
-//! Nodes write, follow, snapshot, lose their link, their process or their power, and are promoted,
-//! some by a majority's choice and some while the old master goes on. Bytes are delayed; a link may
-//! be cut on one side only, so that the other goes on sending into it. Disks fail and fill up.
+//! Nodes write, follow, take snapshots, lose links, processes or power, and are promoted, sometimes
+//! while the old master still runs. Bytes are delayed. A cut may affect only one end of a link, so
+//! the other end continues to send. Disks fail and fill up.
 //!
-//! `node.rs` is one node and its disk, `link.rs` what carries bytes between two, `fate.rs` what
-//! befalls them, `truth.rs` what was, `world.rs` the run.
+//! `node.rs` is a node with its disk, `link.rs` the network, `fate.rs` the faults, `truth.rs` a
+//! record of all batches, `world.rs` the main loop.
 //!
-//! Asserted:
+//! Assertions:
 //!
-//! - a node that acknowledged a write as written, and did not give its data up for another master's
-//!   since, has it when it is promoted, unless its own power or disk failed before it was durable
-//!   there;
-//! - what a node acknowledged as durable its power never takes;
-//! - while nodes follow, their logs are equal byte for byte (positions and chain values compared at
-//!   every acknowledgement);
-//! - when the faults end, all nodes become equal: state, offset and chain; no node refuses the
-//!   newest master;
-//! - what is dropped was handed out first: from where the two histories part, or from before that,
-//!   also where the master's log does not go back so far (`truth.rs` remembers every batch that
-//!   there ever was).
+//! - A promoted node has all writes that it acknowledged as written. Exceptions: it has replaced
+//!   its data since, or its power or disk failed before the write was durable.
+//! - A power cut never destroys writes that a node acknowledged as durable.
+//! - The logs of connected nodes are equal byte for byte (positions and chain values are compared
+//!   at every acknowledgement).
+//! - Without further faults all nodes become equal in state, offset and chain value, and none
+//!   refuses the newest master.
+//! - A replica saves its diverged batches before it drops them, even if the master's log no longer
+//!   contains the divergence.
 //!
-//! `cargo xtask sim replication --runs 20000` runs more; `--seed 7` replays one.
+//! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod fate;
@@ -36,7 +34,7 @@ use world::World;
 const TIMEOUTS: Timeouts = Timeouts { heartbeat_ms: 1_000, timeout_ms: 5_000 };
 const STEP_MS: u64 = 100;
 
-/// What was met.
+/// Number of events in the runs.
 #[derive(Debug, Default)]
 struct Figures {
     pub(crate) writes: u64,
@@ -47,8 +45,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Links on which a replica gave up what its master did not have; of these, those on which it
-    /// was handed out from the very place; and those for which that is unknown.
+    /// Full syncs that dropped diverged batches, those that saved them from the exact divergence,
+    /// and those with an unknown divergence.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,
@@ -91,7 +89,6 @@ fn all_nodes_become_equal_and_nothing_acknowledged_is_lost() {
     }
     println!("{sum:?}");
     if !seeds::is_replay() {
-        // A simulator that meets none of this shows nothing.
         assert!(
             sum.waited > 50 * runs
                 && sum.continued > 3 * runs

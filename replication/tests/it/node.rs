@@ -1,4 +1,4 @@
-//! A node: a data folder on a simulated disk, and a process that runs, or does not.
+//! A node: a data folder on a simulated disk, and a process that may be down.
 
 use replication::ReplicaHost;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,6 @@ pub(crate) enum Kind {
     Replica(FollowLog),
 }
 
-/// A running process.
 pub(crate) struct Life {
     pub(crate) store: Store,
     pub(crate) map: Map,
@@ -27,21 +26,20 @@ pub(crate) struct Node {
     pub(crate) seed: u64,
     pub(crate) options: StoreOptions,
     pub(crate) life: Option<Life>,
-    /// Whom it follows; none: it is a master. Survives crashes.
+    /// Index of the master; `None` for a master. Survives crashes.
     pub(crate) follows: Option<usize>,
-    /// It has once followed, or been a master.
+    /// Whether the node was ever a master or followed one.
     pub(crate) has_data: bool,
     pub(crate) starts_at: u64,
     pub(crate) connects_at: u64,
-    /// Everything is durable before it is shown to others.
+    /// Whether data must be durable before other nodes see it.
     pub(crate) always: bool,
-    /// Its log was durable up to here when it was last seen running: what a kill left in the
-    /// system's memory the power may still take.
+    /// Durable end of the log when the node last ran. A power cut may still destroy data after it.
     pub(crate) safe: u64,
-    /// Writes that it acknowledged as a replica, and holds since: offset, key, value.
+    /// Writes that the node acknowledged as a replica and still holds: offset, key, value.
     pub(crate) acknowledged: BTreeSet<(u64, u64, u64)>,
     pub(crate) dropped: Vec<u64>,
-    /// How often it gave up its data for another master's.
+    /// Number of times that the node replaced its data.
     pub(crate) data_sets: u64,
 }
 
@@ -60,7 +58,6 @@ pub(crate) fn row(key: u64, value: u64) -> Vec<u8> {
     row
 }
 
-/// What the follower sees of its node.
 pub(crate) struct Here<'a> {
     pub(crate) store: &'a Store,
     pub(crate) map: &'a mut Map,
@@ -130,7 +127,7 @@ impl Node {
         })
     }
 
-    /// What others may have.
+    /// Returns the end of the log that other nodes may see.
     pub(crate) fn shown(&self) -> Option<Position> {
         Some(match &self.life.as_ref()?.kind {
             Kind::Master(log) if self.always => log.durable(),

@@ -1,12 +1,11 @@
-//! What really happened: every batch that was ever in a log, and the one before it. Nodes forget,
-//! trim and rewrite their logs; this does not, so it knows where two histories part even if neither
-//! of the two could tell any more.
+//! Record of every batch that was ever in a log, and of its predecessor. Unlike the nodes it never
+//! forgets, so it can always determine where two histories diverge.
 
 use super::node::{Kind, Life, Node};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{Position, SEGMENT_HEAD_BYTES, Step, Tail};
 
-/// A place in some history: its offset, and the chain value there, which no other history has.
+/// Point in a history: its offset and its chain value, which together are unique.
 pub(crate) type Place = (u64, u32);
 
 pub(crate) fn place(at: Position) -> Place {
@@ -16,14 +15,12 @@ pub(crate) fn place(at: Position) -> Place {
 #[derive(Default)]
 pub(crate) struct Truth {
     before: BTreeMap<Place, Place>,
-    /// Batches that hold nothing, by where they end.
     seals: BTreeSet<Place>,
-    /// Per node: up to where its log was read.
+    /// Position up to which each node's log was read.
     read: BTreeMap<usize, Position>,
 }
 
 impl Truth {
-    /// Reads what came to a node's log since the last time.
     pub(crate) fn learn(&mut self, n: usize, node: &Node) {
         let Some(Life { store, kind, .. }) = &node.life else { return };
         let end = match kind {
@@ -58,19 +55,19 @@ impl Truth {
         std::iter::successors(Some(from), |at| self.before.get(at).copied())
     }
 
-    /// Whether the history that ends at `end` holds anything behind this offset.
+    /// Whether the history that ends at `end` has data after this offset.
     pub(crate) fn holds_after(&self, end: Place, offset: u64) -> bool {
         self.back(end).take_while(|at| at.0 > offset).any(|at| !self.seals.contains(&at))
     }
 
-    /// Up to where two histories are one. `None`: it was never seen.
+    /// Returns the offset up to which two histories are equal; `None` if unknown.
     pub(crate) fn parting(&self, a: Place, b: Place) -> Option<u64> {
         let all: BTreeSet<Place> = self.back(a).collect();
         self.back(b).find(|at| all.contains(at)).map(|at| at.0)
     }
 }
 
-/// The log as far back as it is there.
+/// Opens a tail at the oldest available segment.
 fn from_the_oldest(node: &Node, end: Position) -> Option<Tail> {
     let store = &node.life.as_ref()?.store;
     let names = store.disk().list().ok()?;

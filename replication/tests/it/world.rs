@@ -1,4 +1,4 @@
-//! The run: steps under faults, then calm ones until all nodes are equal.
+//! Main loop: steps with faults, then steps without until all nodes are equal.
 
 use super::link::Link;
 use super::node::{Kind, Life, Map, Node, row};
@@ -13,16 +13,15 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) links: Vec<Link>,
-    /// Pairs that cannot reach each other.
+    /// Pairs of nodes that cannot reach each other.
     pub(crate) parted: BTreeSet<(usize, usize)>,
     pub(crate) value: u64,
-    /// Per master's term: writes by their end offset.
+    /// All writes: term of the master, end offset, key, value.
     pub(crate) writes: Vec<(u64, u64, u64, u64)>,
     pub(crate) figures: Figures,
     pub(crate) calm: bool,
     pub(crate) elected: bool,
     pub(crate) last_error: String,
-    /// The latest promotion.
     pub(crate) newest: usize,
     pub(crate) truth: Truth,
 }
@@ -119,17 +118,16 @@ impl World {
                     );
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
-                    // What the power took is gone: other writes will have those offsets.
+                    // Writes lost in a power cut are gone; later writes will reuse their offsets.
                     let (term, end) = (log.term(), log.written().offset);
                     self.writes.retain(|w| w.0 != term || w.1 <= end);
                 }
             }
         }
-        // Masters' batches are all seen before anybody gets them.
+        // Record all batches before any node receives them.
         self.nodes.iter().enumerate().for_each(|(n, node)| self.truth.learn(n, node));
         self.connect();
         self.carry();
-        // Both ends are closed: forget it.
         self.links.retain(|l| l.sender.is_some() || l.follower.is_some());
     }
 
@@ -143,7 +141,7 @@ impl World {
             }
             self.step();
         }
-        // Everything heals; the newest master remains.
+        // All faults end; the newest master remains.
         self.calm = true;
         self.parted.clear();
         for n in 0..self.nodes.len() {
@@ -151,7 +149,7 @@ impl World {
             self.nodes[n].starts_at = 0;
         }
         self.step();
-        // The operator chooses the branch with the most promotions; its master, if it has one.
+        // The operator chooses the branch with the most promotions, and preferably its master.
         let rank = |n: &usize| {
             let node = &self.nodes[*n];
             (
@@ -178,8 +176,7 @@ impl World {
                 log.seal(self.now).unwrap();
             }
             let end = self.nodes[last].durable();
-            // Durable ends are compared, and then what is shown: so all that is shown has to be
-            // durable. It becomes so by itself.
+            // Wait until everything visible is durable, then compare the durable ends.
             let settled = self.nodes.iter().all(|n| n.shown() == n.durable());
             let equal = end.is_some()
                 && settled

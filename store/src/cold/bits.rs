@@ -1,6 +1,6 @@
-//! Numbers of some bits each, packed low bit first: what blocks and the index are made of.
+//! Bit packing of fixed-width numbers, low bits first; used by blocks and indexes.
 
-/// The number of `width` bits (at most 64) that begins at bit `at`; bits beyond the end are 0.
+/// Returns the number of `width` bits (at most 64) at bit `at`. Bits beyond the end are 0.
 #[inline]
 pub fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     if width == 0 {
@@ -18,8 +18,8 @@ pub fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     (u128::from_le_bytes(word) >> (at % 8)) as u64 & (u64::MAX >> (64 - width))
 }
 
-/// Hands `n` numbers of `width` bits each, which begin at bit `at`, to `f`, in order, until that
-/// says that it has enough: whether it never did. Bits beyond the end are 0.
+/// Passes `n` numbers of `width` bits each, from bit `at` on, to `f` until `f` returns false.
+/// Returns whether `f` always returned true. Bits beyond the end are 0.
 #[inline]
 pub fn each(
     bytes: &[u8],
@@ -28,7 +28,7 @@ pub fn each(
     n: usize,
     mut f: impl FnMut(usize, u64) -> bool,
 ) -> bool {
-    // Eight bytes have all of such a number, wherever in a byte it begins.
+    // Eight bytes contain any number of up to 57 bits, at every bit offset.
     let mask = if (1..=57).contains(&width) { u64::MAX >> (64 - width) } else { 0 };
     (0..n).all(|index| {
         let bit = at + index * width as usize;
@@ -40,7 +40,7 @@ pub fn each(
     })
 }
 
-/// Sets the `width` bits from bit `at` on, which are zero and lie within `bytes`.
+/// Writes a number of `width` bits at bit `at`. The bits must be zero and inside `bytes`.
 #[inline]
 pub fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
     if width == 0 {
@@ -53,7 +53,7 @@ pub fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
     }
 }
 
-/// Bits that a number needs: 0 for 0, 64 at most.
+/// Returns the width of a number in bits, from 0 for 0 to 64.
 #[inline]
 pub fn width_of(number: u64) -> u32 {
     64 - number.leading_zeros()
@@ -80,7 +80,7 @@ mod tests {
                         "{width} bits, {i}"
                     );
                 }
-                // The last of them has fewer than eight bytes behind its beginning.
+                // The last number has fewer than eight bytes after its start.
                 let bytes = &bytes[..(start + 4 * width as usize).div_ceil(8)];
                 let mut seen = vec![];
                 assert!(each(bytes, start, width, 4, |index, n| {

@@ -1,4 +1,4 @@
-//! One block of a cold file: some hundred rows in 4 KiB, packed column by column.
+//! Block of a cold file: a few hundred rows in 4 KiB, packed by column.
 //!
 //! ```text
 //!   offset  size  field
@@ -6,39 +6,37 @@
 //!        4     2  rows      n, 1..=4096
 //!        6     2  columns   c, 0..=64
 //!        8     8  first     the lowest id
-//!       16  4+4c  how the distances between ids, then each column, are packed: width (7 bits, low
-//!                 first), has a base (1),
-//!                 high width (8), exceptions (16)
-//!              8  per column that has one: its base
-//!                 bits, low first: (n - 1) distances less 1, at their width; then the exceptions
-//!                 of the distances; then for each column n
-//!                 values less the base, at its width, and its exceptions
-//!                 zeros
+//!       16  4+4c  packing of the distances between ids, then of each column: width (7 bits, low
+//!                 bits first), has a base (1), high width (8), exceptions (16)
+//!              8  per column with a base: the base
+//!                 bit array, low bits first: (n - 1) distances minus 1 and their exceptions, then
+//!                 for each column n values minus the base, and its exceptions
+//!                 zeros up to 4096
 //! ```
 //!
-//! A number keeps its low `width` bits in its place. The few that are larger are *exceptions*:
-//! behind the numbers follow their positions, 12 bits each and rising, and then their upper parts,
-//! `high width` bits each. So a block costs about what its typical rows need, not what its largest
-//! value needs (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", ICDE 2006, "patched
-//! frame of reference"). The writer takes the width that makes the column smallest. A column's base
-//! is its lowest value, where that makes it smaller.
+//! Each number keeps its low `width` bits in the array. Larger numbers are *exceptions*. After the
+//! array follow the positions of the exceptions, 12 bits each and ascending, then their upper parts
+//! of `high width` bits each. The size of a block thus depends on its typical values, not on the
+//! largest. This is the "patched frame of reference" of Zukowski et al., "Super-Scalar RAM-CPU
+//! Cache Compression", ICDE 2006. The writer chooses the width that minimises the column's size. A
+//! column has its lowest value as a base if that reduces its size.
 //!
-//! Reading one row is one pass over the distances, and one access per column.
+//! A read of one row scans the distances once and accesses each column once.
 
 use super::bits;
 use crate::cold::BLOCK_BYTES;
 use crate::frame::{u32_at, u64_at};
 
-/// The most rows in one block.
+/// Maximum number of rows in a block.
 pub const MAX_BLOCK_ROWS: usize = 4096;
-/// The most columns.
+/// Maximum number of columns.
 pub const MAX_COLUMNS: usize = 64;
 
 const HEAD: usize = 16;
-/// Bits of a position in a block.
+/// Width of an exception's position in bits.
 const POSITION: u32 = 12;
 
-/// How a run of numbers is packed.
+/// Packing of an array of numbers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Packing {
     width: u32,
@@ -48,8 +46,7 @@ struct Packing {
 }
 
 impl Packing {
-    /// The packing of `n` numbers that takes the fewest bits, given how many of them have each
-    /// width.
+    /// Returns the smallest packing of `n` numbers, given a histogram of their widths.
     fn best(n: usize, widths: &[u32; 65]) -> Packing {
         let most = widths.iter().rposition(|&count| count > 0).unwrap_or(0) as u32;
         let mut best = Packing { width: most, ..Packing::default() };
@@ -64,7 +61,6 @@ impl Packing {
         best
     }
 
-    /// Bits of `n` numbers.
     fn bits(&self, n: usize) -> usize {
         n * self.width as usize + self.exceptions * (POSITION + self.high) as usize
     }
@@ -77,7 +73,6 @@ impl Packing {
     }
 }
 
-/// The packing of a column.
 fn packing_of(values: impl Iterator<Item = i64> + Clone, n: usize) -> Packing {
     let widths = |base: i64| {
         let mut widths = [0; 65];
@@ -92,7 +87,7 @@ fn packing_of(values: impl Iterator<Item = i64> + Clone, n: usize) -> Packing {
     if based.bits(n) + 64 < plain.bits(n) { based } else { plain }
 }
 
-/// Rows on their way into a block: ids rising, and their values row by row.
+/// Input of a block: ascending ids, and their values row by row.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) ids: &'a [u64],
@@ -117,7 +112,7 @@ impl<'a> Rows<'a> {
         self.ids.windows(2).map(|pair| pair[1] - pair[0] - 1)
     }
 
-    /// How each run is packed, distances first; and bytes in all.
+    /// Returns the packings, distances first, and the total size in bytes.
     fn plan(&self) -> (Vec<Packing>, usize) {
         let n = self.ids.len();
         let mut widths = [0; 65];
@@ -134,8 +129,8 @@ impl<'a> Rows<'a> {
         self.first(n).plan().1 <= BLOCK_BYTES
     }
 
-    /// How many of the rows go into one block; `guess`: how many did last time. One row always
-    /// fits.
+    /// Returns how many of the rows fit into one block. The search begins at `guess`. One row
+    /// always fits.
     pub(super) fn fitting(&self, guess: usize) -> usize {
         let most = self.ids.len().min(MAX_BLOCK_ROWS);
         let mut n = guess.clamp(1, most);
@@ -154,7 +149,7 @@ impl<'a> Rows<'a> {
         n
     }
 
-    /// Packs these rows, which fit, into a block. Its checksum is left zero.
+    /// Encodes all rows, which must fit, as a block. The checksum remains zero.
     pub(super) fn encode(&self) -> Box<[u8; BLOCK_BYTES]> {
         let n = self.ids.len();
         let (packings, bytes) = self.plan();
@@ -216,7 +211,7 @@ fn pack(
     }
 }
 
-/// A run of packed numbers and where its parts begin, in bits.
+/// A packed array, and the bit offsets of its parts.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     packing: Packing,
@@ -244,7 +239,6 @@ impl Run {
         bits::get(bytes, self.numbers + index * width as usize, width)
     }
 
-    /// The number at `index`.
     fn number(&self, bytes: &[u8], index: usize) -> u64 {
         let (mut from, mut to) = (0, self.packing.exceptions);
         while from < to {
@@ -262,7 +256,7 @@ impl Run {
         (self.number(bytes, index) as i64).wrapping_add(self.packing.base.unwrap_or(0))
     }
 
-    /// All numbers in order, until `f` says that it has enough.
+    /// Passes all numbers to `f` in order until it returns false.
     fn each(&self, bytes: &[u8], mut f: impl FnMut(usize, u64) -> bool) {
         let Packing { width, exceptions, .. } = self.packing;
         let place = |exception| {
@@ -281,7 +275,7 @@ impl Run {
     }
 }
 
-/// A block that was read and verified.
+/// A verified block.
 #[derive(Debug)]
 pub struct Block<'a> {
     bytes: &'a [u8],
@@ -292,8 +286,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Verifies the shape of a block whose checksum is right. Returns an error for bytes that are
-    /// no block.
+    /// Validates the structure of a block. The caller has verified its checksum.
     pub(super) fn parse(
         bytes: &'a [u8; BLOCK_BYTES],
         columns: usize,
@@ -319,7 +312,7 @@ impl<'a> Block<'a> {
             }
             let base = match word >> 7 & 1 {
                 0 => None,
-                // 65 columns with a base each end below byte 1000.
+                // The heads and bases of 65 arrays end before byte 1000.
                 _ => {
                     bases += 8;
                     Some(u64_at(bytes, bases - 8) as i64)
@@ -343,19 +336,19 @@ impl<'a> Block<'a> {
         Ok(Block { bytes, rows, first: u64_at(bytes, 8), distances, columns: runs })
     }
 
-    /// Rows in it.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Looks for an id, and fills `out` with its values: `true` if it is there. A longer `out` is
-    /// filled up with zeros.
+    /// Looks up an id and copies its values to `out`. Returns whether the id exists. Excess
+    /// elements of `out` become 0.
     pub fn get(&self, id: u64, out: &mut [i64]) -> bool {
         let mut at = self.first;
         let mut found = (at == id).then_some(0);
         if at < id {
             self.distances.each(self.bytes, |index, distance| {
-                // What is damaged may run over; then it is not found.
+                // Damaged distances may overflow; then the id is not found.
                 at = at.saturating_add(distance).saturating_add(1);
                 if at == id {
                     found = Some(index + 1);
@@ -371,15 +364,14 @@ impl<'a> Block<'a> {
         true
     }
 
-    /// Looks for some ids, which rise, in one pass: `each` gets each of them, and its values if it
-    /// is there.
+    /// Looks up ascending ids in one pass. `each` receives every id, and its values if it exists.
     pub fn get_all(&self, ids: &[u64], mut each: impl FnMut(u64, Option<&[i64]>)) {
         let mut ids = ids.iter().copied().peekable();
         let mut values = [0; MAX_COLUMNS];
         let values = &mut values[..self.columns.len()];
         let mut next = ids.peek().copied();
         let mut visit = |row: usize, at: u64| {
-            // Nearly all of them.
+            // Fast path for rows between the requested ids.
             if next.is_some_and(|id| at < id) {
                 return true;
             }
@@ -398,7 +390,7 @@ impl<'a> Block<'a> {
         let mut at = self.first;
         if visit(0, at) {
             self.distances.each(self.bytes, |index, distance| {
-                // What is damaged may run over; then it is not found.
+                // Damaged distances may overflow; then the id is not found.
                 at = at.saturating_add(distance).saturating_add(1);
                 visit(index + 1, at)
             });
@@ -406,7 +398,7 @@ impl<'a> Block<'a> {
         ids.for_each(|absent| each(absent, None));
     }
 
-    /// Appends all ids to `ids`, and their values, row by row, to `values`.
+    /// Appends all ids to `ids` and their values, row by row, to `values`.
     pub fn append_to(&self, ids: &mut Vec<u64>, values: &mut Vec<i64>) -> Result<(), &'static str> {
         let mut id = Some(self.first);
         ids.push(self.first);
@@ -492,7 +484,7 @@ mod tests {
             let values: Vec<i64> = (0..n * columns).map(|_| value(&mut rng)).collect();
             assert!(round_trip(&ids, &values, columns) > 0, "round {round}");
         }
-        // Rows that cost nothing, and columns far from 0.
+        // Rows of zero bits, and columns far from 0.
         assert_eq!(round_trip(&(0..5000).collect::<Vec<_>>(), &[0; 5000], 1), MAX_BLOCK_ROWS);
         let far: Vec<i64> = (0..5000).map(|i| 1_700_000_000_000 + i % 7).collect();
         assert!(round_trip(&(0..5000).collect::<Vec<_>>(), &far, 1) == MAX_BLOCK_ROWS);

@@ -1,14 +1,14 @@
-//! Cold files, `cold-<number>-<number>.tcold`: data that stays on the disk and is read by pages of
-//! 4 KiB. Rows, filters and the runs of a ledger use the same container, the *page file*:
+//! Cold files, `cold-<number>-<number>.tcold`: data that stays on disk and is read in pages of 4
+//! KiB. Rows, filters and the runs of a ledger share one container format, the *page file*:
 //!
 //! - `pages.rs` is the container: header, pages, their checksums, a note.
-//! - `rows.rs` keeps rows in one: sorted by id, in blocks (`block.rs`) of one page each.
-//! - Filters (`dataset`) and runs (`ledger`) define their pages and notes themselves.
-//! - `scrub.rs` reads a page file as a whole and compares all checksums.
+//! - `rows.rs` stores rows sorted by id, in blocks (`block.rs`) of one page each.
+//! - Filters (`dataset`) and runs (`ledger`) define their own pages and notes.
+//! - `scrub.rs` reads a whole page file and verifies all checksums.
 //!
 //! A writer creates the file under its name plus `.tmp` and writes the header last. Then it syncs
 //! the file, renames it and syncs the folder, and a manifest names it. A published file never
-//! changes. When no manifest names it any more, its last reader removes it: [`PageFile::retire`].
+//! changes. Once no manifest names it, its last reader removes it: [`PageFile::retire`].
 
 pub mod bits;
 mod block;

@@ -1,39 +1,44 @@
-//! Page file v2: pages of 4 KiB, a checksum for each, and a note that says how to find data in
-//! them. A lookup reads one page.
+//! Page file format v2: pages of 4 KiB, a checksum for each, and a note with the caller's index. A
+//! lookup reads one page.
 //!
 //! ```text
 //!   offset  size  field
 //!        0     8  magic     "TIDECOLD"
 //!        8     4  version   2
-//!       12     4  kind      the server's: what the pages hold
+//!       12     4  kind      kind of the contents, defined by the server
 //!       16    16  lineage
-//!       32     8  identity  the two numbers in the file's name: first * 2^24 + second
+//!       32     8  identity  first * 2^24 + second number of the file's name
 //!       40     4  space
 //!       44     4  rows      1: each page is a block of rows; 0: the caller defines the pages
-//!       48     8  low       lowest id that the file answers for
-//!       56     8  high      highest id that it answers for
-//!       64     8  stamp     the server's
+//!       48     8  low       lowest id of the file's range
+//!       56     8  high      highest id of the file's range
+//!       64     8  stamp     defined by the server
 //!       72     8  pages     1..=2^26
 //!       80     8  note      length of the note in bytes
-//!       88     4  noted     CRC-32C of (identity, the checksums behind the pages, the note)
-//!       92     4  body      CRC-32C of everything behind the header
+//!       88     4  noted     CRC-32C of (identity, checksums after the pages, note)
+//!       92     4  body      CRC-32C of everything after the header
 //!       96    28  zero
 //!      124     4  check     CRC-32C of bytes 0..124
 //!      128        zeros up to 4096
 //!     4096        pages of 4096 bytes each
-//!     then        unless rows: a checksum of 4 bytes per page
-//!     then        the note: the caller's index of the pages
+//!     then        except for rows: a checksum of 4 bytes per page
+//!     then        note: the caller's index of the pages
 //! ```
 //!
-//! Little-endian. The checksum of a page is the CRC-32C of (identity, number of the page, page). A
-//! block of rows has its checksum in its first four bytes, which the CRC leaves out. A filter fills
-//! its pages to the last bit, so the checksums of all other pages follow the last page. An open
-//! file keeps them in memory: a thousandth of its size.
+//! Numbers are little-endian. The checksum of a page is the CRC-32C of (identity, number of the
+//! page, page). A block of rows contains its checksum in its first four bytes, which the CRC leaves
+//! out. Other pages, such as those of a filter, use every bit, so their checksums follow the last
+//! page. An open file keeps them in memory, at a thousandth of its size.
 //!
-//! Valid only if: (1) magic, version, check and zeros of the header are right (2) lineage and tag
-//! are those that the manifest names (3) the length is the header's and the manifest's (4) the
-//! checksum of the note matches (5) each page's checksum matches when it is read (6) the CRC-32C of
-//! the whole file is the manifest's; only `tidemark check`, scrubbing and a full sync compare it.
+//! A file is valid only if:
+//!
+//! 1. magic, version, check and zeros of the header are correct;
+//! 2. lineage and tag equal those of the manifest;
+//! 3. the length equals that of the header and of the manifest;
+//! 4. the checksum of the note matches;
+//! 5. each page's checksum matches when it is read;
+//! 6. the CRC-32C of the whole file equals that of the manifest; only `tidemark check`, scrubbing
+//!    and a full sync compare it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -56,7 +61,7 @@ const MAX_PAGES: u64 = 1 << 26;
 const MAX_NOTE: u64 = 1 << 30;
 /// Length of a page's checksum in bytes.
 const SUM_BYTES: usize = 4;
-/// Offset of the header's checksum. Bytes from `UNUSED` up to it and behind it are zero.
+/// Offset of the header's checksum. Bytes from `UNUSED` up to it, and after it, are zero.
 const CHECKED: usize = 124;
 const UNUSED: usize = 96;
 
@@ -67,12 +72,10 @@ pub(crate) fn cold_name(number: u64, file: u64) -> String {
     NAMING.name(number, file)
 }
 
-/// Returns the two numbers in a cold file's name, or `None` for another name.
 pub(crate) fn parse_cold_name(name: &str) -> Option<(u64, u64)> {
     NAMING.numbers(name)
 }
 
-/// Offset of a page.
 pub(super) fn page_offset(number: u64) -> u64 {
     (1 + number) * BLOCK_BYTES as u64
 }
@@ -111,7 +114,7 @@ impl Head {
         head
     }
 
-    /// Returns the offset and the reason on an error.
+    /// Decodes a header. An error contains the offset and the reason.
     fn decode(bytes: &[u8]) -> std::result::Result<Head, (u64, &'static str)> {
         if bytes.len() < BLOCK_BYTES {
             return Err((bytes.len() as u64, "it ends inside its head"));
@@ -150,18 +153,17 @@ impl Head {
         if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
     }
 
-    /// Length of the checksums behind the pages, in bytes.
+    /// Returns the length of the checksums after the pages in bytes.
     fn sums_bytes(&self) -> u64 {
         if self.has_rows { 0 } else { SUM_BYTES as u64 * self.pages }
     }
 
-    /// Length of the file in bytes.
     fn length(&self) -> u64 {
         page_offset(self.pages) + self.sums_bytes() + self.note_bytes
     }
 }
 
-/// A page file under construction. Dropped before [`finish`](PageWriter::finish) it leaves nothing.
+/// Writer of a page file. Removes the file if dropped before [`finish`](PageWriter::finish).
 #[derive(Debug)]
 pub struct PageWriter {
     draft: Draft,
@@ -169,7 +171,7 @@ pub struct PageWriter {
     identity: u64,
     tag: Tag,
     pages: u64,
-    /// Checksums of the pages; empty if these are blocks of rows.
+    /// Checksums of the pages; empty for blocks of rows.
     sums: Vec<u8>,
 }
 
@@ -185,7 +187,7 @@ impl PageWriter {
         Ok(PageWriter { draft, lineage, identity, tag, pages: 0, sums: Vec::new() })
     }
 
-    /// Appends pages: a multiple of [`BLOCK_BYTES`].
+    /// Appends pages. The length must be a multiple of [`BLOCK_BYTES`].
     pub fn put(&mut self, pages: &[u8]) -> Result<()> {
         let (pages, rest) = pages.as_chunks::<BLOCK_BYTES>();
         assert!(rest.is_empty(), "whole pages");
@@ -198,8 +200,8 @@ impl PageWriter {
         self.draft.sync_if_much()
     }
 
-    /// Appends a block of rows, and fills in its checksum. All pages of the file must be such
-    /// blocks.
+    /// Appends a block of rows after it has filled in the checksum. All pages of the file must be
+    /// such blocks.
     pub(super) fn put_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
         let check = check_of(self.identity, self.pages, &block[SUM_BYTES..]);
         block[..SUM_BYTES].copy_from_slice(&check.to_le_bytes());
@@ -208,7 +210,7 @@ impl PageWriter {
         self.draft.sync_if_much()
     }
 
-    /// The two numbers of the file's name.
+    /// Returns the identity, which combines the two numbers of the file's name.
     pub fn identity(&self) -> u64 {
         self.identity
     }
@@ -222,7 +224,7 @@ impl PageWriter {
         self.tag.high = high;
     }
 
-    /// Number of bytes so far, for a budget.
+    /// Returns the number of bytes so far, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.draft.bytes() + self.sums.len() as u64
     }
@@ -253,14 +255,14 @@ pub struct PageFile {
     entry: FileEntry,
     file: Box<dyn DiskFile>,
     head: Head,
-    /// Checksums of the pages, unless these are blocks of rows.
+    /// Checksums of the pages; empty for blocks of rows.
     sums: Box<[u8]>,
-    /// Where the last reader removes the file, once it is retired.
+    /// Disk to remove the file from after the last reader, once the file is retired.
     retired: OnceLock<Arc<dyn Disk>>,
 }
 
 impl PageFile {
-    /// Opens a file and compares it with the manifest's entry. Returns its note, too.
+    /// Opens a file and compares it with the manifest's entry. Returns the note as well.
     pub(crate) fn open(
         disk: &dyn Disk,
         entry: &FileEntry,
@@ -282,7 +284,7 @@ impl PageFile {
         Ok((file, note))
     }
 
-    /// Opens a file by its name alone. The checksum in its entry is then unknown: 0.
+    /// Opens a file by its name alone. The checksum in its entry is 0, because it is unknown.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
         let format = (MAGIC, COLD_VERSION);
         let (opened, head) = immutable_file::open(disk, name, format, BLOCK_BYTES, Head::decode)?;
@@ -294,7 +296,7 @@ impl PageFile {
             let what = format!("{size} bytes long, its head says {}", head.length());
             return Err(Error::corrupt(path, size, what));
         }
-        // Without this hint the kernel may read more than one page per lookup.
+        // Best effort. Without this hint the kernel may read more than one page per lookup.
         let _ = file.expect_random();
         let at = page_offset(head.pages);
         let mut sums = vec![0; (head.sums_bytes() + head.note_bytes) as usize];
@@ -310,22 +312,22 @@ impl PageFile {
         Ok((PageFile { path, entry, file, head, sums, retired }, note))
     }
 
-    /// Entry of the file in the manifest.
+    /// Returns the manifest entry of the file.
     pub fn entry(&self) -> &FileEntry {
         &self.entry
     }
 
-    /// Path of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.head.pages
     }
 
-    /// The two numbers of the file's name.
+    /// Returns the identity, which combines the two numbers of the file's name.
     pub fn identity(&self) -> u64 {
         self.head.identity
     }
@@ -334,17 +336,16 @@ impl PageFile {
         self.head.lineage
     }
 
-    /// Whether the pages are blocks of rows.
     pub(crate) fn has_rows(&self) -> bool {
         self.head.has_rows
     }
 
-    /// The header as it was written, and the checksum of everything behind it.
+    /// Returns the encoded header and the checksum of everything after it.
     pub(super) fn head(&self) -> ([u8; BLOCK_BYTES], u32) {
         (self.head.encode(), self.head.body_check)
     }
 
-    /// Memory in bytes.
+    /// Returns the memory use in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<PageFile>() + self.sums.len() + self.entry.name.len() + 64
     }
@@ -353,22 +354,22 @@ impl PageFile {
         Error::corrupt(&self.path, at, what)
     }
 
-    /// Returns an error that says what is wrong with a page.
+    /// Returns an error about a damaged page.
     pub fn corrupt(&self, number: u64, what: &str) -> Error {
         self.corrupt_at(page_offset(number), what)
     }
 
-    /// Returns an error that says what is wrong with the note.
+    /// Returns an error about the damaged note.
     pub fn corrupt_note(&self, what: &str) -> Error {
         self.corrupt_at(self.entry.bytes - self.head.note_bytes, what)
     }
 
-    /// Reads and verifies a page: one read of 4 KiB at a multiple of 4 KiB.
+    /// Reads and verifies a page with one aligned read of 4 KiB.
     pub fn read(&self, number: u64, page: &mut [u8; BLOCK_BYTES]) -> Result<()> {
         self.read_many(number, page)
     }
 
-    /// Reads and verifies the pages from number `first` on that fill `pages`: one read.
+    /// Reads and verifies consecutive pages from number `first` on with one read.
     pub fn read_many(&self, first: u64, pages: &mut [u8]) -> Result<()> {
         let n = read_full_at(&*self.file, pages, page_offset(first))
             .map_err(|e| Error::io(&self.path, "reading", e))?;
@@ -380,7 +381,7 @@ impl PageFile {
         Ok(())
     }
 
-    /// Verifies a page that was read.
+    /// Verifies the contents of a page.
     pub fn verify(&self, number: u64, page: &[u8]) -> Result<()> {
         let identity = self.head.identity;
         let is_sound = page.len() == BLOCK_BYTES
@@ -396,7 +397,7 @@ impl PageFile {
         Err(self.corrupt(number, "the page's checksum does not match"))
     }
 
-    /// Marks a file that no manifest names any more: its last reader removes it.
+    /// Marks a file that no manifest names: its last reader removes it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         let _ = self.retired.set(disk);
     }
@@ -405,7 +406,7 @@ impl PageFile {
 impl Drop for PageFile {
     fn drop(&mut self) {
         if let Some(disk) = self.retired.get() {
-            // The next start removes what stays.
+            // Best effort: the next start removes a leftover.
             let _ = disk.remove(&self.entry.name);
         }
     }
@@ -416,7 +417,7 @@ mod tests {
     use super::*;
     use crate::sim::SimDisk;
 
-    /// Pages of both kinds: with their checksums behind them, and with it inside.
+    /// Covers both kinds of pages: with separate and with embedded checksums.
     #[test]
     fn damaged_and_misplaced_pages_are_refused() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));

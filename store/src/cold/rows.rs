@@ -1,23 +1,24 @@
-//! Rows in a page file: sorted by id, packed into blocks (`block.rs`) of one page each. The note is
+//! Rows in a page file: sorted by id and packed into blocks (`block.rs`) of one page each. The note
+//! has this format:
 //!
 //! ```text
 //!   offset  size  field
-//!        0     4  columns  of each row, 0..=64
-//!        4     8  rows
+//!        0     4  columns  number of columns, 0..=64
+//!        4     8  rows     number of rows
 //!       12     8  first    lowest id
 //!       20     8  last     highest id
 //!       28     1  width    w, 0..=64
-//!       29        index    for each block its lowest id less `first`, w bits each, low bit first;
-//!                          zeros to a whole byte
+//!       29        index    lowest id of each block minus `first`, w bits each, low bits first,
+//!                          zero-padded to a whole byte
 //! ```
 //!
-//! Little-endian. Valid only if the counts are possible, the ids lie within the file's range, and
-//! those of the index rise.
+//! Numbers are little-endian. A note is valid only if the counts are possible, the ids are within
+//! the file's range, and those of the index are ascending.
 //!
-//! An open file keeps the index in memory as it is, some four bytes per block. So a lookup is a
-//! binary search in memory and one read of 4 KiB. An id outside `first..=last` costs no read. Ids
-//! between rows have no filter: clients ask for ids that were posted, and a byte of memory per row
-//! would cost more than all other memory of spilled rows.
+//! An open file keeps the packed index in memory, about four bytes per block. A lookup is a binary
+//! search in memory and one read of 4 KiB. An id outside `first..=last` costs no read. There is no
+//! filter for absent ids in between: clients ask for ids that were posted, and one byte per row
+//! would exceed all other memory of spilled rows.
 
 use std::sync::Arc;
 
@@ -33,10 +34,10 @@ const MAX_BUFFERED_ROWS: usize = 2 * MAX_BLOCK_ROWS;
 /// Length of the note up to the index.
 const NOTE_HEAD: usize = 28;
 
-/// What a file of rows holds.
+/// Metadata of a file of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColdHead {
-    /// The two numbers of the file's name.
+    /// Identity, which combines the two numbers of the file's name.
     pub identity: u64,
     /// Number of values per row.
     pub columns: usize,
@@ -117,7 +118,7 @@ impl Index {
         bits::get(&self.packed, block as usize * self.width as usize, self.width)
     }
 
-    /// Returns the only block that can hold `id`, which is not below the first id.
+    /// Returns the only block that can hold `id`. `id` must not be less than the first id.
     fn block(&self, id: u64, blocks: u64) -> u64 {
         let offset = id - self.first;
         let (mut from, mut to) = (0, blocks);
@@ -138,7 +139,6 @@ pub struct ColdFile {
 }
 
 impl ColdFile {
-    /// Decodes the note of a page file that was opened.
     pub(crate) fn new(pages: PageFile, note: &[u8]) -> Result<ColdFile> {
         let decoded = ColdHead::decode(&pages, note)
             .and_then(|head| Ok((head, Index::decode(&note[NOTE_HEAD..], &head)?)));
@@ -150,22 +150,22 @@ impl ColdFile {
         self.pages
     }
 
-    /// What the file holds.
+    /// Returns the metadata.
     pub fn head(&self) -> &ColdHead {
         &self.head
     }
 
-    /// The file itself.
+    /// Returns the underlying page file.
     pub fn pages(&self) -> &PageFile {
         &self.pages
     }
 
-    /// Entry of the file in the manifest.
+    /// Returns the manifest entry of the file.
     pub fn entry(&self) -> &FileEntry {
         self.pages.entry()
     }
 
-    /// Memory in bytes.
+    /// Returns the memory use in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<ColdFile>() - size_of::<PageFile>()
             + self.pages.memory_bytes()
@@ -178,37 +178,36 @@ impl ColdFile {
         within.then(|| self.index.block(id, self.head.blocks))
     }
 
-    /// Returns the lowest id of a block, if there is such a block.
+    /// Returns the lowest id of a block; `None` if there is no such block.
     pub fn block_start(&self, number: u64) -> Option<u64> {
         (number < self.head.blocks).then(|| self.head.first + self.index.offset(number))
     }
 
-    /// Returns an error that says what is wrong with a block.
+    /// Returns an error about a damaged block.
     pub fn corrupt(&self, number: u64, what: &str) -> Error {
         self.pages.corrupt(number, what)
     }
 
-    /// Reads and verifies a block: one read of 4 KiB at a multiple of 4 KiB.
+    /// Reads and verifies a block with one aligned read of 4 KiB.
     pub fn read<'a>(&self, number: u64, buffer: &'a mut [u8; BLOCK_BYTES]) -> Result<Block<'a>> {
         self.pages.read(number, buffer)?;
         Block::parse(buffer, self.head.columns).map_err(|what| self.corrupt(number, what))
     }
 
-    /// Copies the values of a row to `out`; `false` if the file does not hold the row. At most one
-    /// read.
+    /// Copies the values of a row to `out` with at most one read. Returns whether the row exists.
     pub fn get(&self, id: u64, out: &mut [i64]) -> Result<bool> {
         let Some(number) = self.block_of(id) else { return Ok(false) };
         let mut buffer = [0; BLOCK_BYTES];
         Ok(self.read(number, &mut buffer)?.get(id, out))
     }
 
-    /// Returns the rows in order, block by block.
+    /// Returns an iterator over the rows, block by block.
     pub fn rows(self: &Arc<Self>) -> ColdRows {
         ColdRows { file: self.clone(), block: 0, buffer: Box::new([0; BLOCK_BYTES]), last: None }
     }
 }
 
-/// Rows of a file in order; see [`ColdFile::rows`].
+/// Iterator over the rows of a file; see [`ColdFile::rows`].
 #[derive(Debug)]
 pub struct ColdRows {
     file: Arc<ColdFile>,
@@ -218,12 +217,12 @@ pub struct ColdRows {
 }
 
 impl ColdRows {
-    /// Number of the block that the next call reads.
+    /// Returns the number of the next block.
     pub fn at(&self) -> u64 {
         self.block
     }
 
-    /// Reads the next block into `ids` and, row by row, `values`; `false` at the end.
+    /// Reads the next block into `ids` and, row by row, `values`. Returns false at the end.
     pub fn next(&mut self, ids: &mut Vec<u64>, values: &mut Vec<i64>) -> Result<bool> {
         ids.clear();
         values.clear();
@@ -241,16 +240,16 @@ impl ColdRows {
     }
 }
 
-/// Writes rows to a page file. Dropped before [`finish`](ColdWriter::finish) it leaves no file.
+/// Writer of a file of rows. Leaves no file if dropped before [`finish`](ColdWriter::finish).
 #[derive(Debug)]
 pub struct ColdWriter {
     pages: PageWriter,
     columns: usize,
     ids: Vec<u64>,
     values: Vec<i64>,
-    /// How many of the buffered rows are in blocks.
+    /// Number of buffered rows that are already in blocks.
     used: usize,
-    /// Number of rows in the last block: about as many fit into the next one.
+    /// Number of rows in the last block, as an estimate for the next one.
     guess: usize,
     firsts: Vec<u64>,
     rows: u64,
@@ -268,7 +267,7 @@ impl ColdWriter {
         Ok(ColdWriter { pages, columns, ids, values, used, guess: 512, firsts, rows, last })
     }
 
-    /// Adds a row. Ids must rise and lie within the tag's range. Missing values are 0.
+    /// Adds a row. Ids must be ascending and within the tag's range. Missing values are 0.
     pub fn push(&mut self, id: u64, values: &[i64]) -> Result<()> {
         let tag = self.pages.tag();
         assert!(self.last.is_none_or(|last| last < id), "a cold file's ids rise");
@@ -282,12 +281,12 @@ impl ColdWriter {
         if self.ids.len() - self.used >= MAX_BLOCK_ROWS { self.pack() } else { Ok(()) }
     }
 
-    /// Number of rows so far.
+    /// Returns the number of rows so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Number of bytes so far, for a budget.
+    /// Returns the number of bytes so far, for rate limits.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes()
     }
@@ -298,7 +297,6 @@ impl ColdWriter {
         self.pages.end_at(high);
     }
 
-    /// Packs one block of buffered rows.
     fn pack(&mut self) -> Result<()> {
         let (ids, columns) = (&self.ids[self.used..], self.columns);
         let waiting = Rows { ids, values: &self.values[self.used * columns..], columns };
@@ -315,8 +313,8 @@ impl ColdWriter {
         Ok(())
     }
 
-    /// Completes the file as [`PageWriter::finish`] does. Returns `None`, and leaves no file, if it
-    /// has no row.
+    /// Completes the file like [`PageWriter::finish`]. Returns `None` and leaves no file if there
+    /// are no rows.
     pub fn finish(mut self) -> Result<Option<FileEntry>> {
         while self.used < self.ids.len() {
             self.pack()?;

@@ -1,9 +1,9 @@
-//! Scrubbing: a page file is read as a whole, piece by piece, and every checksum in it is compared.
-//! For `tidemark check`, and for the scrubber of a server.
+//! Scrubbing: reads a whole page file and verifies every checksum. Used by `tidemark check` and by
+//! the server's scrubber.
 //!
-//! The reads bypass the system's cache: the cache would return what it read before the disk damaged
-//! it, and no reader needs these pages soon. Damage in one page does not end the scrub, as all
-//! other pages are of use. The scrub reports each damaged page.
+//! The reads bypass the page cache. The cache could return contents from before the damage, and no
+//! reader needs these pages soon. A damaged page does not end the scrub, because the other pages
+//! are still useful. The scrub reports each damaged page.
 
 use super::pages::{BLOCK_BYTES, PageFile, page_offset};
 use super::rows::ColdFile;
@@ -12,42 +12,41 @@ use crate::disk::{BLOCK, Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::manifest::FileEntry;
 
-/// Number of bytes per read: they delay a request's read by some hundred microseconds on a disk of
+/// Size of a read in bytes. It delays a request's read by a few hundred microseconds on a disk of
 /// 500 MB/s.
 const PIECE: usize = 32 * BLOCK_BYTES;
 
-/// A part of a file that cannot be read.
+/// A part of a file that is damaged or unreadable.
 #[derive(Debug)]
 pub struct Damage {
     /// Offset of its first byte.
     pub offset: u64,
-    /// Whether it is a page, and not the header or what follows the pages.
+    /// Whether it is a page, not the header or the data after the pages.
     pub is_block: bool,
-    /// What is wrong there.
+    /// Description of the damage.
     pub error: Error,
 }
 
-/// The scrub of one file, under way.
+/// Scrub of one file in progress.
 #[derive(Debug)]
 pub struct Scrub {
     pages: PageFile,
-    /// Number of rows or pages, and the word for them.
+    /// Number of rows or pages, and the unit.
     holds: (u64, &'static str),
     file: Box<dyn DiskFile>,
-    /// Number of bytes that were read.
     at: u64,
-    /// One piece from `start` on, at an address from which a read can bypass the system's cache.
+    /// Buffer of one piece, aligned at `start` for direct I/O.
     memory: Vec<u8>,
     start: usize,
-    /// CRC-32C of everything behind the header that was read.
+    /// CRC-32C of the bytes read after the header.
     check: u32,
-    /// Whether any damage was found: then the checksum of the whole says nothing more.
+    /// Whether damage was found. The checksum of the whole file is meaningless then.
     is_damaged: bool,
 }
 
 impl Scrub {
-    /// Begins with a file that the manifest names: reads its header and note, and compares them
-    /// with the manifest's entry.
+    /// Begins a scrub of a file in the manifest: reads its header and note, and compares them with
+    /// the entry.
     pub fn begin(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<Scrub> {
         let (pages, note) = PageFile::open(disk, entry, lineage)?;
         let (head, body_check) = pages.head();
@@ -60,7 +59,7 @@ impl Scrub {
         Scrub::new(disk, pages, &note)
     }
 
-    /// Begins with a file of which only the name is known.
+    /// Begins a scrub of a file without a manifest entry.
     pub(crate) fn begin_any(disk: &dyn Disk, name: &str) -> Result<Scrub> {
         let (pages, note) = PageFile::open_any(disk, name)?;
         Scrub::new(disk, pages, &note)
@@ -84,8 +83,8 @@ impl Scrub {
         Ok(Scrub { pages, holds, file, at, memory, start, check, is_damaged })
     }
 
-    /// Reads the next piece and adds what is damaged to `found`. Returns the number of bytes read,
-    /// 0 at the end.
+    /// Reads the next piece and adds its damage to `found`. Returns the number of bytes read, 0 at
+    /// the end.
     pub fn step(&mut self, found: &mut Vec<Damage>) -> u64 {
         let (from, total) = (self.at, self.pages.entry().bytes);
         let wanted = (total - from).min(PIECE as u64) as usize;
@@ -98,7 +97,7 @@ impl Scrub {
         for at in (0..wanted).step_by(BLOCK_BYTES) {
             let offset = from + at as u64;
             let bytes = BLOCK_BYTES.min(wanted - at);
-            // After a failed read each page may be readable by itself.
+            // After a failed read, single pages may still be readable.
             let read = match whole {
                 true => Ok(bytes),
                 false => {
@@ -124,8 +123,8 @@ impl Scrub {
         wanted as u64
     }
 
-    /// Verifies the `n` bytes that were read, of the `wanted` ones at an offset of the file. They
-    /// are at `at` in the piece.
+    /// Verifies a page or a part of one: `n` bytes at index `at` of the buffer, from `offset` in
+    /// the file. Fewer than `wanted` bytes are an error.
     fn verify(&mut self, offset: u64, at: usize, n: usize, wanted: usize) -> Result<()> {
         let bytes = &self.memory[self.start + at..][..n];
         let corrupt = |what| Err(Error::corrupt(self.pages.path(), offset, what));
@@ -141,7 +140,7 @@ impl Scrub {
         if number < self.pages.pages() { self.pages.verify(number, bytes) } else { Ok(()) }
     }
 
-    /// Reads the whole file. Returns the number of its rows or pages, and the word for them.
+    /// Reads the whole file. Returns the number of rows or pages, and the unit.
     pub(crate) fn run(mut self, found: &mut Vec<Damage>) -> (u64, &'static str) {
         while self.step(found) > 0 {}
         self.holds

@@ -1,6 +1,6 @@
-//! Rounds: what the commit thread does with the stripes, again and again. A round takes what is
-//! marked, logs it, syncs if that is due, and says how far it has come; if it fails, everything
-//! goes back to where it was (C4). The rules are numbered at the top of the folder (`mod.rs`).
+//! Rounds of the commit thread. A round takes the marked keys from the stripes, logs their state,
+//! syncs if due, and publishes its progress. A failed round puts the keys back (C4). The invariants
+//! are numbered in `mod.rs`.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,47 +15,49 @@ use crate::log::Log;
 use crate::record::Batch;
 use crate::time;
 
-/// `everysec` syncs a little before the second is over, since the sync itself takes time.
+/// Age of the oldest unsynced change at which `everysec` syncs; less than a second, because the
+/// sync itself takes time.
 const EVERY_SECOND: Duration = Duration::from_millis(800);
 
-/// A failure that lasts is reported so often; different ones, so many in that time.
+/// Interval at which a persistent failure is reported again. `MAX_REPORTED` limits the number of
+/// different failures per interval.
 const REPORT_AGAIN: Duration = Duration::from_secs(60);
 const MAX_REPORTED: usize = 8;
 
-/// The commit thread's own state. Driven by [`Committer::run`], or step by step by a test on a
-/// simulated disk.
+/// State of the commit thread. [`Committer::run`] drives it; tests on a simulated disk run single
+/// rounds.
 #[derive(Debug)]
 pub struct Rounds<'a, K> {
     committer: &'a Committer<K>,
     batch: Batch,
-    /// Stripes that this round has still to visit.
+    /// Stripes that this round has not visited yet.
     waiting: Vec<usize>,
-    /// Keys that were collected and are not appended yet, stripe by stripe: (stripe, end of its
-    /// keys, was it joined).
+    /// Keys that were collected but not appended. `spans` has, for each stripe, its index, the end
+    /// of its keys in `taken`, and whether it was joined.
     taken: Vec<K>,
     spans: Vec<(usize, usize, bool)>,
-    /// What of them belongs together, if they were joined, and what was reserved for it.
+    /// Keys of the atomic groups among them, and the bytes reserved for those groups.
     units: Vec<K>,
     reserved: usize,
-    /// A list to swap with a stripe's, so that neither allocates.
+    /// Empty list to swap with a stripe's list, which avoids an allocation.
     spare: Vec<K>,
-    /// When the last round began that went well: all that was marked by then is appended.
+    /// Start of the last successful round. Everything marked before it is appended.
     looked: Instant,
-    /// From when the oldest change may be that is appended but not synced.
+    /// Earliest possible time of the oldest change that is appended but not synced.
     unsynced_since: Option<Instant>,
     last_write: Option<Instant>,
     retry_at: Option<Instant>,
-    /// Failures that were reported since the last round that went well, and when.
+    /// Failures reported since the last successful round, with the times of the reports.
     reported: Vec<(String, Instant)>,
 }
 
 impl<'a, K: Copy + Ord> Rounds<'a, K> {
-    /// The state before the first round.
+    /// Returns the state before the first round.
     pub fn new(committer: &'a Committer<K>) -> Rounds<'a, K> {
         Rounds::starting(committer, time::now())
     }
 
-    /// The same at another moment: for a simulated clock.
+    /// Like [`Rounds::new`], with an explicit time for a simulated clock.
     pub fn starting(committer: &'a Committer<K>, now: Instant) -> Rounds<'a, K> {
         committer.note_unsafe(now);
         Rounds {
@@ -79,7 +81,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.retry_at.is_some()
     }
 
-    /// When to look without a nudge.
+    /// Returns the time of the next round if no writer wakes the thread.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let options = &self.committer.options;
         if self.retry_at.is_some() {
@@ -91,8 +93,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.last_write.map(|t| t + options.seal_after)
     }
 
-    /// One round: whatever is marked now is logged, and synced as the policy says, or because a
-    /// flush or the end (`stop`) asks for it.
+    /// Runs one round: logs all marked keys. Syncs if the policy, a flush or `stop` requires it.
     pub fn turn(
         &mut self,
         log: &mut Log,
@@ -106,7 +107,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             committer.nudged.store(false, Ordering::SeqCst);
             orders.flush > committer.synced.load(Ordering::Relaxed)
         };
-        // First the round, then the bits: see the top of `mod.rs`.
+        // The round must rise before the dirty bits are read, see `mod.rs`.
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
@@ -144,7 +145,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             synced_to: log.durable(),
             health: committer.health(),
         });
-        // Last, so that a waiter in `flush` finds what was published already.
+        // Store this last: when `flush` returns, the progress is already published.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
@@ -153,8 +154,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         result
     }
 
-    /// Whether a failure is to be reported: each attempt to go on fails with the name of another
-    /// segment, several times a second, perhaps for days.
+    /// Whether to report a failure. Retries fail several times per second, each with another
+    /// segment number in the message.
     fn is_news(&mut self, error: &Error, now: Instant) -> bool {
         self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_AGAIN);
         let gist = error.gist();
@@ -187,8 +188,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        // By now: to append may have taken long (a roll syncs), and its waiters are told after
-        // this.
+        // Use the time after the append, which may have taken long (a roll syncs). Waiters learn of
+        // the append only after this sync.
         let appended = source.now().max(now);
         let second_is_over =
             || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
@@ -226,23 +227,23 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// Collects what is marked and appends it, in batches that never part the keys of one stripe
-    /// (C2).
+    /// Collects all marked keys and appends their state. The keys of one stripe always share a
+    /// batch (C2).
     fn log_round(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         self.taken.clear();
         self.spans.clear();
         self.waiting.clear();
         let waiting = &mut self.waiting;
         self.committer.take_dirty(|index| waiting.push(index));
-        // It waits until its keys are taken: if the round fails before, it is visited by the next
-        // one (C4).
+        // A stripe stays in `waiting` until its keys are taken, so that a failed round does not
+        // lose it (C4).
         while let Some(&index) = self.waiting.last() {
             let stripe = self.committer.stripes[index].lock.lock();
             if stripe.borrow().joined {
-                // The lock of the joined comes before those of their stripes.
+                // Lock order: `joined` before the stripes.
                 drop(stripe);
-                // Any of them may have been read for this round before, or be read again, by then
-                // changed: so theirs is a batch of its own (C7).
+                // This round may already have read, or may read again, a key of a joined stripe.
+                // Joined stripes therefore get a batch of their own (C7).
                 self.append(log, source)?;
                 self.take_joined(index, source);
                 self.waiting.pop();
@@ -259,8 +260,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.append(log, source)
     }
 
-    /// Takes a stripe's keys and reads their state. The caller holds its lock. Gives the bytes that
-    /// the source holds.
+    /// Takes a stripe's keys and collects their state under the caller's lock. Returns the
+    /// approximate size of the collected state in bytes.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
         stripe.take(&mut self.spare, &self.committer.queued);
         self.spare.sort_unstable();
@@ -271,12 +272,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         bytes
     }
 
-    /// As `take`, of all joined stripes in one moment (C6), and of this one.
+    /// Takes the keys of this and all joined stripes while it holds all their locks (C6).
     fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.stripes.contains(&index) {
-            // They went with another one meanwhile.
+            // Another joined stripe has already taken this one along.
             joined.stripes.push(index);
         }
         for (index, stripe) in self.hold_joined(&mut joined) {
@@ -284,13 +285,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
     }
 
-    /// Enters all joined stripes, which are none from now on; and takes with them what belongs
-    /// together there.
+    /// Locks all joined stripes and resets the list. Moves the joined keys and their reservation to
+    /// this round.
     fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, Guard<'a, K>)> {
         let committer = self.committer;
-        // In the order in which others lock several.
+        // Ascending order, as everywhere that locks several stripes.
         joined.stripes.sort_unstable();
-        // Its memory is given back: after a burst nothing may come for hours.
+        // Take the list instead of draining it, to free the memory of a burst.
         self.units.append(&mut std::mem::take(&mut joined.units));
         self.reserved += std::mem::take(&mut joined.bytes);
         joined
@@ -305,7 +306,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.released();
             return Ok(());
         }
-        // What an append that failed has left.
+        // A failed append leaves records in the batch.
         if !self.batch.is_empty() {
             self.batch.clear();
         }
@@ -316,7 +317,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.append_batch(log, source)
     }
 
-    /// Appends what was encoded of all that is taken.
+    /// Appends the encoded batch, which covers all of `taken`.
     fn append_batch(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         if !self.batch.is_empty() {
             log.append(&self.batch, source.now_ms())?;
@@ -329,7 +330,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// What is taken is in the log, and need not come again.
+    /// Drops the keys that are in the log.
     fn appended(&mut self) {
         buffer::clear(&mut self.taken);
         buffer::clear(&mut self.spans);
@@ -337,7 +338,6 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.released();
     }
 
-    /// What was reserved for it may be reserved for others.
     fn released(&mut self) {
         self.units = Vec::new();
         if self.reserved > 0 {
@@ -345,13 +345,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
     }
 
-    /// What is too much for one batch (C8).
+    /// Splits an oversized batch (C8).
     fn append_parted(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
         source.forget();
         let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
         let were_joined = self.spans.iter().any(|span| span.2);
         let mut bytes = self.batch.bytes();
-        // Back into their stripes first, to be taken with what was marked there meanwhile.
+        // First put the keys back into their stripes, to be taken again with any newer marks.
         self.put_back();
         if were_joined {
             self.take_units(source);
@@ -359,7 +359,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             source.encode(&mut self.batch)?;
             if self.batch.bytes() <= MAX_BODY_BYTES {
                 self.append_batch(log, source)?;
-                // For what stayed there.
+                // Visit the keys that remain in the stripes.
                 self.waiting.extend(stripes);
                 return Ok(());
             }
@@ -369,13 +369,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.dissolve();
         }
         source.parted(bytes);
-        // Each stripe in as many batches as it takes: better parted by a crash in between than
-        // never in the log.
+        // Split each stripe into as many batches as needed. A crash may separate them, but an
+        // oversized batch could never be logged.
         let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
             if stripe.borrow().joined {
-                // Meanwhile.
+                // The stripe was joined in the interim.
                 self.waiting.push(index);
                 continue;
             }
@@ -383,7 +383,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.taken.sort_unstable();
             self.taken.dedup();
             self.spans.push((index, self.taken.len(), false));
-            // Under the lock until all of it is appended: what is read is of one moment.
+            // Hold the lock until all batches are appended, so that they show one consistent state.
             append_halves(&self.taken, &mut self.batch, log, source)?;
             committer.stats.lock().keys += self.taken.len() as u64;
             self.taken.clear();
@@ -392,7 +392,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// What belongs together is too much for one batch: it does not any more.
+    /// Gives up the atomicity of a group that exceeds the limit of a batch.
     fn dissolve(&mut self) {
         let committer = self.committer;
         for (_, stripe) in self.hold_joined(&mut committer.joined.lock()) {
@@ -401,8 +401,10 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.appended();
     }
 
-    /// Takes of the joined stripes in one moment what belongs together there. What others have
-    /// marked of other ids stays, to be visited by this round.
+    /// Takes only the keys of atomic groups from the joined stripes, under all their locks.
+    ///
+    /// Keys that other writers marked stay in the stripes for this round, except for keys of the
+    /// same ids.
     fn take_units(&mut self, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
@@ -424,7 +426,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 source.collect(&self.taken[start..]);
                 self.spans.push((index, self.taken.len(), true));
             }
-            // Also what came after the others, which only this visits.
+            // Keys marked since then also need a visit.
             self.waiting.push(index);
         }
     }
@@ -437,10 +439,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
     }
 
-    /// Puts the keys that were taken back into their stripes.
     fn put_back(&mut self) {
         let mut start = 0;
-        // What was to be in one batch still is to be.
+        // Groups stay joined.
         let mut joined = self.committer.joined.lock();
         joined.units.append(&mut self.units);
         joined.bytes += std::mem::take(&mut self.reserved);
@@ -463,8 +464,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 }
 
-/// Appends the state of these keys; in halves, if it is too much for a batch, cut where the source
-/// says that they may be parted.
+/// Appends the state of `keys`. Splits an oversized batch in half, at a boundary that
+/// [`Source::may_part`] permits.
 fn append_halves<K>(
     keys: &[K],
     batch: &mut Batch,
@@ -500,7 +501,7 @@ impl<K: Copy + Ord> Committer<K> {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
         if log.has_failed() {
-            // The log could not start. Reports that now and tries again before the first write.
+            // The log could not create a segment. Report that now and retry before the first write.
             let _ = rounds.turn(&mut log, source, time::now(), false);
         }
         loop {
@@ -515,11 +516,11 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Waits for work. Returns true if the thread must stop.
+    /// Waits for work. Returns whether the thread must stop.
     fn sleep(&self, rounds: &Rounds<'_, K>) -> bool {
         let mut orders = self.orders.lock();
         let until = rounds.next_look();
-        // While the disk fails, marks do not wake the thread: each attempt costs I/O.
+        // Marks do not wake the thread while the disk fails, because each attempt costs I/O.
         while (rounds.is_failing() || !self.nudged.load(Ordering::SeqCst)) && !orders.stop {
             match until {
                 Some(until) if self.wake.wait_until(&mut orders, until).timed_out() => break,

@@ -40,7 +40,7 @@ pub struct CommitOptions {
     /// count. Default 262,144, about 16 MiB, plus up to 8 MiB that do not count.
     pub queued_keys: usize,
     /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows,
-    /// and a killed process loses as much. Default 50 ms.
+    /// but a killed process loses more. Default 50 ms.
     pub gather: Duration,
     /// Approximate size at which a batch ends; a round may write several. Default 1 MiB.
     pub batch_bytes: usize,
@@ -216,23 +216,25 @@ impl<K: Copy + Ord> Committer<K> {
         self.nudge();
     }
 
-    /// Ticket that covers all marks made before this call by any thread. It rises with marks only,
-    /// so a caller that marked nothing waits at most for the marks of others.
+    /// Returns a ticket that covers all marks made before this call by any thread.
+    ///
+    /// Only marks increase it. A caller that marked nothing therefore waits at most for the marks
+    /// of others.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
 
-    /// Last round that is as durable as a reply requires.
+    /// Returns the last round that is as durable as a reply requires.
     pub fn durable(&self) -> Ticket {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// Last round that is synced, whatever the policy.
+    /// Returns the last round that is synced, regardless of the policy.
     pub fn synced(&self) -> Ticket {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// Last round that was tried; see [`Committed::failed`](super::Committed::failed).
+    /// Returns the last attempted round; see [`Committed::failed`](super::Committed::failed).
     pub fn failed(&self) -> Ticket {
         self.failed.load(Ordering::Acquire)
     }
@@ -257,19 +259,20 @@ impl<K: Copy + Ord> Committer<K> {
         u64::try_from(at.saturating_duration_since(self.origin).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the server should hold back writes, as too many keys are pending (C5).
+    /// Whether the server should hold back writes because too many keys are pending (C5).
     pub fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Number of pending keys. A key that was marked twice may count twice.
+    /// Returns the number of pending keys. A key that was marked twice may count twice.
     pub fn queued_keys(&self) -> usize {
         let stripes = self.stripes.iter().map(|stripe| stripe.lock.lock().borrow().keys.len());
         stripes.sum::<usize>() + self.joined.try_lock().map_or(0, |joined| joined.units.len())
     }
 
-    /// Memory in bytes of the lists of pending keys. While an [`Exclusive`](super::Exclusive) is
-    /// held, possibly by this thread, joined keys are not counted.
+    /// Returns the memory of the lists of pending keys in bytes. While an
+    /// [`Exclusive`](super::Exclusive) is held, possibly by this thread, joined keys are not
+    /// counted.
     pub fn queue_bytes(&self) -> usize {
         let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
         let stripes = self.stripes.iter().map(room).sum::<usize>();
@@ -287,14 +290,14 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Statistics since the start.
+    /// Returns the statistics since the start.
     pub fn stats(&self) -> CommitStats {
         *self.stats.lock()
     }
 
     /// Writes and syncs all turns that began before this call, and waits for the sync.
     pub fn flush(&self) -> Result<Ticket> {
-        // An unfinished turn may have changed state that the caller saw and not marked it yet.
+        // An unfinished turn may have changed state that the caller saw, but not marked it yet.
         self.pass_all();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
@@ -318,7 +321,7 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Requests a sync of all that was written, whatever the policy, and does not wait.
+    /// Requests a sync of all written changes under any policy, without waiting for it.
     pub fn sync_soon(&self) {
         let ticket = self.round.load(Ordering::SeqCst);
         if self.written_to_sync() {
@@ -329,7 +332,6 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Whether a marked change is not synced.
     fn written_to_sync(&self) -> bool {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
@@ -348,7 +350,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.wake.notify_one();
     }
 
-    /// As [`Committer::stop`], but leaves the log unsealed, with client writes only.
+    /// Like [`Committer::stop`], but does not seal the log, which then contains only client writes.
     pub fn step_down(&self) {
         self.orders.lock().unsealed = true;
         self.stop();
@@ -364,11 +366,12 @@ impl<K: Copy + Ord> Committer<K> {
         self.health.store(code, Ordering::Relaxed);
     }
 
-    /// Round that a reader must wait for before it may show the state of an id that it has just
-    /// read. `hash` is the id's hash, as for [`enter`](Committer::enter). Returns 0 if that round
-    /// is synced or has failed, and [`Ticket::MAX`] while a writer changes the id. Once each stripe
-    /// was seen free ([`Committer::first_busy`]), [`Committer::ticket`] covers that writer.
-    /// Meaningful under `always` only.
+    /// Returns the round that a reader must wait for before it may show the state of an id that it
+    /// has just read. `hash` is the id's hash, as for [`enter`](Committer::enter).
+    ///
+    /// Returns 0 if that round is synced or has failed, and [`Ticket::MAX`] while a writer changes
+    /// the id. Once each stripe was seen free ([`Committer::first_busy`]), [`Committer::ticket`]
+    /// covers that writer. Meaningful under `always` only.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
         let round = self.sights.last_change(hash);

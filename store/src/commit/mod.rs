@@ -1,58 +1,56 @@
-//! Group commit: many writers mark what they changed; one thread reads the changed state once, logs
-//! it, syncs, and says up to where.
+//! Group commit. Writers mark the keys that they changed. One thread reads the state of each marked
+//! key once, logs it, syncs, and publishes its progress.
 //!
 //! ```text
-//!   writer                                     commit thread, one round after the other
+//!   writer                                     commit thread, in rounds
 //!   turn = committer.enter(hash of the id)     round n ends, n + 1 begins
-//!     change the engines                       for each stripe that is not empty: lock, take its
-//!                                              keys, dedupe,
+//!     change the engines                       for each stripe with keys: lock, take the keys,
+//!                                              deduplicate,
 //!     turn.mark(key) ...                           source.collect(keys) reads their state, unlock
 //!   ticket = turn.leave()                      source.encode(batch), log.append(batch), log.sync()
 //!   reply when durable() >= ticket             durable = n; source.published(..) wakes waiters
 //! ```
 //!
-//! What holds:
+//! Invariants:
 //!
-//! - **C1** What was marked before a ticket was given is in the log, and synced as the policy says,
-//!   when [`Committer::durable`] has reached the ticket.
-//! - **C2** All keys marked in one turn, and their state, go into one batch; so does everything
-//!   that the turn's change made visible. A change of a counter and a flag that belong together is
-//!   therefore in the log with both halves or not at all, if both are changed and marked within one
-//!   turn, of one stripe. This is why the state is read under the stripe's lock: read outside it, a
-//!   batch could hold a counter with an increment of which the flag comes only in the next batch.
-//! - **C3** A key marked any number of times within a round costs one record, and memory for few:
-//!   stripes dedupe themselves as they grow.
-//! - **C4** A failed round loses nothing: its keys are taken up by the next one, which reads their
-//!   state anew.
-//! - **C5** Keys waiting are bounded: above [`CommitOptions::crowded_keys`] in any stripe, or
-//!   [`CommitOptions::queued_keys`] in all, or beside what belongs together and is large,
-//!   [`Committer::is_crowded`] says so, and the server stops taking writes until it does not.
-//! - **C6** All that was marked during one [`Exclusive`] is in one batch, and no other writer's
-//!   change comes between in the stripes that it holds. The stripes in which it marked, if there
-//!   are several, are read together, in one moment, by the round that comes to the first of them;
-//!   or all that it holds, if it says so ([`Exclusive::join`]): where a change is of unknown ids.
-//! - **C7** A batch holds each key once: a source may sort what it has read as it likes, and the
-//!   last state of a key is in the last batch that has it.
-//! - **C8** A batch has a limit ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)), and C6 holds all the
-//!   same: a writer of an atomic group says before its first change how many bytes the group may
-//!   take, and waits while what waits for the log leaves no room for them ([`Committer::reserve`]).
-//!   If other writers' changes of the same stripes are more than what is left, theirs go into
-//!   batches of their own, those of the same ids excepted ([`Source::may_part`]). Only what was not
-//!   reserved, or takes more than was reserved, is parted, down to what
-//!   [`Source::may_part`] keeps together. It is never tried again as it is: that would be for ever.
-//! - **C9** Under `always`: a reader of a changed id that then asks [`Committer::sight`] learns
-//!   which round it has to wait for (`visibility.rs`).
+//! - **C1** When [`Committer::durable`] reaches a ticket, all marks made before that ticket are in
+//!   the log, and synced if the policy requires it.
+//! - **C2** All keys marked in one turn, and their state, share one batch. If one turn changes and
+//!   marks both a counter and a flag, the log has both changes or neither. The thread therefore
+//!   reads the state under the stripe's lock. Without the lock, a batch could contain a counter
+//!   whose flag follows only in the next batch.
+//! - **C3** A key marked many times in a round costs one record and little memory: stripes
+//!   deduplicate their keys as they grow.
+//! - **C4** A failed round loses nothing. The next round takes its keys and reads their state
+//!   again.
+//! - **C5** The number of pending keys is bounded. [`Committer::is_crowded`] returns true above
+//!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
+//!   while large atomic groups are pending. The server then holds back writes.
+//! - **C6** All keys marked in one [`Exclusive`] turn share one batch, and no other writer changes
+//!   its stripes in between. If it marked keys in several stripes, the next round reads those
+//!   stripes together, under all their locks. [`Exclusive::join`] extends this to all stripes of
+//!   the turn, for changes of unknown ids.
+//! - **C7** A batch contains each key once. A source may therefore sort its copies, and the last
+//!   batch with a key has the key's latest state.
+//! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
+//!   Before its first change the writer of an atomic group reserves space for the group
+//!   ([`Committer::reserve`]), and waits while pending groups leave no room. Changes of other
+//!   writers in the same stripes may exceed the remaining room. They then get batches of their own,
+//!   except for changes of the same ids ([`Source::may_part`]). Only a group without a sufficient
+//!   reservation is split, down to the units that [`Source::may_part`] keeps together. A retry of
+//!   an oversized batch would loop forever.
+//! - **C9** Under `always`, a reader of a changed id learns from [`Committer::sight`] which round
+//!   its reply must wait for (`visibility.rs`).
 //!
-//! A writer holds its stripe for as long as its change takes, the commit thread for as long as
-//! reading the state of the stripe's few keys takes. Readers take no stripe (promise 1).
-//! `stripes.rs` has the writers' side, `commit_loop.rs` the commit thread's, `committer.rs` the
-//! state that they share.
+//! A writer holds its stripe for the duration of its change. The commit thread holds it while it
+//! reads the state of the stripe's keys. Readers take no stripe (promise 1). `stripes.rs` has the
+//! writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
 //!
-//! Why a ticket is a round and not a count: it is then one load for the writer, no shared counter
-//! is incremented, and every stripe may be empty. The commit thread first raises the round, then
-//! looks for stripes with keys. A writer sets its stripe's bit, then loads the round. So a writer
-//! that still saw round n set its bit before the commit thread looked, and its keys are in round n.
-//! (Both orders are sequentially consistent.)
+//! A ticket is a round and not a counter, so a writer only loads it and increments nothing. The
+//! commit thread first increments the round, then reads the dirty bits. A writer sets its stripe's
+//! dirty bit, then loads the round. If the writer loads round n, its bit was set before the commit
+//! thread read the bits, so its keys are in round n. All these operations are sequentially
+//! consistent.
 
 mod commit_loop;
 mod committer;

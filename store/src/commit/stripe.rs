@@ -45,7 +45,6 @@ pub(super) struct Aligned<K> {
 
 /// Stripes and keys that the next round reads together, into one batch (C6).
 pub(super) struct Joined<K> {
-    /// Indexes of the joined stripes.
     pub(super) stripes: Vec<usize>,
     /// Keys marked by exclusive turns. Their stripes may hold others, too.
     pub(super) units: Vec<K>,
@@ -70,7 +69,6 @@ impl<K> Stripe<K> {
     }
 }
 
-/// Returns `stripes` empty stripes.
 pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
     let stripe = || {
         let empty = Stripe {

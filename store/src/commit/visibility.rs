@@ -1,33 +1,33 @@
-//! What readers may see before it is durable, and how they know (C9).
+//! Delay of replies that show changes which are not durable yet (C9).
 //!
-//! A change is seen as soon as it is made, long before its round is synced. Under `always` no reply
-//! may show what a power cut may take, so a reader of an id looks here and holds the reply back
-//! until the round is synced that its last change is in. One number for each of
-//! [`SIGHTS`] groups of ids: with a few dozen changes between two syncs a reader of others rarely
-//! meets one.
+//! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
+//! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
+//! looks up the round of the id's last change, and delays the reply until that round is synced. The
+//! rounds are kept for [`SIGHTS`] groups of ids. With a few dozen changes between two syncs,
+//! readers of other ids rarely collide with them.
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round
-//!   reader                   read, then look at the number
+//!   reader                   read the state, then the number
 //! ```
 //!
-//! A reader that saw the change sees at least CHANGING. All ids of a group are in one stripe, so a
-//! number has one writer at a time.
+//! A reader that saw the change also sees CHANGING or a later value. All ids of a group share a
+//! stripe, so each value has one writer at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::source::Ticket;
 
-/// Groups of ids, a power of two: half a megabyte.
+/// Number of groups of ids, a power of two. The table takes 512 KiB.
 const SIGHTS: usize = 1 << 16;
 
-/// In the place of a round: it is not known yet.
+/// Value while a writer changes an id of the group: the round is not known yet.
 pub(super) const CHANGING: Ticket = Ticket::MAX;
 
-/// The rounds of the last changes, by group of ids.
+/// Rounds of the last changes, by group of ids.
 pub(super) struct Sights {
     groups: Box<[AtomicU64]>,
-    /// The last change of what no id names.
+    /// Round of the last change that affects all ids.
     all: AtomicU64,
 }
 
@@ -41,13 +41,13 @@ impl Sights {
         &self.groups[hash as usize & (self.groups.len() - 1)]
     }
 
-    /// Marks an id as about to change. Returns its number, and what that was.
+    /// Marks an id as about to change. Returns its group's value, and the previous contents.
     #[inline]
     pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
         let sight = self.of(hash);
         let before = sight.load(Ordering::Relaxed);
         sight.store(CHANGING, Ordering::Relaxed);
-        // A reader that sees a change made from here on sees that store.
+        // A reader that sees a later change also sees the store above.
         fence(Ordering::Release);
         (sight, before)
     }
@@ -68,7 +68,7 @@ impl Sights {
         self.all.store(round, Ordering::Release);
     }
 
-    /// All that was changed so far is in this round at the latest.
+    /// Attributes all earlier changes to this round.
     pub(super) fn raise_all(&self, round: Ticket) {
         self.all.fetch_max(round, Ordering::SeqCst);
     }

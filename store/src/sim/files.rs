@@ -1,5 +1,4 @@
-//! The simulated disk as the store sees it: the operations of [`Disk`] and [`DiskFile`], each of
-//! which may fail or be the machine's last.
+//! File operations of the simulated disk. Each one may fail, or crash the simulated machine.
 
 use std::io;
 use std::path::PathBuf;
@@ -253,8 +252,7 @@ impl DiskFile for SimFile {
         }
         let rate = state.faults.sync_error;
         if state.drawn(rate) {
-            // Some of the bytes arrived, the others never will, and the next sync will say that all
-            // is well.
+            // Only a part of the bytes arrives, and the next sync reports success regardless.
             let mut random = state.random;
             let file = state.file(inode);
             let changes = std::mem::take(&mut file.unsynced);

@@ -1,23 +1,22 @@
-//! A simulated disk: it grants what `disk.rs` says a disk grants, and takes away everything else.
+//! Simulated disk. It provides exactly the guarantees listed in `disk.rs`.
 //!
-//! Each file has a *live* image (what a read sees) and a *durable* one (what is left when the power
-//! goes), and between them the writes that were not synced, in order. [`SimDisk::power_cut`]
-//! decides for each of those, sector by sector, whether it arrived; for each name that was created,
-//! renamed or removed since the last folder sync likewise. All decisions come from one seed, and
-//! nothing here depends on time, addresses or threads: the same seed and the same calls give the
-//! same bytes, every time.
+//! Each file has a *live* image, which reads return, and a *durable* one, which survives a power
+//! cut. An ordered list of unsynced writes connects them. [`SimDisk::power_cut`] decides for each
+//! sector of those writes whether it arrived. It does the same for names created, renamed or
+//! removed since the last sync of the folder. All decisions derive from one seed, independent of
+//! time, addresses and threads: the same seed and the same calls produce the same bytes.
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
-//!                                      |           \--sync fails--> some arrive, some never will;
-//!                                      |                            live still shows them
+//!                                      |           \--sync fails--> some arrive, others never;
+//!                                      |                            reads still return them
 //!                                      +--power cut--> none, all, a torn prefix, or any subset of
 //!                                                      sectors
 //! ```
 //!
-//! Beside the faults that are drawn ([`Faults`]), a test can ask for one at an exact step:
-//! [`SimDisk::crash_after`] counts down the operations of the disk, so that a run can be repeated
-//! with a crash at each of its steps.
+//! In addition to random faults ([`Faults`]), a test can request a crash at an exact step.
+//! [`SimDisk::crash_after`] counts operations of the disk, so that a test can repeat a run with a
+//! crash at each step.
 
 mod files;
 mod state;
@@ -31,7 +30,7 @@ use parking_lot::Mutex;
 pub use state::Faults;
 use state::{Inode, Meanwhile, Random, State, dead};
 
-/// The simulated disk. Clones share it.
+/// A simulated disk. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -39,7 +38,7 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// An empty disk whose every decision follows from `seed`.
+    /// Returns an empty disk. `seed` determines all decisions.
     pub fn new(seed: u64) -> SimDisk {
         let state = State {
             random: Random(seed ^ 0x9e37_79b9_7f4a_7c15),
@@ -60,46 +59,46 @@ impl SimDisk {
         SimDisk { state: Arc::new(Mutex::new(state)), generation: 0 }
     }
 
-    /// Sets how often operations fail from now on.
+    /// Sets the fault rates for later operations.
     pub fn set_faults(&self, faults: Faults) {
         self.state.lock().faults = faults;
     }
 
-    /// What others do while a file is synced, which may take long: called at the beginning of each
-    /// sync, without a lock.
+    /// Sets a hook that runs at the beginning of each sync, without locks held. It simulates
+    /// concurrent activity during a slow sync.
     pub fn set_meanwhile(&self, others: impl Fn() + Send + Sync + 'static) {
         self.state.lock().meanwhile.0 = Some(Arc::new(others));
     }
 
-    /// Limits the bytes of all files together; `None` lifts the limit.
+    /// Limits the total size of all files in bytes; `None` removes the limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state.lock().capacity = bytes;
     }
 
-    /// Lets the machine die at the `steps`-th operation from now (1 = the next one); `None` takes
-    /// it back.
+    /// Schedules a crash at the `steps`-th operation from now (1 = the next one); `None` cancels
+    /// it.
     pub fn crash_after(&self, steps: Option<u64>) {
         let mut state = self.state.lock();
         state.crash_at = steps.map(|n| state.steps + n);
     }
 
-    /// Has the machine died? Every operation fails until [`SimDisk::power_cut`].
+    /// Whether the machine has crashed. Every operation then fails until [`SimDisk::power_cut`].
     pub fn crashed(&self) -> bool {
         self.state.lock().crashed
     }
 
-    /// Operations so far.
+    /// Returns the number of operations so far.
     pub fn steps(&self) -> u64 {
         self.state.lock().steps
     }
 
-    /// Bytes of all files together.
+    /// Returns the total size of all files in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.state.lock().used()
     }
 
-    /// The power goes and comes back: what was not synced is lost, torn or kept, as the seed
-    /// decides. The answer is the disk as the next start finds it; older handles are dead.
+    /// Simulates a power cut: unsynced data is lost, torn or kept, as the seed decides. Returns the
+    /// disk for the next start and invalidates older handles.
     pub fn power_cut(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.lose_unsynced();
@@ -107,26 +106,26 @@ impl SimDisk {
         SimDisk { state: self.state.clone(), generation: state.generation }
     }
 
-    /// The process dies but the machine goes on: all that was written is still there, synced or
-    /// not.
+    /// Simulates a killed process: all written data remains, synced or not. Returns the disk for
+    /// the next start and invalidates older handles.
     pub fn kill(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.restart();
         SimDisk { state: self.state.clone(), generation: state.generation }
     }
 
-    /// The bytes of a file as a read sees them.
+    /// Returns the live contents of a file.
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         state.names.get(name).map(|n| state.inodes[n].live.clone())
     }
 
-    /// All names, whatever state the machine is in.
+    /// Returns all names, even after a crash.
     pub fn list_names(&self) -> Vec<String> {
         self.state.lock().names.keys().cloned().collect()
     }
 
-    /// Puts a file there, durably, whatever was there before.
+    /// Creates or replaces a file durably, even after a crash.
     pub fn put(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state.lock();
         let inode = state.next_inode;
@@ -137,14 +136,14 @@ impl SimDisk {
         state.durable_names.insert(name.to_string(), inode);
     }
 
-    /// Takes a file away, durably.
+    /// Removes a file durably, even after a crash.
     pub fn take(&self, name: &str) {
         let mut state = self.state.lock();
         state.names.remove(name);
         state.durable_names.remove(name);
     }
 
-    /// Flips one bit of a file, as a worn disk does. False if there is no such bit.
+    /// Flips one bit of a file in both images. Returns false if the file has no such bit.
     pub fn flip_bit(&self, name: &str, bit: u64) -> bool {
         let mut state = self.state.lock();
         let Some(&inode) = state.names.get(name) else { return false };
@@ -159,8 +158,7 @@ impl SimDisk {
         true
     }
 
-    /// A copy that shares nothing with this disk, with its own seed: to try several ends of one
-    /// history.
+    /// Returns an independent copy with its own seed, to try several outcomes of one history.
     pub fn fork(&self, seed: u64) -> SimDisk {
         let state = self.state.lock();
         let copy = SimDisk::new(seed);

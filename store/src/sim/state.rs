@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 const SECTOR: usize = 512;
 
-/// How often an operation goes wrong, each in 1/1024.
+/// Fault rates of the operations, in units of 1/1024.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// A write takes only a part of the bytes.
@@ -104,11 +104,11 @@ impl State {
         rate > 0 && self.random.below(1024) < u64::from(rate)
     }
 
-    /// Is this the step at which the machine dies? The step itself may or may not have had its
-    /// effect: `effect` is run half of the time.
+    /// Whether the machine crashes at this step. The step's `effect` is applied with probability
+    /// 1/2.
     pub(super) fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        // A step that changes nothing (a read, say) has no `dies`: then the machine dies at the
-        // next one that does.
+        // Only steps that change something can crash; a crash at a read is postponed to the next
+        // such step.
         if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;
         }
@@ -124,8 +124,7 @@ impl State {
         self.crashed = false;
         self.crash_at = None;
         self.locked = false;
-        // A file whose name was removed may come back with a power cut, as long as the removal is
-        // not synced.
+        // A power cut may undo an unsynced removal, so keep the file's inode.
         let pending = self.unsynced_names.iter().filter_map(|change| match change {
             NameChange::Set(_, inode) | NameChange::Rename(_, _, inode) => Some(inode),
             NameChange::Remove(_) => None,
@@ -182,7 +181,7 @@ impl State {
     }
 
     pub(super) fn file(&mut self, inode: u64) -> &mut Inode {
-        // A removed file lives on while it is open.
+        // A removed file exists while it is open.
         self.inodes.entry(inode).or_default()
     }
 
@@ -202,7 +201,7 @@ pub(super) fn draw_fate(random: &mut Random) -> Fate {
     }
 }
 
-/// Applies to a durable image what arrives of the changes.
+/// Applies the surviving part of the changes to a durable image.
 pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, random: &mut Random) {
     let whole = random.below(changes.len() as u64 + 1) as usize;
     for (i, change) in changes.into_iter().enumerate() {
@@ -222,8 +221,8 @@ pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, rand
                     apply(image, offset, &bytes[..cut]);
                     continue;
                 }
-                // Sector by sector: a sector arrives or keeps its old bytes; where the file had
-                // none, zeros or rubbish.
+                // Each sector gets its new bytes or keeps the old ones. A new sector may also
+                // contain zeros or garbage.
                 let end = offset + bytes.len();
                 let mut at = offset;
                 while at < end {
@@ -253,8 +252,7 @@ pub(super) fn apply(image: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
     image[offset..end].copy_from_slice(bytes);
 }
 
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): small, and the same on every machine and release,
-/// which a replayed seed needs.
+/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). Seeds must reproduce on every machine and release.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Random(pub(super) u64);
 
@@ -267,7 +265,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit` (0 if the limit is 0).
+    /// Returns a number less than `limit`; 0 if the limit is 0.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         if limit == 0 { 0 } else { self.next() % limit }
     }

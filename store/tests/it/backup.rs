@@ -1,4 +1,4 @@
-//! Backups and restores on the real disk, beside a log that rolls, starts anew and loses its tail.
+//! Tests of backups and restores on a real disk, while the log rolls, restarts and loses its tail.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,12 @@ use store::{
     restore,
 };
 
-/// A store whose state is how many records it was given: the n-th record says n, and so does a
-/// snapshot.
+/// A store whose state is the number of its records: the n-th record and a snapshot contain n.
 struct Node {
     dir: PathBuf,
     store: Store,
     log: RefCell<Log>,
-    /// Of each record: the offset behind it, and its time.
+    /// End offset and time of each record.
     written: Vec<(u64, u64)>,
     now_ms: u64,
 }
@@ -38,7 +37,7 @@ fn open(dir: &Path) -> (Store, Log, u64) {
             |_| (),
         )
         .unwrap();
-    // From the snapshot on without a gap.
+    // The records must continue the snapshot without a gap.
     let mut last = None;
     let (log, _) = store
         .replay(
@@ -65,7 +64,7 @@ impl Node {
     }
 
     fn append(&mut self, rng: &mut fastrand::Rng) {
-        // Now and then the clock stands still.
+        // Sometimes the clock does not advance.
         self.now_ms += rng.u64(0..3) * 10;
         let n = self.written.len() as u64 + 1;
         let log = self.log.get_mut();
@@ -74,7 +73,7 @@ impl Node {
         self.written.push((at.offset, self.now_ms));
     }
 
-    /// Writes go on while it is made, as the walk of a table sees some of them.
+    /// Takes a snapshot. Records appended during the walk are part of it.
     fn snapshot(&mut self, rng: &mut fastrand::Rng) {
         let begins = self.log.get_mut().durable();
         (0..rng.u32(0..4)).for_each(|_| self.append(rng));
@@ -88,7 +87,7 @@ impl Node {
         snapshot.commit(durable).unwrap();
     }
 
-    /// Stops, loses what a power cut may have left, and starts again.
+    /// Stops, optionally leaves a torn tail, and starts again.
     fn restart(self, rng: &mut fastrand::Rng) -> Node {
         let Node { dir, store, log, written, now_ms } = self;
         let segment = log.borrow().written().segment;
@@ -107,7 +106,7 @@ impl Node {
         Node { dir, store, log: RefCell::new(log), written, now_ms }
     }
 
-    /// How many records lie before an offset, or a time.
+    /// Returns the number of records before an offset or a time.
     fn before(&self, is_before: impl Fn(&(u64, u64)) -> bool) -> u64 {
         self.written.iter().take_while(|written| is_before(written)).count() as u64
     }
@@ -130,7 +129,6 @@ fn planned(folder: &Path, archives: &[PathBuf], until: Until) -> Result<Plan> {
     plan(folder, archives, until, &|_| Ok(()))
 }
 
-/// Restores, and gives the state that a start finds.
 fn restored(plan: &Plan, to: &Path) -> u64 {
     restore(plan, to, |term| term + 1, &|_| Ok(())).unwrap();
     assert!(check(&RealDisk::open(to).unwrap()).unwrap().severity() <= Severity::Good);
@@ -145,7 +143,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
     for seed in seeds::seeds(20) {
         eprintln!("TIDEMARK_SEED={seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        // In memory: thousands of syncs.
+        // In memory, because a run has thousands of syncs.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let root = folder.path().join("backups");
         let mut node = Node::new(&folder.path().join("data"));
@@ -156,7 +154,6 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
                 0 => node.snapshot(&mut rng),
                 1 => {
                     node = node.restart(&mut rng);
-                    // As another process does it.
                     archive = Archive::new(&root);
                 }
                 2 => {
@@ -171,7 +168,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
                 3 => _ = node.log.get_mut().roll(0),
                 _ => node.append(&mut rng),
             }
-            // What is not archived is not trimmed.
+            // Keep segments until they are archived.
             let durable = node.log.get_mut().durable();
             node.store.keep_log_from(archive.follow(&node.store, durable, &|_| Ok(())).unwrap());
         }
@@ -211,7 +208,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
             let refused = planned(there, &archives, Until::Offset(end + 1));
             assert!(matches!(refused, Err(Error::Refused(_))));
         }
-        // Those that are left do not need those that are gone.
+        // Backups do not depend on removed ones.
         if let Some((first, _)) = backups.first() {
             remove(first).unwrap();
             assert_eq!(backups_in(&root).len(), backups.len() - 1);
@@ -241,14 +238,14 @@ fn files_that_never_change_are_shared() {
     let inode = |path: PathBuf| path.metadata().unwrap().ino();
     let first = inode(folder.path().join("b/one").join(&name));
     assert_eq!(inode(folder.path().join("data").join(&name)), first);
-    // The server may remove it from its own folder.
+    // The server may remove its own name of the file.
     node.snapshot(&mut rng);
     assert!(!folder.path().join("data").join(&name).exists());
     assert_eq!(inode(folder.path().join("b/one").join(&name)), first);
     let name = back_up(&node.store, &folder.path().join("b/one"), None, &node).unwrap_err();
     assert!(name.to_string().contains("exists already"), "{name}");
 
-    // On another file system the first one is copied, the second shares the copies.
+    // On another file system the first backup is a copy, and the second links to it.
     let Ok(other) = tempfile::tempdir_in("/dev/shm") else { return };
     let there = other.path().join("one");
     let backup = back_up(&node.store, &there, None, &node).unwrap();
@@ -316,7 +313,7 @@ fn a_backup_is_no_data_folder_and_a_folder_with_files_no_place_for_a_restore() {
     assert!(refused.to_string().contains("is not empty"), "{refused}");
     std::fs::remove_file(to.join("a file")).unwrap();
 
-    // It ends in the middle: nothing is left of it, and the folder that was there stays.
+    // An aborted restore removes its files, but not an existing folder.
     let stop = |_| Err(Error::Refused("enough".to_owned()));
     restore(&plan, &to, |term| term + 1, &stop).unwrap_err();
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 0);
@@ -327,8 +324,8 @@ fn a_backup_is_no_data_folder_and_a_folder_with_files_no_place_for_a_restore() {
     assert_eq!(restored(&plan, &to), node.written.len() as u64);
 }
 
-/// A segment of the archive is missing, or damaged: what lies behind it cannot be had, and that is
-/// said.
+/// A missing or damaged segment of the archive makes later positions unreachable, and the error
+/// says so.
 #[test]
 fn a_hole_in_the_archive_is_no_end_of_the_log() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,13 +354,13 @@ fn a_hole_in_the_archive_is_no_end_of_the_log() {
     std::fs::write(&path, bytes).unwrap();
     let refused = planned(&there, &archives, Until::Latest).err().unwrap();
     assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
-    // The data folder itself has it, if it can be read.
+    // The data folder itself has the segment.
     let archives = [node.dir.clone()];
     assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
 }
 
-/// Its history was given up for another one's, from before the backup's end: another term's log
-/// does not continue it.
+/// A history that was abandoned before the end of the backup is not continued by the log of another
+/// term.
 #[test]
 fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     let folder = tempfile::tempdir().unwrap();
@@ -375,7 +372,7 @@ fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     let plan = planned(&early, &[], Until::Backup).unwrap();
     let won = folder.path().join("won");
     assert_eq!(restored(&plan, &won), node.written.len() as u64);
-    // The old one goes on, and so does the new one, under another term.
+    // Both histories continue, with different terms.
     (0..30).for_each(|_| node.append(&mut rng));
     let late = root.join("late");
     let backup = back_up(&node.store, &late, None, &node).unwrap();
@@ -425,7 +422,7 @@ fn an_archive_keeps_what_is_not_old_and_the_newest() {
     let now = std::time::SystemTime::now();
     let hour = std::time::Duration::from_secs(3600);
     assert_eq!(archive.trim(now - hour).unwrap(), 0);
-    // The data folder's names of the same files tell the same.
+    // The data folder's hard links share the modification time.
     let written = |path: &PathBuf, at| {
         std::fs::File::options().append(true).open(path).unwrap().set_modified(at).unwrap();
     };
@@ -434,12 +431,12 @@ fn an_archive_keeps_what_is_not_old_and_the_newest() {
     assert_eq!(names(), all[4..]);
     let archives = [root.join(ARCHIVE)];
     assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
-    // All is old: the newest is still written.
+    // The newest segment stays even if it is old.
     assert_eq!(archive.trim(now + hour).unwrap() as usize, all.len() - 5);
     assert_eq!(names(), all[all.len() - 1..]);
     let refused = planned(&there, &archives, Until::Latest).err().unwrap().to_string();
     assert!(refused.contains("not all between"), "{refused}");
-    // Another history's folder goes as a whole.
+    // The folder of an abandoned history is removed as a whole.
     assert_eq!(Archive::new(&root).trim(now + hour).unwrap(), 1);
     assert!(!of_term.exists());
 }

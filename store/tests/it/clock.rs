@@ -1,25 +1,24 @@
-//! Commits on the simulated disk and a simulated clock: writers, readers, rounds, syncs that take
-//! long or fail, and a crash at any moment.
+//! Simulation of commits on a simulated disk and clock: writers, readers, rounds, slow and failed
+//! syncs, and a crash at any time.
 //!
-//! Each run is one seed, and nothing in it depends on the real time. The commit thread's rounds are
-//! driven by hand, at the moments at which it would wake up; *while a file is synced* time goes on,
-//! and writers and readers go on with it. `crash.rs` has the rest of the store: snapshots,
-//! manifests, rolls.
+//! One seed determines each run, independent of real time. The test calls the commit thread's
+//! rounds at the times at which the thread would wake up. Time, writers and readers advance *during
+//! a sync*. `crash.rs` covers snapshots, manifests and rolls.
 //!
-//! Writers do what the server's do: a reply waits for its round with `always`, and with `everysec`
-//! if the log is late; where the log has failed nothing is changed. Each change gives its key the
-//! next number of all, so that what a start finds says which changes it has.
+//! Writers behave like those of the server. A reply waits for its round under `always`, and under
+//! `everysec` if the log is late. Writers change nothing while the log fails. Each change sets its
+//! key to the next number of the history, so the recovered values identify the surviving changes.
 //!
-//! Asserted after each crash, a power cut or a kill:
+//! Assertions after each crash (a power cut or a kill):
 //!
-//! - `always`: nothing that was acknowledged is missing (promise 3), nor anything that a reader was
-//!   shown (C9);
-//! - `everysec`: what is missing was acknowledged within one second, by the simulated clock; and
-//!   while no sync takes long and none fails, it is no older than a second before the crash;
-//! - what is there is a prefix of all changes, each key with its last value of that prefix: no
-//!   wrong value (of the whole if batches are whole rounds; of each key, if a round has several).
+//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader was shown
+//!   (C9).
+//! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
+//!   succeed quickly, they are at most a second older than the crash.
+//! - The recovered state is a prefix of the history. If a round has several batches, this holds for
+//!   each key separately.
 //!
-//! `cargo xtask sim clock --runs 100000` runs more of them; `--seed 7` replays one.
+//! `cargo xtask sim clock --runs 100000` runs more seeds; `--seed 7` replays one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,39 +34,36 @@ use crate::basics::open;
 use crate::commits::{Engine, Reader, read_row};
 
 const KEYS: usize = 12;
-/// By the simulated clock.
 const SECOND_MS: u64 = 1000;
-/// How often a commit thread without `always` looks for changes: [`CommitOptions::gather`].
+/// Interval between rounds without `always`: [`CommitOptions::gather`].
 const GATHER_MS: u64 = 50;
 
-/// A change, by its place in the history from 1 on.
+/// A change. Its number is its position in the history, from 1.
 struct Change {
     key: usize,
-    /// When its writer was told that all is well.
+    /// Time at which the writer received the reply.
     acknowledged_ms: Option<u64>,
 }
 
-/// What the world knows besides the disk.
+/// State of the simulation, except for the disk.
 struct World {
     random: fastrand::Rng,
     now_ms: u64,
     history: Vec<Change>,
-    /// Writers whose replies wait: the change, and its ticket.
+    /// Pending replies of writers: number of the change, and ticket.
     waiting: Vec<(usize, Ticket)>,
-    /// Readers whose replies wait: the key, its last change that they have seen, and the round that
-    /// this is safe with.
+    /// Pending replies of readers: key, last visible change, and the round to wait for.
     reading: Vec<(usize, usize, Ticket)>,
-    /// The last change of each key that a reader was shown as safe.
+    /// Last change of each key that a reader was shown.
     shown: [usize; KEYS],
-    /// The longest that a sync may take.
     slowest_ms: u64,
-    /// Syncs have failed, or taken longer than a tenth of a second.
+    /// Whether a sync has failed or taken more than a tenth of a second.
     troubled: bool,
-    /// The machine stops at this moment, in a sync or between two.
+    /// Time of the crash, possibly during a sync.
     ends_ms: u64,
 }
 
-/// What the commit thread shares with the others.
+/// State shared by the commit thread, writers and readers.
 struct Machine {
     disk: SimDisk,
     committer: Committer<u32>,
@@ -81,13 +77,13 @@ impl Machine {
         self.origin + Duration::from_millis(ms)
     }
 
-    /// Others do what they do for so long. False if the machine stops meanwhile.
+    /// Runs writers and readers for `ms`. Returns false if the crash comes first.
     fn pass(&self, ms: u64) -> bool {
         let world = &mut *self.world.lock();
         let until = world.now_ms + ms;
         while world.now_ms < until {
             if world.now_ms >= world.ends_ms {
-                // Whatever is done to the disk next is not done, or is the last thing.
+                // The next operation of the disk is the last, or does not happen.
                 self.disk.crash_after(Some(1));
                 return false;
             }
@@ -127,13 +123,12 @@ impl Machine {
         let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
         let round = self.committer.sight(key as u64);
         assert!(round < Ticket::MAX, "no turn is under way");
-        // What has failed is shown, too, as it is; it is not reported as safe.
+        // Changes of a failed round are visible, but not reported as safe.
         if round > 0 || self.committer.synced() >= self.committer.failed() {
             world.reading.push((key, seen, round));
         }
     }
 
-    /// Replies go out, or errors.
     fn reply(&self, world: &mut World) {
         let World { waiting, reading, history, shown, now_ms, .. } = world;
         let (durable, synced, failed) =
@@ -165,14 +160,14 @@ fn run(seed: u64) -> Ended {
     let disk = SimDisk::new(seed);
     let options = StoreOptions {
         log: LogOptions {
-            // Some runs roll now and then.
+            // Some runs have small segments.
             segment_bytes: if random.bool() { 1 << 20 } else { random.u64(500..4000) },
             unsynced_bytes: if random.bool() { 1 << 20 } else { random.usize(200..4000) },
         },
         keep_log_bytes: 0,
     };
     let policy = if random.bool() { SyncPolicy::Always } else { SyncPolicy::EverySecond };
-    // One batch a round, or one for each stripe that has anything.
+    // One batch per round, or one per dirty stripe.
     let batch_bytes = if random.bool() { 1 << 20 } else { 1 };
     let stripes = if random.bool() { 1 } else { 4 };
     let committer =
@@ -209,7 +204,7 @@ fn run(seed: u64) -> Ended {
         let Some(machine) = during.upgrade() else { return };
         let takes = {
             let world = &mut *machine.world.lock();
-            // Most are quick on any disk.
+            // Half of all syncs are fast.
             let takes =
                 if world.random.bool() { 2 } else { world.random.u64(1..=world.slowest_ms) };
             world.troubled |= takes > SECOND_MS / 10;
@@ -237,7 +232,7 @@ fn run(seed: u64) -> Ended {
         machine.reply(&mut machine.world.lock());
     }
     let is_kill = machine.world.lock().random.u32(0..4) == 0;
-    // What is not done to the disk before the end is not done.
+    // The process ends before any further operation.
     let left = if is_kill { disk.kill() } else { disk.power_cut() };
     left.set_faults(Faults::default());
     left.set_meanwhile(|| ());
@@ -268,7 +263,7 @@ fn run(seed: u64) -> Ended {
     let is_there = |number: usize, change: &Change| found[change.key] >= number;
     let all = || (1..).zip(&world.history);
     if stripes == 1 || batch_bytes > 1 {
-        // A round is one batch, and no write happens while it is collected.
+        // A round is one batch, and no write happens during the collection.
         let last = *found.iter().max().unwrap();
         assert!(
             all().all(|(number, change)| is_there(number, change) == (number <= last)),

@@ -1,5 +1,5 @@
-//! Cold files: what is written is read, by one read a row; what is damaged is named; a crash leaves
-//! the old state or the new one.
+//! Tests of cold files: rows read back with one read each, damage is located, and a crash leaves
+//! the old or the new state.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ fn write(store: &Store, tag: Tag, rows: &[(u64, [i64; 4])]) -> FileEntry {
     writer.finish().unwrap().unwrap()
 }
 
-/// Posts as a microblog gives them, with log-normal counts: as in the benchmark of the counter
-/// engine's memory.
+/// Synthetic posts of a microblog with log-normal counts, as in the memory benchmark of the counter
+/// engine.
 fn posts(n: u64) -> Vec<(u64, [i64; 4])> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut count = |mean: f64, sigma: f64, share: f64| {
@@ -97,8 +97,8 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     assert_eq!(disk.list_names().iter().filter(|n| n.starts_with("cold-")).count(), 1);
 }
 
-/// F23. A cold file has seen what the log had when the file was named. A log that was cut since
-/// would leave rows that are newer than all that replay has.
+/// F23. A cold file contains changes up to the manifest's durable offset. A log truncated before
+/// that offset would leave rows that are newer than the replayed state.
 #[test]
 fn a_log_that_ends_before_what_a_cold_file_has_seen_is_refused() {
     let disk = SimDisk::new(1);
@@ -198,8 +198,8 @@ fn a_replaced_file_goes_with_its_last_reader() {
     assert!(disk.list_names().contains(&second.name));
 }
 
-/// A file is written and named, then replaced by a merged one: with a crash at each step of the
-/// disk, what the manifest names is whole.
+/// Files are written, published and merged. After a crash at any step, all files in the manifest
+/// are complete.
 #[test]
 fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     let all = posts(2_000);
@@ -260,7 +260,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was met");
 }
 
-/// Row `n` of the fixture: small numbers, some large ones, the extremes.
+/// Returns row `n` of the fixture: small numbers, some large ones, the extremes.
 fn row_of_version_2(n: u64) -> (u64, [i64; 3]) {
     let large = if n.is_multiple_of(97) { i64::MAX - n as i64 } else { 0 };
     (
@@ -286,8 +286,8 @@ fn rows_of_version_2_are_read_and_written() {
     assert!(!file.get(5_000_001, &mut row).unwrap());
 }
 
-/// A manifest whose replacing failed may be on the disk all the same: what either of the two names
-/// stays, until one was written well.
+/// After a failed replacement either manifest may be on disk. Files of both must stay until a
+/// replacement succeeds.
 #[test]
 fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
     let (mut old_ones, mut new_ones) = (0, 0);
@@ -298,8 +298,8 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
         let old = write(&store, tag(0, u64::MAX), &posts(10));
         store.replace_files(vec![old.clone()], &[], 0).unwrap();
-        // From the sync of the new manifest on the folder is not synced any more: that is behind
-        // its rename.
+        // Fail all syncs of the folder from the sync of the new manifest's file on, so the failure
+        // comes after the rename.
         let fail = || {
             let faults = Faults { sync_dir_error: 1024, ..Faults::default() };
             let other = disk.clone();
@@ -316,7 +316,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
             let new = write(&store, tag(0, u64::MAX), &posts(20));
             fail();
             store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name), 0).unwrap_err();
-            // As after a failed publication.
+            // Like the cleanup after a failed publication.
             store.discard(&[new]);
         }
         disk.set_meanwhile(|| ());
@@ -345,7 +345,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
     );
 }
 
-/// Both kinds of files: each damaged block is found by itself, and the others are known as sound.
+/// Rows and pages: each damaged block is reported individually, and the others are intact.
 #[test]
 fn a_scrub_names_each_damaged_block() {
     let disk = SimDisk::new(1);
@@ -378,7 +378,7 @@ fn a_scrub_names_each_damaged_block() {
         assert_eq!(scrub(&damaged), [1, 2, 40, 90].map(|block| block * 4096));
         let findings = check(&damaged).unwrap().findings;
         assert_eq!(findings.iter().filter(|f| f.severity == Severity::Damage).count(), 4);
-        // What the file said of itself when it was opened is not what it says now.
+        // The header changes after the scrub has opened the file.
         let mut scrub = store.scrub(&entry).unwrap();
         assert!(disk.flip_bit(&entry.name, 700 * 8));
         let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! The committer, its thread's part driven by hand: tickets, dedupe, failures. `turns.rs` has the
-//! same with real threads.
+//! Tests of the committer without threads: tickets, deduplication, failures. `turns.rs` has tests
+//! with real threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::basics::{open, options};
 
 mod together;
 
-/// The engines of this test: counters that live in atomics, as the real ones do.
+/// Engine of the tests: atomic counters, as in the real engines.
 pub(crate) struct Engine {
     pub(crate) counters: Vec<AtomicI64>,
 }
@@ -46,11 +46,10 @@ pub(crate) struct Reader<'a> {
     rows: Vec<(u32, i64)>,
     pub(crate) published: Arc<Mutex<Vec<Committed>>>,
     errors: usize,
-    /// So many rounds find something that cannot be read.
+    /// Number of rounds that fail with an unreadable row.
     unreadable: usize,
-    /// Writers of other threads are to come between two reads, if nothing keeps them out.
+    /// Whether to yield between reads, so that other threads can write in between.
     yields: bool,
-    /// A simulated clock.
     clock: Option<&'a (dyn Fn() -> Instant + Sync)>,
 }
 
@@ -67,12 +66,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Where there is no other thread: on a busy machine each yield costs milliseconds.
+    /// Returns a source for tests without other threads, where yields would only cost time.
     pub(crate) fn alone(engine: &'a Engine) -> Reader<'a> {
         Reader { yields: false, ..Reader::new(engine) }
     }
 
-    /// The same by a simulated clock.
     pub(crate) fn by_clock(
         engine: &'a Engine,
         clock: &'a (dyn Fn() -> Instant + Sync),
@@ -139,7 +137,7 @@ pub(crate) fn always(stripes: usize) -> CommitOptions {
     CommitOptions { policy: SyncPolicy::Always, stripes, ..CommitOptions::default() }
 }
 
-/// Where writers of counters and a commit thread meet, over an empty disk.
+/// Disk, engine and committer of a test.
 pub(crate) struct Meeting {
     pub(crate) disk: SimDisk,
     pub(crate) engine: Engine,
@@ -155,7 +153,7 @@ impl Meeting {
         }
     }
 
-    /// The commit thread's part, driven by hand.
+    /// Returns a commit thread that the test drives.
     fn by_hand(&self) -> ByHand<'_, Reader<'_>> {
         self.by_hand_with(Reader::alone(&self.engine))
     }
@@ -164,12 +162,12 @@ impl Meeting {
         ByHand { log: recover(&self.disk).0, source, rounds: Rounds::new(&self.committer) }
     }
 
-    /// A writer's turn: one more in a counter.
+    /// Increments a counter in a turn.
     fn add(&self, key: u32) -> Ticket {
         self.change(key, |counter| _ = counter.fetch_add(1, Ordering::Release))
     }
 
-    /// A writer's turn: a counter becomes `value`.
+    /// Sets a counter in a turn.
     pub(crate) fn set(&self, key: u32, value: i64) -> Ticket {
         self.change(key, |counter| counter.store(value, Ordering::Release))
     }
@@ -181,7 +179,7 @@ impl Meeting {
         turn.leave()
     }
 
-    /// What a start finds after a power cut.
+    /// Returns the state recovered after a power cut.
     pub(crate) fn left(&self) -> BTreeMap<u32, i64> {
         recover(&self.disk.power_cut()).1
     }
@@ -234,7 +232,7 @@ fn a_ticket_is_reached_only_after_the_sync() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 1)]));
 }
 
-/// The log knows an older state of such a row: it may not pass for the newest.
+/// The log has an older state of an unreadable row, which must not count as the latest.
 #[test]
 fn unreadable_keys_stay_marked_and_not_durable() {
     let meeting = Meeting::new(10, always(4));
@@ -254,8 +252,8 @@ fn unreadable_keys_stay_marked_and_not_durable() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 7)]));
 }
 
-/// F29. Each attempt begins another segment, whose number is in the message: five attempts a second
-/// are one failure all the same, which is reported once a minute.
+/// F29. Each retry reports another segment number. Five retries per second are still one failure,
+/// reported once a minute.
 #[test]
 fn a_failure_that_lasts_is_reported_once_a_minute() {
     let meeting = Meeting::new(10, always(4));
@@ -272,7 +270,7 @@ fn a_failure_that_lasts_is_reported_once_a_minute() {
     assert!((4..=8).contains(&thread.source.errors), "{} in 200 s", thread.source.errors);
     meeting.disk.set_faults(Faults::default());
     thread.round_at(began + Duration::from_secs(201)).unwrap();
-    // The next one is another one.
+    // A failure after a success is reported at once.
     let before = thread.source.errors;
     meeting.add(1);
     meeting.disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
@@ -305,8 +303,8 @@ fn a_full_disk_refuses_and_then_goes_on_with_nothing_lost() {
     assert_eq!(meeting.left(), (0..60).map(|i| (i, i64::from(i))).collect());
 }
 
-/// What writers may have waiting is bounded in one stripe and in all together, however it is
-/// spread; what a burst took is given back.
+/// The number of pending keys is bounded per stripe and in total. The memory of a burst is
+/// released.
 #[test]
 fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let options = CommitOptions {
@@ -318,7 +316,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let keys_until_crowded = |spread: u32| {
         let meeting = Meeting::new(100_000, options);
         let mut thread = meeting.by_hand();
-        // Twice: a round must count back what it takes.
+        // Twice, because a round must subtract the keys it takes.
         let [first, second] = [0, 1].map(|_| {
             let n = (0..100_000).find(|i| {
                 meeting.set(i % 16 % spread + i / spread * 16, 1);
@@ -330,7 +328,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
             n
         });
         assert_eq!(first, second);
-        // Each stripe gets the list of the one before it, once more.
+        // Stripes pass their empty lists on, so two more rounds release all of them.
         (0..16).for_each(|key| _ = meeting.set(key, 2));
         thread.round().unwrap();
         (0..16).for_each(|key| _ = meeting.set(key, 3));
@@ -346,7 +344,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     assert_eq!(keys_until_crowded(4), 1023, "four stripes");
 }
 
-/// Each stripe is a batch of its own, and the first one fails: the others were not even visited.
+/// Each stripe is a batch. The first one fails before the others are visited.
 #[test]
 fn a_failed_round_forgets_no_stripe() {
     let meeting = Meeting::new(100, CommitOptions { batch_bytes: 1, ..always(8) });
@@ -422,7 +420,7 @@ fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
     assert!(!committer.is_late(), "nothing is promised");
 }
 
-/// C9. Ids 1 and 5 share a stripe, and have numbers of their own.
+/// C9. Ids 1 and 5 share a stripe but not a sight.
 #[test]
 fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
@@ -431,13 +429,13 @@ fn a_reader_learns_which_round_to_wait_for() {
     let sights = || [1, 5, 2].map(|id| committer.sight(id));
     assert_eq!(sights(), [0; 3]);
 
-    // While it is changed it is not known which round it will be.
+    // During a change its round is unknown.
     let mut turn = committer.enter(1);
     assert_eq!(sights(), [Ticket::MAX, 0, 0]);
     assert_eq!(committer.first_busy(0), Some(1));
     meeting.engine.counters[1].store(7, Ordering::Release);
     turn.mark(1);
-    // Rounds that began before it ended do not have it.
+    // Earlier rounds do not contain the change.
     drop(committer.enter(1));
     assert_eq!(sights(), [Ticket::MAX, 0, 0], "a turn within a turn, that changes nothing");
     let ticket = turn.leave();
@@ -446,16 +444,16 @@ fn a_reader_learns_which_round_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // No reader waits for a turn that changes nothing.
+    // A turn without a change delays no reader.
     drop(committer.enter(5));
     assert_eq!(sights(), [0; 3]);
-    // An outer turn in the stripe says nothing of its own while an inner one changes something.
+    // An outer turn does not overwrite the round of a nested one.
     let outer = committer.enter(5);
     let ticket = meeting.set(5, 8);
     drop(outer);
     assert_eq!(sights(), [0, ticket, 0]);
 
-    // What failed is as safe as it can be: reads go on. The next change is another matter.
+    // Readers do not wait for a failed round, but they wait for the next change.
     disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
     thread.round().unwrap_err();
     assert_eq!(sights(), [0; 3]);
@@ -465,7 +463,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // What no id names.
+    // Changes that affect all ids.
     let mut turn = committer.enter(0);
     turn.concerns_all();
     assert_eq!(sights(), [Ticket::MAX; 3]);
@@ -483,7 +481,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     assert_eq!(sights(), [0; 3]);
 }
 
-/// What was changed before the policy was `always` is not synced either.
+/// Changes from before the switch to `always` may be unsynced.
 #[test]
 fn a_new_policy_holds_for_what_is_read_from_then_on() {
     let meeting = Meeting::new(10, CommitOptions { policy: SyncPolicy::No, ..always(4) });

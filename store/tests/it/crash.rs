@@ -1,22 +1,19 @@
-//! Crash and recover, again and again, on the simulated disk.
+//! Simulation of crashes and recoveries on the simulated disk.
 //!
-//! Each run is one seed: a disk with its own fault rates, options of its own, and several lives. A
-//! life starts from what the last crash left, compares it with the model, works (changes, commits,
-//! snapshots, seals, rolls) and ends by a power cut or a kill at a random step, which may lie in
-//! the middle of the start itself. The model keeps, for each sequence number of the log, every body
-//! that was tried there.
+//! One seed determines each run: a disk with fault rates, options, and several lives. A life
+//! recovers from the last crash and compares the state with the model. It then works (changes,
+//! commits, snapshots, seals, rolls) until a power cut or a kill at a random step, possibly during
+//! the start. The model records every attempted body for each sequence number of the log.
 //!
-//! Asserted after each crash:
+//! Assertions after each crash:
 //!
-//! - nothing that was synced is missing: the log ends at or after the last sequence number that a
-//!   sync covered (promise 3, `always`);
-//! - what is there is a prefix: batch n has exactly the body that was written as n, for every n up
-//!   to the end (`everysec`, `no`);
-//! - the state built from snapshot and log equals that of the prefix: no wrong value, no half batch
-//!   (promises 2 and 3);
-//! - without bit rot the start is never refused as damaged.
+//! - The log ends at or after the last synced sequence number (promise 3, `always`).
+//! - The log is a prefix: batch n has the last body written as n, for all n up to the end
+//!   (`everysec`, `no`).
+//! - The state of snapshot and log equals that prefix (promises 2 and 3).
+//! - Without bit rot a start never reports damage.
 //!
-//! `cargo xtask sim crash --runs 100000` runs more of them; `--seed 7` replays one.
+//! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,17 +25,17 @@ use store::{
 };
 
 const KEYS: u64 = 24;
-/// Keys are walked in tables of this many.
+/// Number of keys per table of a snapshot.
 const TABLE: u64 = 6;
 
 type State = BTreeMap<u64, u64>;
 
-/// What the world knows besides the disk.
+/// State of the simulation, except for the disk.
 #[derive(Default)]
 struct Model {
-    /// For each sequence number from 1: the bodies that were tried there, the one that counts last.
+    /// Bodies attempted for each sequence number from 1 on; the last one is valid.
     tried: Vec<Vec<Vec<u8>>>,
-    /// A sync covered all up to here.
+    /// Last synced sequence number.
     acknowledged: u64,
     crashes: u64,
     losses: u64,
@@ -78,8 +75,8 @@ fn apply(state: &mut State, body: &[u8]) {
 
 fn put(state: &mut State, row: &[u8]) {
     let n = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().unwrap());
-    // Replay may go over rows that the snapshot already has in a later version: state, so the last
-    // record wins.
+    // Replay may apply older versions of rows that the snapshot has; the last record is always the
+    // latest.
     state.insert(n(0), n(8));
 }
 
@@ -99,7 +96,7 @@ struct Life {
     versions: Vec<u64>,
 }
 
-/// Starts from the disk; `Ok(None)` if the machine died meanwhile or the disk failed.
+/// Starts from the disk. Returns `None` if the machine crashed or the disk failed.
 fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) -> Option<Life> {
     let store = match Store::open_with(Arc::new(disk.clone()), options, || Ok(Lineage([7; 16]))) {
         Ok(store) => store,
@@ -157,8 +154,7 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
     model.losses += model.tried.len() as u64 - reached;
     model.tried.truncate(reached as usize);
     assert_eq!(state, model.state_at(reached), "seed {seed}: a wrong state after batch {reached}");
-    // What a start has accepted and served counts as acknowledged from then on: recovery made sure
-    // that it is on the disk.
+    // Recovered data is served, so it counts as acknowledged. Recovery has synced it.
     model.acknowledged = reached;
     model.mix(reached);
     Some(Life {
@@ -202,7 +198,7 @@ impl Life {
             }
             model.acknowledged = end;
         }
-        // A roll or a full window syncs too.
+        // Rolls and a full window also sync.
         model.acknowledged = model.acknowledged.max(self.log.durable().sequence);
         true
     }
@@ -215,7 +211,7 @@ impl Life {
         self.dirty.push(key);
     }
 
-    /// A snapshot with changes and commits going on between its steps.
+    /// Takes a snapshot, with changes and commits between its steps.
     fn snapshot(
         &mut self,
         random: &mut fastrand::Rng,
@@ -224,8 +220,7 @@ impl Life {
     ) -> store::Result<()> {
         let replay = self.log.durable();
         let mut files = Vec::new();
-        // The store cannot be borrowed across the steps that need all of `self`, so the walk is
-        // planned first.
+        // The store borrows a part of `self`, so plan the walk first.
         let versions = self.versions.clone();
         let tags: Vec<Tag> = (0..KEYS / TABLE)
             .map(|t| Tag {
@@ -268,7 +263,7 @@ impl Life {
         for file in files {
             snapshot.add(file);
         }
-        // The flush that a commit needs, written out, since `self` is taken apart here.
+        // A flush, inlined because `self` is destructured.
         dirty.sort_unstable();
         dirty.dedup();
         if !dirty.is_empty() {
@@ -312,7 +307,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
             sync_dir_error: rate(&mut random) / 4,
             read_error: rate(&mut random) / 4,
         };
-        // Half of the lives start on a failing disk, half start on a good one that then fails.
+        // Half of the lives begin with faults, the others get them after the start.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });
         disk.crash_after((random.u32(0..4) > 0).then(|| random.u64(1..120)));
         if random.u32(0..6) == 0 {
@@ -340,7 +335,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
                         let end = life.log.written().sequence;
                         model.attempt(end + 1, &[]);
                         let sealed = life.log.seal(1).is_ok();
-                        // A seal that was not needed writes nothing: then nothing was tried at that
+                        // A redundant seal writes nothing, so nothing was attempted for that
                         // number.
                         model.tried.truncate(model.tried.len().min(
                             life.log.written().sequence.max(end + u64::from(!sealed)) as usize,
@@ -367,7 +362,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
         disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };
         model.mix(disk.steps());
     }
-    // In the end, on a good disk, all that was acknowledged is there.
+    // Without faults everything acknowledged must be recovered.
     disk.set_faults(Faults::default());
     disk.crash_after(None);
     assert!(
@@ -415,8 +410,8 @@ fn a_run_replays_exactly() {
     }
 }
 
-/// The first start, a commit and a snapshot, with a crash at each single step of it and several
-/// fates of the unsynced bytes.
+/// Crashes at each step of a first start, a commit and a snapshot, with several outcomes for
+/// unsynced bytes.
 #[test]
 fn a_crash_at_each_step_of_a_first_start_a_commit_and_a_snapshot() {
     let options = StoreOptions {

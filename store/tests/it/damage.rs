@@ -1,10 +1,10 @@
-//! Damage and cuts: what is loaded is the exact prefix, and what is damaged is refused and named.
+//! Tests of damaged and truncated files: the loaded state is an exact prefix, and damage is
+//! reported with its location.
 //!
-//! What can be promised of a flipped bit in the log: it is found, always; no wrong value is loaded.
-//! If any later batch was written when the damaged place was already known to be durable, the start
-//! is refused. Otherwise the damage cannot be told from a torn write, and the log is cut there;
-//! what is lost then lies within the last sync's window. A sealed log has no such window but for
-//! the seal itself.
+//! A flipped bit in the log is always detected, and no wrong value is loaded. If a later batch was
+//! written after the damaged bytes were durable, the start fails. Otherwise the damage is
+//! indistinguishable from a torn write. The log is then cut there and loses only batches of the
+//! last sync's window. In a sealed log only the seal itself is in that window.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ fn payload(i: usize) -> Vec<u8> {
     vec![i as u8; 5 + i * 3 % 11]
 }
 
-/// A log of `batches` batches of two records in one segment, each synced unless `sync` says
-/// otherwise; the ends of the batches.
+/// Creates a log of `batches` batches with two records each in one segment. `sync` decides which
+/// batches are synced. Returns the ends of the batches.
 fn small_log(batches: usize, sync: impl Fn(usize) -> bool, seal: bool) -> (SimDisk, Vec<u64>) {
     let disk = SimDisk::new(1);
     let (_store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
@@ -58,8 +58,7 @@ fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
         disk.put(NAME, &whole[..cut as usize]);
         let batches = ends.iter().filter(|&&end| end <= cut).count() - 1;
         assert_eq!(load(&disk).unwrap(), prefix(batches), "cut at {cut}");
-        // And the log goes on from there: the next start has the same prefix, and what was appended
-        // since.
+        // A second start has the same prefix and the batches appended since.
         let (_store, mut log, _, _) = start(&disk.kill(), options(1 << 20)).unwrap();
         log.append(&batch(&[b"after"]), 0).unwrap();
         log.sync().unwrap();
@@ -69,15 +68,14 @@ fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
     }
 }
 
-/// Flips each bit of a log and checks the promise above, where `window` is the first batch that may
-/// be lost without a refusal.
+/// Flips each bit of a log. `window` is the first batch that may be lost without an error.
 fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
     let whole = disk.contents(NAME).unwrap();
     let (mut refused, mut cut) = (0, 0);
     for bit in 0..whole.len() as u64 * 8 {
         let disk = disk.fork(bit);
         assert!(disk.flip_bit(NAME, bit));
-        // 0: the header; n: batch n (from 1); past the last: the seal.
+        // 0: the header; n: batch n from 1; after the last batch: the seal.
         let hit = ends.iter().filter(|&&end| end <= bit / 8).count();
         match load(&disk) {
             Err(Error::Corrupt { path, offset, .. }) => {
@@ -103,8 +101,7 @@ fn each_bit(disk: &SimDisk, ends: &[u64], window: usize) {
 
 #[test]
 fn each_flipped_bit_of_a_synced_log_is_found() {
-    // Each batch was synced before the next: only the last may be lost, for nothing was written
-    // after its sync.
+    // Each batch was synced before the next one, so only the last may be lost.
     let (disk, ends) = small_log(6, |_| true, false);
     each_bit(&disk, &ends, 5);
 }
@@ -117,8 +114,7 @@ fn each_flipped_bit_of_a_sealed_log_is_refused_but_in_the_seal() {
 
 #[test]
 fn a_window_of_unsynced_batches_may_arrive_in_any_order() {
-    // Batches 3, 4, 5 were written without a sync between them: a flip in 3 looks like sectors that
-    // arrived out of order.
+    // Batches 3, 4 and 5 share a sync window, so damage in batch 3 resembles a reordered write.
     let (disk, ends) = small_log(6, |i| i < 3, false);
     each_bit(&disk, &ends, 3);
 }
@@ -135,7 +131,7 @@ fn zeroed_swapped_and_old_sectors_are_found() {
         zeroed[a * 512..a * 512 + 512].fill(0);
         images.push(zeroed);
         for b in 0..sectors {
-            // Swapped, and the one written over the other.
+            // Two sectors swapped, and one copied over the other.
             let mut swapped = whole.clone();
             let (x, y) =
                 (whole[a * 512..a * 512 + 512].to_vec(), whole[b * 512..b * 512 + 512].to_vec());
@@ -157,9 +153,8 @@ fn zeroed_swapped_and_old_sectors_are_found() {
     }
 }
 
-/// Two histories of one lineage, from one fork on: an old copy of a file is half overwritten by a
-/// newer one, say. Each batch is sound by itself and in its place; only the chain tells that the
-/// later ones do not follow from the earlier ones.
+/// Two branches of one lineage, for example an old copy of a file partly overwritten by a newer
+/// one. Each batch is valid by itself. Only the chain values reveal the break.
 #[test]
 fn batches_of_another_branch_are_found() {
     let branch = |word: &[u8]| {
@@ -182,14 +177,14 @@ fn batches_of_another_branch_are_found() {
                 assert_eq!(offset, *end as u64);
                 assert!(what.contains("does not follow the one before it"), "{what}");
             }
-            // Behind the last batch nothing was written any more.
+            // Nothing was written after the last batch.
             Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Several segments, and a manifest; for the tests of files that are missing, doubled or foreign.
+/// Creates a log of several segments, for tests of missing, duplicate and foreign files.
 fn many_segments(seed: u64) -> SimDisk {
     let disk = SimDisk::new(seed);
     let (_store, mut log, _, _) = start(&disk, options(200)).unwrap();
@@ -231,8 +226,8 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.take(&segment(1));
     assert!(refusal(&disk).contains("log-0000000000000001.tlog is damaged at byte 0: missing"));
 
-    // The newest has no successor to miss it, but the manifest of the last start or stop knows how
-    // far the log was durable.
+    // No successor reveals that the newest segment is missing, but the manifest has the durable
+    // offset.
     let disk = many_segments(1);
     let (store, log, _, _) = start(&disk, options(200)).unwrap();
     drop((store, log));
@@ -256,7 +251,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.put(&segment(3), &two);
     assert!(refusal(&disk).contains("its header says that it is segment 2"));
 
-    // A segment of another data set, under the right number.
+    // A segment of another data set under a valid number.
     let disk = many_segments(1);
     let mut bytes = disk.contents(&segment(3)).unwrap();
     let head = store::SegmentHead::decode(&bytes).unwrap();
@@ -265,7 +260,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.put(&segment(3), &bytes);
     assert!(refusal(&disk).contains("files of two data sets"));
 
-    // A segment that ends early, one that goes on too long, one with a hole.
+    // A segment that is too short or too long.
     let disk = many_segments(1);
     let bytes = disk.contents(&segment(2)).unwrap();
     disk.put(&segment(2), &bytes[..bytes.len() - 1]);
@@ -273,7 +268,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.put(&segment(2), &[&bytes[..], b"x"].concat());
     assert!(refusal(&disk.kill()).contains("bytes follow the place where segment 3 continues"));
 
-    // No manifest beside a log; an empty manifest.
+    // A missing and an empty manifest.
     let disk = many_segments(1);
     disk.take("tidemark.manifest");
     assert!(refusal(&disk).contains("this folder held data"));
@@ -297,8 +292,8 @@ fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
     assert!(refusal(&disk).contains("something acknowledged is missing"));
 }
 
-/// F23. Whatever the manifest says to be durable, a segment that ends before the place where replay
-/// begins is no torn tail: the start names file and byte, and a check says the same.
+/// F23. Whatever the durable offset is, a log that ends before the replay position is damaged. The
+/// start and the check report the same file and offset.
 #[test]
 fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset() {
     let disk = SimDisk::new(4);
@@ -326,7 +321,7 @@ fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset(
         }
         assert!(report.findings.iter().any(|f| f.text.contains(&what)), "{:?}", report.findings);
     }
-    // All that lies behind it may be a torn tail.
+    // After the replay position any cut is a torn tail.
     for cut in begun.byte..=bytes.len() as u64 {
         let disk = disk.fork(cut);
         disk.put(NAME, &bytes[..cut as usize]);
@@ -394,8 +389,8 @@ fn check_finds_a_sound_folder_good_and_dump_prints_every_file() {
     assert!(dump(&disk, "notes.txt", true, &mut Vec::new()).is_err());
 }
 
-/// Behind the first damage it goes on: each damaged file is named, of the log and beside a damaged
-/// manifest. And nothing is synced: it only reads.
+/// A check continues after damage in the log or in the manifest, and reports each damaged file. It
+/// never syncs.
 #[test]
 fn check_goes_on_behind_damage_and_syncs_nothing() {
     let whole = many_segments(4);
@@ -433,8 +428,8 @@ fn check_goes_on_behind_damage_and_syncs_nothing() {
     }
 }
 
-/// A crash came between a complete full sync and its adoption: the next start goes on there, and a
-/// check says so, and looks at that data set.
+/// A crash between the commit of a full sync and its adoption. The next start completes the
+/// adoption, and a check inspects the new data set.
 #[test]
 fn a_pending_adoption_is_no_damage() {
     let disk = many_segments(2);
@@ -459,7 +454,7 @@ fn a_pending_adoption_is_no_damage() {
     }
 }
 
-/// What is sound comes before what is not.
+/// Chunks before the damage are printed.
 #[test]
 fn dump_prints_what_is_in_front_of_damage() {
     let disk = SimDisk::new(9);
@@ -476,12 +471,11 @@ fn dump_prints_what_is_in_front_of_damage() {
     assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
-/// What lies before the replay position serves replicas only: a start does not read it, `check`
-/// does.
+/// Segments before the replay position serve only replicas: a check reads them, a start does not.
 #[test]
 fn what_is_kept_for_replicas_is_checked_too() {
     flip_what_is_kept(200);
-    // The one segment, in front of where replay begins.
+    // A single segment that contains the replay position.
     flip_what_is_kept(1 << 20);
 }
 
@@ -516,7 +510,7 @@ fn flip_what_is_kept(segment_bytes: u64) {
             let report = check(&disk).unwrap();
             let found =
                 report.findings.iter().any(|f| f.file == name && f.severity == Severity::Note);
-            // The header of the segment in which replay begins is read by a start.
+            // A start reads the header of the segment with the replay position.
             let refused = number == replay.segment && report.severity() == Severity::Damage;
             assert!(found || refused, "{name}, bit {bit}: {report:?}");
             assert_eq!(start(&disk, options).is_err(), refused, "{name}, bit {bit}");
@@ -524,8 +518,8 @@ fn flip_what_is_kept(segment_bytes: u64) {
     }
 }
 
-/// Random bytes, and sound files changed at random with their checksums made to match: errors are
-/// fine, panics and endless loops are not.
+/// Random bytes, and randomly changed files with valid checksums, may cause errors, but no panics
+/// or endless loops.
 #[test]
 fn decoders_are_total() {
     let mut random = fastrand::Rng::with_seed(7);
@@ -572,8 +566,7 @@ fn decoders_are_total() {
     assert!(outcomes["corrupt"] > 1000 && outcomes["started"] > 100, "{outcomes:?}");
 }
 
-/// Makes the checks of a segment match what it now says, so that the tests behind the checksums are
-/// reached.
+/// Recomputes the checksums of a segment, to test the code after them.
 fn fix_segment(bytes: &mut [u8]) {
     let crc = |parts: &[&[u8]]| {
         parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()

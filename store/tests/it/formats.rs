@@ -1,8 +1,8 @@
-//! Files of version 4, as a release wrote them, are opened; and what is written today
-//! equals them byte for byte.
+//! Compatibility tests: files that a release wrote in version 4 can be read, and this version
+//! writes identical files.
 //!
-//! `STORE_WRITE_FIXTURES=1 cargo test -p store --test it formats` writes them anew: only when a new
-//! version is added, into a new folder.
+//! `STORE_WRITE_FIXTURES=1 cargo test -p store --test it formats` rewrites the fixtures. Use it
+//! only for a new format version, with a new folder.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4")
 }
 
-/// A data folder with everything that version 4 has: snapshot files, a roll, a void tail, a seal,
-/// records of several kinds.
+/// Creates a data folder with all features of version 4: snapshot files, a roll, a void tail, a
+/// seal, records of several kinds.
 fn written_today() -> SimDisk {
     let disk = SimDisk::new(1);
     let (store, mut log, _, _) = start(&disk, options(400)).unwrap();

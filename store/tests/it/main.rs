@@ -1,6 +1,6 @@
-//! The store's tests, on the simulated disk and on the real one. One binary, one module per topic.
+//! Tests of the store on simulated and real disks. One binary, one module per topic.
 
-#![allow(clippy::unwrap_used)] // helpers of tests may panic, too
+#![allow(clippy::unwrap_used)] // helpers of tests may panic
 
 mod backup;
 mod basics;

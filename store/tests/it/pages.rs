@@ -1,5 +1,5 @@
-//! Page files: a page is one read, found damaged or right; a crash leaves the old file or the new
-//! one; version 2 stays what it is.
+//! Tests of page files: a page is one verified read, a crash leaves the old or the new file, and
+//! format version 2 is stable.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn open(disk: &SimDisk) -> Store {
     Store::open(Arc::new(disk.clone()), StoreOptions::default()).unwrap()
 }
 
-/// Not a byte of it is free.
+/// Returns a page that uses every byte.
 fn page(seed: u64, number: u64) -> [u8; BLOCK_BYTES] {
     std::array::from_fn(|at| (seed * 31 + number * 7 + at as u64 * at as u64 % 251) as u8)
 }
@@ -53,7 +53,7 @@ fn pages_are_read_as_they_were_written() {
             .iter()
             .any(|f| f.text == "100 pages of space 2 kind 5, ids 10 to 900")
     );
-    // A manifest that says something else of it, or another file under its name.
+    // A manifest with another tag, and a file under another name.
     let other = FileEntry { tag: Tag { high: 901, ..TAG }, ..entry.clone() };
     assert!(matches!(store.open_pages(&other), Err(Error::Corrupt { .. })));
     disk.put("cold-0000000099-000001.tcold", &disk.contents(&entry.name).unwrap());
@@ -101,8 +101,8 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
     }
 }
 
-/// A file is named, then replaced by another: with a crash at each step of the disk, what the
-/// manifest names is whole; on a disk without room nothing is left.
+/// A file is published, then replaced. After a crash at any step, the file in the manifest is
+/// complete. A full disk leaves no files.
 #[test]
 fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     let life = |disk: &SimDisk| -> store::Result<()> {
@@ -158,8 +158,8 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
     );
 }
 
-/// Compares a file with the one that a release wrote, and puts that in its place.
-/// `STORE_WRITE_FIXTURES=1` writes the fixture, which is right for a new version only.
+/// Compares a file with its fixture, and replaces it by the fixture. `STORE_WRITE_FIXTURES=1`
+/// rewrites the fixture; use it only for a new format version.
 pub(crate) fn compare_with_fixture(disk: &SimDisk, entry: &FileEntry, name: &str) {
     let folder =
         std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cold-v2");

@@ -1,5 +1,5 @@
-//! Following the log: a follower from any place gets exactly the batches behind it, through
-//! rolls and failed syncs.
+//! Tests of tails: a tail from any position returns exactly the following batches, across rolls and
+//! failed syncs.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn disk_of(disk: &SimDisk) -> Arc<dyn Disk> {
     Arc::new(disk.clone())
 }
 
-/// Takes all steps up to `limit`: the batches' sequence numbers and bodies.
+/// Reads all steps up to `limit`. Returns the sequence numbers and bodies of the batches.
 fn follow(tail: &mut Tail, limit: Position) -> Vec<(u64, Vec<u8>)> {
     let mut batches = Vec::new();
     loop {
@@ -61,8 +61,7 @@ fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
         assert_eq!((tail.position().offset, tail.position().chain), (end.offset, end.chain));
         let numbers: Vec<u64> = followed.iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (1..=end.sequence).collect::<Vec<_>>(), "seed {seed}");
-        // From each place that was ever durable one can go on, also after a restart and after many
-        // rolls.
+        // Every position that was ever durable remains valid, also after restarts and rolls.
         for place in places {
             let mut tail = Tail::open(disk_of(&disk), place, end)
                 .unwrap_or_else(|e| panic!("seed {seed}: {place}: {e}"));
@@ -101,13 +100,13 @@ fn a_place_that_the_log_does_not_have_is_refused() {
     ] {
         assert!(matches!(open(other), Err(Error::Refused(_))), "{other:?}");
     }
-    // A snapshot takes the log before it away; then the place is gone.
+    // The snapshot removes the log before it.
     store.begin_snapshot(end).commit(end).unwrap();
     assert!(matches!(open(places[0]), Err(Error::Refused(_))));
     open(end).unwrap();
 }
 
-/// A follower that looks while a batch is half written must not remember the half.
+/// The tail must not buffer a partly written batch.
 #[test]
 fn what_lies_behind_the_limit_is_not_remembered() {
     let disk = SimDisk::new(1);

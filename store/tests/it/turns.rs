@@ -1,5 +1,5 @@
-//! The committer between real threads: writers whose turns must be atomic, snapshots beside them,
-//! and waiters for a commit.
+//! Tests of the committer with real threads: atomic turns, concurrent snapshots, and waits for
+//! commits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use store::{CommitOptions, Committer, Records, SimDisk, SyncPolicy, Tag};
 use crate::basics::{open, options};
 use crate::commits::{Engine, Meeting, Reader, always, read_row, recover, row};
 
-/// Writers of pairs of counters, `k` and `k` + as many as there are pairs, which change together;
-/// few, so that writers and the commit thread meet.
+/// Writers of pairs of counters that change together. The pairs are `k` and `k` + number of pairs.
+/// There are few pairs, to cause contention.
 #[derive(Clone, Copy)]
 struct Crowd<'a> {
     committer: &'a Committer<u32>,
     engine: &'a Engine,
     disk: &'a SimDisk,
-    /// Of each pair, the highest value that was durable when its writer looked.
+    /// Highest value of each pair that was durable when its writer checked.
     acknowledged: &'a [AtomicU64],
 }
 
 impl Crowd<'_> {
-    /// One of them, number `t`, which goes through the pairs by this stride and waits for one turn
-    /// in `waits`, until the disk fails it.
+    /// Runs writer `t` until the disk crashes. It visits the pairs with this stride, and waits for
+    /// one turn in `waits`.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();
@@ -52,8 +52,8 @@ impl Crowd<'_> {
     }
 }
 
-/// A reader that shows what it has read when it is safe (C9): of each counter, the
-/// highest value that was shown before the disk failed.
+/// Runs a reader until the disk crashes. It shows a value once that is safe (C9). Returns the
+/// highest value shown of each counter.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
@@ -72,7 +72,7 @@ fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -
     shown
 }
 
-/// What was acknowledged is in what was loaded; gives the sum.
+/// Asserts that `state` contains all acknowledged values. Returns their sum.
 fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> i64 {
     let mut total = 0;
     for (key, acknowledged) in acknowledged.iter().enumerate() {
@@ -87,8 +87,8 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
     total
 }
 
-/// Real threads: writers take turns that change two counters together, and each acknowledged turn
-/// must survive; both halves or none. So must whatever a reader was shown.
+/// Each turn changes two counters. Every acknowledged turn and every value shown to a reader must
+/// survive, with both halves or neither.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
     const KEYS: usize = 4;
@@ -113,7 +113,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                     disk: &disk,
                     acknowledged: &acknowledged,
                 };
-                // Most turns do not wait, so that many are under way at once.
+                // Most turns do not wait, so that many run concurrently.
                 writers.push(scope.spawn(move || crowd.count_until_crash(t, 7, 16)));
             }
             let readers =
@@ -124,8 +124,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
             committer.stop();
             readers.map(|reader| reader.join().unwrap())
         });
-        // After each batch, not only after the last one: a crash could have come behind any of
-        // them.
+        // Check after each batch, because a crash could have followed any of them.
         let disk = disk.power_cut();
         let store = open(&disk, options(8000)).unwrap();
         let mut state = [0; 2 * KEYS];
@@ -155,19 +154,18 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
-    // One run may be over before its readers have begun.
+    // A single run may end before its readers begin.
     assert!(seen > 0, "nothing was shown in any run");
 }
 
-/// One thread changes keys of all stripes together, or of some, others single ones beside it: every
-/// batch has all of the first or none, also when batches are small, rounds fail now and then, and
-/// the crash comes anywhere.
+/// One thread changes keys of several stripes atomically while others change single keys. Every
+/// batch has all or none of an atomic group, despite small batches, failed rounds and crashes.
 #[test]
 fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;
     const ROUNDS: i64 = 300;
     for seed in 0..20 {
-        // All, or two.
+        // All stripes, or two.
         let held = if seed % 2 == 0 { 0..STRIPES } else { 1..3 };
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);
@@ -252,7 +250,7 @@ fn what_is_exclusive_is_in_one_batch() {
 
 #[test]
 fn flush_waits_and_stop_seals() {
-    // Nothing is written unasked.
+    // Nothing is written without a request.
     let gather = Duration::from_secs(3600);
     let options =
         CommitOptions { policy: SyncPolicy::No, stripes: 4, gather, ..CommitOptions::default() };
@@ -264,7 +262,7 @@ fn flush_waits_and_stop_seals() {
         let ticket = meeting.set(2, 9);
         committer.flush().unwrap();
         assert!(committer.synced() >= ticket);
-        // The last commit has it.
+        // The last round has the change.
         meeting.set(5, 7);
         committer.stop();
         let (log, result) = thread.join().unwrap();
@@ -275,8 +273,7 @@ fn flush_waits_and_stop_seals() {
     assert_eq!(meeting.left(), BTreeMap::from([(2, 9), (5, 7)]));
 }
 
-/// As above, with snapshots going on all the time beside the writers; what is loaded is snapshot
-/// and log together.
+/// Like the test above, with concurrent snapshots; the state comes from snapshot and log.
 #[test]
 fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     const KEYS: usize = 6;
@@ -355,8 +352,8 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     assert!(snapshots > 20, "only {snapshots} snapshots were published");
 }
 
-/// A walk may see a change whose turn has not marked it yet; a flush that did not wait for that
-/// turn would publish half of it.
+/// A walk may see a change before its mark. A flush that did not wait for that turn would publish
+/// half of it.
 #[test]
 fn flush_waits_for_turns_under_way() {
     let meeting = Meeting::new(10, always(8));

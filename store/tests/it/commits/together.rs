@@ -1,5 +1,5 @@
-//! What was changed together is read in one moment and goes into one batch; and what is too large
-//! for that.
+//! Tests of atomic groups: they are read under all locks and logged in one batch, unless they are
+//! too large.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,7 @@ use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Reco
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
 
-/// A writer that has several stripes and says so has all that waits in them read in one moment,
-/// with what it marks in one of them.
+/// A joined turn includes all pending keys of its stripes in its batch.
 #[test]
 fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     for joins in [true, false] {
@@ -47,7 +46,7 @@ fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     }
 }
 
-/// What was changed together is read into a batch of its own, and the one before it fails.
+/// The batch before the atomic group fails.
 #[test]
 fn a_failed_round_forgets_no_joined_stripe() {
     let meeting = Meeting::new(8, always(8));
@@ -64,7 +63,7 @@ fn a_failed_round_forgets_no_joined_stripe() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 1), (2, 1), (3, 1), (7, 1)]));
 }
 
-/// A source that notes when a batch holds a key twice, and while it reads the stripe of `WRITES_AT`
+/// A source that records duplicate keys in a batch. While it reads the stripe of `WRITES_AT`, it
 /// changes keys of other stripes.
 struct Interrupted<'a> {
     reader: Reader<'a>,
@@ -72,13 +71,13 @@ struct Interrupted<'a> {
     twice: Vec<u32>,
 }
 
-/// The key that is alone in its stripe, between the two that were changed together.
+/// Key in a stripe of its own, between those of the atomic group.
 const WRITES_AT: u32 = 1;
 
 impl Source<u32> for Interrupted<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         if keys == [WRITES_AT] {
-            // Another writer, at this moment: of other stripes, so nothing keeps it out.
+            // Simulates a concurrent writer; its stripes are not locked.
             for key in [0, 2] {
                 self.meeting.set(key, 7);
             }
@@ -101,9 +100,8 @@ impl Source<u32> for Interrupted<'_> {
     fn failed(&mut self, _: &Error) {}
 }
 
-/// Stripes that are read together may come again in the same round, when it comes to their own
-/// turn: by then another writer may have changed them again, and a batch that held both states
-/// would not say which is the later one (C7).
+/// C7. The round may visit joined stripes again after another writer has changed them. A batch with
+/// both states would not show which one is later.
 #[test]
 fn no_batch_holds_a_key_twice() {
     let meeting = Meeting::new(4, always(4));
@@ -121,8 +119,8 @@ fn no_batch_holds_a_key_twice() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 7), (1, 1), (2, 7)]));
 }
 
-/// A source of records so large that twenty of them are too much for one batch; keys 2n and 2n + 1
-/// belong together.
+/// A source with records so large that a batch has no room for twenty. Keys 2n and 2n + 1 belong
+/// together.
 struct Large<'a> {
     reader: Reader<'a>,
     parted: usize,
@@ -156,13 +154,13 @@ impl Source<u32> for Large<'_> {
     }
 }
 
-/// Bytes of so many keys of a [`Large`] source.
+/// Returns the encoded size of keys of a [`Large`] source.
 fn bytes_of(keys: usize) -> usize {
     keys * (MAX_BODY_BYTES / 16 + 12)
 }
 
 impl Meeting {
-    /// The keys of each batch in the log, of those that have any.
+    /// Returns the keys of each nonempty batch in the log.
     fn batches(&self) -> Vec<Vec<u32>> {
         let mut batches: Vec<Vec<u32>> = Vec::new();
         let mut each = |_: &store::BatchHead, body: &[u8]| {
@@ -184,7 +182,7 @@ impl Meeting {
         self.by_hand_with(Large { reader: Reader::alone(&self.engine), parted: 0 })
     }
 
-    /// Changes that belong together; false if there is no room for them.
+    /// Changes keys atomically. Returns false if there is no room for a reservation.
     fn set_together(&self, keys: std::ops::Range<u32>, value: i64) -> bool {
         let Some(reserved) = self.committer.reserve(bytes_of(keys.len())) else { return false };
         let several = reserved.several(keys.clone().map(u64::from));
@@ -194,24 +192,23 @@ impl Meeting {
     }
 }
 
-/// C6, C8: two that do not fit into one batch do not meet in one; the second one has a round to
-/// wait, and holds nothing meanwhile.
+/// C6, C8. Of two groups that exceed one batch, the second waits for a round without holding locks.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
-    // In one stripe, too.
+    // Also in a single stripe.
     for stripes in [1, 8] {
         let meeting = Meeting::new(32, always(stripes));
         let mut thread = meeting.by_hand_large();
         assert!(meeting.set_together(0..10, 1));
         assert!(meeting.committer.is_crowded(), "what is so much is to go soon");
         assert!(!meeting.set_together(10..20, 1) && !meeting.committer.has_room(bytes_of(10)));
-        // What is small does not wait for what is large, and a turn of its own needs no room.
+        // Small groups and single turns do not wait for large groups.
         assert!(meeting.set_together(20..22, 1));
         meeting.set(31, 1);
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // All is given back, also by a writer that marks nothing, or only in one stripe.
+        // Every reservation is released, also if nothing or only one stripe was marked.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
@@ -219,7 +216,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         let all = meeting.committer.reserve(bytes_of(15)).expect("nothing is reserved any more");
         assert!(meeting.committer.reserve(bytes_of(1)).is_none());
         drop(all);
-        // What fits into no batch is not to wait for ever.
+        // A group that exceeds any batch is admitted alone.
         drop(meeting.committer.reserve(usize::MAX).unwrap());
         assert_eq!(thread.source.parted, 0);
         let batches = meeting.batches();
@@ -230,8 +227,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
     }
 }
 
-/// Nor if the first of them is on its way to a disk that says no: it comes again, and then there is
-/// still no room for another one.
+/// A group keeps its reservation while its round fails and is retried.
 #[test]
 fn what_could_not_be_logged_keeps_its_room() {
     let meeting = Meeting::new(32, always(8));
@@ -249,29 +245,28 @@ fn what_could_not_be_logged_keeps_its_room() {
     assert_eq!(meeting.batches(), [(0..10).collect::<Vec<_>>(), (10..20).collect()]);
 }
 
-/// What others have marked in the same stripes, before or after, goes into other batches if it is
-/// too much; what they have changed of the same ids goes along, and what they have changed together
-/// with that.
+/// Changes of other writers in the same stripes go into other batches if they exceed the room.
+/// Changes of the same ids stay in the group's batch.
 #[test]
 fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
     let whole: Vec<u32> = (0..8).collect();
     for fails in [false, true] {
         let meeting = Meeting::new(64, CommitOptions { batch_bytes: 1, ..always(4) });
         let mut thread = meeting.by_hand_large();
-        // Keys 2n and 2n + 1 are of one id.
+        // Keys 2n and 2n + 1 belong to one id.
         let set = |key: u32| {
             let mut turn = meeting.committer.enter(u64::from(key / 2));
             meeting.engine.counters[key as usize].store(1, Ordering::Release);
             turn.mark(key);
         };
         (20..30).for_each(set);
-        // What is changed again together was the last that was changed before.
+        // The group changes a key that was the stripe's last one.
         set(6);
         let several = meeting.committer.reserve(bytes_of(8)).unwrap().several(0..4);
         (0..8).step_by(2).for_each(set);
         drop(several);
         (30..40).for_each(set);
-        // Of the same ids.
+        // Changes of the same ids.
         (1..8).step_by(2).for_each(set);
         if fails {
             meeting.disk.set_capacity(Some(meeting.disk.used_bytes() + 100));
@@ -293,17 +288,17 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
     }
 }
 
-/// A stripe whose keys were deduped while it was held cannot say which of them are whose: then all
-/// belong together.
+/// After a deduplication the writers of the keys are unknown, so all keys of the stripe join the
+/// group.
 #[test]
 fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     let meeting = Meeting::new(64, CommitOptions { batch_bytes: 1, ..always(2) });
     let mut thread = meeting.by_hand_large();
-    // In one of the stripes, and in the end behind what comes now.
+    // Pending keys in one of the stripes, greater than the later ones.
     (16..30).step_by(2).for_each(|key| _ = meeting.set(key, 1));
-    // Keys of both stripes, those of one of them again and again.
+    // Keys of both stripes, those of one of them repeatedly.
     let several = meeting.committer.reserve(bytes_of(10)).unwrap().several([0, 1]);
-    // As often as it takes, with the seven, until the stripe sees to its room.
+    // Enough marks, with the seven keys above, to trigger a deduplication.
     (0..249).for_each(|i| _ = meeting.set(i % 2 * 2, 1));
     meeting.set(1, 1);
     drop(several);
@@ -317,7 +312,7 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     assert_eq!(thread.source.parted, 0);
 }
 
-/// Nothing was reserved for it. It would be tried for ever as it is (C8).
+/// C8. A group without a reservation is split, because a retry would never succeed.
 #[test]
 fn what_is_too_much_for_one_batch_is_parted_and_logged() {
     for stripes in [1, 8] {
@@ -341,7 +336,7 @@ fn what_is_too_much_for_one_batch_is_parted_and_logged() {
     }
 }
 
-/// And what was too much for one batch is given back whole, if a part of it fails.
+/// If a part of a split group fails, all keys are retried.
 #[test]
 fn a_part_that_fails_is_not_forgotten() {
     let meeting = Meeting::new(20, always(8));
