@@ -6,7 +6,6 @@ pub(crate) struct Node<'a> {
     /// `host:port`
     pub(crate) address: &'a str,
     flags: &'a str,
-    /// Id of its master, or `-`.
     pub(crate) master: &'a str,
     pub(crate) slots: Vec<&'a str>,
 }

@@ -90,7 +90,6 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     if args.exit { server.stop() } else { server.join() }
 }
 
-/// Loads the day, then prints the page and the memory comparison.
 fn show_day(
     args: &DemoArgs,
     server: &tidemark_server::Server,
@@ -232,7 +231,6 @@ fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Resul
     })
 }
 
-/// Formats the page as a table.
 fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
     let unexpected = || io::Error::other("FEED.GET answered in an unexpected shape");
     let OwnedFrame::Array(replies) = reply else { return Err(unexpected()) };
@@ -265,7 +263,6 @@ fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
     }))
 }
 
-/// Memory of a post's four counters, and of a flag.
 #[derive(Clone, Copy)]
 struct PerEntry {
     post_bytes: f64,
@@ -313,7 +310,6 @@ impl Costs {
         Ok(Costs { young, young_entries, full, redis, redis_version })
     }
 
-    /// Formats the comparison as a table with notes.
     fn show(&self, paint: Paint) -> String {
         let mut rows = vec![["memory", "Tidemark", "Redis", "ratio"].map(str::to_owned).to_vec()];
         let mut section = |title: &str, unit: &str, redis: f64, young: f64, full: f64| {
@@ -448,7 +444,6 @@ fn used_memory(client: &mut Client) -> io::Result<f64> {
     value.parse().map_err(|_| io::Error::other("INFO's used_memory is no number"))
 }
 
-/// Returns a value of INFO.
 fn info(client: &mut Client, section: &str, name: &str) -> io::Result<String> {
     let OwnedFrame::BulkString(info) = client.call(&[b"INFO", section.as_bytes()])? else {
         return Err(io::Error::other("INFO answered in an unexpected shape"));

@@ -74,7 +74,7 @@ enum Target {
     Redis(Remote, Pattern),
 }
 
-/// A temporary file next to the output file, which it replaces when complete.
+/// A temporary file in the folder of the output file, which it replaces when complete.
 struct Beside {
     path: PathBuf,
     to: PathBuf,
@@ -99,7 +99,6 @@ impl Beside {
     }
 }
 
-/// Runs the export.
 pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     let started = Instant::now();
     let (mut all, fields) = server(args)?;
@@ -133,7 +132,6 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Connects to the server. Returns the rows and the fields of the space.
 fn server(args: &ExportArgs) -> Result<(AllRows, Vec<String>), String> {
     let (all, mut spaces) = AllRows::open(&args.connect)
         .map_err(|e| format!("cannot export {}: {e}", args.connect.address()))?;

@@ -15,7 +15,6 @@ const FLAGS_PER_POST: usize = 10;
 const RECENT_POSTS: usize = 20_000;
 const USERS: u64 = 50_000_000;
 
-/// Memory per entry of full tables, including all overhead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
     /// Bytes of a post's counters.

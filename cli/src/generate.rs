@@ -30,14 +30,12 @@ pub(super) struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// Runs `tidemark completions`.
 pub(super) fn completions(args: &CompletionsArgs, cli: &mut Command) -> Result<(), String> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, cli, "tidemark", &mut script);
     crate::terminal::print(&String::from_utf8_lossy(&script))
 }
 
-/// Runs `tidemark man`.
 pub(super) fn manual(args: &ManArgs, cli: Command) -> Result<(), String> {
     match &args.dir {
         Some(dir) => clap_mangen::generate_to(cli, dir)

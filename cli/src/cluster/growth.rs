@@ -93,7 +93,6 @@ impl Draft {
     }
 }
 
-/// Runs the whole command. Returns the text to print.
 pub(super) async fn grow<N: Net>(
     net: &N,
     asked: &GrowthArgs,
@@ -199,7 +198,6 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
     Ok(())
 }
 
-/// Parameters of one slot move.
 struct Growth<'a, N> {
     net: &'a N,
     asked: &'a GrowthArgs,
@@ -246,7 +244,6 @@ impl<N: Net> Growth<'_, N> {
         Ok((next, took))
     }
 
-    /// Returns the topology after the hand-over.
     fn handed(&self, topology: &Topology) -> Result<Topology, String> {
         let is_shard = matches!(self.wanted, Wanted::Shard);
         Draft::of(topology).give(self.slots, self.from, self.id, is_shard).finish()
@@ -329,7 +326,6 @@ pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), S
     ))
 }
 
-/// Sends the topology to all masters. Fails at the first master that does not take it.
 async fn tell_masters<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
     for master in topology.masters() {
         tell(net, &master.address(), topology).await?;
@@ -343,7 +339,6 @@ async fn tell<N: Net>(net: &N, address: &str, topology: &Topology) -> Result<(),
     node.ask(&["CLUSTERX", "SETNODES", &text, &version]).await.map(|_| ())
 }
 
-/// Waits until the new node is in sync with its master.
 async fn follow<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,

@@ -11,13 +11,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A network that reaches the nodes of a cluster.
 pub(super) trait Net {
-    /// Connection to a node.
     type Conn;
 
-    /// Returns the address of the node that the operator named.
     fn first(&self) -> String;
 
-    /// Connects to `host:port`.
     async fn open(&self, address: &str) -> Result<Self::Conn, String>;
 
     /// Sends a request and returns its reply. An error reply becomes `Err`.
@@ -56,7 +53,6 @@ impl Net for ConnectArgs {
     }
 }
 
-/// A connected node.
 pub(super) struct Remote<'n, N: Net> {
     pub(super) address: String,
     net: &'n N,
@@ -107,7 +103,6 @@ impl<N: Net> Remote<'_, N> {
         Ok(info.lines().any(is_some))
     }
 
-    /// Returns a field of INFO, or an empty string.
     pub(super) async fn info(&mut self, section: &str, name: &str) -> Result<String, String> {
         let info = self.text(&["INFO", section]).await?;
         let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -140,7 +135,6 @@ pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
     Ok(newest)
 }
 
-/// Returns the addresses of the topology's nodes.
 pub(super) fn addresses(topology: &Topology) -> Vec<String> {
     topology.members().iter().map(Member::address).collect()
 }

@@ -10,7 +10,6 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Replies of a node.
 #[derive(Default)]
 struct Facts {
     /// Id of the node, empty if it has none.
@@ -18,7 +17,6 @@ struct Facts {
     /// Version of its topology, -1 if it has none.
     version: String,
     rows: String,
-    /// Text of INFO replication.
     replication: String,
     /// For a master: the error returned to writes; empty while it accepts them.
     refusal: String,
@@ -169,7 +167,6 @@ async fn refusal(node: &mut Remote<'_, ConnectArgs>) -> String {
     if is_taken { String::new() } else { said.to_owned() }
 }
 
-/// Returns a field of INFO, or an empty string.
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
     let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     found.unwrap_or_default()

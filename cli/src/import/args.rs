@@ -130,8 +130,8 @@ pub struct ImportArgs {
     #[arg(long, requires = "from", conflicts_with_all = ["follow", "files"])]
     pub only_verify: bool,
     /// Delete rows that have no key in --from. With --follow, also remove members that are removed
-    /// from sets in --from: the import unsets all members of such a set, then sets the present
-    /// ones. Without this option, only --verify reports extra rows.
+    /// from sets in --from. To do so, the import unsets all members of such a set and sets the
+    /// present ones again. Without this option, only --verify reports extra rows.
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub delete_missing: bool,
     /// With --delete-missing: continue even if a source has lost all keys, or nine of ten keys

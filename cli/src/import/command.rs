@@ -16,7 +16,6 @@ pub(super) enum Pushed {
     NoCounters,
 }
 
-/// Converts lines of one shape to commands.
 pub(super) struct Command {
     pub(super) shape: Shape,
     /// The space or the action.
@@ -164,7 +163,6 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
     }
 }
 
-/// Returns the shape of lines with this header. `names` lists the columns to load.
 pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<Shape, String> {
     let place = |name: &str| {
         let place = header.iter().position(|column| column == name);

@@ -11,7 +11,6 @@ use std::io::{self, BufRead};
 /// Maximum number of columns of a record.
 const MOST_COLUMNS: usize = 1024;
 
-/// Columns of a record.
 pub(super) struct Columns {
     text: Vec<u8>,
     ends: Vec<usize>,
@@ -37,7 +36,6 @@ impl Columns {
     }
 }
 
-/// Reads records sequentially.
 pub(super) struct Records {
     csv: Reader,
     pub(super) columns: Columns,

@@ -22,7 +22,6 @@ pub(super) struct Import<'a> {
     pub(super) shown: usize,
 }
 
-/// Name and progress bar of the current file, for error messages.
 struct Source {
     name: String,
     progress: ProgressBar,
@@ -36,7 +35,6 @@ fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
 }
 
 impl Summary {
-    /// Adds the results of lines of one shape.
     fn add(&mut self, tally: &Tally, shape: Option<Shape>) {
         let answered = tally.changed + tally.repeated + tally.unknown;
         match shape {
@@ -96,7 +94,6 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Imports JSON lines. Returns the command of their shape and the number of the last line.
     fn json(
         &mut self,
         source: &Source,
@@ -135,7 +132,6 @@ impl Import<'_> {
         }
     }
 
-    /// Imports CSV records. Returns the command of their shape and the number of the last line.
     fn csv(
         &mut self,
         source: &Source,
@@ -178,7 +174,6 @@ impl Import<'_> {
         }
     }
 
-    /// Counts the result of a line.
     fn pushed(
         &mut self,
         source: &Source,
@@ -204,7 +199,6 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Handles an event of a connection.
     fn event(
         &mut self,
         source: &Source,

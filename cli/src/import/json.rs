@@ -7,10 +7,8 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Object of a line.
 pub(super) type Object = serde_json::Map<String, Value>;
 
-/// Parses a line.
 pub(super) fn object(line: &[u8]) -> Result<Object, String> {
     let once: Once =
         serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))?;
@@ -77,7 +75,6 @@ pub(super) fn is_there(object: &Object, name: &str) -> bool {
     object.get(name).is_some_and(|value| !value.is_null())
 }
 
-/// Returns a number or string in the form to send.
 pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>, String> {
     match object.get(name) {
         // serde_json reads a number outside 64 bits as a float, which loses digits.

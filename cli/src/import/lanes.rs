@@ -5,7 +5,6 @@ use super::spaces::{Places, Spaces, of_server};
 use node::client::connect::{ConnectArgs, Link};
 use std::io;
 
-/// Connections with their routing.
 pub(super) struct Lanes {
     pub(super) links: Vec<Link>,
     pub(super) route: Route,
@@ -38,7 +37,6 @@ impl Lanes {
 }
 
 impl Route {
-    /// Returns the index of the connection for an id.
     pub(super) fn of(&self, id: u64) -> usize {
         // Ids of one source often share their low bits.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -10,7 +10,6 @@ use std::path::Path;
 /// Maximum length of a line. A longer line is counted as bad and skipped without buffering it.
 pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
 
-/// Formats the speed of a progress bar in whole numbers.
 pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     let _ = write!(out, "{} a second", HumanCount(state.per_sec() as u64));
 }
@@ -80,7 +79,6 @@ fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-/// Reads lines of bounded length.
 pub(super) struct Lines {
     pub(super) line: Vec<u8>,
     /// Number of the last line, from 1.

@@ -54,7 +54,6 @@ pub(super) enum Verb {
     Unset,
 }
 
-/// Number of executed commands by verb, over all connections.
 #[derive(Default)]
 pub(super) struct Executed([AtomicU64; 5]);
 
@@ -74,11 +73,9 @@ pub(super) enum Event {
     Bad { line: u64, reason: String },
     /// An error that all lines would get.
     Refused { line: u64, reason: String },
-    /// A connection failed.
     Broken(io::Error),
 }
 
-/// Commands that are sent together.
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
@@ -89,14 +86,12 @@ struct Chunk {
 /// First line of each chunk that is not fully answered, by connection.
 type Outstanding = Arc<Mutex<VecDeque<u64>>>;
 
-/// A connection, as the reading thread sees it.
 struct Lane {
     chunk: Chunk,
     to: mpsc::Sender<Chunk>,
     outstanding: Outstanding,
 }
 
-/// Connections and their I/O thread.
 pub(super) struct Pipe {
     lanes: Vec<Lane>,
     route: Route,
@@ -164,7 +159,6 @@ impl Pipe {
         }
     }
 
-    /// Sends the incomplete chunks.
     pub(super) fn flush(&mut self) {
         self.lanes.iter_mut().for_each(Lane::send);
     }
@@ -291,7 +285,6 @@ const OF_ALL_LINES: [&str; 13] = [
     "ERR max number of clients",
 ];
 
-/// Reads the replies of a connection.
 struct Replies {
     tally: Tally,
     executed: Arc<Executed>,
@@ -381,5 +374,4 @@ impl Replies {
     }
 }
 
-/// The server refuses all lines.
 struct Refused;

@@ -39,14 +39,12 @@ const NODES: usize = 6;
 const FIRST_PORT: u16 = 7000;
 /// Slots that the clients write to.
 const SLOTS_USED: [u16; 8] = [0, 1500, 3000, 4500, 6000, 9000, 12_000, 16_000];
-/// Simulated time with faults.
 const TROUBLE: Duration = Duration::from_secs(8);
 /// Longest simulated time, after the last fault, until the cluster has converged.
 const CALM: Duration = Duration::from_secs(300);
 /// Longest wait of a client for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// An accepted write: its number and its slot.
 type Write = (u64, u16);
 
 /// Contents of a data folder, except the topology.
@@ -67,7 +65,6 @@ struct Machine {
     process: RefCell<Option<Rc<Process>>>,
 }
 
-/// State that a kill of the process loses.
 struct Process {
     number: usize,
     world: Weak<World>,
@@ -81,7 +78,6 @@ struct Process {
     tasks: RefCell<Vec<AbortHandle>>,
 }
 
-/// Stage of a hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Reach,
@@ -115,7 +111,6 @@ struct Met {
     kills_in: BTreeMap<Stage, u64>,
 }
 
-/// State of a simulation.
 struct World {
     random: RefCell<fastrand::Rng>,
     machines: Vec<Machine>,
@@ -143,7 +138,6 @@ fn number_of(port: u16) -> Option<usize> {
     (number < NODES).then_some(number)
 }
 
-/// Returns the slots of a node in the format of CLUSTER NODES.
 fn ranges(topology: &Topology, id: &str) -> String {
     let own = topology.ranges().into_iter().filter(|(.., member)| member.id == id);
     own.map(|(first, last, _)| format!(" {}", write_range(first, last))).collect()

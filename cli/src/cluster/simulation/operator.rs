@@ -92,7 +92,6 @@ pub(super) async fn operate(world: Rc<World>) {
     }
 }
 
-/// Runs `tidemark cluster split` or `move`.
 async fn give(net: Outside, from: usize, to: usize, is_move: bool) -> Result<String, String> {
     let nodes = GrowthArgs { from: address(from), to_node: address(to), plan: false, timeout: 20 };
     grow(&net, &nodes, if is_move { Wanted::Shard } else { Wanted::Slots(None) }).await

@@ -96,7 +96,6 @@ impl Process {
         }
     }
 
-    /// Handles a request.
     pub(super) async fn answer(self: Rc<Process>, words: &[String]) -> Result<OwnedFrame, String> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let bulk = |text: String| Ok(OwnedFrame::BulkString(text.into_bytes()));
@@ -221,7 +220,6 @@ impl Process {
             && (self.cluster.rules_alone() || replicas.any(is_fed))
     }
 
-    /// Simulates a disk operation. The process may be killed during it.
     pub(super) async fn busy(&self) {
         sleep(Duration::from_micros(self.world().draw(10..4_000))).await;
     }
@@ -254,7 +252,6 @@ fn said(refusal: Refusal) -> String {
     String::from_utf8_lossy(refusal.text()).into_owned()
 }
 
-/// Returns the reply of CLUSTER NODES.
 fn lines(topology: &Topology) -> String {
     let line = |member: &Member| {
         let Member { id, host, port, master } = member;
@@ -266,7 +263,6 @@ fn lines(topology: &Topology) -> String {
     topology.members().iter().map(line).collect()
 }
 
-/// A master that gives slots away.
 struct Own(Rc<Process>);
 
 struct Link {

@@ -162,7 +162,6 @@ impl World {
 
     // Invariants.
 
-    /// Checks the invariants on all nodes.
     pub(super) fn check(&self) {
         for slot in SLOTS_USED {
             let writers: Vec<usize> = (0..NODES)

@@ -4,7 +4,6 @@ use super::source::{Remote, bytes};
 use crate::cluster_nodes::nodes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Nodes of the cluster that the sources report.
 #[derive(Default)]
 pub(super) struct Known {
     /// Addresses of masters with slots, by id.
@@ -32,7 +31,6 @@ impl Known {
         }
     }
 
-    /// Returns the addresses of masters that no source covers.
     pub(super) fn absent(&self) -> Vec<String> {
         let absent = self.masters.iter().filter(|(id, _)| !self.named.contains(*id));
         absent.map(|(_, address)| address.clone()).collect()

@@ -1,8 +1,8 @@
 //! Rows with counters in several keys. A counter that a hash lacks is normally 0. In a divided row,
 //! another key may hold it, and a hash that is read later must not reset it.
 //!
-//! The order of keys in SCAN does not matter: before the first single-counter key of a row is read,
-//! none of these counters has been imported. Needs about 20 bytes per divided row.
+//! The order of keys in SCAN does not matter. Before the first single-counter key of a row is read,
+//! the import has set none of these counters. Needs about 20 bytes per divided row.
 //! SCAN names keys does not matter. Takes some 20 bytes a divided row.
 
 use super::items::Item;
@@ -10,7 +10,6 @@ use super::layout::Layout;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-/// Ids of the divided rows.
 #[derive(Default)]
 pub(super) struct Divided {
     /// Ids by space.
@@ -20,13 +19,10 @@ pub(super) struct Divided {
 }
 
 impl Divided {
-    /// Creates an empty set. `may_be_any` says whether an earlier attempt may have read divided
-    /// rows.
     pub(super) fn new(may_be_any: bool) -> Divided {
         Divided { ids: HashMap::new(), may_be_any }
     }
 
-    /// Records the rows of a key with a single counter.
     pub(super) fn note(&mut self, layout: &Layout, items: &[Item]) {
         if !layout.is_cell() {
             return;

@@ -1,6 +1,6 @@
 //! Follows changes of a Redis during an import. Keyspace notifications name the changed keys, and
 //! the import reads these keys again. A notification carries no value, so a key with several
-//! pending changes is read once, and the value is never older than the notification.
+//! pending changes is read once. The value is never older than the notification.
 //!
 //! Redis does not keep notifications for a disconnected client. If the connection breaks or the
 //! queue overflows, the import scans all keys again. It also rescans after FLUSHALL and FLUSHDB,
@@ -23,10 +23,8 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const SILENT: Duration = Duration::from_secs(3);
 const DEAD: Duration = Duration::from_secs(60);
 
-/// Changed keys that have not been read since.
 pub(crate) struct Changes(Mutex<Waiting>);
 
-/// A changed key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
     pub(crate) key: Vec<u8>,
@@ -41,7 +39,6 @@ struct Waiting {
     order: VecDeque<Vec<u8>>,
     /// Reason why notifications have ended.
     broken: Option<String>,
-    /// FLUSHALL or FLUSHDB has run.
     is_flushed: bool,
     /// Number of notifications of removed members. A notification does not name the members.
     removals: u64,
@@ -100,7 +97,6 @@ impl Changes {
         Ok((changed, since))
     }
 
-    /// Returns the number of pending keys and the time of the oldest change.
     pub(crate) fn waiting(&self) -> (usize, Option<Instant>) {
         let waiting = self.0.lock();
         let first = waiting.order.front().and_then(|key| waiting.keys.get(key));
@@ -112,17 +108,14 @@ impl Changes {
         self.0.lock().removals
     }
 
-    /// Returns the time since the last message of the source, including replies to pings.
     pub(crate) fn silent(&self) -> Duration {
         self.0.lock().heard.elapsed()
     }
 
-    /// Returns whether FLUSHALL or FLUSHDB has run.
     pub(crate) fn is_flushed(&self) -> bool {
         self.0.lock().is_flushed
     }
 
-    /// Returns the time since the last change.
     pub(crate) fn idle(&self) -> Duration {
         self.0.lock().last.elapsed()
     }
