@@ -73,6 +73,7 @@ pub(super) enum Event {
     Bad { line: u64, reason: String },
     /// An error that all lines would get.
     Refused { line: u64, reason: String },
+    /// A connection failed.
     Broken(io::Error),
 }
 
