@@ -35,7 +35,7 @@ macro_rules! say {
     ($($words:tt)*) => { writeln!(io::stdout(), $($words)*)? };
 }
 
-/// Starts a server with generated data, prints a feed page and compares the memory with Redis.
+/// Shows a feed page of generated data, and its memory compared with Redis.
 #[derive(Args, Debug)]
 #[command(
     after_long_help = "The server stays up until ctrl-C, so that redis-cli can be tried with \
