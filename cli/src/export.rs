@@ -3,8 +3,6 @@
 //! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists during
 //! the whole scan appears at least once. In a cluster, the export reads all masters. Flags cannot
 //! be exported, because a filter cannot list its members.
-//! time comes at least once; of a cluster those of all masters. Flags cannot be exported: a filter
-//! cannot list its members.
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};

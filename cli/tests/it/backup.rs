@@ -599,7 +599,7 @@ fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
             &["--until", "latest", "--log", log.to_str().unwrap()],
         )
     };
-    // A folder of backups stands for the log archive in it.
+    // `--log` with a folder of backups means the log archive in it.
     assert!(!latest("a", &root).contains("note:"));
     let nothing = home.join("nothing");
     std::fs::create_dir(&nothing).unwrap();

@@ -110,7 +110,7 @@ impl Ports {
             let is_main = !line.contains("--port");
             line += if is_main { " --admin-port 6398 --port 6399" } else { " --admin-port 0" };
         }
-        // The output as on a terminal.
+        // Format replies as on a terminal.
         line = line.replace("redis-cli ", "redis-cli --no-raw ");
         // In two steps, because a replacement port may contain the digits of another one.
         for (at, (theirs, _)) in self.0.iter().enumerate() {

@@ -51,7 +51,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
         like(&program);
         send(&program, signal);
         send(&program, signal);
-        // The signal is delivered before a later process continues.
+        // Wait until the signal is delivered.
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} has ended it");
     }

@@ -3,7 +3,6 @@
 //!
 //! The order of keys in SCAN does not matter. Before the first single-counter key of a row is read,
 //! the import has set none of these counters. Needs about 20 bytes per divided row.
-//! SCAN names keys does not matter. Takes some 20 bytes a divided row.
 
 use super::items::Item;
 use super::layout::Layout;

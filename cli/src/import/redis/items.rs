@@ -8,7 +8,7 @@ pub(crate) enum Item {
     /// Counters of a hash, without a value where it was rejected. The other ones of
     /// `Layout::fields` are 0 unless another key has them.
     Hash(u64, Vec<(usize, Option<i64>)>),
-    /// The only key of a row is gone.
+    /// The row has lost its only key.
     Gone(u64),
     /// No key has counters of the row.
     Missing(u64),

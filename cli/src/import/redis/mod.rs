@@ -172,7 +172,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 }
 
 /// Warns about data that a source cannot provide, and refuses an incomplete cluster. A cluster node
-/// has only the keys of its own slots. A Tidemark cannot list its sets.
+/// has only the keys of its own slots. A Tidemark server cannot list its sets.
 fn check_source(import: &Import<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
@@ -524,7 +524,7 @@ impl Import<'_> {
 
     fn pipe(&self) -> io::Result<Pipe> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // Connect anew for each attempt, because the masters of a cluster can change.
+        // Reconnect for each attempt, because the masters of a cluster can change.
         let (lanes, spaces) =
             runtime.block_on(Lanes::open(&self.args.connect, self.args.connections))?;
         spaces.cluster.check().map_err(io::Error::other)?;
