@@ -66,7 +66,6 @@ pub(super) enum Format {
     Jsonl,
 }
 
-/// Destination of the rows.
 enum Target {
     Lines(Format, Box<dyn Write>, Option<Beside>),
     Redis(Remote, Pattern),

@@ -17,13 +17,9 @@ const USERS: u64 = 50_000_000;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
-    /// Bytes of a post's counters.
     pub(super) post_bytes: f64,
-    /// Bits of a flag.
     pub(super) flag_bits: f64,
-    /// Number of measured posts.
     pub(super) posts: u64,
-    /// Number of measured flags.
     pub(super) flags: u64,
 }
 

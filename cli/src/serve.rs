@@ -86,7 +86,6 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
     run_server(config, sockets, stop).map_err(|e| e.to_string())
 }
 
-/// Sends the log to standard error.
 fn write_log(format: LogFormat) {
     // rskafka logs each of its attempts; the ingest logs an unreachable broker once.
     let usual =

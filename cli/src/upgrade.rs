@@ -30,7 +30,6 @@ pub(super) struct UpgradeArgs {
     timeout: u64,
 }
 
-/// Interval between polls of a node.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 /// Maximum lag of the new master before the exchange. Writes would wait too long for a replica with
 /// more lag.

@@ -13,7 +13,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// Returns all stories with their names: folder and file.
 fn stories() -> Vec<(String, PathBuf)> {
     let mut stories = Vec::new();
     for folder in fs::read_dir(root().join("tests/scripts")).expect("the stories").flatten() {

@@ -38,7 +38,6 @@ pub(super) struct GrowthArgs {
     pub(super) timeout: u64,
 }
 
-/// The slots to give to the new node.
 pub(super) enum Wanted {
     /// The listed slot ranges, or the upper half of the shard's slots.
     Slots(Option<Vec<(u16, u16)>>),

@@ -7,7 +7,6 @@ use super::pipe::{Pipe, Verb};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
 
-/// Result of a converted line.
 pub(super) enum Pushed {
     Command,
     /// An event that is an original post: no counter changes.

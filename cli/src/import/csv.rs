@@ -8,7 +8,6 @@ use super::lines::LINE_MOST_BYTES;
 use csv_core::{ReadRecordResult, Reader};
 use std::io::{self, BufRead};
 
-/// Maximum number of columns of a record.
 const MOST_COLUMNS: usize = 1024;
 
 pub(super) struct Columns {

@@ -51,7 +51,6 @@ impl Summary {
 }
 
 impl Import<'_> {
-    /// Connects to the server and reads its spaces.
     fn connect(&self) -> Result<(Pipe, Spaces), ImportError> {
         let connect = &self.args.connect;
         let open = || {

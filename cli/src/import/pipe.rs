@@ -24,7 +24,6 @@ const CHUNKS: usize = 8;
 /// Size of a read of replies, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// Number of replies by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     /// `OK`.
@@ -42,15 +41,10 @@ pub(super) struct Tally {
 /// Kind of a command, for counting executed commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Sets a row.
     Row,
-    /// Sets a flag.
     Flag,
-    /// Runs an action.
     Event,
-    /// Deletes a row.
     Delete,
-    /// Unsets all flags of an id.
     Unset,
 }
 

@@ -26,7 +26,6 @@ pub(crate) struct AllRows {
 #[derive(Debug)]
 pub(crate) struct Cursor {
     server: usize,
-    /// Cursor of CNT.SCAN.
     at: Vec<u8>,
 }
 

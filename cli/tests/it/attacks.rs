@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Number of connections of an attacker that opens many.
 const MANY: usize = 9_000;
 const MB: u64 = 1 << 20;
 

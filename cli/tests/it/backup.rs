@@ -49,7 +49,6 @@ fn back_up(client: &mut Client, name: &str) -> String {
     status(client, "last_status")
 }
 
-/// Runs `tidemark restore`. Returns its success and its output.
 fn restore(backup: &Path, to: &Path, more: &[&str]) -> (bool, String) {
     let mut words = vec!["restore", backup.to_str().unwrap(), "--to", to.to_str().unwrap()];
     words.extend(more);
@@ -66,7 +65,6 @@ fn restored(backup: &Path, to: &Path, more: &[&str]) -> String {
     said
 }
 
-/// Folders whose names are those of backups.
 fn backups(home: &Path) -> Vec<PathBuf> {
     let root = home.join("backups");
     let all = if root.is_dir() { names(&root) } else { Vec::new() };

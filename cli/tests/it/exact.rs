@@ -59,7 +59,6 @@ fn key(prefix: &str, post: u32) -> String {
     format!("{prefix}{}", FIRST + u64::from(post))
 }
 
-/// A connection with its unanswered batches.
 struct Lane {
     client: Client,
     open: VecDeque<Range<usize>>,

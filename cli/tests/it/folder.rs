@@ -671,7 +671,6 @@ fn fill_log(client: &mut Client) {
     until("a long log", || count(client, "log_bytes") > 20 << 20);
 }
 
-/// Aborts a SHUTDOWN while it waits for its snapshot.
 #[test]
 fn shutdown_is_aborted_while_it_saves() {
     let folder = tempfile::tempdir().unwrap();

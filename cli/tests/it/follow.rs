@@ -29,7 +29,6 @@ fn start(dir: &Path) -> Program {
 /// Users that a client's own user follows. `None`: the last reply did not arrive.
 type Own = BTreeMap<u64, Option<bool>>;
 
-/// Follows and unfollows until the server is killed.
 fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };

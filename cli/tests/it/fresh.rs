@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 /// Posts of a request, all liked by one member.
 const BLOCK: u64 = 1000;
 const LOADERS: u64 = 2;
-/// Number of kills during spills, and during merges.
 const KILLS: u64 = 3;
 /// Maximum memory of the process: this factor of the configured memory, or the constant addition
 /// below for the program itself.

@@ -144,7 +144,6 @@ fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     }
 }
 
-/// Sets rows; each takes some bytes of log.
 fn rows(client: &mut Client, from: u64, to: u64) -> bool {
     for first in (from..to).step_by(1000) {
         let last = (first + 1000).min(to);

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Delay of the first segment.
 const SLOW: Duration = Duration::from_secs(3);
 /// Maximum duration of operations that must not wait for the segment, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_millis(1_500);

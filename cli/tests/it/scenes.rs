@@ -264,7 +264,6 @@ fn scenes_come_and_go_without_a_trace() {
     assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
 }
 
-/// Kills the master and restarts it with its replica.
 fn killed(
     mut master: Program,
     replica: &Program,
@@ -282,7 +281,6 @@ fn killed(
     (master, client)
 }
 
-/// Parts of a scene that were deleted.
 #[derive(Default)]
 struct Gone {
     /// Post whose rows and flags were forgotten.

@@ -118,7 +118,6 @@ fn a_signal_to_stop_that_is_repeated_loses_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// As in Redis, a second Ctrl-C ends the process.
 #[test]
 fn a_second_ctrl_c_ends_a_stop_that_takes_its_time() {
     let folder = tempfile::tempdir().unwrap();

@@ -19,7 +19,6 @@ use store::{Batch, RealDisk, Store, StoreOptions};
 /// Maximum loss of `everysec`.
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// Kind of changes that a client makes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// MSET of many cells, in many stripes of the log's queue.

@@ -80,7 +80,6 @@ fn is_refused(reply: &OwnedFrame) -> bool {
     }
 }
 
-/// Sends increments, each until it gets a reply.
 fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
     'connection: while from < to {
         std::thread::sleep(RETRY);

@@ -30,7 +30,6 @@ fn start(program: &Path, dir: &Path, port: u16) -> Program {
 #[derive(Default)]
 struct Seen {
     likes: Likes,
-    /// Times of failed writes.
     failed: Vec<Instant>,
 }
 

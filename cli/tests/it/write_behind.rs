@@ -204,7 +204,6 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     let folder = tempfile::tempdir().unwrap();
     let servers = format!("127.0.0.1:{},127.0.0.1:{}", master.port, copy.port);
     let sqlite = format!("sqlite:{}", folder.path().join("likes.db").display());
-    // The quick tier uses only SQLite.
     let postgres = seeds::is_full().then(|| {
         Postgres::start().expect("PostgreSQL is installed: run tests/clients/setup --all once")
     });
@@ -218,7 +217,6 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     let moment = || std::thread::sleep(Duration::from_millis(700));
     while_written(ports, || {
         followers.iter_mut().for_each(Follower::start);
-        // Kills of consumers at random times.
         for _ in 0..seeds::rounds(3) {
             moment();
             followers.iter_mut().for_each(Follower::kill);

@@ -42,7 +42,6 @@ const SLOTS_USED: [u16; 8] = [0, 1500, 3000, 4500, 6000, 9000, 12_000, 16_000];
 const TROUBLE: Duration = Duration::from_secs(8);
 /// Longest simulated time, after the last fault, until the cluster has converged.
 const CALM: Duration = Duration::from_secs(300);
-/// Longest wait of a client for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 type Write = (u64, u16);
@@ -99,7 +98,6 @@ const STAGES: [Stage; 8] = {
 #[derive(Debug, Default)]
 struct Met {
     writes: u64,
-    /// Commands that succeeded.
     done: u64,
     failed: u64,
     killed_commands: u64,

@@ -224,7 +224,6 @@ impl Process {
         sleep(Duration::from_micros(self.world().draw(10..4_000))).await;
     }
 
-    /// Takes the role that the topology assigns.
     pub(super) async fn obey(&self, is_news: bool) -> Outcome {
         self.busy().await;
         let topology = self.cluster.topology();

@@ -103,7 +103,6 @@ impl Changes {
         (waiting.order.len(), first.map(|(since, _)| *since))
     }
 
-    /// Returns the number of notifications of removed members.
     pub(crate) fn removals(&self) -> u64 {
         self.0.lock().removals
     }

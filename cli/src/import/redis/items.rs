@@ -1,6 +1,5 @@
 //! Content of a source's key: rows, counters and flags of ids.
 
-/// Content of a key for one id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Item {
     /// Counters, by their positions in `Layout::fields`.
@@ -14,7 +13,6 @@ pub(crate) enum Item {
     Missing(u64),
     /// Unset all members of the id. Its present members follow.
     Unset(u64),
-    /// A flag.
     Member(u64, Vec<u8>),
 }
 
@@ -27,7 +25,6 @@ impl Item {
         }
     }
 
-    /// Returns the id.
     pub(crate) fn id(&self) -> u64 {
         match *self {
             Item::Member(id, _) | Item::Unset(id) => id,

@@ -30,7 +30,6 @@ pub(crate) enum Container {
     Hash,
     /// A string with one counter, or with several packed ones.
     String,
-    /// A set of members.
     Set,
     /// A bitmap of members that are small numbers.
     Bits,
@@ -45,7 +44,6 @@ pub(crate) enum Container {
 /// Encoding of the counters in one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// One counter as decimal text.
     Decimal,
     /// Written by `struct.pack`.
     Struct(Format),
@@ -61,9 +59,7 @@ pub(crate) struct Layout {
     pattern: Option<Pattern>,
     /// Key with `{id}` and `{field}`.
     key: String,
-    /// Glob for SCAN and PSUBSCRIBE.
     pub(crate) glob: String,
-    /// Space that the data goes to.
     pub(crate) space: String,
     /// Counters: name at the source, and name in the space.
     pub(crate) fields: Vec<(String, String)>,
@@ -85,7 +81,6 @@ pub(crate) struct Layout {
     pub(super) row: Option<Pattern>,
 }
 
-/// A counter that another layout names.
 #[derive(Clone, Debug)]
 pub(super) struct Other {
     /// Index in [`Layout::fields`].
@@ -420,7 +415,6 @@ impl Layout {
         Some(key)
     }
 
-    /// Returns the ids whose counters a key holds.
     pub(crate) fn ids(&self, key: &[u8]) -> Option<Ids> {
         let (number, _) = self.read(key)?;
         match self.container {

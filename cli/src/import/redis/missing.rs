@@ -54,7 +54,6 @@ pub(crate) struct Missing {
     pub(crate) is_whole: bool,
 }
 
-/// Searches the sources for the keys of rows.
 pub(crate) struct Finder {
     ours: AllRows,
     theirs: Vec<Remote>,
@@ -214,7 +213,6 @@ impl Finder {
             probes.extend(rows.map(|row| Probe { row, layout, positions: vec![0] }));
         }
         let said = self.ask(&probes, untold, |probe| whole[probe.row])?;
-        // Several keys may hold members of one space.
         let mut gone: BTreeMap<(usize, &str), (usize, bool)> = BTreeMap::new();
         for (probe, said) in probes.iter().zip(said) {
             let space = &layouts[probe.layout].space[..];

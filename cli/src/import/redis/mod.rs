@@ -52,7 +52,6 @@ use std::time::{Duration, Instant};
 use writer::{Failure, Writer};
 
 const MESSAGES: usize = 16;
-/// Interval between checks for acknowledged keys.
 const LOOK: Duration = Duration::from_millis(100);
 /// Interval between writes of the state. `SAY`: interval of progress lines without a terminal.
 const WRITE: Duration = Duration::from_secs(1);
@@ -438,7 +437,6 @@ impl Import<'_> {
         }
     }
 
-    /// Remembers copied sets for [`Import::unset_flushed`].
     fn note_sets(&mut self, reads: &[Read]) {
         if !(self.args.follow && self.args.delete_missing) {
             return;
@@ -531,7 +529,6 @@ impl Import<'_> {
         Pipe::start(lanes, runtime)
     }
 
-    /// Processes reader messages until all readers have ended.
     fn receive(
         &mut self,
         told: &Receiver<(usize, Told)>,

@@ -104,7 +104,6 @@ fn integer(bytes: &[u8], signed: bool, big: bool) -> Result<i64, String> {
     i64::try_from(value).map_err(|_| format!("{value} is above 9223372036854775807"))
 }
 
-/// Arguments of `cmsgpack.pack`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unpacked {
     /// One or more numbers, or a table of numbers.

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Number of keys per SCAN, and of fields or members per request.
 const COUNT: &[u8] = b"1000";
-/// Size of a read of a bitmap, in bytes.
 const BITS_BYTES: usize = 64 << 10;
 
 /// Number of scanned keys, and names that are not copied.
@@ -82,7 +81,6 @@ pub(crate) struct Reader {
     /// With --renew-sets: sets that were read, by layout and id. The first read of a set, by the
     /// scan or after a change, unsets all of its members.
     renewed: Option<HashSet<(usize, u64)>>,
-    /// Whether some keys have an expiry.
     has_expiries: bool,
 }
 
@@ -163,7 +161,6 @@ impl Reader {
         Ok((next, seen))
     }
 
-    /// Counts the keys of layouts that have an expiry.
     fn count_expiries(&mut self, keys: &[Vec<u8>], expiring: &mut Shapes) -> io::Result<()> {
         let is_read = |key: &&Vec<u8>| self.layouts.iter().any(|of| of.read(key).is_some());
         let keys: Vec<&Vec<u8>> = keys.iter().filter(is_read).collect();

@@ -26,11 +26,9 @@ const SETTING_EVERY: Duration = Duration::from_secs(5);
 /// Pause between polls for changed keys.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A message of a reader.
 pub(super) enum Told {
     /// Number of keys, and position of the start.
     Begins(u64, Place),
-    /// Items of some keys.
     Read(Vec<Read>),
     /// All keys before this position were sent.
     Scanned(Place, Seen),
@@ -328,7 +326,6 @@ impl Work {
     }
 }
 
-/// Groups items into messages of limited size.
 struct Sender<'a> {
     reading: &'a Reading,
     reads: Vec<Read>,

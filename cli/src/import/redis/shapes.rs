@@ -12,7 +12,6 @@ const MAX_SHAPES: usize = 1000;
 /// Length of a part of a name, in bytes, above which it counts as random.
 const MAX_PART_BYTES: usize = 24;
 
-/// Counts of names by shape.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes {
     pub(crate) total: u64,

@@ -12,7 +12,6 @@ use std::time::Duration;
 /// Minimum age of an acknowledgement before the cursor is stored.
 pub(crate) const SETTLED: Duration = Duration::from_secs(2);
 
-/// Progress of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) source: String,
@@ -20,7 +19,6 @@ pub(crate) struct Place {
     pub(crate) run_id: String,
     /// Cursor of SCAN; 0 before the first step and after the last.
     pub(crate) cursor: u64,
-    /// Number of keys before the cursor.
     pub(crate) keys: u64,
     pub(crate) done: bool,
 }
@@ -76,7 +74,6 @@ impl StateFile {
     }
 
     pub(crate) fn remove(&self) {
-        // The file may not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 

@@ -20,7 +20,6 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of items that are compared together.
 const AT_ONCE: usize = 1000;
 /// Maximum number of keys that are read again.
 const MOST_AGAIN: usize = 100_000;
@@ -152,7 +151,6 @@ impl Verify<'_> {
         }
     }
 
-    /// Reads the keys again. Returns the differences that persist.
     fn read_again(
         &mut self,
         reader: &mut Reader,

@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-/// Reason why an attempt ended.
 pub(super) enum Failure {
     /// A retry may succeed.
     Broken(String),

@@ -105,7 +105,6 @@ fn shards_of_a_counter_are_summed() {
     let program = Program::start(&folder.path().join("server"), "no");
     let mut pipe = redis::pipe();
     for id in 1..=500u64 {
-        // Each post lacks some shards.
         for shard in (0..3).filter(|shard| id % 4 != *shard) {
             pipe.cmd("SET").arg(format!("view:{id}:shard:{shard}")).arg(id + shard).ignore();
         }
@@ -141,7 +140,6 @@ fn shards_of_a_counter_are_summed() {
     ended(&child.wait_with_output().unwrap(), 0, &["0 bad keys"]);
     assert_eq!(ask(&program, "EXISTS post:10"), "0");
     done(from(&[&layout[..], &["--only-verify"]].concat()), 0, &["; 0 keys differ; 0 rows are"]);
-    // Hashes as shards.
     redis.run(&["HSET h:1:a like 1 read 2", "HSET h:1:b like 10", "HSET h:2:b read 5"]);
     let hashes = layouts(&["hash key=h:{id}:{shard} space=post sum=a,b"]);
     done(from(&hashes), 0, &["2 rows set"]);

@@ -20,7 +20,6 @@ fn sent_together() -> u64 {
     2000 / super::together()
 }
 
-/// A kind of broker.
 pub(crate) trait Broker: Sized + Send + Sync + 'static {
     const PROGRAM: &'static str;
     const STREAM: &'static str;

@@ -160,7 +160,6 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     assert_eq!(field(&server, "poison"), "0");
 }
 
-/// Dead letters are limited; further ones are only counted.
 #[test]
 fn dead_letters_are_bounded() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
