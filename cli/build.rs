@@ -1,4 +1,4 @@
-//! Tells the program what it was built from, for `tidemark --version`. Git need not be there.
+//! Sets the build information for `tidemark --version`. Works without git.
 #![allow(missing_docs, reason = "a build script")]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=TIDEMARK_COMMIT");
     let var = |name: &str| std::env::var(name).unwrap_or_default();
-    // A debug build names no commit, so that a commit does not make all tests link anew.
+    // A debug build has no commit id, so that a commit does not relink all tests.
     let commit = match (var("TIDEMARK_COMMIT"), var("PROFILE").as_str()) {
         (named, _) if !named.is_empty() => Some(named),
         (_, "release") => commit(),
@@ -24,10 +24,10 @@ fn main() {
     );
 }
 
-/// The commit of the work tree that this file belongs to; none in a folder that is not under git.
+/// Returns the commit of the work tree with this file, or `None` if the file is not under git.
 fn commit() -> Option<String> {
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    // Each commit, checkout and merge adds a line to it.
+    // Each commit, checkout and merge appends a line to this file.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     if Path::new(&log).exists() {
         println!("cargo::rerun-if-changed={log}");

@@ -1,12 +1,11 @@
-//! What CLUSTER NODES answers, of a Redis or of a Tidemark.
+//! Parser of CLUSTER NODES replies, from Redis or Tidemark.
 
-/// One line of it: `id host:port@bus,name flags master ping pong epoch state slots...`.
+/// A line of the reply: `id host:port@bus,name flags master ping pong epoch state slots...`.
 pub(crate) struct Node<'a> {
     pub(crate) id: &'a str,
     /// `host:port`
     pub(crate) address: &'a str,
     flags: &'a str,
-    /// The id of its master, or `-`.
     pub(crate) master: &'a str,
     pub(crate) slots: Vec<&'a str>,
 }
@@ -16,7 +15,7 @@ impl Node<'_> {
         self.has("master")
     }
 
-    /// Whether it is the node that was asked.
+    /// Returns whether this is the node that sent the reply.
     pub(crate) fn is_myself(&self) -> bool {
         self.has("myself")
     }
@@ -26,7 +25,7 @@ impl Node<'_> {
     }
 }
 
-/// All of its lines.
+/// Parses all lines. Skips malformed ones.
 pub(crate) fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
     text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -36,7 +35,7 @@ pub(crate) fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
     })
 }
 
-/// A topology's text, made of what CLUSTER NODES answers.
+/// Converts a CLUSTER NODES reply to the text of a topology.
 pub(crate) fn text_of(answer: &str) -> String {
     let line = |node: Node<'_>| {
         let (host, port) = node.address.rsplit_once(':')?;

@@ -1,46 +1,44 @@
-//! A generated but realistic day of a microblog: posts with ids, counts and readers as such
-//! services see them.
+//! Generates a realistic day of a microblog: post ids, counts and readers.
 //!
-//! - Ids are a second and a sequence, `(unix - 515483463) << 22 | low bits`, as Weibo's public
-//!   16-digit ids are: they rise with time, with gaps that follow the hour of the day.
-//! - Counts are heavy-tailed (log-normal, sigma about 2): a like mean of 39 and a read mean of
-//!   2,900 while the median post has five likes; two thirds of the posts have no repost and no
-//!   comment.
-//! - Readers are drawn by activity, and look at what is recent.
+//! - Ids are `(unix - 515483463) << 22 | low bits`, like Weibo's public 16-digit ids. They increase
+//!   with time, and their gaps follow the hour of the day.
+//! - Counts are heavy-tailed (log-normal, sigma about 2). The mean is 39 likes and 2,900 reads; the
+//!   median post has five likes. Two thirds of the posts have no repost and no comment.
+//! - Readers are drawn by activity and prefer recent posts.
 //!
-//! The same seed gives the same day.
+//! The same seed generates the same day.
 
-/// Weibo's epoch: seconds between 1970 and the zero of its ids.
+/// Epoch of Weibo's ids, in Unix seconds.
 const EPOCH_SECONDS: u64 = 515_483_463;
 const SEQUENCE_BITS: u32 = 22;
 const DAY_SECONDS: u64 = 86_400;
 /// 2026-01-01 00:00:00 UTC.
 const FIRST_SECOND: u64 = 1_767_225_600;
-/// Posts per hour of the day, midnight first, in arbitrary units: a quiet night, a noon and a late
-/// evening peak.
+/// Posts per hour of the day from midnight, in arbitrary units: a quiet night, a noon peak and a
+/// late evening peak.
 const HOURS: [u64; 24] = [
     60, 40, 22, 14, 10, 10, 16, 30, 48, 62, 70, 76, 84, 78, 70, 68, 68, 70, 76, 86, 96, 104, 100,
     82,
 ];
 
-/// One post and what a day has done to it.
+/// A post and its counts at the end of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Rising with time.
+    /// Id; increases with time.
     pub id: u64,
-    /// like, repost, comment, read.
+    /// Likes, reposts, comments, reads.
     pub counts: [u64; 4],
 }
 
 impl Post {
-    /// Hour and minute of the day at which it was written.
+    /// Returns the hour and minute of the post.
     pub fn clock(&self) -> (u64, u64) {
         let second = ((self.id >> SEQUENCE_BITS) + EPOCH_SECONDS - FIRST_SECOND) % DAY_SECONDS;
         (second / 3600, second / 60 % 60)
     }
 }
 
-/// The day's posts, in id order.
+/// Generates `count` posts in id order.
 pub fn posts(seed: u64, count: usize) -> Vec<Post> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let whole: u64 = HOURS.iter().sum();
@@ -63,7 +61,8 @@ pub fn posts(seed: u64, count: usize) -> Vec<Post> {
 }
 
 fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
-    // What is liked is read: one draw for the post's fame, and a little of its own for each count.
+    // Likes imply reads, so all counts share one draw for the post's fame. Each count adds its own
+    // variance.
     let fame = normal(rng);
     let mut draw = |mean: f64, sigma: f64, own: f64| {
         let z = fame * (1.0 - own * own).sqrt() + own * normal(rng);
@@ -76,14 +75,14 @@ fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
     [like, some(repost, rng.u8(0..3) == 0), some(comment, rng.u8(0..3) == 0), read]
 }
 
-/// A standard normal draw (Box and Muller, 1958).
+/// Draws from the standard normal distribution (Box and Muller, 1958).
 fn normal(rng: &mut fastrand::Rng) -> f64 {
     let (u, v) = (1.0 - rng.f64(), rng.f64());
     (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
-/// Readers and what they look at: endless (post index, user) pairs, the recent posts and the active
-/// users most often.
+/// Returns an endless sequence of (post index, user) pairs. Recent posts and active users are the
+/// most frequent.
 pub fn readings(seed: u64, posts: usize, users: u64) -> impl Iterator<Item = (usize, u64)> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5EED);
     std::iter::repeat_with(move || {

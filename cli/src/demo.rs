@@ -1,10 +1,9 @@
-//! `tidemark demo`: a server, a generated day, a feed page as a table, and what it cost beside
-//! Redis.
+//! `tidemark demo`: starts a server, loads a generated day, prints a feed page, and compares the
+//! memory with Redis.
 //!
-//! Everything goes over a real socket through the real commands; only the sizes are asked of the
-//! engines. The comparison is measured on the spot when there is a `redis-server` on the PATH: the
-//! same posts as one hash each, the same likes as one set per post, its own `used_memory` before
-//! and after.
+//! All data goes through a real socket and the real commands; only the sizes are read from the
+//! engines. If `redis-server` is on the PATH, the demo measures its `used_memory` with the same
+//! posts as hashes and the same likes as sets.
 
 use crate::day;
 use crate::day::Post;
@@ -22,22 +21,21 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The viewer whose page is shown.
+/// Viewer of the printed page.
 const VIEWER: u64 = 1_000_000_042;
 const USERS: u64 = 50_000;
 const SEED: u64 = 20_260_101;
-/// Pages asked one by one for the timing.
+/// Number of pages requested sequentially for the timing.
 const PAGES: u32 = 2_000;
-/// Posts that the Redis of the comparison loads; its bytes per post do not depend on how many there
-/// are.
+/// Number of posts loaded into Redis. Its bytes per post do not depend on the number.
 const REDIS_POSTS: usize = 50_000;
 
-/// Prints a line. A reader that has seen enough (`| head`) is an error, with which the demo ends.
+/// Prints a line. A closed standard output (`| head`) is an error and ends the demo.
 macro_rules! say {
     ($($words:tt)*) => { writeln!(io::stdout(), $($words)*)? };
 }
 
-/// Loads a generated day into a server of its own, shows a page and what it cost.
+/// Shows a feed page of generated data, and its memory compared with Redis.
 #[derive(Args, Debug)]
 #[command(
     after_long_help = "The server stays up until ctrl-C, so that redis-cli can be tried with \
@@ -45,20 +43,20 @@ macro_rules! say {
 The day is the same every time: the generator is seeded."
 )]
 pub struct DemoArgs {
-    /// Posts to generate.
+    /// Number of posts to generate.
     #[arg(
         long,
         default_value_t = 200_000,
         value_parser = clap::value_parser!(u64).range(20..=100_000_000)
     )]
     pub posts: u64,
-    /// Likes and reads to generate; by default twice the posts.
+    /// Number of likes and reads to generate. Default: twice --posts.
     #[arg(long)]
     pub readings: Option<u64>,
-    /// Port to listen on; by default the usual one, or any free one if that is taken.
+    /// Port to listen on. Default: the usual port, or a free one if that is taken.
     #[arg(long)]
     pub port: Option<u16>,
-    /// End after showing the page, instead of leaving the server up.
+    /// Exit after the page is printed instead of keeping the server running.
     #[arg(long)]
     pub exit: bool,
 }
@@ -78,10 +76,10 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     let port = listener.local_addr()?.port();
     config.admin.port = if args.exit { 0 } else { free_admin_port(&config)? };
     let server = tidemark_server::start(config.clone(), listener)?;
-    // From here on ctrl-C ends the demo in order, and its folder goes.
+    // From here on, Ctrl-C stops the server cleanly and deletes its folder.
     server.on_signals()?;
     match show_day(args, &server, &config, port) {
-        // Stopped meanwhile: the connection has ended with it.
+        // A stop of the server also closes the connection, so an error of it is ignored.
         _ if server.is_stopped() => {}
         Ok(()) => {}
         Err(error) => {
@@ -92,7 +90,6 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     if args.exit { server.stop() } else { server.join() }
 }
 
-/// Loads the day, shows the page and what it cost.
 fn show_day(
     args: &DemoArgs,
     server: &tidemark_server::Server,
@@ -108,7 +105,7 @@ fn show_day(
     load_posts(&mut client, &posts)?;
     load_readings(&mut client, &posts, readings)?;
 
-    // The page: every fifth of the newest posts, so that it spans some time.
+    // Every fifth of the newest posts, so that the page spans some time.
     let page: Vec<Post> = posts.iter().rev().step_by(5).take(20).copied().collect();
     let mut request: Vec<Vec<u8>> =
         vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
@@ -156,15 +153,14 @@ fn show_day(
     Ok(())
 }
 
-/// The usual admin port, or any free one if that is taken.
+/// Returns the usual admin port, or a free one if that is taken.
 fn free_admin_port(config: &Config) -> io::Result<u16> {
     let usual = TcpListener::bind((config.admin.bind.as_str(), config.admin.port));
     let free = usual.or_else(|_| TcpListener::bind((config.admin.bind.as_str(), 0)))?;
     Ok(free.local_addr()?.port())
 }
 
-/// Sends one command per item, and takes every reply: an error reply ends the demo, since nothing
-/// here should fail.
+/// Sends one command per item and reads all replies. An error reply ends the demo.
 fn load<T>(
     client: &mut Client,
     what: &'static str,
@@ -172,7 +168,7 @@ fn load<T>(
     items: impl Iterator<Item = T>,
     mut push: impl FnMut(&mut Client, T),
 ) -> io::Result<()> {
-    // `{human_pos}` groups its digits, `{per_sec}` prints fractions.
+    // `{human_pos}` groups digits, but `{per_sec}` would print fractions.
     let rate = |state: &ProgressState, out: &mut dyn Write| {
         let _ = write!(out, "{}/s", grouped(state.per_sec() as u64));
     };
@@ -215,8 +211,8 @@ fn load_posts(client: &mut Client, posts: &[Post]) -> io::Result<()> {
     })
 }
 
-/// Users read recent posts; every fourth reading ends in a like. The viewer of the page has read
-/// most of it.
+/// Users read recent posts; every fourth event is a like. The page's viewer has read most of the
+/// page.
 fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Result<()> {
     let liked = |n: usize, every: usize| if n.is_multiple_of(every) { "like" } else { "read" };
     let by_users = day::readings(SEED, posts.len(), USERS).take(count).enumerate();
@@ -235,7 +231,6 @@ fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Resul
     })
 }
 
-/// The page as a table that a person wants to read.
 fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
     let unexpected = || io::Error::other("FEED.GET answered in an unexpected shape");
     let OwnedFrame::Array(replies) = reply else { return Err(unexpected()) };
@@ -268,21 +263,20 @@ fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
     }))
 }
 
-/// Memory per post and per flag: bytes of a post's four counters, bits of a flag.
 #[derive(Clone, Copy)]
 struct PerEntry {
     post_bytes: f64,
     flag_bits: f64,
 }
 
-/// What the data cost, beside Redis.
+/// Memory of Tidemark and Redis.
 struct Costs {
-    /// The tables of the day, partly empty.
+    /// Tables of the generated day, partly empty.
     young: PerEntry,
     young_entries: (u64, u64),
     full: Full,
     redis: PerEntry,
-    /// Its version, where it was measured.
+    /// Version of the measured Redis, `None` if it was not measured.
     redis_version: Option<String>,
 }
 
@@ -308,7 +302,7 @@ impl Costs {
         };
         let (redis, redis_version) = match redis(posts) {
             Ok((measured, version)) => (measured, Some(version)),
-            // Redis 7.0.15: 137 to 147 bytes a hash, 16 to 37 bytes a set member.
+            // Measured with Redis 7.0.15: 137 to 147 bytes per hash, 16 to 37 bytes per set member.
             Err(_) => (PerEntry { post_bytes: 142.0, flag_bits: 200.0 }, None),
         };
         let full = full_tables::measure(config).map_err(io::Error::other)?;
@@ -316,7 +310,6 @@ impl Costs {
         Ok(Costs { young, young_entries, full, redis, redis_version })
     }
 
-    /// The comparison as a table, and what its words mean.
     fn show(&self, paint: Paint) -> String {
         let mut rows = vec![["memory", "Tidemark", "Redis", "ratio"].map(str::to_owned).to_vec()];
         let mut section = |title: &str, unit: &str, redis: f64, young: f64, full: f64| {
@@ -364,7 +357,7 @@ impl Costs {
         text
     }
 
-    /// The whole in two sentences. Ratios are rounded down.
+    /// Summarizes the demo in two sentences. Ratios are rounded down.
     fn headline(&self, ids: usize, page: Duration) -> String {
         format!(
             "A page of {ids} posts took one request and {} microseconds.\n\
@@ -376,7 +369,7 @@ impl Costs {
     }
 }
 
-/// A redis-server of our own, ended when dropped.
+/// A redis-server process, killed on drop.
 struct Redis(
     Child,
     #[expect(dead_code, reason = "its folder lives as long as it does")] tempfile::TempDir,
@@ -384,14 +377,13 @@ struct Redis(
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It may be gone already; either way there is nothing to do about it.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Bytes per post (one hash each) and bits per flag (one set per post, as many members per set as
-/// our posts have likers) in a real Redis.
+/// Measures bytes per post (one hash each) and bits per flag (one set per post) in a real Redis.
 fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -430,7 +422,7 @@ fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
         client.push(&command.map(str::as_bytes));
     })?;
     let with_posts = used_memory(&mut client)?;
-    // Half the posts have had ten likers each: sets of integers, the smallest that Redis has.
+    // Half of the posts get ten likers each, as integer sets: Redis's smallest representation.
     const LIKERS: usize = 10;
     let likes = sample.len() / 2 * LIKERS;
     let pairs = day::readings(SEED, sample.len(), USERS).enumerate();
@@ -452,7 +444,6 @@ fn used_memory(client: &mut Client) -> io::Result<f64> {
     value.parse().map_err(|_| io::Error::other("INFO's used_memory is no number"))
 }
 
-/// One figure of INFO.
 fn info(client: &mut Client, section: &str, name: &str) -> io::Result<String> {
     let OwnedFrame::BulkString(info) = client.call(&[b"INFO", section.as_bytes()])? else {
         return Err(io::Error::other("INFO answered in an unexpected shape"));

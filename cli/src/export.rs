@@ -1,8 +1,8 @@
-//! `tidemark export`: the rows of a counter space, as CSV, as JSON lines, or into a Redis.
+//! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
 //!
-//! Rows are walked by `CNT.SCAN`, on the disk, too, while writes go on: a row that is there all the
-//! time comes at least once; of a cluster those of all masters. Flags cannot be exported: a filter
-//! cannot list its members.
+//! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists during
+//! the whole scan appears at least once. In a cluster, the export reads all masters. Flags cannot
+//! be exported, because a filter cannot list its members.
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
@@ -33,53 +33,53 @@ A row that changes meanwhile may come twice, the newer values last. Flags cannot
 filter cannot list its members. Of a cluster name any node: the rows of all masters are \
 written.")]
 pub(super) struct ExportArgs {
-    /// Where the server is, and the login.
+    /// Server address and login.
     #[command(flatten)]
     pub connect: ConnectArgs,
-    /// The counter space.
+    /// Counter space to export.
     #[arg(long, default_value = "post")]
     pub space: String,
-    /// How lines look.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Csv)]
     pub format: Format,
-    /// The file to write, which is there when it is whole; without it standard output.
+    /// Output file, replaced only when the export is complete. Default: standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// A Redis to write to, redis://user:password@host:port/db or rediss:// for TLS; only the host
-    /// is needed. Each row becomes a hash there, which replaces fields of the same names.
+    /// Redis to write to: redis://user:password@host:port/db, or rediss:// for TLS. Only the host
+    /// is required. Each row is written as a hash and overwrites fields with the same names.
     #[arg(long, value_name = "URL", conflicts_with_all = ["output", "format"])]
     pub to: Option<String>,
-    /// TLS of --to: the authorities that its certificate must be signed by (PEM).
+    /// CA certificates (PEM) to verify the TLS certificate of --to.
     #[arg(long, value_name = "FILE", requires = "to")]
     pub to_cacert: Option<String>,
-    /// Keys of --to; without it `SPACE:{id}`.
+    /// Pattern of the keys in --to. Default: `SPACE:{id}`.
     #[arg(long, value_name = "PATTERN", requires = "to")]
     pub row_keys: Option<String>,
 }
 
-/// How lines look.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// A header, and a line a row.
+    /// A header and one line per row.
     Csv,
-    /// An object a row.
+    /// One object per line.
     Jsonl,
 }
 
-/// Where rows go.
 enum Target {
     Lines(Format, Box<dyn Write>, Option<Beside>),
     Redis(Remote, Pattern),
 }
 
-/// A file that is written beside the one that was asked for, and takes its place when it is whole.
+/// A temporary file in the folder of the output file, which it replaces when complete.
 struct Beside {
     path: PathBuf,
     to: PathBuf,
 }
 
 impl Beside {
-    /// None where that is no file, as /dev/stdout or a pipe: nothing can take its place.
+    /// Returns `None` if the path exists and is no regular file (/dev/stdout, a pipe), which cannot
+    /// be replaced.
     fn of(path: &Path) -> Option<Beside> {
         let to = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if to.exists() && !to.is_file() {
@@ -96,7 +96,6 @@ impl Beside {
     }
 }
 
-/// Runs it.
 pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     let started = Instant::now();
     let (mut all, fields) = server(args)?;
@@ -130,7 +129,6 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Its rows, and the counters of the space.
 fn server(args: &ExportArgs) -> Result<(AllRows, Vec<String>), String> {
     let (all, mut spaces) = AllRows::open(&args.connect)
         .map_err(|e| format!("cannot export {}: {e}", args.connect.address()))?;
@@ -166,7 +164,7 @@ fn target(args: &ExportArgs) -> Result<Target, String> {
     Ok(Target::Lines(args.format, Box::new(BufWriter::new(file)), beside))
 }
 
-/// A reader that has seen enough (`| head`) ends it.
+/// Exits without an error if the reader has closed the pipe (`| head`).
 fn written(outcome: io::Result<()>) -> Result<(), String> {
     match outcome {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
@@ -185,7 +183,7 @@ impl Target {
                             .iter()
                             .fold(id.to_string(), |line, value| format!("{line},{value}")),
                         Format::Jsonl => {
-                            // Names of fields need no escapes.
+                            // Field names need no escapes.
                             let pairs = fields.iter().zip(values);
                             let pairs: String =
                                 pairs.map(|(name, value)| format!(",\"{name}\":{value}")).collect();

@@ -1,35 +1,30 @@
-//! What a post and a flag cost in full tables: spaces of the default configuration, filled by the
-//! engines until tables have rolled, without a server.
+//! Measures the memory of a post and a flag in full tables. Fills spaces with the default
+//! configuration directly, without a server.
 
 use crate::day;
 use node::config::Config;
 use std::fmt::Display;
 
 const SEED: u64 = 20_260_102;
-/// Pairs of a table here; a larger one costs as much per pair.
+/// Pairs per table of this measurement. Larger tables need the same memory per pair.
 const PAIRS_PER_TABLE: u64 = 1 << 20;
-/// Tables of flags to fill: the first are smaller than the rest.
+/// Number of flag tables to fill. The first ones are smaller than the rest.
 const TABLES: usize = 6;
-/// Flags per post, and how many of the newest posts flags go to.
+/// Average number of flags per post.
 const FLAGS_PER_POST: usize = 10;
 const RECENT_POSTS: usize = 20_000;
 const USERS: u64 = 50_000_000;
 
-/// Memory per entry of full tables, everything that the table takes counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
-    /// Bytes of a post's counters.
     pub(super) post_bytes: f64,
-    /// Bits of a flag.
     pub(super) flag_bits: f64,
-    /// Posts that were measured.
     pub(super) posts: u64,
-    /// Flags that were measured.
     pub(super) flags: u64,
 }
 
-/// Fills tables as the first counter and the first existence space of this configuration have
-/// them, in about a second.
+/// Fills tables like the first counter space and the first existence space of the configuration.
+/// Takes about a second.
 pub(super) fn measure(config: &Config) -> Result<Full, String> {
     let (posts, post_bytes) = counters(&config.counter[0])?;
     let (flags, flag_bytes) = flags(&config.existence[0])?;
@@ -45,7 +40,7 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Rows and bytes of all tables but the newest, which is not full.
+/// Returns rows and bytes of all tables except the newest, which is not full.
 fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     let schema = counter::Schema::parse(&made.fields).map_err(text)?;
     let fields = ["like", "repost", "comment", "read"].map(|name| schema.index_of(name.as_bytes()));
@@ -63,8 +58,8 @@ fn counters(made: &node::config::Counter) -> Result<(u64, u64), String> {
     Ok((tables.iter().map(|t| t.rows).sum(), tables.iter().map(|t| t.bytes).sum()))
 }
 
-/// Pairs and bytes of all tables but the newest. Most flags go to recent posts, so each table gets
-/// late ones, too.
+/// Returns pairs and bytes of all tables except the newest. Most flags go to recent posts, so each
+/// table also receives late pairs.
 fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
     let space = phantom::Space::new(phantom::Options {
         false_positive_rate: made.false_positive_rate,
@@ -78,7 +73,7 @@ fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
         for _ in 0..RECENT_POSTS / 10 * FLAGS_PER_POST {
             post += usize::from(rng.usize(0..FLAGS_PER_POST) == 0);
             let age = (rng.f64().powi(3) * RECENT_POSTS as f64) as usize;
-            // Ids with gaps, as a second and a sequence have.
+            // Ids with gaps, like those of a timestamp and a sequence number.
             let id = (post - age) as u64 * 4_099;
             space.add(id, &rng.u64(0..USERS).into()).map_err(text)?;
         }
@@ -92,8 +87,8 @@ fn flags(made: &node::config::Existence) -> Result<(u64, u64), String> {
 mod tests {
     use super::*;
 
-    /// The figures of docs/performance.md: 9.5 bytes a row, 20 bits a pair and what late pairs
-    /// take on top.
+    /// Checks the numbers in docs/performance.md: 9.5 bytes per row, and 20 bits per pair plus the
+    /// cost of late pairs.
     #[test]
     fn full_tables_cost_what_the_documentation_says() {
         let full = measure(&Config::default()).unwrap();

@@ -1,12 +1,11 @@
-//! `tidemark completions` and `tidemark man`: what shells and `man` read, from the definition of
-//! the command line.
+//! `tidemark completions` and `tidemark man`: generated from the definition of the command line.
 
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use std::path::PathBuf;
 
-/// Prints the completions of a shell.
+/// Prints a completion script for a shell.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -14,7 +13,7 @@ Examples:
   tidemark completions zsh > /usr/local/share/zsh/site-functions/_tidemark
   tidemark completions fish > ~/.config/fish/completions/tidemark.fish")]
 pub(super) struct CompletionsArgs {
-    /// The shell.
+    /// Shell to generate the script for.
     shell: Shell,
 }
 
@@ -26,19 +25,17 @@ Examples:
   tidemark man --dir /usr/local/share/man/man1
                                               installs it and one per subcommand")]
 pub(super) struct ManArgs {
-    /// Writes `tidemark.1` and a page per subcommand into this folder.
+    /// Folder for `tidemark.1` and one page per subcommand. Default: print the main page.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// Runs `tidemark completions`.
 pub(super) fn completions(args: &CompletionsArgs, cli: &mut Command) -> Result<(), String> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, cli, "tidemark", &mut script);
     crate::terminal::print(&String::from_utf8_lossy(&script))
 }
 
-/// Runs `tidemark man`.
 pub(super) fn manual(args: &ManArgs, cli: Command) -> Result<(), String> {
     match &args.dir {
         Some(dir) => clap_mangen::generate_to(cli, dir)

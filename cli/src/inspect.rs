@@ -1,4 +1,4 @@
-//! `tidemark check` and `tidemark dump`: what a data folder's files say, without a server.
+//! `tidemark check` and `tidemark dump`: inspect the files of a data folder without a server.
 
 use clap::Args;
 use dataset::recovery::catalogue_of;
@@ -11,9 +11,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use store::{Finding, RealDisk, Report, Severity};
 
-/// Verifies a data folder and explains what is wrong, and what to do.
+/// Verifies a data folder, and explains damage and its repair.
 ///
-/// Exit status 1 if anything is damaged or could not be read, or differs from the file of --config.
+/// The exit status is 1 if anything is damaged or unreadable, or differs from the file of --config.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -26,9 +26,9 @@ Examples:
 It reads only. On the folder of a running server the newest log segment may look torn: it is being \
 written.")]
 pub(super) struct CheckArgs {
-    /// The data folder.
+    /// Data folder to verify.
     pub(super) dir: PathBuf,
-    /// Compare this configuration file with the data folder, whose spaces, views and actions hold.
+    /// Configuration file to compare with the spaces, views and actions of the data folder.
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 }
@@ -42,15 +42,15 @@ Examples:
   tidemark dump --payloads data/log-0000000000000001.tlog
                             with the records' bytes")]
 pub(super) struct DumpArgs {
-    /// The file.
+    /// File to print.
     pub(super) file: PathBuf,
-    /// Show the payloads of records and chunks, too.
+    /// Also print the payloads of records and chunks.
     #[arg(long)]
     pub(super) payloads: bool,
 }
 
 pub(super) fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
-    // Opening makes a folder; looking at one that is not there must not.
+    // `RealDisk::open` would create a missing folder.
     if !dir.is_dir() {
         return Err(format!("{} is no folder", dir.display()));
     }
@@ -64,7 +64,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let differences =
         args.config.as_deref().map(|file| differences(&args.dir, file)).transpose()?;
     let mut out = io::stdout().lock();
-    // A reader that has seen enough is no error.
+    // A reader that closes the pipe early is not an error.
     for finding in &report.findings {
         let mark = match finding.severity {
             Severity::Good => "ok    ",
@@ -105,7 +105,7 @@ fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
     Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
 
-/// What the server keeps beside the store's files.
+/// Checks the files of the server that are not part of the store.
 fn check_ours(dir: &Path, report: &mut Report) {
     let role =
         |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
@@ -117,7 +117,7 @@ fn check_ours(dir: &Path, report: &mut Report) {
     note(report, file::NAME, Kept::read(dir).map(|read| read.map(cluster)));
 }
 
-/// What one of them says, if it is there.
+/// Adds a finding about a file, if it exists.
 fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
     report.findings.retain(|finding| finding.file != name);
     let (severity, text) = match read {
@@ -140,10 +140,9 @@ pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
         .unwrap_or(std::path::Path::new("."));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let outcome = store::dump(&disk(dir)?, name, args.payloads, &mut out);
-    // First what is sound, then what is not.
+    // Print what was readable before the error.
     let _ = out.flush();
     match outcome {
-        // A reader that has seen enough is no error.
         Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {
             Ok(())
         }

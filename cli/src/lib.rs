@@ -1,5 +1,5 @@
-//! The command line of `tidemark`. Each file is one subcommand; this one says which there are.
-//! Tests run them from here, in their own process.
+//! The command line of `tidemark`. Each file implements one subcommand. Tests run subcommands in
+//! their own process.
 #![forbid(unsafe_code)]
 
 mod cluster;
@@ -99,8 +99,8 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// Examples are no prose: a terminal of 80 columns must not wrap them. Each command says what
-    /// it does in one line of the list.
+    /// Examples must not wrap in a terminal of 80 columns. The description of each command must fit
+    /// one line of the list.
     #[test]
     fn help_fits_80_columns() {
         let command = super::Cli::command();

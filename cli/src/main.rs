@@ -1,7 +1,7 @@
-//! `tidemark`: the program. All of it is in the library, so that tests can run it in their own
+//! `tidemark`: the program. The library contains the code, so that tests can run it in their own
 //! process.
 
-/// jemalloc, as in Redis: memory that large requests took goes back to the system.
+/// jemalloc, as in Redis: it returns memory of large requests to the system.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -1,11 +1,11 @@
-//! `tidemark ping`: whether a server answers, for health checks.
+//! `tidemark ping`: health check of a server.
 
 use clap::Args;
 use node::client::connect::ConnectArgs;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::time::Duration;
 
-/// Asks a server whether it is up. Exit status 0 if it answers PONG.
+/// Asks a server whether it is up. The exit status is 0 if it answers PONG.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -15,12 +15,12 @@ Examples:
 pub(super) struct PingArgs {
     #[command(flatten)]
     to: ConnectArgs,
-    /// Seconds to try again while it does not answer PONG, as while it loads.
+    /// Seconds to retry until the server answers PONG, for example while it loads its data.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
 }
 
-/// How long one attempt may take, and the pause between two.
+/// Timeout of an attempt. `PAUSE`: time between attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(200);
 

@@ -1,5 +1,5 @@
-//! `tidemark restore`: a data folder from a backup, as it was then or at any time since of which
-//! the log is there.
+//! `tidemark restore`: creates a data folder from a backup, at the time of the backup or at any
+//! later point that the log covers.
 
 use clap::Args;
 use node::runtime::utc;
@@ -7,9 +7,9 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use store::{ARCHIVE, Plan, Until};
 
-/// Makes a data folder from a backup, verified, up to any position or time.
+/// Makes a verified data folder from a backup, up to any position or time.
 ///
-/// Every checksum is compared before anything is written; exit status 1 if one is wrong.
+/// Verifies all checksums before writing anything. The exit status is 1 if one is wrong.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -21,22 +21,21 @@ Examples:
 Then `tidemark serve --dir data`: a master with a history of its own, which takes writes at once. \
 Its replicas fetch everything from it.")]
 pub(super) struct RestoreArgs {
-    /// The backup: a folder with a tidemark.backup.
+    /// Backup folder, with a tidemark.backup.
     backup: PathBuf,
-    /// The data folder to make. It must not be there, or be empty.
+    /// Data folder to create. It must be empty or not exist.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// Where to end: a position (offset of the log), a time (2026-11-25T10:59:59Z, UTC without an
-    /// offset), or "latest". Without it: where the backup does.
+    /// End of the restored log: an offset, a time (2026-11-25T10:59:59Z; UTC unless it has an
+    /// offset), or "latest". Default: the end of the backup.
     #[arg(long, value_name = "PLACE")]
     until: Option<String>,
-    /// A folder with more of the log: an archive, or a data folder. May be given several times.
-    /// Without it: the folder `log` beside the backup, or above it.
+    /// Folder with later parts of the log: an archive or a data folder. Repeatable. Default: a
+    /// folder `log` next to the backup or in a parent folder.
     #[arg(long, value_name = "DIR")]
     log: Vec<PathBuf>,
 }
 
-/// Where to end, as it was written.
 fn until(text: &str) -> Result<Until, String> {
     if text.eq_ignore_ascii_case("latest") {
         return Ok(Until::Latest);
@@ -54,19 +53,18 @@ fn until(text: &str) -> Result<Until, String> {
     })
 }
 
-/// The archive beside a backup, or beside the folder that it is in.
+/// Returns the archive next to the backup, or in one of the folders above it.
 fn archive_of(backup: &Path) -> Option<PathBuf> {
     let backup = std::path::absolute(backup).ok()?;
     backup.ancestors().skip(1).take(4).map(|above| above.join(ARCHIVE)).find(|path| path.is_dir())
 }
 
-/// The archive of a folder of backups, if it is one; else the folder itself.
+/// Returns the archive inside `dir`, or `dir` itself.
 fn archive_in(dir: &Path) -> PathBuf {
     let archive = dir.join(ARCHIVE);
     if archive.is_dir() { archive } else { dir.to_owned() }
 }
 
-/// Runs `tidemark restore`.
 pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
     let until = args.until.as_deref().map_or(Ok(Until::Backup), until)?;
     let archives: Vec<PathBuf> = match &args.log[..] {
@@ -89,7 +87,6 @@ pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
     crate::terminal::print(&summary(&plan, &args.to, until))
 }
 
-/// What was restored, and up to where.
 fn summary(plan: &Plan, to: &Path, until: Until) -> String {
     let time = if plan.time_ms == 0 { "no time".to_owned() } else { utc::shown(plan.time_ms) };
     let mut text = format!(

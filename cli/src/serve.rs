@@ -1,4 +1,4 @@
-//! `tidemark serve`: reads the configuration, listens, and runs until it is told to stop.
+//! `tidemark serve`: reads the configuration, starts the server, and waits until it stops.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use node::config::{Config, Fsync, LogFormat};
@@ -31,27 +31,27 @@ signals change nothing.
 
 `tidemark config` prints every setting. Options given here go before the file's.")]
 pub(super) struct ServeArgs {
-    /// The configuration file (TOML). Without it the built-in defaults hold.
+    /// Configuration file (TOML). Default: the built-in settings.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The folder for the log, snapshots and cold files.
+    /// Folder for the log, snapshots and cold files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The address to listen on; may be given several times.
+    /// Address to listen on. Repeatable.
     #[arg(long, value_name = "ADDRESS")]
     bind: Vec<String>,
-    /// The TCP port; 0 lets the system choose.
+    /// TCP port; 0 lets the system choose one.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// The port of metrics and the dashboard; 0 switches it off.
+    /// Port of the metrics and the dashboard; 0 disables both.
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
-    /// When a write is safe on the disk.
+    /// When writes are synced to disk.
     #[arg(long, value_name = "WHEN", value_parser = fsync())]
     fsync: Option<Fsync>,
 }
 
-/// The policies by their names, as in the file.
+/// Parser of the policy names, which are the same as in the configuration file.
 fn fsync() -> impl TypedValueParser<Value = Fsync> {
     let all = [Fsync::Everysec, Fsync::Always, Fsync::No];
     PossibleValuesParser::new(all.map(Fsync::name))
@@ -86,9 +86,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
     run_server(config, sockets, stop).map_err(|e| e.to_string())
 }
 
-/// Sends the log to standard error.
 fn write_log(format: LogFormat) {
-    // rskafka says each attempt of its own; the ingest says once that a broker is away.
+    // rskafka logs each of its attempts; the ingest logs an unreachable broker once.
     let usual =
         || Targets::new().with_default(LevelFilter::INFO).with_target("rskafka", LevelFilter::OFF);
     // RUST_LOG: a level, or targets with levels (`info,store=debug`).
@@ -97,8 +96,8 @@ fn write_log(format: LogFormat) {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .with_target(false)
-        // It would be said on stderr, too, by code that panics if its reader is gone, or its disk
-        // is full.
+        // The subscriber would report its own write errors on stderr, which panics if stderr is
+        // closed or its disk is full.
         .log_internal_errors(false);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => Box::new(lines),

@@ -1,34 +1,35 @@
-//! `tidemark size`: what a workload needs, each figure with its formula, and the settings for it.
+//! `tidemark size`: computes the resources for a workload, with formulas, and prints matching
+//! settings.
 
 use super::terminal::{Align, Paint, grouped, table};
 use clap::Args;
 use node::config::Durability;
 use std::fmt::Write;
 
-/// Bytes of an outlier: a word of the aux dictionary at its usual fill.
+/// Bytes per outlier: a word of the aux dictionary at its typical fill.
 const OUTLIER_BYTES: f64 = 10.5;
-/// Share of a table of flags that is full in the mean: it is closed early, so that late flags fit.
+/// Average fill of a table of flags. Tables close early to leave room for late flags.
 const FILL: f64 = 0.91;
-/// Small tables that a counter space begins with.
+/// Number of small tables at the beginning of a counter space.
 const FIRST_TABLES: u64 = 2;
-/// Memory of a server for each byte of its tables: replacements of tables, and more late flags.
+/// Server memory per byte of tables: tables being replaced, and additional late flags.
 const MARGIN: f64 = 1.25;
-/// Bytes of a row in a cold file, of the default schema, and of any other: what its bits take
-/// packed.
+/// Overhead of a row in a cold file, in bytes, in addition to its packed bits.
 const COLD_OVERHEAD_BYTES: f64 = 0.5;
-/// Bytes of a pair in a ledger, for members below 2^40, with runs that wait to be merged.
+/// Disk bytes per pair in a ledger, for members below 2^40, including runs that wait for a merge.
 const LEDGER_PAIR_BYTES: f64 = 5.0;
-/// Bits of memory of a pair in a ledger: the indexes of its runs.
+/// Memory bits per pair in a ledger: the indexes of its runs.
 const LEDGER_PAIR_BITS: f64 = 0.5;
-/// Bytes of the log that a like takes: a row and a pair, packed.
+/// Log bytes of a like: a row and a pair, packed.
 const LOG_BYTES_PER_WRITE: f64 = 10.0;
-/// What the process takes beside its tables: buffers, cache, code.
+/// Memory of the process without its tables: buffers, cache, code.
 const PROCESS_BYTES: f64 = 256e6;
-/// Core time of a page of 20 posts without a pipeline, of a write, and of a like's ledger.
+/// Core time in seconds of a page of 20 posts without pipelining, of a write, and of a like in the
+/// ledger.
 const PAGE_CORE_S: f64 = 10e-6;
 const WRITE_CORE_S: f64 = 1.5e-6;
 const LEDGER_CORE_S: f64 = 1.4e-6;
-/// Share of a core that is used at the peak.
+/// Maximum utilization of a core at the peak.
 const CORE_USE: f64 = 0.5;
 
 /// Computes memory, disk, network and replicas for a workload, with formulas.
@@ -45,46 +46,47 @@ pub struct SizeArgs {
     /// New posts per day.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 50))]
     pub posts_per_day: u64,
-    /// The counters of a post, with their widths in bits.
+    /// Counters of a post, with their widths in bits.
     #[arg(long, value_name = "FIELDS", default_value = "like:12 repost:8 comment:8 read:16")]
     pub fields: String,
-    /// Share of posts with a counter that needs more bits than its width.
+    /// Share of posts with a counter that exceeds its width.
     #[arg(long, value_name = "SHARE", default_value_t = 0.02, value_parser = share)]
     pub outliers: f64,
-    /// Ids from one post to the next, on average: 1 if dense, thousands for Snowflake ids.
+    /// Average distance between the ids of consecutive posts: 1 if dense, thousands for Snowflake
+    /// ids.
     #[arg(long, value_name = "N", default_value_t = 4096.0, value_parser = positive)]
     pub ids_per_post: f64,
-    /// Likes that a post gets.
+    /// Average number of likes per post.
     #[arg(long, value_name = "N", default_value_t = 2.0, value_parser = amount)]
     pub likes_per_post: f64,
-    /// Read marks that a post gets.
+    /// Average number of read marks per post.
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = amount)]
     pub reads_per_post: f64,
-    /// Days for which counters are kept.
+    /// Days that counters are kept.
     #[arg(long, value_name = "DAYS", default_value_t = 365.0, value_parser = amount)]
     pub retention_days: f64,
-    /// Days for which they stay in memory; older ones are on the disk.
+    /// Days that counters stay in memory. Older ones are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub memory_days: f64,
-    /// Days for which the filters of likes stay in memory; older ones are on the disk.
+    /// Days that the filters of likes stay in memory. Older ones are on disk.
     #[arg(long, value_name = "DAYS", default_value_t = 7.0, value_parser = amount)]
     pub like_days: f64,
-    /// Days for which read marks are remembered.
+    /// Days that read marks are kept.
     #[arg(long, value_name = "DAYS", default_value_t = 2.0, value_parser = amount)]
     pub read_days: f64,
-    /// The false-positive rate of flags.
+    /// False-positive rate of flags.
     #[arg(long, value_name = "RATE", default_value_t = 0.0001, value_parser = share)]
     pub false_positive_rate: f64,
     /// Pages per second at the peak.
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = amount)]
     pub pages_per_second: f64,
-    /// Posts of a page.
+    /// Posts per page.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub page_posts: u64,
-    /// How many times the mean the peak of writes is.
+    /// Ratio of the peak write rate to the average.
     #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = positive)]
     pub peak: f64,
-    /// Cores of one server.
+    /// Cores per server.
     #[arg(long, value_name = "N", default_value_t = 8.0, value_parser = positive)]
     pub cores: f64,
     /// Print only the configuration.
@@ -92,7 +94,7 @@ pub struct SizeArgs {
     pub toml: bool,
 }
 
-/// A number from 0 to 10^12.
+/// Parses a number from 0 to 10^12.
 fn amount(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "it is no number".to_owned())?;
     if (0.0..=1e12).contains(&number) {
@@ -102,86 +104,86 @@ fn amount(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The same, but more than 0.
+/// Parses a number above 0, up to 10^12.
 fn positive(text: &str) -> Result<f64, String> {
     amount(text).and_then(|n| if n > 0.0 { Ok(n) } else { Err("it must be above 0".to_owned()) })
 }
 
-/// A share, above 0 and below 1.
+/// Parses a share above 0 and below 1.
 fn share(text: &str) -> Result<f64, String> {
     let inside = |n: f64| if n < 1.0 { Ok(n) } else { Err("it must be below 1".to_owned()) };
     positive(text).and_then(inside)
 }
 
-/// Tables of a space of flags.
+/// Tables of an existence space.
 #[derive(Clone, Debug)]
 pub struct Flags {
-    /// The space.
+    /// Name of the space.
     pub name: &'static str,
-    /// Flags that are remembered.
+    /// Number of flags that are kept.
     pub flags: f64,
-    /// Bits of one in a full table, late ones included.
+    /// Bits per flag in a full table, including late flags.
     pub bits: f64,
-    /// `pairs_per_table`.
+    /// Value of `pairs_per_table`.
     pub pairs_per_table: u64,
-    /// Tables in memory.
+    /// Number of tables in memory.
     pub tables: u64,
-    /// Their memory.
+    /// Memory of the tables, in bytes.
     pub bytes: f64,
-    /// Pairs in the ledger: those of all days for which counters are kept. None: no ledger.
+    /// Number of pairs in the ledger, for the whole retention. `None` without a ledger.
     pub ledger_pairs: Option<f64>,
 }
 
 impl Flags {
-    /// Memory of the ledger.
+    /// Memory of the ledger, in bytes.
     fn ledger_memory(&self) -> f64 {
         self.ledger_pairs.unwrap_or(0.0) * LEDGER_PAIR_BITS / 8.0
     }
 
-    /// Bytes on the disk: the ledger, and the filters that are not in memory.
+    /// Bytes on disk: the ledger and the filters that are not in memory.
     pub fn disk_bytes(&self) -> f64 {
         let pairs = self.ledger_pairs.unwrap_or(0.0);
         pairs * LEDGER_PAIR_BYTES + (pairs - self.flags).max(0.0) * self.bits / 8.0
     }
 }
 
-/// What a workload needs.
+/// Resources for a workload.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Rows in memory.
     pub rows: f64,
     /// Bits of a row's fields.
     pub field_bits: u32,
-    /// Bytes of a row in a full table.
+    /// Bytes per row in a full table.
     pub row_bytes: f64,
-    /// `rows_per_table`.
+    /// Value of `rows_per_table`.
     pub rows_per_table: u64,
-    /// Tables of rows in memory.
+    /// Number of row tables in memory.
     pub tables: u64,
-    /// Their memory.
+    /// Memory of the row tables, in bytes.
     pub row_memory: f64,
-    /// `liked` and `read`.
+    /// The spaces `liked` and `read`.
     pub flags: Vec<Flags>,
-    /// Rows on the disk.
+    /// Rows on disk.
     pub cold_rows: f64,
-    /// Bytes of one there.
+    /// Bytes per row on disk.
     pub cold_row_bytes: f64,
     /// Likes and read marks per day.
     pub writes_per_day: f64,
     /// Bytes of the reply to one page.
     pub page_bytes: f64,
-    /// Bytes of its request.
+    /// Bytes of the request for one page.
     pub request_bytes: f64,
 }
 
-/// A power of two, so that about `parts` tables hold `all`.
+/// Returns the power of two for about `parts` tables with `all` entries in total.
 fn per_table(all: f64, parts: f64) -> u64 {
     let wanted = (all / parts).clamp(65_536.0, f64::from(1 << 28));
     1 << (wanted.log2().round() as u32)
 }
 
 impl Plan {
-    /// Works it out. The error says which value is out of range.
+    /// Computes the resources. Returns an error if a value is out of range.
     pub fn of(args: &SizeArgs) -> Result<Plan, String> {
         let schema = counter::Schema::parse(&args.fields)
             .map_err(|e| format!("--fields '{}': {e}", args.fields))?;
@@ -206,7 +208,7 @@ impl Plan {
             let pairs_per_table = per_table(flags, 30.0);
             let bits = phantom::bits_per_pair(args.false_positive_rate) / FILL;
             let tables = (flags / (pairs_per_table as f64 * FILL)).ceil() as u64;
-            // The newest table is half full in the mean.
+            // The newest table is half full on average.
             let bytes = (flags + pairs_per_table as f64 / 2.0) * bits / 8.0;
             Flags { name, flags, bits, pairs_per_table, tables, bytes, ledger_pairs: None }
         };
@@ -215,7 +217,8 @@ impl Plan {
             ledger_pairs: Some(posts * args.likes_per_post * args.retention_days),
             ..flags("liked", args.likes_per_post, like_days)
         };
-        // `:` digits CR LF, of half the digits that a width allows; `:0` CR LF for each flag.
+        // A counter is `:` digits CR LF, with half of the digits that its width allows. A flag is
+        // `:0` CR LF.
         let digits: f64 =
             widths.iter().map(|&bits| (f64::from(bits) * 0.301 / 2.0).max(1.0) + 3.0).sum();
         let page_posts = args.page_posts as f64;
@@ -242,7 +245,7 @@ pub(super) fn run(args: &SizeArgs) -> Result<(), String> {
     crate::terminal::print(&if args.toml { plan.toml(args) } else { plan.text(args) })
 }
 
-/// A figure with its unit, three digits: `96.1 GB`.
+/// Formats a number of bytes with three digits and a unit: `96.1 GB`.
 fn bytes(value: f64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB", "PB"];
     let power = ((value.max(1.0).log10() / 3.0) as usize).min(units.len() - 1);
@@ -256,22 +259,19 @@ fn whole(value: f64) -> String {
 }
 
 impl Plan {
-    /// Memory of all tables.
     fn table_bytes(&self) -> f64 {
         self.row_memory + self.flags.iter().map(|f| f.bytes).sum::<f64>()
     }
 
-    /// Memory of all ledgers.
     fn ledger_memory(&self) -> f64 {
         self.flags.iter().map(Flags::ledger_memory).sum()
     }
 
-    /// Memory of a server.
     fn memory_bytes(&self) -> f64 {
         (self.table_bytes() + self.ledger_memory()) * MARGIN + PROCESS_BYTES
     }
 
-    // Long: one row of the table after the other.
+    // Long: one row of the output table after the other.
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {
@@ -367,15 +367,15 @@ impl Plan {
         out
     }
 
-    /// Core time of the writes of a second, at the peak.
+    /// Cores that the writes of the peak need.
     fn write_cores(&self, args: &SizeArgs) -> f64 {
         let likes_per_day = args.posts_per_day as f64 * args.likes_per_post;
         let day_s = self.writes_per_day * WRITE_CORE_S + likes_per_day * LEDGER_CORE_S;
         day_s / 86_400.0 * args.peak
     }
 
-    /// Each server has all data, and applies all writes; replicas share the pages, and one more
-    /// takes over when a server fails.
+    /// Returns the number of replicas. Each server has all data and applies all writes. The
+    /// replicas share the pages, and one spare replaces a failed server.
     fn replicas(&self, args: &SizeArgs) -> u64 {
         let pages = args.pages_per_second * PAGE_CORE_S * args.page_posts as f64 / 20.0;
         let left = (args.cores * CORE_USE - self.write_cores(args)).max(args.cores * 0.05);
@@ -386,7 +386,6 @@ impl Plan {
         format!("pages / what {} cores leave, at least 1", args.cores)
     }
 
-    /// The spaces as a configuration file has them.
     fn toml(&self, args: &SizeArgs) -> String {
         let mut out =
             String::from("# Printed by `tidemark size`; `tidemark config` has the rest.\n");

@@ -1,18 +1,16 @@
-//! What the program prints for people: colour where the terminal has it, figures with separators,
-//! tables that fit a terminal of 80 columns.
+//! Terminal output: colour if supported, numbers with separators, tables that fit 80 columns.
 
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 
-/// Paints text, or leaves it as it is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paint {
     colour: bool,
 }
 
 impl Paint {
-    /// Colour if stdout is a terminal, unless `NO_COLOR` (<https://no-color.org>) is set or the
-    /// terminal is a dumb one.
+    /// Enables colour if stdout is a terminal, unless `NO_COLOR` (<https://no-color.org>) is set or
+    /// the terminal is dumb.
     pub(super) fn of_stdout() -> Paint {
         let var = |name| std::env::var_os(name).unwrap_or_default();
         Paint::choose(std::io::stdout().is_terminal(), &var("NO_COLOR"), &var("TERM"))
@@ -26,28 +24,24 @@ impl Paint {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// Headings and the headline.
     pub(super) fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
 
-    /// What explains, and what matters less.
     pub(super) fn dim(self, text: &str) -> String {
         self.with("2", text)
     }
 
-    /// A good figure.
     pub(super) fn good(self, text: &str) -> String {
         self.with("32", text)
     }
 
-    /// A heart.
     pub(super) fn red(self, text: &str) -> String {
         self.with("31", text)
     }
 }
 
-/// `501,184`.
+/// Formats a number with separators: `501,184`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -60,20 +54,17 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// How a column stands.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Align {
-    /// Names.
     Left,
-    /// Figures.
     Right,
-    /// Marks.
     Centre,
 }
 
-/// A table: each column as wide as its widest cell, two spaces apart, two before the first.
+/// Formats a table with two leading spaces and columns two spaces apart.
 ///
-/// `paint` gets the row (0 is the header), the column and the padded cell. No line ends in spaces.
+/// `paint` receives the row (0 is the header), the column and the padded cell. Lines have no
+/// trailing spaces.
 pub(super) fn table(
     columns: &[Align],
     rows: &[Vec<String>],
@@ -105,7 +96,7 @@ pub(super) fn table(
     text
 }
 
-/// Prints to standard output. A closed pipe (`| head`) is no error.
+/// Prints to standard output. A closed pipe (`| head`) is not an error.
 pub(super) fn print(text: &str) -> Result<(), String> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(format!("cannot write: {e}")),

@@ -1,6 +1,6 @@
-//! `tidemark upgrade`: the master's role moves to a replica that runs the new program already, so
-//! that the old master can be upgraded next. No acknowledged write is lost, and Sentinels learn of
-//! the new master (`FAILOVER`).
+//! `tidemark upgrade`: makes a replica with the new program the master, so that the old master can
+//! be upgraded next. It loses no acknowledged write, and Sentinels learn of the new master
+//! (`FAILOVER`).
 
 use clap::Args;
 use node::client::connect::{ConnectArgs, Link, within};
@@ -8,7 +8,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Moves the master's role to an upgraded replica, without losing a write.
+/// Moves the master's role to an upgraded replica without losing a write.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Upgrade the replica first: stop it, replace the program, start it. Then run
@@ -22,17 +22,17 @@ Examples:
 pub(super) struct UpgradeArgs {
     #[command(flatten)]
     master: ConnectArgs,
-    /// The replica that becomes the master; without it the one that is least behind.
+    /// Replica that becomes the master. Default: the one with the smallest lag.
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
-    /// Seconds after which a step is given up.
+    /// Timeout of each step in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 }
 
-/// How often a node is asked whether it is ready.
 const ASK_EVERY: Duration = Duration::from_millis(5);
-/// A replica that is further behind would make writes wait for long.
+/// Maximum lag of the new master before the exchange. Writes would wait too long for a replica with
+/// more lag.
 const MAX_LAG_BYTES: u64 = 1 << 20;
 
 pub(super) fn run(args: &UpgradeArgs) -> Result<(), String> {
@@ -41,7 +41,6 @@ pub(super) fn run(args: &UpgradeArgs) -> Result<(), String> {
     runtime.block_on(upgrade(args))
 }
 
-/// INFO replication of a node.
 struct Info(String);
 
 impl Info {
@@ -63,7 +62,7 @@ impl Info {
         self.get("role") == "master"
     }
 
-    /// Replicas that follow the log: host, port and bytes behind.
+    /// Connected replicas: host, port and lag in bytes.
     fn replicas(&self) -> Vec<(String, String, u64)> {
         let lines = self.0.lines().filter(|line| line.starts_with("slave"));
         let fed = lines.filter_map(|line| line.split_once(":ip=")).filter_map(|(_, rest)| {
@@ -79,7 +78,7 @@ impl Info {
     }
 }
 
-/// Asks a node until `ready` gives something.
+/// Polls a node until `ready` returns a value.
 async fn until<T>(
     link: &mut Link,
     what: &str,
@@ -135,7 +134,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     let began = Instant::now();
     let ms = timeout.as_millis().to_string();
     let order = ["FAILOVER", "TO", &host, &port, "TIMEOUT", &ms].map(str::as_bytes);
-    // After an earlier switch it takes some seconds until all Sentinels have published a hello.
+    // After an earlier switch, it takes some seconds until all Sentinels have published a hello.
     while let Err(error) = within(timeout, old.ask(&order)).await {
         let error = error.to_string();
         if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {

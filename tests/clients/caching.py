@@ -1,6 +1,6 @@
-"""redis-py with client-side caching, as an application turns it on. Usage: caching.py PORT
+"""redis-py with client-side caching, as an application enables it. Usage: caching.py PORT
 
-Prints "ok" and the version at the end; any other end is a failure. INFO commandstats tells which reads came to the server.
+Prints "ok" and the version at the end; anything else is a failure. INFO commandstats shows which reads reached the server.
 """
 
 import sys
@@ -24,7 +24,7 @@ def calls(command):
 
 
 def read_by(what, command, read, wanted):
-    """Reads twice; the server sees one of them."""
+    """Reads twice; only one read reaches the server."""
     before = calls(command)
     for _ in range(2):
         expect(what, read(), wanted)
@@ -32,7 +32,7 @@ def read_by(what, command, read, wanted):
 
 
 def told(what, read, wanted):
-    """What another client has changed is seen soon."""
+    """A change by another client becomes visible soon."""
     for _ in range(200):
         if read() == wanted:
             return
@@ -48,7 +48,7 @@ read_by("flag", "sismember", lambda: cached.sismember("liked:7", "42"), 0)
 expect("keys", other.info("stats")["tracking_total_keys"], 3)
 expect("clients", other.info("clients")["tracking_clients"], 1)
 
-# One like by FEED.ACT changes all three.
+# One FEED.ACT changes all three.
 expect("act", other.execute_command("FEED.ACT", "like", 42, 7), [1])
 told("row", lambda: cached.hgetall("post:7")["like"], "6")
 told("cell", lambda: cached.get("post:7:like"), "6")
@@ -57,14 +57,14 @@ before = calls("hgetall")
 expect("row", cached.hgetall("post:7"), row | {"like": "6"})
 expect("row from memory: calls", calls("hgetall"), before)
 
-# Its own change, and that of a whole schema.
+# A change by this client, and a change of the schema.
 expect("own", cached.hincrby("post:7", "like", 4), 10)
 told("own change", lambda: cached.hget("post:7", "like"), "10")
 told("row after it", lambda: cached.hgetall("post:7")["like"], "10")
 other.execute_command("TM.SPACE", "ALTER", "post", "ADD", "share:8")
 told("schema", lambda: cached.hgetall("post:7"), row | {"like": "10", "share": "0"})
 
-# Many hot rows beside a writer: none stays as it was.
+# Many frequently read rows during writes: no stale value remains.
 for n in range(300):
     other.hincrby(f"post:{1000 + n % 10}", "like", 1)
     cached.hget(f"post:{1000 + n % 7}", "like")

@@ -1,4 +1,4 @@
-"""redis-py's own stream readers on tm:changes, in both protocols. Arguments: the port."""
+"""redis-py's own stream readers on tm:changes, with both protocols. Arguments: the port."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ STREAM = "tm:changes:post"
 
 
 def read(answer):
-    """The entries of the one stream of an answer: a list in RESP2, a map in RESP3."""
+    """Returns the entries of the only stream in a reply: a list in RESP2, a map in RESP3."""
     if isinstance(answer, dict):
         [entries] = answer[STREAM]
         return entries
@@ -31,13 +31,13 @@ def consume(server, group):
     assert about["last-generated-id"] == last and about["last-entry"][1] == fields, about
     assert server.type(STREAM) == "stream" and server.exists(STREAM) == 1
 
-    # A reader that waits, and one whose time is over.
+    # A blocking read with a result, and one that times out.
     threading.Timer(0.2, lambda: server.incrby("post:2:like", 1)).start()
     [(_, fields)] = read(server.xread({STREAM: "$"}, block=20_000))
     assert fields["id"] == "2", fields
     assert not server.xread({STREAM: "$"}, block=10)
 
-    # A group of two.
+    # A group with two consumers.
     assert server.xgroup_create(STREAM, group, "$")
     for row in (3, 4):
         server.incrby(f"post:{row}:like", 1)
@@ -56,7 +56,7 @@ def consume(server, group):
     assert (found["pending"], found["lag"], found["last-delivered-id"]) == (0, 0, fourth), found
     assert {one["name"] for one in server.xinfo_consumers(STREAM, group)} == {"anna", "ben", "carl"}
 
-    # As pipelines send it.
+    # In a pipeline.
     server.incrby("post:5:like", 1)
     [(fifth, _)] = read(server.xreadgroup(group, "anna", {STREAM: ">"}))
     with server.pipeline() as pipe:

@@ -1,8 +1,8 @@
-"""A cluster of three shards of two nodes, for stock clients of Redis Cluster, unmodified; this script is the controller (CLUSTERX).
+"""Stock clients of Redis Cluster, unmodified, with a cluster of three shards of two nodes. This script is the controller (CLUSTERX).
 
-First redis-py, ioredis, go-redis and redis-cli -c like posts and read pages, in pipelines too; once they know the slots, no request is redirected.
-Then writers of redis-py go on while masters are taken away (kill -9, SIGSTOP) and their replicas promoted when the lease is over. It is checked that
-no write is lost that WAIT 1 acknowledged, and that a master which was frozen takes none when it comes back.
+First, redis-py, ioredis, go-redis and redis-cli -c like posts and read pages, also in pipelines. Once they know the slots, no request is redirected.
+Then masters are taken away (kill -9, SIGSTOP) under writers with redis-py, and their replicas are promoted after the lease. The script checks that
+no write acknowledged by WAIT 1 is lost, and that a frozen master accepts no writes after it wakes up.
 
     cluster.py --server PATH_TO_TIDEMARK [--rounds 2] [--keep]
 """
@@ -19,8 +19,8 @@ TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 
 def clients(nodes):
-    """What stock clients do. Gives the redirections by client once it knew the slots."""
-    # Redirections, and what a node asked of another one as it was not sent to the right one.
+    """Runs the stock clients. Returns the number of redirections by client after it knew the slots."""
+    # Redirections, and requests that a node had to forward.
     moved, counts = lambda: sum(node.moved() + node.asked_others() for node in nodes), {}
     cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", nodes[0].port)], decode_responses=True)
     posts = range(1000, 1300)
@@ -42,7 +42,7 @@ def clients(nodes):
     assert all(r[0][0] == 1 for r in replies[2::4]), replies[2]
     assert all(page[0] == row for page, row in zip(replies[2::4], replies[3::4])), replies[2:4]
     counts["redis-py"] = moved() - before
-    # A page of all shards: one node answers.
+    # A page of all shards from one node.
     assert [row[0] for row in cluster.execute_command("FEED.GET", "home", 7, *posts)] == [1] * len(posts)
 
     before = moved()
@@ -65,7 +65,7 @@ def clients(nodes):
     modules = os.path.join(TOP, "target/clients/node/node_modules")
     said = subprocess.run(["node", "-e", script, modules, str(nodes[2].port)], capture_output=True, text=True, timeout=60)
     assert said.stdout.strip() == "[1200,1]", said
-    # FEED.GET is none of the commands whose keys it knows: it may have asked another node first.
+    # ioredis does not know the keys of FEED.GET, so it may ask another node first.
     counts["ioredis"] = max(0, moved() - before - 1)
 
     before = moved()
@@ -73,7 +73,8 @@ def clients(nodes):
     ports = ",".join(str(node.port) for node in nodes)
     said = subprocess.run(["go", "run", os.path.join(TOP, "tests/clients/cluster.go"), ports, "2000", "2300"], env=go, capture_output=True, text=True, timeout=240)
     assert said.stdout.strip() == "ok", said
-    # This generation reads no COMMAND of a Redis since 6.0, so it learns no slots: it asks any node, and follows.
+    # This generation of go-redis cannot read COMMAND of Redis 6.0 and later, so it learns no slots. It asks any node and follows
+    # redirections.
     print(f"go-redis: {moved() - before} redirections")
 
     for post in posts[:20]:
@@ -124,7 +125,7 @@ def play(args, nodes):
             else:
                 old.start()
             until("the old master is there", lambda: old.client().ping())
-            # It has heard of nothing, and its topology says that it is the master.
+            # It has received no new topology, and in its own one it is the master.
             post = next(p for p in range(1000, 2000) if shard_of(old.ask("CLUSTER", "KEYSLOT", p)) == shard)
             try:
                 old.ask("HINCRBY", f"post:{{{post}}}", "comment", 1)

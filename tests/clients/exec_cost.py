@@ -1,6 +1,6 @@
-"""What EXEC costs a server: pages and additions per second of its CPU time, plain and in transactions. python3 exec_cost.py PORT
+"""Cost of EXEC: pages and increments per second of the server's CPU time, plain and in transactions. python3 exec_cost.py PORT
 
-All requests of a kind are sent in one pipeline, so that next to nothing of the time is the network's."""
+All requests of a kind are sent in one pipeline, so the network costs almost nothing."""
 import random
 import re
 import socket
@@ -29,7 +29,7 @@ def together(one, many):
 
 
 def run(link, requests):
-    """Sends them and reads until the mark behind them comes back."""
+    """Sends the requests and reads until the reply to the final ECHO."""
     sender = threading.Thread(target=link.sendall, args=(requests + request("ECHO", "the mark"),))
     sender.start()
     tail = b""

@@ -1,9 +1,8 @@
-"""One node that two teams of stock Sentinels watch, each by a name of its own and at an epoch of its own; then one team goes, and the node is started again.
+"""Two groups of stock Sentinels watch one node under different names and with different epochs. Then one group stops, and the node restarts.
 
     groups.py --server PATH_TO_TIDEMARK
 
-What one team has said means nothing to the other: a team that is gone keeps no node out, and one that comes back
-at another epoch deposes no master.
+The groups are independent: a stopped group must not keep a node fenced, and a group that returns with another epoch must not depose a master.
 """
 import argparse, os, subprocess
 
@@ -31,7 +30,7 @@ def play(args, folder):
         conf = os.path.join(folder, f"{name}.conf")
         with open(conf, "w") as f:
             f.write(f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {name} 127.0.0.1 {master.proxy.port} 1\n")
-            # It is not to fail over: the node is away for longer than a second here.
+            # It must not fail over: the node is down for more than a second here.
             f.write(f"sentinel down-after-milliseconds {name} 600000\n")
             f.write(f"sentinel config-epoch {name} {epoch}\nsentinel current-epoch {epoch}\n")
         sentinels[name] = subprocess.Popen(["redis-sentinel", conf], stdout=open(conf + ".log", "w"), stderr=subprocess.STDOUT)
@@ -60,13 +59,13 @@ def play(args, folder):
         assert like() == 1, "no master is deposed"
         assert master.info()["repl_sentinel_groups"] == 2
 
-        # The old team is dismissed. The new one, at its lower epoch, alone names the master now.
+        # The old group is gone. The new group, with a lower epoch, alone names the master.
         old = sentinels.pop("old")
         old.kill()
         old.wait()
         again()
         until("the new team lifts the fence", like)
-        # And the other way round: no node was promoted, so the higher epoch means nothing for the others.
+        # The reverse: no node was promoted, so the higher epoch of one group does not affect the other.
         new = sentinels.pop("new")
         new.kill()
         new.wait()

@@ -1,5 +1,5 @@
-"""FAILOVER: what a client sees of it, beside what it sees of redis-server. The same play for both, with links that are cut where it needs them to be; the two
-transcripts must be equal, line by line.
+"""Compares FAILOVER with redis-server, as a client sees it. Both run the same steps, with links that are cut at certain points. The transcripts must be
+equal, line by line.
 
     handover.py --server PATH_TO_TIDEMARK
 """
@@ -16,7 +16,7 @@ class Play:
         self.lines, self.nodes = [], [Node(server, folder, n, timeout_s=30) for n in range(2)]
         self.master, self.replica = self.nodes
         self.port = str(self.replica.proxy.port)
-        # The replica reaches its master by this one; it is reached by its own proxy.
+        # The replica reaches its master through this link; others reach the replica through its own proxy.
         self.link = Proxy(self.master.port)
 
     def say(self, node, *words):
@@ -39,13 +39,13 @@ class Play:
         return self.ask("HINCRBY", self.key, "like", 1)
 
     def ask(self, *words):
-        """Sends a request to the master, which has it when this returns. Gives a function that tells its outcome, within so many seconds."""
+        """Sends a request to the master, which has received it when this returns. Returns a function that waits for the outcome."""
         client = self.master.client(timeout_s=60)
         connection = client.connection_pool.get_connection()
         connection.send_command("CLIENT", "ID")
         number = connection.read_response()
         connection.send_command(*words)
-        # It was there before these, each of which was answered before the next one was sent.
+        # Three more round trips, so that the master has read the request.
         for _ in range(3):
             self.master.client().ping()
         box, done = [], threading.Event()
@@ -55,7 +55,7 @@ class Play:
                 box.append(connection.read_response())
             except redis.RedisError as error:
                 box.append(f"{type(error).__name__} {error}")
-            # Without its client it would be closed.
+            # Otherwise the pool would close the connection.
             client.connection_pool.disconnect()
             box.append(time.monotonic())
             done.set()
@@ -63,14 +63,14 @@ class Play:
         threading.Thread(target=run, daemon=True).start()
 
         def became(what=None, seconds=20, since=None):
-            """what: said in the transcript. since: (a time, seconds): it may not be answered before so many seconds after that."""
+            """`what`: label in the transcript. `since`: (a time, seconds); the reply may not come earlier than that many seconds after the time."""
             done.wait(seconds)
             outcome = box[0] if done.is_set() else "no answer"
             if what:
                 self.lines.append(f"{what}: {outcome}")
             if since:
                 began, waits = since
-                # The server's clock ticks in milliseconds.
+                # The server's clock has milliseconds.
                 assert not done.is_set() or box[1] - began > waits - 0.01, f"{what}: answered {box[1] - began:.3f} s after FAILOVER"
             return outcome
 
@@ -78,7 +78,7 @@ class Play:
         return became
 
     def attached(self):
-        """Both know that the replica has everything. A replica says that its link is up before its master counts on it."""
+        """Waits until the replica has everything and the master counts it as connected. A replica reports its link as up before that."""
         def is_attached():
             said, end = self.master.info(), self.replica.info().get("slave_repl_offset")
             fed = said.get("slave0", {})
@@ -102,12 +102,12 @@ class Play:
         for reason in [[], ["TIMEOUT"], ["ERROR"]]:
             waits = self.ask("WAIT", "2", "0")
             answers = [self.master.client().execute_command("CLIENT", "UNBLOCK", waits.client, *reason) for _ in range(2)]
-            # How many have it is chance: redis-server asks the replica by a line of the log, which it may not have acknowledged itself.
+            # The number of replicas varies: redis-server asks the replica by a log record, which the replica may not have acknowledged yet.
             outcome = waits()
             self.lines.append(f"CLIENT UNBLOCK {reason}, twice: {answers}; {'a number' if isinstance(outcome, int) else outcome}")
 
     def waits(self):
-        """What the replica says waits on its way: it is unknown whether it has everything."""
+        """Holds back the replies of the replica, so that the master does not know whether it has everything."""
         self.link.held = {0}
         self.write()("before")
 
@@ -116,7 +116,7 @@ class Play:
         self.attached()
 
     def orders(self):
-        """No other order changes the role meanwhile."""
+        """No other order may change the role."""
         for words in [f"REPLICAOF 127.0.0.1 {self.port}", "SLAVEOF NO ONE", "REPLICAOF h x"]:
             self.say(self.master, *words.split())
         self.state("ordered")
@@ -152,7 +152,7 @@ class Play:
         self.hears_again()
 
     def aborted_while_handing_over(self):
-        """The replica has everything after a while, and cannot be reached."""
+        """The replica has everything eventually, but cannot be reached."""
         self.waits()
         self.replica.proxy.cut()
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port)
@@ -181,7 +181,7 @@ class Play:
             while not is_enough.is_set():
                 became.append(self.write())
                 is_begun.set()
-            # These come when the order is given.
+            # These writes arrive around the order.
             became.extend(self.write() for _ in range(5))
 
         waits = self.ask("WAIT", "2", "0")
@@ -195,7 +195,7 @@ class Play:
         self.state("handed over")
         waits("the client that waited for two replicas")
         self.write()("a write to the old master")
-        # Which of them came before the pause is chance.
+        # It varies which of them came before the pause.
         outcomes = [outcome() for outcome in became]
         others = {outcome for outcome in outcomes if not isinstance(outcome, int)}
         self.lines.append(f"other answers: {others or 'none'}")
@@ -204,12 +204,12 @@ class Play:
         self.lines.append(f"acknowledged and not written, or otherwise: {int(self.value(self.replica)) - written}")
         self.master, self.replica = self.replica, self.master
         self.port = str(self.replica.proxy.port)
-        # At once, as its log begins.
+        # Immediately, when its log begins.
         self.master.client().hincrby("post:1", "like", 1)
         self.attached()
 
     def forced(self):
-        """The replica has not got everything, and takes over all the same. It follows by its master's proxy since the last play."""
+        """The replica lacks data and takes over anyway. Since the previous step, it follows through its master's proxy."""
         self.master.proxy.deaf = {1}
         self.write()("a write that the replica does not get")
         began = time.monotonic()

@@ -1,13 +1,13 @@
-"""A master and its replica, killed at random moments under random writes, against a model in Python.
+"""Kills a master and its replica at random moments under random writes, and compares them with a model in Python.
 
-Four workers write, each to ids of its own, so the model knows what each cell holds: a counter (space, id, field) or a flag (space, id, member). An operator
-changes spaces, spills, rolls, rebuilds filters and takes snapshots meanwhile. Each round ends with one event: kill -9 or SIGTERM of a node, FAILOVER, or a replica
-that loses its data. With fsync = always an answered write must be there after it. A write without an answer may be there or not, as a whole; one with a token is
-sent again and must count once. Then all cells are read from both nodes and compared:
-- counters, and the members of spaces with a ledger, are equal to the model;
-- the counter of an action with a ledger is the number of members;
-- filters without a ledger say yes to all that is set and not recycled; what they say yes to besides is counted;
-- two counters that only transactions move against each other have the sum 0.
+Four workers write, each to its own ids, so the model knows each cell: a counter (space, id, field) or a flag (space, id, member). Concurrently, an operator
+alters spaces, spills, rolls, rebuilds filters and takes snapshots. Each round ends with one event: kill -9 or SIGTERM of a node, FAILOVER, or the loss of a
+replica's data. With fsync = always, an acknowledged write must survive. A write without a reply may be present or not, but only as a whole. A write with a
+token is sent again and must count once. Then the script reads all cells from both nodes:
+- counters, and members of spaces with a ledger, equal the model;
+- the counter of an action with a ledger is the number of its members;
+- filters without a ledger contain all set pairs that were not recycled; false positives are counted;
+- two counters that only transactions change in opposite directions have the sum 0.
 
     kill_loops.py --server PATH_TO_TIDEMARK [--minutes 5] [--seed 1] [--keep]
 
@@ -23,12 +23,12 @@ from redis.retry import Retry
 from nodes import Node, scratch, until
 
 WORKERS, BATCH, MEMBERS = 4, 16, 8
-# The ids: a range that grows, and some far from it and from each other.
+# Ids: a growing range, and some distant ones.
 DENSE, WINDOW, USERS = 1500, 100, 40
 FAR = [base + n for base in (2**40, 2**60, 2**64 - 16) for n in range(16)]
 FIELDS = ("seen", "hits", "score")
 EXACT, FILTERS = ("liked", "tag"), ("liked", "tag", "seen", "mark")
-# Tables are small, so that they roll and spill all the time.
+# Small tables, so that they roll and spill all the time.
 CONFIG = """
 counter = [{ name = "post", fields = "like:4 seen:4 hits:6 score:8", rows = "post:{id}", rows_per_table = 64 },
            { name = "user", fields = "once:4 balance:4", rows = "user:{id}", rows_per_table = 64, spill = false }]
@@ -57,7 +57,7 @@ class Member(Node):
 
 
 class Op(NamedTuple):
-    """Commands that are answered together, what they do to cells, and the right replies of the last one."""
+    """Commands with one common reply: their effects on cells and the valid replies of the last one."""
     commands: list
     effects: list
     right: list
@@ -65,7 +65,7 @@ class Op(NamedTuple):
 
 
 def after(value, kind, by):
-    """What a cell holds after an effect. A counter does not go below 0 by an action."""
+    """Returns the value of a cell after an effect. An action does not decrement a counter below 0."""
     return by if kind == "set" else value + by if kind == "add" else max(0, value + by)
 
 
@@ -73,7 +73,7 @@ class Worker:
     def __init__(self, number, rng, totals):
         self.number, self.rng, self.totals = number, rng, totals
         self.dense, self.tokens, self.cells = WINDOW, 0, {}
-        # Values that a cell may have after writes without an answer, and those writes that had a token.
+        # Possible values of cells after writes without a reply, and those of these writes that have a token.
         self.open, self.resend = {}, []
         self.wrong = []
 
@@ -81,7 +81,7 @@ class Worker:
         return self.cells.get(cell, 0)
 
     def some_id(self):
-        """Mostly a new one, often an old one."""
+        """Returns a new id most of the time, often an old one."""
         kind = self.rng.random()
         if kind < 0.15:
             choice = self.rng.choice(FAR)
@@ -111,7 +111,7 @@ class Worker:
             right = [[int(is_set(space) != sets)]]
             effects = [((space, id, member), "set", int(sets))]
             if kind == "see":
-                # The filter may be wrong about a flag that is not set, and the counter moves by what it says.
+                # The filter may have a false positive, and the counter follows the filter.
                 right += [[1 - right[0][0]]] if not is_set(space) else []
                 effects.append((("post", id, "seen"), "by reply", 1 if sets else -1))
             return Op([["FEED.ACT" if sets else "FEED.UNDO", kind, member, id]], effects, right)
@@ -135,7 +135,7 @@ class Worker:
 
     def answered(self, op, reply):
         self.totals["ops"] += 1
-        # A command for several ids has the error in the place of the one that is refused.
+        # In a command for several ids, the error replaces the reply of the refused id.
         refusal = reply[0] if isinstance(reply, list) else reply
         if isinstance(refusal, redis.ResponseError):
             self.totals[f"refused: {str(refusal)[:70]}"] += 1
@@ -147,7 +147,7 @@ class Worker:
                 self.cells[cell] = after(self.value(*cell), kind, by)
 
     def unanswered(self, ops):
-        """Writes without an answer: each has been executed after those before it, or not at all."""
+        """Records writes without a reply: each was executed after the previous ones or not at all."""
         last = {}
         for op in ops:
             if op.token:
@@ -160,7 +160,7 @@ class Worker:
         self.totals["unanswered"] += len(ops)
 
     def work(self, port, stop):
-        """Writes in batches of distinct ids until it is stopped, or the node is gone."""
+        """Writes batches of distinct ids until stopped or the node is gone."""
         connection, ops = None, []
         try:
             connection = redis.Connection(port=port, socket_timeout=60, retry=Retry(NoBackoff(), 0), decode_responses=True)
@@ -196,7 +196,7 @@ class Worker:
         return True
 
     def compare(self, cells, says, likes, where):
-        """Compares what a node holds with the model. What was open is known from then on."""
+        """Compares the content of a node with the model, which then adopts unknown values."""
         for cell, flag in says.items():
             known = self.open.get(cell, {self.value(*cell)})
             if cell[0] == "mark" and flag < 0:
@@ -204,7 +204,7 @@ class Worker:
                 self.cells.pop(cell, None)
                 self.open.pop(cell, None)
                 continue
-            # A filter may say yes to what is not set, and never no to what is.
+            # A filter may have false positives, but never false negatives.
             if flag == 1 and (cells[cell] == 0 if cell in cells else known == {0}):
                 self.totals["false positives"] += 1
             elif cells.setdefault(cell, flag) != flag:
@@ -224,7 +224,7 @@ class Worker:
 
 
 def compare(node, workers, where):
-    """Reads all cells of a node, what its filters say, and how many likes each post has; each worker compares its own."""
+    """Reads all cells of a node, its filters, and the likes of each post. Each worker compares its own part."""
     client = redis.Redis(port=node.port, socket_timeout=60)
     ids, users = range(1, max(worker.dense for worker in workers) + WORKERS), range(USERS * WORKERS)
     cells, says, likes = {}, {}, {}
@@ -251,7 +251,7 @@ def compare(node, workers, where):
 
 
 class Operator:
-    """Changes what the nodes keep where, and nothing of what they hold."""
+    """Changes where the nodes store data, but not the data."""
 
     def __init__(self, rng, totals):
         self.rng, self.totals, self.added = rng, totals, 0
@@ -287,7 +287,7 @@ class Operator:
 
 
 def disturb(event, master, replica, rng):
-    """Ends a round. Returns the master and the replica that are there then."""
+    """Ends a round with an event. Returns the new master and the new replica."""
     if event == "failover":
         master.client().execute_command("FAILOVER", "TO", "127.0.0.1", replica.port, "TIMEOUT", 20000)
         until("the roles are exchanged", lambda: (replica.info().get("role"), master.info().get("role")) == ("master", "slave"))
@@ -304,7 +304,7 @@ def disturb(event, master, replica, rng):
             shutil.rmtree(f"{node.folder}/data")
         node.start()
         if event.startswith("again"):
-            # Once more, while it starts.
+            # Kill it again during its start.
             time.sleep(rng.uniform(0, 0.2))
             node.process.kill()
             node.process.wait()
@@ -346,7 +346,7 @@ def play(args, folder):
                 thread.join()
             until("the master is up", lambda: master.client().ping())
             for worker in workers:
-                # A master that was killed takes no writes until a replica follows it.
+                # A restarted master accepts no writes until a replica follows it.
                 until("the master takes writes", lambda: worker.send_again(master.client(timeout_s=30)))
             compare(master, workers, f"round {round}, {event}, master {master.number}")
             until("the replica is in step", lambda: in_step(master, replica))

@@ -1,10 +1,10 @@
-"""Kvrocks' controller over a real etcd, replayed: two shards of three nodes, and two controllers of which etcd elects one.
+"""Simulates Kvrocks' controller with a real etcd: two shards of three nodes, and two controllers, one of them elected by etcd.
 
-What a controller here sends, looks for and stores is what kvrocks-controller does: PING, CLUSTER INFO, INFO, CLUSTERX setnodeid and setnodes; the
-cluster as JSON at /kvrocks/metadata/NAMESPACE/cluster/NAME; a node whose epoch is older is told, one that fails MAX_PINGS times is failed over
-to the replica with the largest slave_repl_offset. Only its seconds are shorter. Writers of redis-py go on while masters are killed or frozen, and
-in every third round the controller that leads is killed, too. No write that WAIT acknowledged for all replicas may be lost. (One that fewer have may
-be: there is no lease here, so a master that comes back goes on with a replica that was not told of the new one yet.)
+The controller here sends, reads and stores the same as kvrocks-controller: PING, CLUSTER INFO, INFO, CLUSTERX setnodeid and setnodes, and the cluster
+as JSON at /kvrocks/metadata/NAMESPACE/cluster/NAME. It updates nodes with an older epoch. After MAX_PINGS failed pings, it fails a node over to the
+replica with the largest slave_repl_offset. Only its timeouts are shorter. Masters are killed or frozen under writers with redis-py, and in every third
+round the leading controller is killed, too. No write acknowledged by WAIT for all replicas may be lost. (A write with fewer acknowledgements may be:
+there is no lease here, so an old master continues with replicas that have not learned of the new one yet.)
 
     kvrocks.py --server PATH_TO_TIDEMARK [--rounds 3] [--keep]
 """
@@ -21,12 +21,12 @@ from shards import Member, Writers, slots_of
 SHARDS, EACH = 2, 3
 CLUSTER = "/kvrocks/metadata/feeds/cluster/posts"
 LEADER = "/kvrocks/controller/leader"
-# The controller's own are 3 s, 5 and 6 s.
+# The real controller's values are 3 s, 5 and 6 s.
 PING_S, MAX_PINGS, SESSION_S = 0.25, 3, 3
 
 
 class Etcd:
-    """etcd by its JSON gateway."""
+    """Client of etcd's JSON gateway."""
 
     def __init__(self, port):
         self.url = f"http://127.0.0.1:{port}/v3/"
@@ -50,7 +50,7 @@ class Etcd:
             return False
 
     def campaign(self, name):
-        """Waits until it leads, and gives what is set when it does no more: its lease is over."""
+        """Waits for the leadership. Returns an event that is set when its lease is over."""
         lease, over = int(self.post("lease/grant", TTL=SESSION_S)["ID"]), threading.Event()
         threading.Thread(target=self.keep, args=(lease, over), daemon=True).start()
         self.post("election/campaign", 3600, name=LEADER, lease=lease, value=name)
@@ -69,7 +69,7 @@ class Etcd:
 
 
 def slot_string(cluster):
-    """What setnodes is told."""
+    """Returns the topology in the format of setnodes."""
     lines = []
     for shard in cluster["shards"]:
         master = next(node for node in shard["nodes"] if node["role"] == "master")
@@ -80,7 +80,7 @@ def slot_string(cluster):
 
 
 def parsed(text):
-    """CLUSTER NODES as the controller reads it: the version, and the nodes' roles and slots by id."""
+    """Parses CLUSTER NODES like the controller. Returns the version, and roles and slots by id."""
     nodes, version = {}, -1
     for line in text.rstrip("\n").split("\n"):
         fields = line.split(" ")
@@ -93,7 +93,7 @@ def parsed(text):
 
 
 class Controller:
-    """One that leads."""
+    """A leading controller."""
 
     def __init__(self, etcd, name):
         self.etcd, self.name, self.failures, self.tasks = etcd, name, {}, []
@@ -173,7 +173,7 @@ class Controller:
 
 
 class Controllers:
-    """Processes, of which one leads."""
+    """Controller processes, one of which leads."""
 
     def __init__(self, etcd, port):
         self.etcd, self.port, self.processes, self.count = etcd, port, {}, 0
@@ -194,7 +194,7 @@ class Controllers:
 
 
 def begin(nodes):
-    """The cluster as it is created by the controller's users."""
+    """Creates the cluster, like a user of the controller."""
     shards = []
     role = lambda node: "master" if node.number % EACH == 0 else "slave"
     for shard in range(SHARDS):

@@ -1,7 +1,7 @@
-"""A small like service as an application has it, written for stock Redis with RedisBloom: redis-py's hash, string and Bloom commands, pipelines,
-a transaction and a channel. It runs on Tidemark by changing the port.
+"""A small like service written for stock Redis with RedisBloom: redis-py's hash, string and Bloom commands, pipelines, a transaction and a channel.
+It runs on Tidemark after a change of the port.
 
-like_service.py PORT sets|bloom: likers are kept in sets, or in Bloom filters (Redis needs the module for that). Prints what users saw."""
+like_service.py PORT sets|bloom: likers are stored in sets, or in Bloom filters (Redis needs the module). Prints the results for users."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ class Likes:
         self.client, self.filters = client, filters
 
     def like(self, post, user):
-        """Once per user; gives whether it counted."""
+        """Likes a post, once per user. Returns whether the like counted."""
         key = f"liked:{post}"
         new = self.client.bf().add(key, user) if self.filters else self.client.sadd(key, user)
         if not new:
@@ -30,7 +30,7 @@ class Likes:
         return True
 
     def page(self, user, posts):
-        """Per post: likes, and whether this user has liked it."""
+        """Returns the likes of each post, and whether the user has liked it."""
         with self.client.pipeline(transaction=False) as pipe:
             for post in posts:
                 pipe.hget(f"post:{post}", "like")
@@ -39,7 +39,7 @@ class Likes:
         return [(int(likes or 0), bool(liked)) for likes, liked in zip(answers[::2], answers[1::2])]
 
     def correct(self, post, by):
-        """Changes a count by what it is: with WATCH, again whenever another client comes between."""
+        """Changes a count relative to its value with WATCH. Retries after conflicts."""
         with self.client.pipeline() as pipe:
             while True:
                 try:
@@ -53,7 +53,7 @@ class Likes:
 
 
 async def views(port, posts):
-    """Many clients count views at once."""
+    """Many clients count views concurrently."""
     client = redis.asyncio.Redis(port=port, decode_responses=True)
 
     async def one(post):

@@ -1,7 +1,7 @@
-"""Links between a master and its replicas, cut, reset, delayed and half-open under load, for as long as wanted.
+"""Cuts, resets, delays and half-closes links between a master and its replicas under load.
 
-A master, two replicas and a third one chained behind the first, each link through a proxy of ours. Every second or so one link is treated badly. At the end all
-nodes must be equal, and each replica must have fetched everything just once: when it was first attached.
+A master, two replicas, and a third replica chained behind the first one, each link through a proxy. About once per second, one link gets a fault. At the
+end all nodes must be equal, and each replica must have done exactly one full sync, at its first connection.
 
     links.py --server PATH_TO_TIDEMARK [--seconds 20] [--seed 1]
 """
@@ -25,7 +25,7 @@ def play(args, folder):
     rng = random.Random(args.seed)
     nodes, links = [], []
     try:
-        # Whom each follows.
+        # Master of each node.
         for number, master in enumerate([None, 0, 0, 1]):
             node = Node(args.server, folder, number, timeout_s=3)
             nodes.append(node)
@@ -69,7 +69,7 @@ def play(args, folder):
             if what == "cut" or rng.random() < 0.5:
                 link.mend()
             else:
-                # A replica that lost something has to find out.
+                # A replica that has lost data must detect it.
                 link.deaf, link.delay_s = set(), 0.0
         stop.set()
         loader.join()

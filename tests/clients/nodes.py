@@ -1,4 +1,4 @@
-"""A server as a process of its own: Tidemark, or redis-server in its place. Others reach it by its proxy, whose link can be cut."""
+"""A server process: Tidemark, or redis-server for comparison. Others reach it through its proxy, whose link can be cut."""
 import contextlib, os, shutil, signal, subprocess, sys, tempfile, time
 
 import redis
@@ -8,7 +8,7 @@ from proxy import Proxy, free_port
 
 class Node:
     def __init__(self, server, folder, number, timeout_s=60):
-        """server: path of Tidemark; None for redis-server. timeout_s: after so long a silent peer is given up."""
+        """`server`: path of Tidemark, None for redis-server. `timeout_s`: replication timeout."""
         self.server, self.number, self.timeout_s = server, number, timeout_s
         self.folder = os.path.join(folder, f"node{number}")
         os.mkdir(self.folder)
@@ -18,11 +18,11 @@ class Node:
 
     @property
     def address(self):
-        """The port at which others reach it."""
+        """Port through which others reach the node."""
         return self.proxy.port
 
     def start(self, follows=None):
-        """follows: the port at which it reaches its master. Heeded when it starts for the first time."""
+        """`follows`: port of its master. Used only at the first start."""
         conf = os.path.join(self.folder, "conf")
         if not os.path.exists(conf):
             with open(conf, "w") as f:
@@ -51,19 +51,19 @@ class Node:
             return {}
 
     def is_up(self):
-        """As a replica it has all that its master had, and gets the rest."""
+        """Whether the node is a replica with all data of its master and a live link."""
         return self.info().get("master_link_status") == "up"
 
     def end(self):
         if self.process:
-            # It may be stopped.
+            # The process may be stopped.
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
 
 
 def start_sentinels(folder, masters, ports=None, down_after_ms=1000, failover_timeout_ms=10000):
-    """Starts three stock Sentinels with a quorum of two. masters: their ports by name. Returns the ports and the processes of the Sentinels."""
+    """Starts three stock Sentinels with a quorum of two. `masters`: ports by name. Returns the ports and processes of the Sentinels."""
     ports, processes = ports or [free_port() for _ in range(3)], []
     for number, port in enumerate(ports):
         conf = os.path.join(folder, f"sentinel{number}.conf")
@@ -79,7 +79,7 @@ def start_sentinels(folder, masters, ports=None, down_after_ms=1000, failover_ti
 
 @contextlib.contextmanager
 def scratch(prefix, keep=False):
-    """A folder that goes when all went well, unless it is to be kept."""
+    """A temporary folder, deleted after success unless `keep` is set."""
     folder = tempfile.mkdtemp(prefix=prefix)
     try:
         yield folder
@@ -94,7 +94,7 @@ def scratch(prefix, keep=False):
 
 
 def freeze(process):
-    """Stops a process (SIGSTOP); all of its threads stand still when this returns."""
+    """Stops a process (SIGSTOP) and waits until all of its threads are stopped."""
     process.send_signal(signal.SIGSTOP)
     tasks = f"/proc/{process.pid}/task"
     state = lambda task: open(f"{tasks}/{task}/stat").read().rsplit(")", 1)[1].split()[0]
@@ -102,7 +102,7 @@ def freeze(process):
 
 
 def until(what, done, seconds=90):
-    """Waits until done() returns something true, and returns that."""
+    """Waits until done() returns a true value, and returns it."""
     end = time.time() + seconds
     while time.time() < end:
         try:

@@ -1,11 +1,11 @@
-"""For how long do writes fail, by client library? One process of each client writes all the time with its library's default options. Three plays:
+"""Measures how long writes fail, by client library. A process of each client writes continuously with the default options of its library. Three cases:
 - a planned SENTINEL FAILOVER: three stock Sentinels, a master and a replica; clients ask the Sentinels for the master;
-- kill -9 of the master in the same setting;
-- kill -9 of a single node, which starts again at once; the libraries' clients for clusters take it for a cluster.
+- kill -9 of the master in the same setup;
+- kill -9 of a single node, which restarts immediately; the cluster clients of the libraries treat it as a cluster.
 
     outage.py --server PATH_TO_TIDEMARK --modules NODE_MODULES_FOLDER --python OLD,NEW --programs NAME=PATH[,NAME=PATH] [--redis]
 
-The longest window without an acknowledged write must not be longer than LIMIT_S + SLACK_S seconds. --redis: the same with redis-server.
+The longest window without an acknowledged write must be at most LIMIT_S + SLACK_S seconds. --redis: the same with redis-server.
 """
 import argparse, os, subprocess, sys, threading, time
 
@@ -13,16 +13,16 @@ import redis
 
 from nodes import Node, scratch, start_sentinels, until
 
-# What is promised.
+# The promised limit.
 LIMIT_S = 3.0
-# For a machine that does other things, too: dozens of processes start to talk at the same moment.
+# Tolerance for a busy machine: dozens of processes connect at the same moment.
 SLACK_S = float(os.environ.get("TIDEMARK_OUTAGE_SLACK_S", "2"))
-# A Sentinel waits so long before it takes a silent node for dead.
+# Time until a Sentinel considers a silent node down.
 DOWN_AFTER_MS = 1000
 
 
 class Writer:
-    """A client as a process of its own, and when its writes were acknowledged."""
+    """A client process, and the times of its acknowledged writes."""
 
     def __init__(self, name, command, mode, ports, post):
         self.name, self.mode, self.times, self.errors = f"{name}, {mode}", mode, [], []
@@ -42,7 +42,7 @@ class Writer:
         return sum(1 for t in self.times[-50:] if t > moment)
 
     def outage(self, began, ended):
-        """The longest time between two acknowledged writes."""
+        """Returns the longest time between two acknowledged writes."""
         before = max((t for t in self.times if t < began), default=began)
         times = [before] + [t for t in self.times if began <= t <= ended] + [ended]
         return max(b - a for a, b in zip(times, times[1:]))
@@ -62,7 +62,7 @@ def main():
 
 
 def clients(args):
-    """Name and command of each library that is here."""
+    """Returns name and command of each available library."""
     here = os.path.dirname(os.path.abspath(__file__))
     found = [(f"redis-py {os.path.basename(os.path.dirname(os.path.dirname(p)))}", [p, "-B", os.path.join(here, "writer.py")])
              for p in args.python.split(",")]
@@ -75,7 +75,7 @@ def clients(args):
 
 
 def play(args, folder):
-    # The last one is alone.
+    # The last node is a single one without a replica.
     nodes = [Node(None if args.redis else args.server, folder, n) for n in range(3)]
     alone = nodes[2]
     sentinels, writers = [], []
@@ -135,7 +135,7 @@ def play(args, folder):
                 watch[0].execute_command("SENTINEL", "FAILOVER", "m")
             until("Sentinels have another master", lambda: all(w.sentinel_get_master_addr_by_name("m")[1] != address for w in watch))
             switched = time.time() - began
-            # Sentinel makes a replica of the old master ten seconds later.
+            # Sentinel turns the old master into a replica ten seconds later.
             time.sleep(12)
             print(f"{what}: all Sentinels named the new master after {switched:.2f} s")
             note(what, "sentinel", began)

@@ -1,7 +1,7 @@
-"""Pages of all shards from any node: four shards, each a process, and clients that know of no cluster.
+"""Pages of all shards from any node: four shards, each a process, and clients that are not aware of the cluster.
 
-A shard is stopped (SIGSTOP), killed, and its slots are moved, while clients read pages and like posts. It is checked that a page is never refused: ids of the
-shard that is away have an error in their places, within the deadline. Likes are sent again while their outcome is unknown; in the end each counts once.
+A shard is stopped (SIGSTOP), killed, and loses its slots, while clients read pages and like posts. The script checks that a page is never refused: posts
+of the missing shard have an error in their places, within the deadline. Likes with an unknown outcome are sent again; at the end, each counts once.
 
     pages.py --server PATH_TO_TIDEMARK [--shards 4] [--keep]
 """
@@ -62,7 +62,7 @@ def play(controller):
 
 
 def whole(nodes, shard):
-    """Pages and likes by any node, in all forms, beside what each shard says by itself."""
+    """Compares pages and likes by any node, in all forms, with the replies of each shard."""
     for viewer, node in enumerate(nodes):
         assert connect(node).execute_command("FEED.ACT", "like", viewer, *POSTS) == [1] * len(POSTS)
         assert connect(node).execute_command("FEED.ACT", "like", viewer, *POSTS) == [0] * len(POSTS)
@@ -76,7 +76,7 @@ def whole(nodes, shard):
         packed = raw.execute_command("FEED.GET", "home", 1, *POSTS, "BINARY")
         assert [list(row) for row in struct.iter_unpack("<4q2b", packed)] == [alone[post] for post in POSTS]
         assert connect(node).execute_command("CNT.GET", "post", *POSTS) == [alone[post][:4] for post in POSTS]
-        # Requests of a pipeline see what those before them did.
+        # A request in a pipeline sees the effects of earlier ones.
         with connect(node).pipeline(transaction=False) as pipe:
             for post in POSTS:
                 pipe.execute_command("FEED.ACT", "like", 100 + node.number, post)
@@ -98,7 +98,8 @@ def check_partial(page, shard, away):
 
 
 def stopped(nodes, shard):
-    """A shard that does not answer costs its own ids, and each page at most the deadline; soon nothing at all."""
+    """A hanging shard makes only its own posts fail. It delays each page by at most the deadline, and soon not at
+    all."""
     away = len(nodes) - 1
     client, other = connect(nodes[0]), connect(nodes[0])
     freeze(nodes[away].process)
@@ -106,7 +107,7 @@ def stopped(nodes, shard):
         first = []
         waits = threading.Thread(target=lambda: first.append(timed(client, "FEED.GET", "home", 1, *POSTS)))
         waits.start()
-        # Other clients of the same worker go on meanwhile.
+        # Other clients of the same worker are served.
         mine = [post for post in POSTS if shard[post] == 0]
         assert timed(other, "FEED.GET", "home", 1, *mine)[1] < DEADLINE_MS / 1000 * 0.9
         waits.join()
@@ -128,7 +129,7 @@ def stopped(nodes, shard):
     finally:
         nodes[away].process.send_signal(signal.SIGCONT)
     until("pages are whole again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 10)
-    # Those that were told that nothing was changed, and those whose outcome was unknown: both are sent again.
+    # Both the likes that failed without a change and those with an unknown outcome are sent again.
     client.execute_command("FEED.ACT", "like", 500, *POSTS)
     assert client.execute_command("FEED.UNDO", "like", 500, *POSTS) == [1] * len(POSTS)
 
@@ -136,7 +137,7 @@ def stopped(nodes, shard):
 def killed(nodes, shard):
     away = len(nodes) - 1
     client = connect(nodes[1])
-    # With everysec a kill may take the last second: an UNDO, too.
+    # With everysec a kill may lose the last second, including an UNDO.
     connect(nodes[away]).execute_command("WAITAOF", 1, 0, 0)
     nodes[away].process.kill()
     nodes[away].process.wait()
@@ -145,30 +146,30 @@ def killed(nodes, shard):
         check_partial(page, shard, away)
         assert took < DEADLINE_MS / 1000 + SLACK_S, took
     nodes[away].start()
-    # Each node tries again by itself to reach it.
+    # Each node reconnects by itself.
     for node in nodes:
         until("pages are whole again", lambda: not any(map(is_error, connect(node).execute_command("FEED.GET", "home", 1, *POSTS))), 20)
-    # It may have lost the last second (everysec): the likes are done again.
+    # The kill may have lost the last second (everysec), so repeat the likes.
     for viewer in range(len(nodes)):
         client.execute_command("FEED.ACT", "like", viewer, *POSTS)
     assert [row[0] for row in client.execute_command("FEED.GET", "home", 1, *POSTS)] == [len(nodes)] * len(POSTS)
 
 
 def moved(controller):
-    """Slots move to another node, and not all nodes have heard of it."""
+    """Slots move to another node, but not all nodes know."""
     nodes = controller.nodes
     first, second = nodes[0], nodes[1]
     slots, version = "0-16383", controller.version + 1
     for node in nodes[1:]:
         node.ask("CLUSTERX", "SETSLOT", slots, "NODE", nodes[-1].id, version)
-    # The first one's topology is older: other nodes say where its ids are.
+    # The first node has an older topology: other nodes tell it where the ids are.
     fresh = range(2000, 2020)
     own = [post for post in fresh if controller.shard_of(first.ask("CLUSTER", "KEYSLOT", post)) == 0]
     acts = connect(first).execute_command("FEED.ACT", "like", 1, *fresh)
     assert acts == [1] * len(fresh), acts
     held = connect(nodes[-1]).execute_command("CNT.GET", "post", *fresh)
     assert [row is None for row in held] == [post in own for post in fresh], held
-    # Two nodes that send each other's ids away: an error, and no loop.
+    # Two nodes that redirect ids to each other: an error, and no loop.
     first.ask("CLUSTERX", "SETSLOT", slots, "NODE", second.id, version)
     for node in nodes[1:]:
         node.ask("CLUSTERX", "SETSLOT", slots, "NODE", first.id, version + 1)
@@ -181,7 +182,7 @@ def moved(controller):
 
 
 def from_replicas(controller):
-    """Two shards of two nodes: pages are read from the other shard's replica, while that is in step."""
+    """Two shards of two nodes: pages are read from the replica of the other shard while it is in sync."""
     nodes = controller.nodes
     controller.start()
     shard = {post: controller.shard_of(nodes[0].ask("CLUSTER", "KEYSLOT", post)) for post in POSTS}
@@ -192,13 +193,13 @@ def from_replicas(controller):
     before = calls()
     for _ in range(50):
         assert client.execute_command("FEED.GET", "home", 1, *POSTS) == [[1, 0, 0, 0, 1, 0]] * len(POSTS)
-    # The replica of the node that is asked is not, the other shard's replica is.
+    # The replica of the asked node is not read, but the replica of the other shard is.
     asked = [now - then for now, then in zip(calls(), before)]
     assert asked[0] == 50 and asked[1] == 0 and asked[2] + asked[3] == 50 and asked[3] >= 45, asked
-    # A replica as the coordinator answers for its own shard, too; changes go to the masters.
+    # A replica as the coordinator also serves its own shard; changes go to the masters.
     assert connect(nodes[1]).execute_command("FEED.GET", "home", 1, *POSTS) == [[1, 0, 0, 0, 1, 0]] * len(POSTS)
     assert connect(nodes[1]).execute_command("FEED.ACT", "like", 2, *POSTS) == [1] * len(POSTS)
-    # Its master is away: for a while the replica may answer, then only the master could.
+    # Its master is down: the replica may serve for a while, later only the master could.
     freeze(nodes[2].process)
     stopped = time.time()
     try:
@@ -216,7 +217,7 @@ def from_replicas(controller):
 
 
 def likes(nodes):
-    """Likes through all nodes while one of them is stopped and goes on, again and again."""
+    """Likes through all nodes while one of them is repeatedly stopped and resumed."""
     posts, viewers = range(3000, 3030), range(1000, 1300)
     stop, unknown = threading.Event(), []
 

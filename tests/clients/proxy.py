@@ -1,9 +1,9 @@
-"""A link between two programs that can be treated badly: cut, half-open, delayed, reset. One port of ours that forwards to another."""
+"""A TCP proxy whose link can be cut, half-open, delayed or reset."""
 import random, socket, threading, time
 
 
 def free_port():
-    """A port that is free, and that the system gives to no client that connects: its server will be away at times."""
+    """Returns a free port outside the range of client ports, because its server is down at times."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
         given_from = int(f.read().split()[0])
     while True:
@@ -17,8 +17,8 @@ def free_port():
 
 
 class Proxy:
-    """`deaf`: directions (0: to the target, 1: from it) in which bytes are swallowed; `held`: in which they wait; `delay_s`: each waits so long;
-    `refuses`: connections are closed at once."""
+    """`deaf`: directions (0: to the target, 1: from it) whose bytes are discarded; `held`: directions whose bytes wait; `delay_s`: delay of all bytes;
+    `refuses`: new connections are closed immediately."""
 
     def __init__(self, target):
         self.target, self.deaf, self.held, self.delay_s, self.refuses = target, set(), set(), 0.0, False
@@ -46,7 +46,7 @@ class Proxy:
                 threading.Thread(target=self.pump, args=(x, y, way, (a, b)), daemon=True).start()
 
     def pump(self, x, y, way, pair):
-        # Bytes that were swallowed leave a hole in the stream: nothing behind it may come through on this connection, as on a real one.
+        # Discarded bytes leave a gap in the stream, so the connection must deliver nothing after it, as on a real network.
         broken = False
         try:
             while data := x.recv(65536):
@@ -70,15 +70,15 @@ class Proxy:
         self.pairs.discard(pair)
 
     def reset(self):
-        """Closes all connections; new ones come through."""
+        """Closes all connections; new ones work."""
         for pair in list(self.pairs):
             self.close(pair)
 
     def cut(self):
-        """Nothing gets through, in either direction, and no side is told."""
+        """Blocks both directions without closing connections."""
         self.deaf, self.refuses = {0, 1}, True
 
     def mend(self):
-        """As in the beginning. Connections that were cut are closed: what they lost cannot come any more."""
+        """Restores the initial state. Closes connections that were cut, because they have lost data."""
         self.deaf, self.held, self.delay_s, self.refuses = set(), set(), 0.0, False
         self.reset()

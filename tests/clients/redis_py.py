@@ -1,6 +1,6 @@
-"""A feed page through redis-py, as an application would ask for it. Usage: redis_py.py PORT PROTOCOL
+"""A feed page through redis-py, as an application would request it. Usage: redis_py.py PORT PROTOCOL
 
-Prints "ok" and the version at the end; any other end is a failure.
+Prints "ok" and the version at the end; anything else is a failure.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import redis.asyncio
 
 port, protocol = int(sys.argv[1]), int(sys.argv[2])
 r = redis.Redis(port=port, protocol=protocol, decode_responses=True)
-# Ids of their own for each run against the same server, as a microblog gives them.
+# Different ids in each run against the same server, with the gaps of a microblog.
 base = 3_631_614_501_919_378 + int(sys.argv[3] if len(sys.argv) > 3 else 0) * (1 << 30)
 ids = [base + i * 4096 for i in range(20)]
 viewer = 833_933_534_602
@@ -64,14 +64,14 @@ for i, row in enumerate(page):
     expect(f"row {i}", row, [i + liked, 2 * i, 3 * i, 100 * i, liked, 0])
 expect("cnt.get", r.execute_command("CNT.GET", "post", ids[2], 12), [[3, 4, 6, 200], None])
 
-# The same flags as Bloom filters, by redis-py's own module.
+# The same flags as Bloom filters, with redis-py's own module.
 bf = r.bf()
 expect("bf.exists", int(bf.exists(f"liked:{ids[0]}", viewer)), 1)
 expect("bf.madd", [int(x) for x in bf.madd(f"read:{ids[0]}", viewer, viewer + 1)], [1, 1])
 expect("bf.mexists", [int(x) for x in bf.mexists(f"read:{ids[0]}", viewer, viewer + 1, viewer + 2)], [1, 1, 0])
 expect("del", r.delete(f"post:{ids[19]}"), 1)
 
-# Errors that name what is wrong, as Redis words them; the connection lives on.
+# Errors name the problem in Redis's words, and the connection remains usable.
 refused("no integer", "value is not an integer or out of range", "HINCRBY", f"post:{ids[0]}", "like", "ten")
 refused("overflow", "increment or decrement would overflow", "HINCRBY", f"post:{ids[3]}", "like", 2**63 - 1)
 refused("unknown field", "share", "HINCRBY", f"post:{ids[0]}", "share", 1)
@@ -82,7 +82,7 @@ refused("arity", "wrong number of arguments for 'hget' command", "HGET", "x")
 refused("unknown command", "unknown command 'FROBNICATE'", "FROBNICATE", "x")
 refused("wrong type", "WRONGTYPE", "HGETALL", f"liked:{ids[0]}")
 
-# Two connections send the same like at the same moment, many times: each counts once.
+# Two connections send the same like concurrently, many times: each counts once.
 for n in range(200):
     post, results, gate = base + (1 << 20) + n * 4096, [], threading.Barrier(2)
 
@@ -105,7 +105,7 @@ async def many():
     await a.aclose()
 
 
-# The read flags of the first post were set after `page` was taken.
+# The first post was marked as read after `page` was taken.
 page[0][5] = 1
 asyncio.run(many())
 print("ok", redis.__version__)

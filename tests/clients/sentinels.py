@@ -1,8 +1,8 @@
-"""A cluster whose topology comes from Sentinel: three shards of two nodes, three stock redis-sentinels, and stock clients.
+"""A cluster with a topology from Sentinel: three shards of two nodes, three stock redis-sentinels, and stock clients.
 
-Masters are killed under the load of redis-py's RedisCluster with WAIT 1, while a client that knows of no cluster reads pages of all shards. It is checked that
-no write is lost that WAIT acknowledged, that pages are partial for no longer than writes of that shard fail, and that a Sentinel which was away takes
-nothing back, also when a node was restarted and hears nothing else.
+Masters are killed under the load of redis-py's RedisCluster with WAIT 1, while a client that is not aware of the cluster reads pages of all shards. The
+script checks that no write acknowledged by WAIT is lost, and that pages are partial no longer than writes to that shard fail. It also checks that a
+Sentinel with stale data reverts nothing, even if it is the only source of a restarted node.
 
     sentinels.py --server PATH_TO_TIDEMARK [--rounds 2] [--keep]
 """
@@ -31,7 +31,7 @@ class Member(Node):
         return "\n".join(lines) + "\n"
 
     def masters(self):
-        """The ports of the masters by shard, and how many nodes there are."""
+        """Returns the ports of the masters by shard, and the number of nodes."""
         slots = sorted(redis.Redis(port=self.port, socket_timeout=2).execute_command("CLUSTER SLOTS"), key=lambda range: range[0])
         return [range[2][1] for range in slots], sum(len(range) - 2 for range in slots)
 
@@ -82,7 +82,7 @@ def play(args, nodes, sentinels):
     pages = []
 
     def read(port):
-        """Pages by one node: when, and which shards were missing."""
+        """Reads pages from one node. Records the time and the missing shards."""
         client = redis.Redis(port=port, decode_responses=True, socket_timeout=5)
         while not writers.stop.is_set():
             page = client.execute_command("FEED.GET", "home", 7, *POSTS)
@@ -92,7 +92,7 @@ def play(args, nodes, sentinels):
     slots = {post: nodes[0].client().execute_command("CLUSTER", "KEYSLOT", post) for post in POSTS}
     acts = nodes[1].client().execute_command("FEED.ACT", "like", 7, *POSTS)
     assert acts == [1] * len(POSTS), acts
-    # The node that is asked for pages stays: shards 0 and 1 lose their masters.
+    # The node that serves the pages survives: shards 0 and 1 lose their masters.
     reader = nodes[2 * (SHARDS - 1)]
     writers, reads = Writers(nodes, SHARDS), threading.Thread(target=read, args=(reader.port,), daemon=True)
     reads.start()
@@ -126,7 +126,7 @@ def play(args, nodes, sentinels):
 
 
 def away(nodes, sentinels):
-    """A Sentinel misses a failover, and is the only one that answers afterwards."""
+    """A Sentinel misses a failover and then is the only one that answers."""
     reader = nodes[2 * (SHARDS - 1)]
     before = reader.masters()[0]
     old = next(node for node in nodes if node.port == before[0])
@@ -138,11 +138,11 @@ def away(nodes, sentinels):
     after = reader.masters()[0]
     for sentinel in sentinels[1:]:
         sentinel.send_signal(signal.SIGSTOP)
-    # It knows what its file says: a frozen one would find the others' messages in its sockets.
+    # The restarted Sentinel knows only its file; a frozen one would find messages in its sockets.
     sentinels[0] = subprocess.Popen(sentinels[0].args, stdout=subprocess.DEVNULL)
     stale = redis.Redis(port=Member.sentinels[0], decode_responses=True)
     until("the Sentinel answers", stale.ping)
-    # A node that hears nothing else from its start on.
+    # A node that has no other source since its start.
     restarted = nodes[2 * (SHARDS - 1) + 1]
     restarted.process.kill()
     restarted.process.wait()

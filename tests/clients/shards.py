@@ -1,4 +1,4 @@
-"""Nodes of a cluster, a controller of it (CLUSTERX), and writers: shard n has the nodes 2n and 2n + 1, or as many as it is made of."""
+"""Nodes of a cluster, its controller (CLUSTERX), and writers. With two nodes per shard, shard n has the nodes 2n and 2n + 1."""
 import os, threading, time
 
 import redis
@@ -10,7 +10,7 @@ LEASE_MS = 1500
 
 
 def slots_of(shard, shards):
-    """The first and the last slot of a shard of so many."""
+    """Returns the first and the last slot of a shard."""
     return 16384 * shard // shards, 16384 * (shard + 1) // shards - 1
 
 
@@ -23,11 +23,11 @@ def is_error(row):
 
 
 class Writers:
-    """Threads that write posts by redis-py's RedisCluster with WAIT, for so many replicas, whatever becomes of masters."""
+    """Threads that write posts with redis-py's RedisCluster and WAIT, while masters may fail."""
 
     def __init__(self, nodes, shards, replicas=1, count=3):
         self.nodes, self.shards, self.replicas, self.stop = nodes, shards, replicas, threading.Event()
-        # The posts that WAIT acknowledged, by thread; when each write was accepted, and its shard.
+        # Posts acknowledged by WAIT, by thread; time and shard of each accepted write.
         self.acked, self.accepted = [[] for _ in range(count)], []
         self.threads = [threading.Thread(target=self.load, args=(worker,), daemon=True) for worker in range(count)]
         for thread in self.threads:
@@ -58,13 +58,14 @@ class Writers:
                     pass
 
     def go_on(self, shard, began, after_s):
-        """Waits until a write of a shard is accepted so many seconds after `began` or later: how long after it that was."""
+        """Waits for a write to the shard that is accepted at least `after_s` seconds after `began`. Returns its delay after
+        `began`."""
         late = lambda some: (t for t, s in some if t > began + after_s and s == shard)
         until("writes are accepted", lambda: any(late(self.accepted[-200:])))
         return next(late(self.accepted)) - began
 
     def end(self):
-        """All posts that WAIT acknowledged, and those of them that are not there."""
+        """Stops the threads. Returns all posts acknowledged by WAIT, and the missing ones."""
         self.stop.set()
         for thread in self.threads:
             thread.join()
@@ -94,7 +95,7 @@ class Member(Node):
 
 
 class Controller:
-    """The first node of each shard is its master at first."""
+    """A controller. The first node of each shard is its first master."""
 
     def __init__(self, nodes, shards):
         self.nodes, self.version, self.shards, self.elections = nodes, 0, shards, [1] * shards
@@ -146,7 +147,7 @@ class Controller:
             time.sleep(LEASE_MS / 5000)
 
     def fail_over(self, shard):
-        """Its master does not answer any more: when the last lease is over, the other node is the master. Gives the old one."""
+        """Promotes the other node of a shard when the last lease is over. Returns the old master."""
         old = self.masters[shard]
         self.away.add(old)
         time.sleep(LEASE_MS / 1000 + 0.1)

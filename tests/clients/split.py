@@ -1,7 +1,7 @@
-"""A shard is split and another one moved under load, by `tidemark cluster` and by stock tools; nodes are killed at each step.
+"""Splits a shard and moves another one under load, with `tidemark cluster` and with stock tools. Nodes are killed at each step.
 
-Two shards of a master each, and a spare node. Writers like posts and increment counters of all shards by any node, and note what was acknowledged. In the
-end each like counts once, each increment is there, and no slot was ever served by two nodes: a node that gave a slot away answers MOVED for ever.
+Two shards of one master each, and a spare node. Writers like posts and increment counters of all shards through any node, and record acknowledged writes.
+At the end each like counts once, each increment is present, and no slot was ever served by two nodes: a node that gave a slot away always answers MOVED.
 
     split.py --server PATH_TO_TIDEMARK [--posts 2000] [--fill 10_000] [--kills 2] [--keep]
 """
@@ -13,7 +13,7 @@ from nodes import freeze, scratch, until
 from shards import Controller, Member, is_error, shard_of
 
 PATIENCE_S = 60
-# Pairs of a space with a ledger, which are the same all the time.
+# Constant pairs of a space with a ledger.
 FANS, FAN_POSTS = range(3), range(1000, 1400)
 
 
@@ -21,12 +21,12 @@ class Peer(Member):
     more = "peer_timeout_ms = 1000"
 
     def config(self, follows):
-        # What is acknowledged is on the disk: nodes are killed.
+        # Acknowledged writes must be on disk, because nodes are killed.
         return super().config(follows).replace("[durability]", '[durability]\nfsync = "always"')
 
 
 class Cluster:
-    """`tidemark cluster`, as an operator gives it."""
+    """Runs `tidemark cluster` like an operator."""
 
     def __init__(self, server, nodes, patience_s):
         self.server, self.nodes, self.patience_s = server, nodes, patience_s
@@ -48,7 +48,7 @@ def address(node):
 
 
 class Load:
-    """Writers by any node, each with posts of its own; a counter without a flag, and likes with one."""
+    """Writers through any node, each with its own posts: a counter without a flag, and likes with one."""
 
     def __init__(self, nodes, posts):
         self.nodes, self.stop = nodes, threading.Event()
@@ -56,7 +56,7 @@ class Load:
         self.added = {post: 0 for post in self.posts}
         self.unknown = {post: 0 for post in self.posts}
         self.liked = {post: set() for post in self.posts}
-        # Of those the ones that were new: of a filter some are not, by its rate.
+        # Number of likes that were new. A false positive of the filter makes a like not new.
         self.counted = {post: 0 for post in self.posts}
         self.longest, self.done, self.refusals = 0, 0, collections.Counter()
         self.threads = [threading.Thread(target=self.run, args=(n,), daemon=True) for n in range(3)]
@@ -72,7 +72,7 @@ class Load:
             some = rng.sample(mine, 20)
             try:
                 if client is None or rng.random() < 0.05:
-                    # Without redis-py's own attempts: they would count an increment twice.
+                    # Without redis-py's retries, which would count an increment twice.
                     once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
                     client = redis.Redis(port=rng.choice(self.nodes).port, socket_timeout=3, decode_responses=True, retry=once)
                 began = time.time()
@@ -109,7 +109,7 @@ class Load:
         print(f"refusals: {dict(self.refusals)}")
 
     def check(self, node):
-        """What was acknowledged is there, and nothing twice."""
+        """Checks that acknowledged writes are present and nothing counts twice."""
         client = redis.Redis(port=node.port, socket_timeout=30, decode_responses=True)
         for first in range(0, len(self.posts), 50):
             some = self.posts[first:first + 50]
@@ -133,12 +133,12 @@ def slot_of(post):
 
 
 class Fill:
-    """So many posts that lie there while slots move: each has a like with its flag, and reposts."""
+    """Posts that exist while slots move: each has a like with its flag, and reposts."""
 
     FIRST, PER_REQUEST = 1_000_000, 500
 
     def __init__(self, shards, posts):
-        """`shards`: nodes by the range of slots that they have."""
+        """`shards`: nodes in the order of their slot ranges."""
         self.posts = range(self.FIRST, self.FIRST + posts)
         began = time.time()
         for shard, node in enumerate(shards):
@@ -155,13 +155,13 @@ class Fill:
         return 1_000_000 + ids[0] % 1000
 
     def requests(self, chosen, together):
-        """The posts of a kind, as lists of so many requests."""
+        """Returns the posts that match, as lists of `together` requests."""
         ids = [post for post in self.posts if chosen(post)]
         requests = [ids[at:at + self.PER_REQUEST] for at in range(0, len(ids), self.PER_REQUEST)]
         return [requests[at:at + together] for at in range(0, len(requests), together)]
 
     def check(self, shards, node):
-        """Every post and every flag is there, whoever has it now."""
+        """Checks that every post and every flag exists on its current node."""
         client = node.client(60)
         for shard in range(shards):
             for some in self.requests(lambda post: shard_of(slot_of(post), shards) == shard, 4):
@@ -174,7 +174,7 @@ class Fill:
 
 
 def owners(node, nodes):
-    """Of each slot the node that serves it, as one node says."""
+    """Returns the node that serves each slot, according to one node."""
     by_port = {n.port: n.number for n in nodes}
     owner = [None] * 16384
     for first, last, master, *_ in node.client().execute_command("CLUSTER", "SLOTS"):
@@ -184,7 +184,7 @@ def owners(node, nodes):
 
 
 def served(nodes, post):
-    """The nodes that answer for a post by themselves."""
+    """Returns the nodes that serve a post themselves."""
     found = []
     for node in nodes:
         try:
@@ -196,7 +196,7 @@ def served(nodes, post):
 
 
 def check_slots(nodes, asked):
-    """All nodes are of one mind, and each slot is served by one of them."""
+    """Checks that all nodes have the same topology and that one node serves each slot."""
     until("nodes are of one mind", lambda: len({tuple(owners(node, nodes)) for node in nodes}) == 1)
     owner = owners(nodes[0], nodes)
     for post in asked:
@@ -206,9 +206,9 @@ def check_slots(nodes, asked):
 
 
 class Watch:
-    """Asks the nodes directly, without READONLY, all the time: two that serve one post at once are a defect.
+    """Asks the nodes directly, without READONLY, all the time: two nodes that serve one post at the same time are a defect.
 
-    A like is set at one node, and counted; the other node must not count it too. So a node that answers is asked for a number that only grows."""
+    A stale node would return an old value. So this reads a number that only grows."""
 
     def __init__(self, nodes, posts):
         self.nodes, self.posts, self.stop, self.wrong, self.looks = nodes, posts, threading.Event(), [], 0
@@ -260,7 +260,7 @@ def play(args, nodes):
     controller.start()
     spare.start()
     until("the spare one is up", lambda: spare.client().ping())
-    # A node copies what lies there.
+    # The time to copy depends on the number of posts.
     cluster = Cluster(args.server, nodes, PATIENCE_S + args.fill / 100_000)
     refusals(cluster, a, b, spare)
     for node in (a, b):
@@ -274,7 +274,7 @@ def play(args, nodes):
     plan = cluster.run("split", "--from", address(a), "--to", address(spare), "--plan")
     assert "master of 4096 slots" in plan and spare.ask("CLUSTERX", "VERSION") == "-1", plan
     # A quarter of the slots goes to the spare node.
-    # Two operators at once: one does it, the other one is told that it was done, or to give it again.
+    # Two operators at once: one succeeds; the other one is told that it was done, or to repeat the command.
     both = [cluster.begin("split", "--from", address(a), "--to", address(spare)) for _ in range(2)]
     said = [(process.communicate(timeout=cluster.patience_s)[0].strip(), process.returncode) for process in both]
     print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
@@ -302,7 +302,7 @@ def play(args, nodes):
 
 
 def trimmed(cluster, load, watch, nodes):
-    """Rows of slots that are not theirs go from the masters, and from their replicas; all others stay."""
+    """Trim deletes rows of foreign slots on masters and their replicas; all other rows remain."""
     rows = lambda: [node.client().dbsize() for node in nodes]
     owner = owners(nodes[0], nodes)
     masters = [node for node in nodes if node.number in owner]
@@ -313,7 +313,7 @@ def trimmed(cluster, load, watch, nodes):
     for node in masters:
         own = {post for post in written if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number}
         found = {int(key.split("{")[1].strip("}")) for key in node.client(30).scan_iter("post:*", count=1000)}
-        # A write of which no answer came may have made a row.
+        # A write without a reply may have created a row.
         assert own <= found and all(owner[slot_of(post)] == node.number for post in found), (node.number, rows())
     assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"
     for node in masters:
@@ -329,7 +329,7 @@ def trimmed(cluster, load, watch, nodes):
 
 
 def restarted(nodes, posts):
-    """All nodes are killed, and started again: without a controller they know by their topologies that they are masters."""
+    """Kills and restarts all nodes: without a controller, their topologies say that they are masters."""
     for node in nodes:
         node.process.kill()
         node.process.wait()
@@ -342,7 +342,7 @@ def restarted(nodes, posts):
 
 
 def refusals(cluster, a, b, spare):
-    """What cannot be is refused before anything changes."""
+    """Impossible orders are refused before anything changes."""
     for words, why in [
         (("split", "--from", address(b), "--to", address(spare), "--slots", "0-5"), "slot 0 is not one of"),
         (("split", "--from", address(a), "--to", address(spare), "--slots", "0-8191"), "tidemark cluster move"),
@@ -373,11 +373,11 @@ def refusals(cluster, a, b, spare):
 
 
 def kills(args, cluster, load, nodes):
-    """Slots go to and fro between b and the spare node's shard, while the old master, the new one or the command is killed, or the old master stands
-    still in the middle of it."""
+    """Slots move back and forth between b and the shard of the spare node, while the old master, the new one or the command is killed, or the old
+    master is frozen."""
     a, b, spare = nodes
     rng = random.Random(7)
-    # The spare node's shard moves to a node that is empty again, which needs a replica first: so whole shards move between two nodes.
+    # The spare node's shard moves to an empty node, which needs a replica first. So whole shards move between two nodes.
     first, second = spare, Peer(spare.server, os.path.dirname(spare.folder), len(nodes))
     nodes.append(second)
     second.start()
@@ -402,7 +402,7 @@ def kills(args, cluster, load, nodes):
             node.start()
             until("it is back", lambda: node.client().ping())
             command.communicate(timeout=cluster.patience_s)
-        # An operator gives it again until it says that it is done.
+        # An operator repeats the command until it reports success.
         def is_done():
             process = cluster.begin("move", "--from", address(first), "--to", address(second))
             out, _ = process.communicate(timeout=cluster.patience_s)

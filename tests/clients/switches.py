@@ -1,19 +1,19 @@
-"""Switches of the master beside three stock redis-sentinels, under four writers that never pause.
+"""Switches of the master with three stock redis-sentinels, under four continuous writers.
 
 Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade
-(tidemark upgrade). Unplanned ones take the master away for five seconds, or longer until there is another one: kill (kill -9), stop (SIGSTOP),
-cut (its link, while a client on its side goes on writing to it).
+(tidemark upgrade). Unplanned ones take the master away for at least five seconds, until another one exists: kill (kill -9), stop (SIGSTOP),
+cut (its link, while a client on its side keeps writing to it).
 
-The writers ask Sentinel for the master, as clients do. With --wait N a write counts as acknowledged when WAIT has found it on N replicas, else when it is
-answered. It is checked that
+The writers ask Sentinel for the master, like clients. With --wait N, a write is acknowledged when WAIT has found it on N replicas, otherwise at its
+reply. The script checks that
 - each acknowledged write is on the new master after each switch, and on all nodes once the old master follows;
 - no node acknowledges a write that was sent after its successor had accepted one;
-- the values of one row that all writers increment are distinct, and rise in the order in which the increments were acknowledged and sent;
-- at the end all nodes are equal, and no row holds anything else than what was written into it.
+- the values of a row that all writers increment are distinct, and increase in the order of acknowledgements and requests;
+- at the end all nodes are equal, and no row holds anything except the written values.
 
     switches.py --server PATH_TO_TIDEMARK [--by sentinel,failover,...] [--rounds 3] [--replicas 1] [--wait N] [--min-replicas 0] [--redis] [--keep]
 
---wait: all replicas by default where a switch is unplanned, else 0. --redis: the same with redis-server in the nodes' place, to compare.
+--wait: default all replicas for unplanned switches, else 0. --redis: uses redis-server as the nodes, for comparison.
 """
 import argparse, collections, itertools, os, signal, statistics, subprocess, threading, time
 from typing import NamedTuple
@@ -26,12 +26,12 @@ from nodes import Node, freeze, scratch, start_sentinels, until
 
 UNPLANNED = {"kill", "stop", "cut"}
 WRITERS, WAIT_MS, AWAY_S = 4, 500, 5
-# One row that all writers increment, one that only says how far replicas are, and behind them a row for each write.
+# A row that all writers increment, a row to measure the lag of replicas, and from FIRST on one row per write.
 SHARED, MARKER, FIRST = 1, 2, 1000
 
 
 class Direct(Node):
-    """A node without a proxy, with default settings."""
+    """A node without a proxy and with default settings."""
 
     min_replicas = 0
 
@@ -51,19 +51,19 @@ class Direct(Node):
 
 
 def likes(row):
-    """What is added to a row, so that another row's value is recognized."""
+    """Returns the increment of a row, different for each row, so that a misplaced value is recognizable."""
     return 1 if row == SHARED else row * 7919 % 4093 + 1
 
 
 class Accepted(NamedTuple):
-    """A write that was answered."""
+    """A write with a reply."""
     at: float
     port: int
     is_stray: bool
 
 
 class Ack(NamedTuple):
-    """An acknowledged write, and the value that it answered."""
+    """An acknowledged write with its reply."""
     began: float
     at: float
     port: int
@@ -82,12 +82,12 @@ class Writers:
 
     def follow_sentinels(self, number):
         finders = itertools.cycle([redis.Redis(port=port, decode_responses=True, socket_timeout=1) for port in self.sentinels])
-        # As most clients do. redis-py asks SENTINEL MASTERS, where the leader names the old master until all replicas have moved.
+        # Like most clients. redis-py asks SENTINEL MASTERS, where the leader names the old master until all replicas have moved.
         master = lambda: int(next(finders).sentinel_get_master_addr_by_name("m")[1])
         self.write(lambda: (port := master(), port), self.stop)
 
     def stray(self, node):
-        """A writer that knows one node only and does not use its proxy. Returns the event that stops it."""
+        """Starts a writer that knows only one node and bypasses its proxy. Returns the event that stops it."""
         stop = threading.Event()
         threading.Thread(target=self.write, args=(lambda: (node.port, node.address), stop, True), daemon=True).start()
         return stop
@@ -98,7 +98,7 @@ class Writers:
             try:
                 if client is None:
                     port, address = find()
-                    # One connection, never opened again: WAIT speaks of what was written by it.
+                    # A single connection, because WAIT covers the writes of its connection.
                     client = redis.Redis(port=port, socket_timeout=self.timeout_s, single_connection_client=True, retry=Retry(NoBackoff(), 0))
                 for row in (next(self.rows), SHARED):
                     began = time.monotonic()
@@ -116,7 +116,7 @@ class Writers:
         return any(write.port == port and write.at > since for write in self.accepted[-1000:])
 
     def gaps(self, since):
-        """The longest times without an accepted and without an acknowledged write."""
+        """Returns the longest times without an accepted write and without an acknowledged write."""
         accepted = [write.at for write in self.accepted if not write.is_stray and write.at > since]
         acked = [ack.at for ack in self.acked if ack.at > since]
         return [max((b - a for a, b in zip(times, times[1:])), default=0) for times in (sorted(accepted), sorted(acked))]
@@ -129,7 +129,7 @@ class Writers:
 
 
 def overlapping(writers, switches):
-    """Writes that an old master acknowledged, before the next switch, although they were sent after another node had accepted one."""
+    """Returns writes that an old master acknowledged before the next switch, although they were sent after another node had accepted one."""
     wrong = []
     for (began, old, new), after in zip(switches, [began for began, *_ in switches[1:]] + [float("inf")]):
         first = min(write.at for write in writers.accepted if write.port != old and write.at > began)
@@ -138,7 +138,7 @@ def overlapping(writers, switches):
 
 
 def out_of_order(acks):
-    """Increments of the shared row that answered no more than one that was acknowledged before they were sent, or the same as another one."""
+    """Returns increments of the shared row with a duplicate value, or a value not above one that was acknowledged before they were sent."""
     shared = [ack for ack in acks if ack.row == SHARED]
     count = collections.Counter(ack.value for ack in shared)
     wrong = [ack for ack in shared if count[ack.value] > 1]
@@ -152,7 +152,7 @@ def out_of_order(acks):
 
 
 def read(node, rows):
-    """The values of rows, 0 for one that is absent."""
+    """Returns the values of rows, 0 for missing rows."""
     client, held = node.client(timeout_s=60), {}
     for first in range(0, len(rows), 1000):
         pipe = client.pipeline(transaction=False)
@@ -163,13 +163,13 @@ def read(node, rows):
 
 
 def lost(node, acks):
-    """Acknowledged writes that the node lacks."""
+    """Returns the acknowledged writes that the node lacks."""
     held = read(node, [ack.row for ack in acks])
     return [ack for ack in acks if held[ack.row] < ack.value]
 
 
 def given_up(args, old):
-    """The log of an old master names the files that have what no other node has. Returns their folder."""
+    """Checks that the log of an old master names the files with its unique data. Returns their folder."""
     with open(os.path.join(old.folder, "log")) as log:
         said = [line for line in log if "is dropped" in line and "kept in " in line]
     assert said, f"node {old.number} does not say what it has dropped"
@@ -211,13 +211,13 @@ class Play:
         return {int(w.sentinel_get_master_addr_by_name("m")[1]) for w in self.watch}
 
     def settled(self):
-        """The node that all name as the master and all others follow, None if there is none."""
+        """Returns the node that all name as the master and all others follow, or None."""
         masters = [node for node in self.nodes if node.info().get("role") == "master"]
         is_settled = len(masters) == 1 and self.named() == {masters[0].address} and self.others_follow(masters[0])
         return masters[0] if is_settled else None
 
     def in_step(self):
-        """Whether all replicas have what the master has now."""
+        """Whether all replicas have all data of the master."""
         master = until("the nodes and Sentinels agree", self.settled)
         client = redis.Redis(port=master.port, socket_timeout=3, single_connection_client=True)
         client.hincrby(f"post:{MARKER}", "like", 1)
@@ -234,10 +234,10 @@ class Play:
         by = self.orders[number % len(self.orders)]
         old = until("the nodes and Sentinels agree", self.settled)
         if by == "sentinel" or by in UNPLANNED:
-            # A Sentinel chooses by what it has heard last, up to ten seconds ago.
+            # A Sentinel chooses by its last information, which may be ten seconds old.
             until("the Sentinels see the replicas", self.sentinels_see_replicas)
         if by == "failover":
-            # FAILOVER is refused until two Sentinels have published a hello; `tidemark upgrade` waits for that itself.
+            # FAILOVER is refused until two Sentinels have published a hello; `tidemark upgrade` waits for that.
             until("the Sentinels have published", lambda: old.info().get("repl_sentinels") == 3)
         time.sleep(0.3)
         seen, began = len(self.writers.acked), time.monotonic()
@@ -257,7 +257,7 @@ class Play:
         if stray:
             stray.set()
         settled = until("the switch is complete", self.settled)
-        # On a busy machine Sentinels may find the new master silent, and promote another node, even the old master.
+        # On a busy machine, Sentinels may consider the new master down and promote another node, even the old master.
         self.switches.append((began, old.address, settled.address))
         self.second_failovers += settled is not new
         since = time.monotonic()
@@ -289,7 +289,7 @@ class Play:
             replica.client().execute_command("REPLICAOF", "NO", "ONE")
 
     def take_away(self, by, old):
-        """Takes the master away. Returns what brings it back."""
+        """Takes the master away. Returns the function that restores it."""
         if by == "kill":
             old.process.kill()
             old.process.wait()

@@ -1,5 +1,5 @@
-"""Writes all the time by redis-py, as an application would: on an error it waits for 20 ms and goes on. Prints "ok" and the time for each write that
-was acknowledged, "no" and the error for each that was not.
+"""Writes continuously with redis-py, like an application: after an error, it waits 20 ms and continues. Prints "ok" and the time for each
+acknowledged write, "no" and the error for each failed one.
 
     writer.py sentinel|cluster PORTS POST
 """
@@ -22,7 +22,7 @@ while True:
     try:
         client.hincrby(f"post:{post}", "like", 1)
         print("ok", time.time(), flush=True)
-    # The last is no RedisError.
+    # RedisClusterException is no RedisError.
     except (redis.RedisError, OSError, redis.exceptions.RedisClusterException) as error:
         print("no", repr(error)[:200].replace("\n", " "), flush=True)
     time.sleep(0.02)

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Soak: everything at once, for hours. Three nodes and three stock Sentinels, each node behind a proxy that treats its links badly.
+"""Soak test with all kinds of faults, for hours: three nodes and three stock Sentinels, each node behind a proxy with faulty links.
 
-Workers, as processes of their own, write and read posts through redis-py's Sentinel client and know what may be there (world.py).
-Meanwhile, at random: kill -9, SIGSTOP, links that are cut, half-open, slow or reset, planned failovers, syncs that fail (EIO), a disk
-that says it is full (ENOSPC) or takes a third of a second for each sync, wall clocks that jump by hours, thousands of
-connections at once, half requests, half-closed connections, clients that do not read; and the operator rolls, spills, saves and
-alters spaces. Memory, descriptors and turns are watched.
+Worker processes write and read posts through redis-py's Sentinel client and track the possible values (world.py). Concurrently, at random:
+kill -9, SIGSTOP, links that are cut, half-open, slow or reset, planned failovers, failed syncs (EIO), a full disk (ENOSPC), slow syncs (a
+third of a second), wall clock jumps by hours, thousands of connections, incomplete requests, half-closed connections, and clients that do
+not read. An operator rolls, spills, saves and alters spaces. The test monitors memory, descriptors and turns.
 
-At the end all rows and members are compared, on each node.
+At the end, it compares all rows and members on each node.
 
-    cargo xtask soak --hours 2 --folder F       goes on with the data of F if there are any
+    cargo xtask soak --hours 2 --folder F       continues with the data in F, if any
 
-Writes F/report.html. Exit code 1 if anything was lost or wrong, or a node holds 30 MiB more than it accounts for after a quiet minute.
+Writes F/report.html. The exit code is 1 if anything was lost or wrong, or if a node has 30 MiB of unaccounted memory after a quiet minute.
 """
 import argparse, collections, multiprocessing, os, pickle, random, resource, signal, socket, subprocess, sys, threading, time
 
@@ -27,7 +26,7 @@ from world import GROUP, Worker
 
 NODES, WORKERS = 3, 3
 QUIET_S, MOST_MIB = 60, 30
-# Faults are seconds apart, and Sentinel needs some twenty to put things right.
+# Faults come within seconds, and Sentinel needs about twenty seconds to recover.
 MOST_QUIET_S = 300
 CONFIG = """
 [server]
@@ -67,7 +66,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 
 
 class SoakNode(Node):
-    """A node whose folder outlives the soak, with a wall clock that can be set."""
+    """A node whose folder outlives the test, with an adjustable wall clock."""
 
     def __init__(self, server, folder, number):
         self.server, self.number, self.folder = server, number, os.path.join(folder, f"node{number}")
@@ -93,7 +92,8 @@ class SoakNode(Node):
         return self.process is not None and self.process.poll() is None
 
     def watched(self):
-        """MiB resident (without the program's own pages) and accounted, open descriptors, the longest turn of the last minute in ms."""
+        """Returns MiB resident (without the program's pages), MiB accounted, open descriptors, and the longest turn of the last minute
+        in ms."""
         with open(f"/proc/{self.process.pid}/status") as file:
             resident = next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssAnon"))
         info = self.client(timeout_s=5).info("everything")
@@ -102,7 +102,7 @@ class SoakNode(Node):
 
 
 def work(number, ports, nodes, seed, state, stop, rest, found):
-    """A worker's process, until `stop`. While `rest` is set it sends nothing. What is wrong, and what it counted, goes to `found`."""
+    """Runs a worker process until `stop`. Pauses while `rest` is set. Sends its errors and counts to `found`."""
     worker = Worker(number, WORKERS, ports, seed)
     if os.path.exists(state):
         with open(state, "rb") as file:
@@ -121,7 +121,7 @@ def work(number, ports, nodes, seed, state, stop, rest, found):
                     suspects.setdefault(what.split(":")[0], (time.time(), what))
             except (redis.RedisError, OSError):
                 pass
-        # A master that was frozen may answer before it knows that it is none: what is wrong stays wrong.
+        # A frozen master may answer before it learns that it is a replica, so only persistent errors count.
         for post, (since, what) in list(suspects.items()):
             if time.time() > since + 20:
                 del suspects[post]
@@ -134,7 +134,7 @@ def work(number, ports, nodes, seed, state, stop, rest, found):
         if time.time() > told + 2:
             told = time.time()
             found.put(("counts", number, told, dict(worker.counts)))
-    # All that is there, once nothing else happens: the first node decides what is in doubt.
+    # Final check without other activity: the first node determines values in doubt.
     for port in nodes:
         node = redis.Redis(port=port, socket_timeout=60, decode_responses=True)
         try:
@@ -155,7 +155,7 @@ class Soak:
         self.args, self.random = args, random.Random(args.seed)
         self.nodes = [SoakNode(args.server, args.folder, n) for n in range(NODES)]
         self.sentinels, self.ports = [], []
-        # What happened: (seconds, what, node); what was seen: (seconds, ...).
+        # Events: (seconds, event, node). Measurements: (seconds, ...).
         self.began, self.faults, self.watched, self.pages, self.wrong = time.time(), [], [], collections.deque(), []
         self.counts, self.done, self.over = {}, set(), threading.Event()
         self.moves = [self.kill, self.stop, self.link, self.link, self.failover, self.disk, self.clock, self.storm, self.hang, self.operate, self.operate]
@@ -166,7 +166,7 @@ class Soak:
             node.start()
         for node in self.nodes:
             until("a node is up", lambda: node.client().ping(), 300)
-        # Where an earlier piece ended all were in step.
+        # All nodes were in sync at the end of the previous run.
         first.client().execute_command("REPLICAOF", "NO", "ONE")
         for node in rest:
             node.client().execute_command("REPLICAOF", "127.0.0.1", first.proxy.port)
@@ -184,7 +184,7 @@ class Soak:
         until("Sentinels name a master", self.named)
 
     def named(self):
-        """The node that a Sentinel names as the master."""
+        """Returns the node that a Sentinel names as the master."""
         try:
             port = self.sentinel.discover_master(GROUP)[1]
         except redis.RedisError:
@@ -194,7 +194,7 @@ class Soak:
     def note(self, what, node=None):
         self.faults.append((time.time() - self.began, what, node.number if node else None))
 
-    # What is done to it.
+    # Faults.
 
     def kill(self):
         node = self.random.choice(self.nodes)
@@ -234,13 +234,13 @@ class Soak:
             pass
 
     def disk(self):
-        """strace lies to the threads that are there; a node that takes no writes afterwards is started again, as its log asks."""
+        """Injects errors with strace into the running threads. Restarts a node that then accepts no writes, as its log advises."""
         node = self.random.choice(self.nodes)
         what, call, how = self.random.choice([
             ("EIO", "fdatasync,fsync", "error=EIO:when=1..3"), ("ENOSPC", "write,pwrite64,pwritev,fallocate", "error=ENOSPC:when=1..40"),
             ("slow syncs", "fdatasync,fsync", "delay_enter=300000")])
         self.note(what, node)
-        # Sockets are written by other calls: sendto, writev.
+        # Sockets use other calls: sendto, writev.
         command = ["strace", "-f", "-q", "-o", "/dev/null", "-p", str(node.process.pid), "-e", f"trace={call}", "-e", f"inject={call}:{how}"]
         tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.over.wait(self.random.uniform(2, 6))
@@ -263,7 +263,7 @@ class Soak:
         node.set_clock(0)
 
     def storm(self):
-        """As many connections as the server allows, and more; some of them with half a request."""
+        """Opens more connections than the server allows; some send an incomplete request."""
         node, sockets = self.random.choice(self.nodes), []
         self.note("10,000 connections", node)
         for n in range(10_050):
@@ -281,7 +281,7 @@ class Soak:
             one.close()
 
     def hang(self):
-        """Clients that ask for much and do not read it."""
+        """Connects clients that request much and do not read it."""
         node, sockets = self.random.choice(self.nodes), []
         self.note("200 clients that do not read", node)
         for _ in range(200):
@@ -297,7 +297,7 @@ class Soak:
             one.close()
 
     def operate(self):
-        """What an operator does on the master."""
+        """Runs a command of an operator on the master."""
         rate = self.random.choice(["0.0001", "0.001"])
         words = self.random.choice([
             ["TM.ROLL", "post"], ["TM.ROLL", "liked"], ["TM.SPILL", "post"], ["TM.SPILL", "liked"], ["BGSAVE"], ["TM.ADVISE", "post"],
@@ -316,13 +316,13 @@ class Soak:
                 self.random.choice(self.moves)()
             except OSError as error:
                 self.note(f"not done: {error}")
-            # One that has ended by itself is started, as systemd does.
+            # Restart a node that has exited by itself, like systemd.
             for node in self.nodes:
                 if not node.is_running():
                     self.note("ended by itself", node)
                     node.start()
 
-    # What is watched.
+    # Monitoring.
 
     def watch(self):
         while not self.over.wait(5):
@@ -333,7 +333,7 @@ class Soak:
                     pass
 
     def collect(self, found, until_done):
-        """Takes what workers have found; until all have said that they are done, or for a moment."""
+        """Collects the workers' messages, for a moment or until all are done."""
         end = time.time() + (600 if until_done else 0.5)
         while time.time() < end and not (until_done and len(self.done) == WORKERS):
             try:
@@ -356,7 +356,7 @@ class Soak:
         return sum(counts[what] for counts in self.counts.values())
 
     def come_to_rest(self):
-        """All nodes run, follow one master, and are equal."""
+        """Waits until all nodes run, follow one master, and are equal."""
         for node in self.nodes:
             node.proxy.mend()
             node.set_clock(0)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Soak of memory: does the process give back what its clients made it take?
+"""Soak test of memory: the process must release the memory that its clients made it use.
 
-Starts a server and, for MINUTES, runs all the kinds of clients that make a server hold memory: pipelines of pages
-and likes, requests of many arguments, MONITOR, slow readers of large replies, subscribers that do not read,
-client-side caches, transactions that are left open, scans, connections that come and go. All of them then close.
-After a quiet minute the process may have at most LIMIT MiB more resident than `used_memory_dataset` accounts for.
+Starts a server and, for MINUTES, runs all kinds of clients that make a server hold memory: pipelines of pages
+and likes, requests with many arguments, MONITOR, slow readers of large replies, subscribers that do not read,
+client-side caches, open transactions, scans, connections that come and go. Then all of them disconnect. After a
+quiet minute, the process may have at most LIMIT MiB resident beyond `used_memory_dataset`.
 
     tests/soak/memory.py target/release/tidemark --minutes 25
 
-Prints one line per minute (resident, accounted, requests) and a last line with the verdict; exit code 1 if it is
-over. Needs Python 3.9 and nothing else.
+Prints one line per minute (resident, accounted, requests) and the result; the exit code is 1 above the limit.
+Needs only Python 3.9.
 """
 import argparse
 import random
@@ -25,7 +25,7 @@ VIEWERS = 100_000
 
 
 class Client:
-    """A RESP2 connection without a library, so that it may read late, in part, or never."""
+    """A RESP2 connection without a library, so that it can read late, partially, or never."""
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -71,7 +71,7 @@ class Soak:
         self.unexpected = []
 
     def ids(self, count):
-        # Most requests go to the newest tenth, as a feed's do.
+        # Most requests go to the newest tenth, as in a feed.
         low = POSTS * 9 // 10 if random.random() < 0.9 else 0
         return [random.randrange(low, POSTS) for _ in range(count)]
 
@@ -85,7 +85,7 @@ class Soak:
             if len(reply) != (20 if command[0] == "FEED.GET" else 4):
                 raise AssertionError(f"{command[0]} answers {reply!r:.200}")
         self.requests += len(batch)
-        # The mix matters here, not the rate: other work on the machine may go on beside it.
+        # The mix matters, not the rate; other work may run on the machine.
         time.sleep(0.05)
 
     def large_requests(self, client):
@@ -164,11 +164,11 @@ class Soak:
                     client = Client(self.port)
                 kind(client)
             except (OSError, ConnectionError, ValueError):
-                # The server closes slow readers at their limit: that is part of the mix.
+                # The server closes slow readers at their limit, which is expected.
                 if client is not None:
                     client.close()
                 client = None
-            except Exception as error:  # a reply of another shape is a defect
+            except Exception as error:  # an unexpected reply is a defect
                 self.unexpected.append(f"{kind.__name__}: {error!r}")
                 client = None
         if client is not None:

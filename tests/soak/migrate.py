@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Moves a large data set out of a real redis-server, in each of the ways that docs/migration.md describes.
+"""Moves a large data set out of a real redis-server in each of the ways described in docs/migration.md.
 
 A redis-server gets POSTS rows (hashes of two to four counters) and as many flags (members of sets). Then, each time
 into a new server:
 
-    migrate   Redis's own MIGRATE ... COPY REPLACE, 500 keys a command; each server is killed twice and starts again
-    import    tidemark import --from; the importer and each server are killed twice and start again
-    follow    tidemark import --from --follow while a writer changes both kinds; the same kills
+    migrate   Redis's own MIGRATE ... COPY REPLACE, 500 keys per command; each server is killed and restarted twice
+    import    tidemark import --from; the importer and each server are killed and restarted twice
+    follow    tidemark import --from --follow, while a writer changes both kinds; the same kills
 
-and tidemark import --only-verify compares every row and flag. Last, CSV of as many rows by `tidemark import`, beside
-`redis-cli --pipe` into the same server.
+After each, tidemark import --only-verify compares every row and flag. Finally, it compares a CSV import of as many rows
+by `tidemark import` with `redis-cli --pipe` into the same server.
 
     tests/soak/migrate.py target/release/tidemark --posts 5000000
 
-Prints a line a way: seconds, keys a second, memory of the servers, what was killed. Exit code 1 if anything differs.
+Prints a line per way: seconds, keys per second, memory of the servers, kills. The exit code is 1 if anything differs.
 Needs Python 3.9, redis-server and redis-cli.
 """
 import argparse
@@ -82,7 +82,7 @@ def free_port():
 
 
 class Server:
-    """A server that may be killed and started again on its data."""
+    """A server that can be killed and restarted on its data."""
 
     def __init__(self, name, port, command):
         self.name, self.port, self.command, self.process = name, port, command, None
@@ -181,7 +181,8 @@ class Move:
 
     def migrate(self):
         target, started, kills = self.target(), time.time(), []
-        # In the middle, each side twice. Cursors of SCAN are of one process: after a kill of the source it begins anew.
+        # Kill each side twice on the way. SCAN cursors belong to a process, so a kill of the source means starting
+        # over.
         due = [(sixth * self.total // 6, server) for sixth, server in
                [(1, self.redis), (2, target), (3, self.redis), (5, target)]] if self.args.kill else []
         while not self.migrate_all(target, due, kills):
@@ -191,7 +192,7 @@ class Move:
         self.end(target)
 
     def migrate_all(self, target, due, kills):
-        """False after a kill of the source."""
+        """Migrates all keys. Returns False after a kill of the source."""
         source, done, recent = Client(self.redis.port), 0, []
         for found in keys(self.redis):
             recent = (recent + [found])[-400:]
@@ -202,7 +203,8 @@ class Move:
                 kills.append(server.name)
                 if server is self.redis:
                     return False
-                # fsync = "everysec": what was acknowledged in the last second may be lost.
+                # fsync = "everysec": a kill may lose the acknowledged writes of the last second, so repeat the recent
+                # batches.
                 batches = recent
             for batch in batches:
                 for at in range(0, len(batch), 500):
@@ -212,7 +214,7 @@ class Move:
         return True
 
     def kills(self, target, state):
-        """Kills and starts again; returns the importer that runs in the end."""
+        """Kills and restarts each process. Returns the final importer process."""
         done = []
         process = self.importer(target, *state)
         for who in ["importer", "tidemark", "redis-server"] * 2 if self.args.kill else []:
@@ -240,7 +242,7 @@ class Move:
         self.end(target)
 
     def write(self, stop, counts):
-        """A writer that outlives the kills of redis-server."""
+        """Writes continuously, through kills of redis-server."""
         post = 1
         while not stop.is_set():
             try:
@@ -263,7 +265,7 @@ class Move:
         stop, counts = threading.Event(), [0]
         writer = threading.Thread(target=self.write, args=(stop, counts))
         writer.start()
-        # It ends by itself: when the scan is complete and the writer is quiet.
+        # It ends when the scan is complete and the writer is idle.
         process, killed = self.kills(target, ["--follow", "--until-idle", str(IDLE_S)])
         time.sleep(self.args.follow_s)
         stop.set()

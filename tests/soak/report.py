@@ -1,4 +1,4 @@
-"""The page of a soak: what was done to it, what it did, and plots of what was watched."""
+"""The report of a soak test: faults, results, and plots of the measurements."""
 import statistics
 from html import escape
 
@@ -12,7 +12,7 @@ COLOURS = ["#1f66b8", "#b06000", "#2e7d4f"]
 
 
 def plot(title, unit, series, seconds, faults):
-    """Lines over the minutes of a soak; `series`: (name, [(second, value)]). The grey strokes are faults."""
+    """Draws lines over the minutes of a soak test. `series`: (name, [(second, value)]). Grey lines mark faults."""
     most = max((value for _, points in series for _, value in points), default=1) * 1.05 or 1
     x = lambda second: LEFT + (WIDTH - LEFT - 10) * second / seconds
     y = lambda value: HEIGHT - 24 - (HEIGHT - 44) * value / most
@@ -31,7 +31,7 @@ def plot(title, unit, series, seconds, faults):
 
 
 def by_window(points, seconds, share, width=15):
-    """The quantile of each window of so many seconds."""
+    """Returns the quantile of each window of `width` seconds."""
     windows = {}
     for at, value in points:
         windows.setdefault(int(at / width), []).append(value)

@@ -1,14 +1,14 @@
-"""What the soak knows: each post's counters and members as bounds, from what was sent and what WAIT acknowledged.
+"""The workers' model: bounds of each post's counters and members, from the writes sent and those acknowledged by WAIT.
 
-    sent, and acknowledged by WAIT 2   counts in both bounds; a member surely has, or has not, liked
-    answered, and not by WAIT          a failover may have lost it: counts in the upper bound; the member is in doubt
-    answered by an error               did nothing, unless the error says that it is in memory: then as the second
-    no answer                          as the second
+    acknowledged by WAIT 2             counts in both bounds; the state of the member is certain
+    replied, but not acknowledged      a failover may lose it: counts in the upper bound; the member is in doubt
+    error reply                        no effect, unless the error says that the change is in memory: then like the second
+    no reply                           like the second
 
-WAIT names all replicas: beside a planned failover of Sentinel the old master goes on for a moment with the replica that was not chosen.
+WAIT requires all replicas: during a planned failover of Sentinel, the old master briefly continues with the replica that was not chosen.
 
-A worker alone writes its posts, so what a master says of them must lie within the bounds. A post's `repost` and `comment` change
-together only, by MULTI: a page that shows them apart shows half a change.
+Only one worker writes a post, so a master's values of it must be within the bounds. A post's `repost` and `comment` change only together, by
+MULTI: a page where they differ shows half a change.
 """
 import random, time
 
@@ -17,14 +17,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-# Posts of a worker that get new likes: the newest. Older ones are read, and lie on the disk before long.
+# Number of a worker's newest posts that get new likes. Older ones are only read and are soon on disk.
 HOT = 2_000
-# A post is as far behind the one before as those of a service with some hundred posts a second.
+# Distance of ids, as in a service with some hundred posts per second.
 FIRST, STEP = 1 << 52, 4096
 MEMBERS = 1 << 31
 GROUP = "soak"
 REPLICAS = 2
-# What a change may have come to: 1 it was made, 0 it was not.
+# Result of a change: 1 applied, 0 not applied.
 IN_DOUBT = 2
 IN_MEMORY = "what was changed is in memory"
 
@@ -34,7 +34,7 @@ class Post:
 
     def __init__(self):
         self.read, self.both = [0, 0], [0, 0]
-        # By member: 1 it has liked, 0 it has taken its like back, 2 one of both.
+        # By member: 1 liked, 0 not liked, 2 unknown.
         self.members = {}
 
     def likes(self):
@@ -42,7 +42,7 @@ class Post:
         return sure, sure + sum(state == 2 for state in self.members.values())
 
     def wrong(self, row):
-        """What cannot be in a row of FEED.GET: like, repost, comment, read, ..."""
+        """Returns what is impossible in a row of FEED.GET: like, repost, comment, read, ..."""
         like, repost, comment, read = row[:4]
         low, high = self.likes()
         if not low <= like <= high:
@@ -56,27 +56,28 @@ class Post:
 
 
 class Worker:
-    """Writes and reads the posts number, number + workers, ... A process of its own; `state` is kept between pieces of a soak."""
+    """Writes and reads the posts number, number + workers, ... Runs in a process of its own; its posts are kept between runs of a soak
+    test."""
 
     def __init__(self, number, workers, sentinel_ports, seed):
         self.number, self.workers, self.random = number, workers, random.Random(seed)
         self.posts, self.counts = [], {"requests": 0, "acknowledged": 0, "in doubt": 0, "refused": 0, "checks": 0, "pages": 0}
         self.sentinel = Sentinel([("127.0.0.1", port) for port in sentinel_ports], socket_timeout=2, decode_responses=True)
-        # What got no answer is not sent again: an increment would count twice.
+        # No retries: they would count an increment twice.
         self.master = self.sentinel.master_for(GROUP, socket_timeout=2, retry=Retry(NoBackoff(), 0))
 
     def id(self, at):
         return FIRST + (at * self.workers + self.number) * STEP
 
     def some(self):
-        """A post: most often a new one."""
+        """Returns a post, most often a new one."""
         newest = len(self.posts) - 1
         if self.random.random() < 0.1:
             return self.random.randrange(len(self.posts))
         return max(0, newest - int(self.random.paretovariate(0.7)) % HOT)
 
     def step(self):
-        """A pipeline of changes with WAIT at its end."""
+        """Sends a pipeline of changes with WAIT at its end."""
         if not self.posts or self.random.random() < 0.3:
             self.posts.append(Post())
         plan = []
@@ -92,7 +93,7 @@ class Worker:
                 plan.append(("read", at, self.random.randrange(1, 100)))
             else:
                 plan.append(("both", at, self.random.randrange(1, 10)))
-        # Of one change of a post at a time it is known what it did.
+        # Only one change per post and kind, so that its result is known.
         plan = list({(what if what in ("read", "both") else member, at): (what, at, member) for what, at, member in plan}.values())
         try:
             replies = self.send(plan)
@@ -116,7 +117,7 @@ class Worker:
         taken, each = [], iter(replies)
         for what, _, _ in plan:
             reply = [next(each) for _ in range(4)][-1] if what == "both" else next(each)
-            # FEED.ACT answers per id.
+            # FEED.ACT replies per id.
             error = next((r for r in ([reply] + list(reply if isinstance(reply, list) else [])) if isinstance(r, Exception)), None)
             taken.append(1 if error is None else IN_DOUBT if IN_MEMORY in str(error) else 0)
         return taken, next(each)
@@ -136,7 +137,7 @@ class Worker:
             self.counts["acknowledged" if sure else "in doubt" if is_taken else "refused"] += 1
 
     def page(self):
-        """Reads a page of own posts. Gives how long it took, and what is wrong with it."""
+        """Reads a page of own posts. Returns its duration and its errors."""
         at = sorted({self.some() for _ in range(20)})
         began = time.time()
         rows = self.master.execute_command("FEED.GET", "home", 7, *[self.id(a) for a in at])
@@ -144,8 +145,8 @@ class Worker:
         return time.time() - began, [f"post {self.id(a)}: {why}" for a, row in zip(at, rows) if (why := self.posts[a].wrong(row))]
 
     def check(self, which, node=None, draw=False):
-        """What is wrong with these posts on a node, or the master, members included. `draw`: no request is under way, so from now on what is
-        there is what is right."""
+        """Returns the errors of posts on a node or on the master, including members. `draw`: no request is in progress, so the values found
+        become certain."""
         node, wrong = node or self.master, []
         for some in (which[i:i + 100] for i in range(0, len(which), 100)):
             rows = node.execute_command("FEED.GET", "home", 7, *[self.id(at) for at in some])

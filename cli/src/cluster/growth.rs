@@ -1,11 +1,11 @@
-//! A cluster grows: a node gets slots of a shard, or all of them.
+//! Gives slots of a shard, or a whole shard, to another node.
 //!
 //! ```text
-//!   newest topology --> the new node is a replica --> it has all rows --> hand-over --> all hear
+//!   newest topology --> replica of the old master --> in sync --> hand-over --> all nodes informed
 //! ```
 //!
-//! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
-//! was ended in the middle is given again, and goes on where it was.
+//! The command stores no state of its own. Each step shows in the topologies of the nodes, so
+//! running an interrupted command again resumes it.
 
 use super::hold::{Hold, POLL_INTERVAL, random_id};
 use super::remote::{Net, Remote, addresses, newest};
@@ -16,39 +16,39 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Between two lines that say how far it is.
+/// Interval between progress lines.
 const SAY_EVERY: Duration = Duration::from_secs(5);
-/// Attempts to hand over: each waits for writes that are under way.
+/// Maximum number of hand-over attempts. Each attempt waits for the writes in progress.
 const ATTEMPTS: usize = 50;
 
 #[derive(Args, Debug)]
 pub(super) struct GrowthArgs {
-    /// The master of the shard, as clients and nodes reach it.
+    /// Address of the shard's current master, as clients and other nodes reach it.
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) from: String,
-    /// The node that gets slots: an empty one with `cluster.enabled`, or a replica of the master.
+    /// Address of the node that receives the slots: an empty node with `cluster.enabled`, or a
+    /// replica of --from.
     #[arg(long = "to", value_name = "HOST:PORT")]
     pub(super) to_node: String,
-    /// Says what would be done, and does nothing.
+    /// Print the planned steps and change nothing.
     #[arg(long)]
     pub(super) plan: bool,
-    /// Longest wait in seconds until the new node has all rows.
+    /// Longest time to wait until the new node has copied all rows.
     #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600)]
     pub(super) timeout: u64,
 }
 
-/// What the new node is to get.
 pub(super) enum Wanted {
-    /// These, or the upper half.
+    /// The listed slot ranges, or the upper half of the shard's slots.
     Slots(Option<Vec<(u16, u16)>>),
-    /// All.
+    /// All slots of the shard.
     Shard,
 }
 
-/// A topology that is being changed.
+/// A topology under construction.
 pub(super) struct Draft {
     nodes: Vec<Member>,
-    /// Of each slot the id of its master.
+    /// Id of the master of each slot.
     slots: Vec<Option<String>>,
     version: i64,
 }
@@ -64,8 +64,8 @@ impl Draft {
         }
     }
 
-    /// A node becomes the master of these slots; of a whole shard, the other nodes of that shard
-    /// become its replicas.
+    /// Makes `to` the master of `slots`. If `is_shard`, the other nodes of the shard become its
+    /// replicas.
     pub(super) fn give(mut self, slots: &[u16], from: &str, to: &str, is_shard: bool) -> Draft {
         slots.iter().for_each(|&slot| self.slots[usize::from(slot)] = Some(to.to_owned()));
         for member in &mut self.nodes {
@@ -79,7 +79,7 @@ impl Draft {
         self
     }
 
-    /// The next version.
+    /// Returns the draft as the next version of the topology.
     pub(super) fn finish(self) -> Result<Topology, String> {
         let line = |member: &Member| {
             let masters = (0..SLOTS).zip(&self.slots);
@@ -92,7 +92,6 @@ impl Draft {
     }
 }
 
-/// All of it. Gives what is to be printed.
 pub(super) async fn grow<N: Net>(
     net: &N,
     asked: &GrowthArgs,
@@ -108,7 +107,7 @@ pub(super) async fn grow<N: Net>(
     })?;
     let mut new = Remote::open(net, &asked.to_node).await?;
     let id = new.text(&["CLUSTERX", "MYID"]).await?;
-    // One that was told nothing, or has lost what it was told, is known by its address.
+    // A node that lost its topology, or never had one, is identified by its address.
     let at_address = || at(&asked.to_node).map(|member| member.id);
     let id = if id.is_empty() { at_address().unwrap_or_else(random_id) } else { id };
     let known = topology.members().iter().find(|member| member.id == id);
@@ -126,8 +125,8 @@ pub(super) async fn grow<N: Net>(
         if asked.plan {
             return Ok(format!("{} has its slots: all nodes are to hear of it\n", asked.to_node));
         }
-        // An earlier attempt came so far: what is left is that all hear of it. The old master may
-        // not know that the new one does.
+        // An earlier run completed the hand-over. The old master may not know that the new master
+        // has its slots, and other nodes may not know the topology.
         let heard = order_hand_over(net, &asked.from, &topology).await;
         spread(net, &topology).await?;
         heard?;
@@ -166,7 +165,7 @@ pub(super) async fn grow<N: Net>(
     ))
 }
 
-/// Whether the new node has what it was to get: an earlier attempt was ended behind that.
+/// Returns whether an earlier run already gave the new node its slots.
 fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> bool {
     let left = topology.slots_of(&from.id);
     match wanted {
@@ -182,7 +181,8 @@ fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> 
     }
 }
 
-/// A node that has data, or is of another cluster, would lose that. Redis's words.
+/// Refuses a node that holds data or belongs to another cluster: joining would delete its data. The
+/// error text follows Redis.
 async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<(), String> {
     let known = new.topology().await?;
     let is_of_another =
@@ -197,11 +197,10 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
     Ok(())
 }
 
-/// What is to be done, once it is known.
 struct Growth<'a, N> {
     net: &'a N,
     asked: &'a GrowthArgs,
-    /// The id of the master that gives slots, and that of the node that gets them.
+    /// Id of the master that gives the slots.
     from: &'a str,
     id: &'a str,
     wanted: &'a Wanted,
@@ -209,8 +208,7 @@ struct Growth<'a, N> {
 }
 
 impl<N: Net> Growth<'_, N> {
-    /// All of it, while no other command changes the cluster. Gives the last topology, and how long
-    /// the hand-over took.
+    /// Runs all steps under the hold. Returns the final topology and the duration of the hand-over.
     async fn run(
         &self,
         hold: &mut Hold<'_, N>,
@@ -222,8 +220,8 @@ impl<N: Net> Growth<'_, N> {
         if newest(*net).await?.version != topology.version {
             return Err("the cluster has changed meanwhile: give the command again".to_owned());
         }
-        // Each step is known to all masters before the next one is taken: so none of them takes
-        // another topology of that version.
+        // All masters must know a topology before the next one is made. Otherwise a master could
+        // accept a different topology with the same version.
         tell_masters(*net, &topology).await?;
         let topology = if is_replica {
             topology
@@ -245,14 +243,13 @@ impl<N: Net> Growth<'_, N> {
         Ok((next, took))
     }
 
-    /// The topology in which the new node has its slots.
     fn handed(&self, topology: &Topology) -> Result<Topology, String> {
         let is_shard = matches!(self.wanted, Wanted::Shard);
         Draft::of(topology).give(self.slots, self.from, self.id, is_shard).finish()
     }
 }
 
-/// The next topology: the new node is a replica of the shard's master.
+/// Returns the next topology, where the new node is a replica of the shard's master.
 fn with_replica(
     topology: &Topology,
     id: &str,
@@ -271,7 +268,7 @@ fn with_replica(
     draft.finish()
 }
 
-/// The slots that are to go, of its own in order.
+/// Returns the slots to move. `own` is sorted.
 fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
     let slots: Vec<u16> = match wanted {
         Wanted::Shard => own.to_vec(),
@@ -312,7 +309,7 @@ fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool)
     })
 }
 
-/// All nodes of a topology get it. The error names those that have not.
+/// Sends the topology to all of its nodes. The error lists the nodes that did not take it.
 pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
     let mut failed = Vec::new();
     for address in addresses(topology) {
@@ -328,7 +325,6 @@ pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), S
     ))
 }
 
-/// All masters know it, or nothing more is done.
 async fn tell_masters<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
     for master in topology.masters() {
         tell(net, &master.address(), topology).await?;
@@ -342,7 +338,6 @@ async fn tell<N: Net>(net: &N, address: &str, topology: &Topology) -> Result<(),
     node.ask(&["CLUSTERX", "SETNODES", &text, &version]).await.map(|_| ())
 }
 
-/// Waits until the new node has all rows.
 async fn follow<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,
@@ -375,7 +370,7 @@ async fn follow<N: Net>(
     }
 }
 
-/// The old master gives the slots away: as often as it says that it is not the moment.
+/// Orders the hand-over. Retries while the master answers that it cannot give the slots away yet.
 async fn hand_over<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,

@@ -15,7 +15,6 @@ const MAX_WAIT: Duration = Duration::from_secs(15);
 /// node that copies rows.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Returns a random id of a node, or token of a hold.
 pub(super) fn random_id() -> String {
     let id = format!("{:032x}{:032x}", fastrand::u128(..), fastrand::u128(..));
     id[..ID_BYTES].to_owned()

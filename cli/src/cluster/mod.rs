@@ -1,8 +1,8 @@
-//! `tidemark cluster`: how a cluster stands, and how it grows: a shard is split, or moves to
-//! another node.
+//! `tidemark cluster`: shows the state of a cluster, splits a shard, or moves a shard to another
+//! node.
 //!
-//! Nothing is kept here: each step can be seen in the topologies of the nodes. So a command that
-//! was ended in the middle is given again, and goes on where it was.
+//! The commands store no state of their own. Each step shows in the topologies of the nodes, so
+//! running an interrupted command again resumes it.
 
 mod growth;
 mod hold;
@@ -20,7 +20,7 @@ use node::cluster::slot;
 use redis_protocol::resp2::types::OwnedFrame;
 use remote::{Remote, addresses, newest};
 
-/// Shows a cluster, splits a shard of it, or moves one.
+/// Shows a cluster, splits or moves a shard, and deletes rows of foreign slots.
 #[derive(Args, Debug)]
 pub(super) struct ClusterArgs {
     #[command(subcommand)]
@@ -29,13 +29,13 @@ pub(super) struct ClusterArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Shows all nodes, and whether each is what the topology says.
+    /// Lists all nodes and reports what differs from the topology.
     Status(StatusArgs),
-    /// Gives slots of a shard to a new node.
+    /// Moves some slots of a shard to another node.
     Split(SplitArgs),
-    /// Gives a whole shard to another node; the old master is a replica of it then.
+    /// Moves a whole shard to another node; the old master becomes its replica.
     Move(MoveArgs),
-    /// Deletes the rows that shards have of slots which are not theirs any more.
+    /// Deletes rows in slots that their shard no longer owns.
     Trim(TrimArgs),
 }
 
@@ -67,7 +67,7 @@ struct SplitArgs {
     to: ConnectArgs,
     #[command(flatten)]
     nodes: GrowthArgs,
-    /// The slots, as in `0-99 300`; without it the upper half of those that the shard has.
+    /// Slots to move, for example `0-99 300`. Default: the upper half of the shard's slots.
     #[arg(long, value_name = "SLOTS")]
     slots: Option<String>,
 }
@@ -109,7 +109,8 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
     })
 }
 
-/// All nodes delete what is not their shard's: masters rows, and each node pairs of its ledgers.
+/// Deletes rows of foreign slots on all masters, and pairs of foreign slots in the ledgers of all
+/// nodes.
 async fn trim(to: &ConnectArgs) -> Result<(), String> {
     let topology = newest(to).await?;
     for (member, address) in topology.members().iter().zip(addresses(&topology)) {

@@ -1,4 +1,4 @@
-//! Nodes of a cluster, as its commands reach them: over the network, or in a simulated one.
+//! Access to the nodes of a cluster: over the network, or in a simulation.
 
 use crate::cluster_nodes::text_of;
 use node::client::connect::{ConnectArgs, Link, within};
@@ -6,28 +6,25 @@ use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::time::Duration;
 
-/// How long a node may take to answer.
+/// Longest wait for a reply of a node.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How nodes are reached.
+/// A network that reaches the nodes of a cluster.
 pub(super) trait Net {
-    /// A connection to a node.
     type Conn;
 
-    /// The address of the node that the command was given.
     fn first(&self) -> String;
 
-    /// A connection to `host:port`.
     async fn open(&self, address: &str) -> Result<Self::Conn, String>;
 
-    /// One request and its reply; an error of the node is one here.
+    /// Sends a request and returns its reply. An error reply becomes `Err`.
     async fn ask(&self, conn: &mut Self::Conn, words: &[&str]) -> Result<OwnedFrame, String>;
 
-    /// Tells people that wait how far it is.
+    /// Shows progress to the operator.
     fn say(&self, text: &str);
 }
 
-/// The network. These are options of the command: as which user, and how.
+/// The real network, with the login and TLS options of the command line.
 impl Net for ConnectArgs {
     type Conn = Link;
 
@@ -50,13 +47,12 @@ impl Net for ConnectArgs {
         within(PATIENCE, conn.ask(&words)).await.map_err(|e| e.to_string())
     }
 
-    /// What a script reads is on stdout.
+    /// Scripts read standard output, so progress goes to standard error.
     fn say(&self, text: &str) {
         eprintln!("{text}");
     }
 }
 
-/// A node that is reached.
 pub(super) struct Remote<'n, N: Net> {
     pub(super) address: String,
     net: &'n N,
@@ -83,7 +79,7 @@ impl<N: Net> Remote<'_, N> {
         }
     }
 
-    /// The topology that it knows. `None`: it has none yet.
+    /// Returns the node's topology, or `None` if it has none yet.
     pub(super) async fn topology(&mut self) -> Result<Option<Topology>, String> {
         let version: i64 = self.text(&["CLUSTERX", "VERSION"]).await?.parse().unwrap_or(-1);
         if version < 0 {
@@ -95,7 +91,7 @@ impl<N: Net> Remote<'_, N> {
             .map_err(|why| format!("{}: CLUSTER NODES: {why}", self.address))
     }
 
-    /// Whether it has pairs in any existence space. DBSIZE counts rows alone.
+    /// Returns whether any existence space holds pairs. DBSIZE counts rows only.
     pub(super) async fn has_flags(&mut self) -> Result<bool, String> {
         let info = self.text(&["INFO", "spaces"]).await?;
         let is_some = |line: &str| {
@@ -107,7 +103,6 @@ impl<N: Net> Remote<'_, N> {
         Ok(info.lines().any(is_some))
     }
 
-    /// A field of INFO.
     pub(super) async fn info(&mut self, section: &str, name: &str) -> Result<String, String> {
         let info = self.text(&["INFO", section]).await?;
         let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -115,15 +110,15 @@ impl<N: Net> Remote<'_, N> {
     }
 }
 
-/// The newest topology that a node of a cluster knows, asked of all nodes that one names. Two of
-/// one version cannot both be right: then no command goes on.
+/// Returns the newest topology among the nodes of the cluster. Fails if two nodes have different
+/// topologies with the same version: only an operator can decide which one is right.
 pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
     let mut first = Remote::open(net, &net.first()).await?;
     let none = || format!("{}: it knows no topology yet", net.first());
     let mut newest = first.topology().await?.ok_or_else(none)?;
     let mut from = net.first();
     for address in addresses(&newest) {
-        // One that is away has nothing to say.
+        // An unreachable node is skipped.
         let Ok(mut node) = Remote::open(net, &address).await else { continue };
         let Ok(Some(other)) = node.topology().await else { continue };
         if other.version == newest.version && !other.agrees_with(&newest) {
@@ -140,7 +135,6 @@ pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
     Ok(newest)
 }
 
-/// Where the nodes of a topology are.
 pub(super) fn addresses(topology: &Topology) -> Vec<String> {
     topology.members().iter().map(Member::address).collect()
 }

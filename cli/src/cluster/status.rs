@@ -1,4 +1,4 @@
-//! `tidemark cluster status`: a line a node, with what keeps it from doing its part.
+//! `tidemark cluster status`: prints one line per node with its faults.
 
 use super::remote::{Remote, addresses, newest};
 use crate::import::spaces::names_of;
@@ -10,23 +10,21 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// What a node answered.
 #[derive(Default)]
 struct Facts {
-    /// Its own id, empty if it has none.
+    /// Id of the node, empty if it has none.
     id: String,
-    /// Of its topology; -1: it knows none.
+    /// Version of its topology, -1 if it has none.
     version: String,
     rows: String,
-    /// INFO replication.
     replication: String,
-    /// Of a master: the error that a write gets, empty if it takes writes.
+    /// For a master: the error returned to writes; empty while it accepts them.
     refusal: String,
-    /// None if this user may not ask for it.
+    /// `None` if the user lacks the permission to read it.
     schema: Option<Schema>,
 }
 
-/// What a node has: its kind and name ("view home"), and what it is.
+/// Definitions of spaces, views and actions, by kind and name (`view 'home'`).
 type Schema = BTreeMap<String, Vec<OwnedFrame>>;
 
 pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
@@ -36,7 +34,8 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     for (_, address) in &members {
         told.push(facts(to, address).await);
     }
-    // Of each space, view and action what it is, and where: all nodes are to have the same.
+    // First definition of each space, view and action, with the node that has it. All nodes must
+    // have the same definitions.
     let mut known = BTreeMap::new();
     for ((_, address), facts) in members.iter().zip(&told) {
         let own = facts.iter().flat_map(|facts| &facts.schema).flatten();
@@ -45,7 +44,7 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let mut out = format!("topology {}\n", topology.version);
     let mut is_fine = true;
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
-    // Which addresses answer with the same id.
+    // Addresses of the nodes with each id. An id must be unique.
     let mut by_id: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for ((member, address), facts) in members.iter().zip(&told) {
         let (role, slots) = match member.master {
@@ -104,7 +103,7 @@ async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
     Ok(Facts { id, version, rows, replication, refusal, schema })
 }
 
-/// What a page of several shards needs to be the same on all nodes.
+/// Reads the definitions that must be equal on all nodes for pages that span shards.
 async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, String> {
     let mut all = Schema::new();
     for kind in ["space", "view", "action"] {
@@ -122,8 +121,8 @@ async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, St
     Ok(Some(all))
 }
 
-/// The name of a space, a view or an action, and what is compared of it: of a space what has no
-/// part in its contents.
+/// Returns the name of a space, view or action, and the values to compare. Values that depend on
+/// the contents of a space are left out.
 fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
     let of_space = ["kind", "keys", "fields", "ledger"];
     let (mut name, mut what) = (String::new(), Vec::new());
@@ -134,7 +133,7 @@ fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
             ("name", OwnedFrame::BulkString(own)) => {
                 name = String::from_utf8_lossy(own).into_owned();
             }
-            // Without widths, and without those that were dropped.
+            // Field names without widths and without dropped fields.
             ("fields", OwnedFrame::BulkString(all)) => {
                 let names = names_of(&String::from_utf8_lossy(all)).join(" ");
                 what.push(OwnedFrame::BulkString(names.into_bytes()));
@@ -146,8 +145,8 @@ fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
     (name, what)
 }
 
-/// In what a node's spaces, views and actions differ from those that others have: by name what each
-/// is, and at which node.
+/// Describes how the node's definitions differ from `known`, which holds each definition and the
+/// node that has it.
 fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>) -> Vec<String> {
     let told = known.iter().filter_map(|(name, (what, first))| match own.get(*name) {
         None => Some(format!("has no {name}, unlike {first}")),
@@ -157,28 +156,28 @@ fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>)
     told.collect()
 }
 
-/// Why a master takes no writes. INFO does not say it of a lease, so it is asked for a write that
-/// changes nothing: TRIM of a space that cannot exist is refused for that only if writes are taken.
+/// Returns the error that writes get. INFO does not report an expired lease, so this sends a write
+/// without effect: TRIM of a space that cannot exist. A master that accepts writes answers that the
+/// space does not exist.
 async fn refusal(node: &mut Remote<'_, ConnectArgs>) -> String {
     let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
     let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);
-    // A user without the right to write learns nothing.
+    // Without permission to write, the reply says nothing about the master.
     let is_taken = ["ERR ", "NOPERM ", "LOADING "].iter().any(|word| said.starts_with(word));
     if is_taken { String::new() } else { said.to_owned() }
 }
 
-/// A field of INFO, empty if it is not there.
 fn field<'a>(info: &'a str, name: &str) -> &'a str {
     let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     found.unwrap_or_default()
 }
 
-/// The state of a node without faults.
+/// Returns the state to show for a node without faults.
 fn health(member: &Member) -> &'static str {
     if member.master.is_some() { "link to its master: up" } else { "up" }
 }
 
-/// What keeps a node from doing what its line of the newest topology says.
+/// Lists the differences between a node and its line in the newest topology.
 fn faults(facts: &Facts, member: &Member, version: i64) -> Vec<String> {
     let Facts { id, replication, refusal, .. } = facts;
     let mut faults = Vec::new();

@@ -1,10 +1,10 @@
-//! Options of `tidemark import`, and how they describe the lines of a file.
+//! Options of `tidemark import`, and the shapes of input lines.
 
 use clap::{Args, ValueEnum};
 use node::client::connect::ConnectArgs;
 use std::path::PathBuf;
 
-/// Loads counters, flags or events from files or from a Redis into a server.
+/// Loads counters, flags or events from files or from a Redis.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
@@ -67,13 +67,13 @@ harmless.
 Of a cluster name any node: each row goes to the master of its slot, over as many connections as \
 --connections says to each. Its nodes need the same spaces, and the same login.")]
 pub struct ImportArgs {
-    /// Files to load, plain or gzip; `-` is standard input.
+    /// Files to load, plain or gzip. `-` reads standard input.
     #[arg(required_unless_present = "from", conflicts_with = "from")]
     pub files: Vec<PathBuf>,
-    /// Where the server is, and the login.
+    /// Server address and login.
     #[command(flatten)]
     pub connect: ConnectArgs,
-    /// Connections to use at a time.
+    /// Number of connections, per master in a cluster.
     #[arg(
         long,
         default_value_t = 4,
@@ -81,34 +81,34 @@ pub struct ImportArgs {
         value_parser = clap::value_parser!(u16).range(1..=64)
     )]
     pub connections: u16,
-    /// What the lines are; by default the header and the space tell.
+    /// Contents of the lines. Default: derived from the header and the space.
     #[arg(long, value_enum)]
     pub kind: Option<Kind>,
-    /// Rows: the counter space to set. Flags: the existence space.
+    /// Space to write to: a counter space for rows, an existence space for flags.
     #[arg(long, default_value = "post")]
     pub space: String,
-    /// Rows: the columns to load, as old>new where the name of the field, or `id`, is another one;
-    /// the others are left. Without a header: the fields after the id, in order.
+    /// Columns of rows to load. Write old>new to rename a column to a field or to `id`. Other
+    /// columns are ignored. Without a header: the names of the columns after the id, in order.
     #[arg(long, value_delimiter = ',')]
     pub fields: Vec<String>,
-    /// Events: the action that each one does.
+    /// Action to run for each event.
     #[arg(long, default_value = "repost")]
     pub action: String,
     /// Stop at the first bad line.
     #[arg(long)]
     pub strict: bool,
-    /// A Redis or Valkey to copy from, redis://user:password@host:port/db or rediss:// for TLS;
-    /// only the host is needed; several times for the masters of a cluster.
+    /// Redis or Valkey to copy from: redis://user:password@host:port/db, or rediss:// for TLS. Only
+    /// the host is required. Repeat the option for each master of a cluster.
     #[arg(long, value_name = "URL")]
     pub from: Vec<String>,
-    /// TLS of --from: the authorities that its certificate must be signed by (PEM).
+    /// CA certificates (PEM) to verify the TLS certificate of --from.
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub from_cacert: Option<String>,
-    /// How keys of --from hold what (see below); several times. Without it: as the key patterns of
-    /// the server's spaces say.
+    /// Layout of one kind of key in --from (see below). Repeatable. Default: the key patterns of
+    /// the server's spaces.
     #[arg(long, value_name = "LAYOUT", requires = "from", conflicts_with = "files")]
     pub layout: Vec<String>,
-    /// Read at most so many keys a second from --from.
+    /// Maximum number of keys to read per second from --from.
     #[arg(
         long,
         value_name = "KEYS",
@@ -117,41 +117,41 @@ pub struct ImportArgs {
         value_parser = positive
     )]
     pub rate: Option<f64>,
-    /// Go on with the changes of --from, as its keyspace notifications tell them, until Ctrl-C.
+    /// After the copy, apply changes of --from until Ctrl-C. Requires keyspace notifications.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub follow: bool,
-    /// End --follow when nothing has changed for so many seconds.
+    /// End --follow after this many seconds without a change.
     #[arg(long, value_name = "SECONDS", requires = "follow")]
     pub until_idle: Option<u64>,
-    /// Compare everything when the copy is complete; the exit status is 1 if something differs.
+    /// Compare all data after the copy. The exit status is 1 if something differs.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub verify: bool,
-    /// Compare, and copy nothing.
+    /// Compare all data without copying.
     #[arg(long, requires = "from", conflicts_with_all = ["follow", "files"])]
     pub only_verify: bool,
-    /// Delete what is here and not there: rows of which --from has no key any more and, with
-    /// --follow, members that are removed from its sets (all members of such a set are unset and
-    /// set anew). Without it such rows are only found by --verify.
+    /// Delete rows that have no key in --from. With --follow, also remove members that are removed
+    /// from sets in --from. To do so, the import unsets all members of such a set and sets the
+    /// present ones again. Without this option, only --verify reports extra rows.
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub delete_missing: bool,
-    /// With --delete-missing: go on though a source has lost its keys: all, or nine of ten since an
-    /// earlier scan of this command.
+    /// With --delete-missing: continue even if a source has lost all keys, or nine of ten keys
+    /// since an earlier scan.
     #[arg(long, requires = "delete_missing", conflicts_with = "files")]
     pub allow_loss: bool,
-    /// Copy though the sources are not all masters of their cluster.
+    /// Copy even if --from lacks masters of the cluster.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub allow_part: bool,
-    /// Unset all members of each set before those that it has are set, so that members which were
-    /// removed while no import ran are unset, too. Takes 32 to 64 bytes per set (max_forgotten).
+    /// Unset all members of each set before its present members are set. This removes members that
+    /// left the set while no import was running. Needs 32 to 64 bytes per set (max_forgotten).
     #[arg(long, requires = "from", conflicts_with_all = ["only_verify", "files"])]
     pub renew_sets: bool,
-    /// Rows that only the server has are no difference to --verify.
+    /// Do not count rows that exist only in the server as differences.
     #[arg(long, requires = "from", conflicts_with = "files")]
     pub allow_extra: bool,
-    /// Write all keys with rejected values, and all differences, into this file.
+    /// File for all rejected keys and all differences.
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "files")]
     pub report: Option<PathBuf>,
-    /// Where it is noted how far the copy has come.
+    /// File that stores the progress of the copy.
     #[arg(
         long,
         value_name = "FILE",
@@ -160,7 +160,7 @@ pub struct ImportArgs {
         conflicts_with = "files"
     )]
     pub state: PathBuf,
-    /// How many seconds to try again when either side is gone.
+    /// How long to retry when either side is unreachable.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -171,9 +171,9 @@ pub struct ImportArgs {
     pub retry: u64,
 }
 
-/// The default of `--state`.
+/// Default of `--state`.
 const STATE: &str = "tidemark-import.state";
-/// The default of `--retry`.
+/// Default of `--retry`.
 const RETRY_S: u64 = 60;
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -212,14 +212,14 @@ impl Default for ImportArgs {
     }
 }
 
-/// What a file's lines are.
+/// Contents of the lines of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// `id,field,field,...`: the counters of one id.
+    /// `id,field,field,...`: the counters of an id.
     Rows,
-    /// `id,member`: one flag of one id.
+    /// `id,member`: a flag of an id.
     Flags,
-    /// `created_at,post_id,origin_post_id,user_id`: one user reposts one post.
+    /// `created_at,post_id,origin_post_id,user_id`: a user reposts a post.
     Events,
 }
 
@@ -227,7 +227,7 @@ pub enum Kind {
 pub(super) enum Shape {
     Rows {
         fields: Vec<String>,
-        /// Indexes of the columns of the id and of the fields.
+        /// Column indexes of the id, then of the fields.
         places: Vec<usize>,
         /// Number of columns of a line.
         width: usize,
@@ -237,7 +237,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Lines of the id and these fields, in this order.
+    /// Returns the shape of lines with the id first, then `fields` in order.
     pub(super) fn rows(fields: Vec<String>) -> Shape {
         let width = fields.len() + 1;
         Shape::Rows { fields, places: (0..width).collect(), width }

@@ -1,4 +1,4 @@
-//! How a line becomes a command.
+//! Converts lines to commands.
 
 use super::args::{ImportArgs, Shape, renamed};
 use super::csv::Columns;
@@ -7,23 +7,21 @@ use super::pipe::{Pipe, Verb};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
 
-/// What a line became.
 pub(super) enum Pushed {
     Command,
-    /// An event that is a post of its own: nothing is counted.
+    /// An event that is an original post: no counter changes.
     OriginalPost,
-    /// A row of which all counters are null.
+    /// A row with only null counters.
     NoCounters,
 }
 
-/// How a line becomes a command.
 pub(super) struct Command {
     pub(super) shape: Shape,
     /// The space or the action.
     of: String,
-    /// The command up to its first value.
+    /// Encoded command up to its first value.
     head: Vec<u8>,
-    /// The names of a row's fields, as arguments.
+    /// Field names of a row, encoded as arguments.
     fields: Vec<Vec<u8>>,
 }
 
@@ -47,7 +45,7 @@ impl Command {
         Command { of: of.clone(), shape, head, fields }
     }
 
-    /// Turns one line into one command, or says what is wrong with it.
+    /// Converts a line to a command, or returns why the line is bad.
     pub(super) fn push(
         &self,
         columns: &Columns,
@@ -95,8 +93,8 @@ impl Command {
         Ok(Pushed::Command)
     }
 
-    /// The same for an object: a row may name any of the space's counters. One that is null is left
-    /// alone.
+    /// Converts an object to a command. An object may name any counters of the space. Null counters
+    /// are skipped.
     pub(super) fn push_object(
         &self,
         object: &Object,
@@ -151,11 +149,11 @@ impl Command {
     }
 }
 
-/// The text of an integer that fits `T`, as it will be sent, and its value.
+/// Parses an integer of type `T`. Returns its text, as it will be sent, and its value.
 fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a [u8], T), String> {
     let text = text.trim_ascii();
     match std::str::from_utf8(text).ok().and_then(|t| t.parse::<T>().ok()) {
-        // What Rust reads and Redis does not.
+        // Rust accepts a leading `+`, Redis does not.
         Some(value) if !text.starts_with(b"+") => Ok((text, value)),
         _ => Err(format!(
             "{what}: \"{}\" is not an integer or out of range",
@@ -164,7 +162,6 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
     }
 }
 
-/// Lines with this header, of which `names` lists the columns to load.
 pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<Shape, String> {
     let place = |name: &str| {
         let place = header.iter().position(|column| column == name);

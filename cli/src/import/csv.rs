@@ -1,17 +1,15 @@
-//! Records of CSV, as the parser of the `csv` crate reads them: quotes as RFC 4180 has them, line
-//! breaks inside of quotes, and lines that end with LF, CRLF or CR.
+//! Reads CSV records with the parser of the `csv` crate: RFC 4180 quotes, line breaks inside
+//! quotes, and lines that end with LF, CRLF or CR.
 //!
-//! Records are bounded: a quote that is never closed makes the rest of the file one record, which
-//! is counted as bad and not held in memory.
+//! Records are bounded. An unclosed quote turns the rest of the file into one record, which is
+//! counted as bad and not held in memory.
 
 use super::lines::LINE_MOST_BYTES;
 use csv_core::{ReadRecordResult, Reader};
 use std::io::{self, BufRead};
 
-/// Columns of a record; no file of ours has so many.
 const MOST_COLUMNS: usize = 1024;
 
-/// The columns of one record.
 pub(super) struct Columns {
     text: Vec<u8>,
     ends: Vec<usize>,
@@ -37,15 +35,14 @@ impl Columns {
     }
 }
 
-/// Reads one record after the other.
 pub(super) struct Records {
     csv: Reader,
     pub(super) columns: Columns,
-    /// Where the record that was read last begins, from 1.
+    /// First line of the last record, from 1.
     pub(super) line: u64,
-    /// The line that is read next.
+    /// Number of the next line.
     next_line: u64,
-    /// Its last byte was a CR: an LF ends no further line.
+    /// Whether the last byte was a CR: a following LF ends no further line.
     after_cr: bool,
 }
 
@@ -56,8 +53,8 @@ impl Records {
         Records { csv: Reader::new(), columns, line: 1, next_line: 1, after_cr: false }
     }
 
-    /// The next record that is not blank, in [`Records::columns`]; `Some(Err(reason))` for one that
-    /// cannot be used.
+    /// Reads the next non-blank record into [`Records::columns`]. Returns `Some(Err(reason))` for
+    /// an unusable record.
     pub(super) fn next(
         &mut self,
         reader: &mut dyn BufRead,
@@ -75,7 +72,7 @@ impl Records {
         loop {
             let input = reader.fill_buf()?;
             let is_end = input.is_empty();
-            // A line break at the end of the file ends what is not inside of quotes.
+            // The end of the file also ends a record, unless inside quotes.
             let input: &[u8] = if is_end { b"\n" } else { input };
             let (result, read, more, ends) = self.csv.read_record(
                 input,
@@ -96,7 +93,7 @@ impl Records {
                 ReadRecordResult::InputEmpty if is_end => return Ok(None),
                 ReadRecordResult::InputEmpty => {}
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {
-                    // The rest of it overwrites what was read.
+                    // The rest of the record overwrites the buffer.
                     (written, count, is_long) = (0, 0, true);
                 }
                 ReadRecordResult::Record if is_long => {
@@ -106,15 +103,15 @@ impl Records {
                     self.columns.count = count;
                     return Ok(Some(Ok(())));
                 }
-                // Nothing but the mark of UTF-8, which a first read may bring alone.
+                // The first read may return only the UTF-8 byte order mark.
                 ReadRecordResult::End if !is_end => self.csv.reset(),
                 ReadRecordResult::End => return Ok(None),
             }
         }
     }
 
-    /// Counts the lines that end in these bytes. A record begins behind the line breaks in front of
-    /// it; whether it has begun.
+    /// Counts the line ends in `bytes`. A record begins after any line breaks before it. Returns
+    /// whether it has begun.
     fn count_lines(&mut self, mut is_begun: bool, bytes: &[u8]) -> bool {
         for &byte in bytes {
             match byte {
@@ -136,7 +133,7 @@ impl Records {
 mod tests {
     use super::*;
 
-    /// The line, and the columns or what is wrong, of each record. Reads few bytes at a time, too.
+    /// Returns the line of each record with its columns or error. Also reads with small buffers.
     fn records(text: &str) -> Vec<(u64, Result<Vec<String>, &'static str>)> {
         let of = |capacity| {
             let mut reader = io::BufReader::with_capacity(capacity, text.as_bytes());

@@ -1,4 +1,4 @@
-//! Import of files: CSV with or without a header, JSON lines.
+//! Imports files: CSV with or without a header, and JSON lines.
 
 use super::args::{ImportArgs, Kind, Shape, renamed};
 use super::command::{Command, Pushed, named_columns};
@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use std::io::{self, BufRead};
 use std::path::Path;
 
-/// After so many lines it is looked whether a connection has failed.
+/// Number of lines between checks for failed connections.
 const LINES_PER_LOOK: u64 = 256;
 
 pub(super) struct Import<'a> {
@@ -22,13 +22,12 @@ pub(super) struct Import<'a> {
     pub(super) shown: usize,
 }
 
-/// A file that is being read, for errors.
 struct Source {
     name: String,
     progress: ProgressBar,
 }
 
-/// Whether the first thing in the file is an object.
+/// Returns whether the file begins with an object.
 fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
     let bytes = reader.fill_buf()?;
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
@@ -36,7 +35,6 @@ fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
 }
 
 impl Summary {
-    /// Adds what became of the lines of one shape.
     fn add(&mut self, tally: &Tally, shape: Option<Shape>) {
         let answered = tally.changed + tally.repeated + tally.unknown;
         match shape {
@@ -53,7 +51,6 @@ impl Summary {
 }
 
 impl Import<'_> {
-    /// Opens the connections, and asks what the server has.
     fn connect(&self) -> Result<(Pipe, Spaces), ImportError> {
         let connect = &self.args.connect;
         let open = || {
@@ -70,7 +67,7 @@ impl Import<'_> {
         let failed = |line, source| ImportError::File { path: name.clone(), line, source };
         let (progress, mut reader) = open(path).map_err(|e| failed(0, e))?;
         let source = Source { name: name.clone(), progress };
-        // Cleared whatever happens: what is said last must not stand beside a bar.
+        // Clear the bar on errors, too: messages must not follow a bar on its line.
         let outcome = self.lines(&source, &mut reader, &failed);
         source.progress.finish_and_clear();
         outcome
@@ -96,7 +93,6 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Reads lines of JSON; what they are, and the number of the last one.
     fn json(
         &mut self,
         source: &Source,
@@ -135,7 +131,6 @@ impl Import<'_> {
         }
     }
 
-    /// The same of records of CSV.
     fn csv(
         &mut self,
         source: &Source,
@@ -178,7 +173,6 @@ impl Import<'_> {
         }
     }
 
-    /// A line was turned into a command, or could not be.
     fn pushed(
         &mut self,
         source: &Source,
@@ -204,7 +198,6 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// What a connection told.
     fn event(
         &mut self,
         source: &Source,
@@ -227,7 +220,7 @@ impl Import<'_> {
         })
     }
 
-    /// What a file of JSON lines holds, by the first object.
+    /// Determines the shape of a JSON file by its first object.
     fn of_object(&self, object: &json::Object, spaces: &Spaces) -> Result<Command, ImportError> {
         let shape = match self.args.kind.unwrap_or_else(|| json::kind_of(object)) {
             Kind::Rows => Shape::rows(Vec::new()),
@@ -238,8 +231,8 @@ impl Import<'_> {
         Ok(Command::new(shape, self.args))
     }
 
-    /// What the file holds, by its first line, the options and the space; and whether that line is
-    /// a header.
+    /// Determines the shape of a CSV file by its first line, the options and the space. Also
+    /// returns whether the first line is a header.
     fn shape(
         &self,
         name: &str,
@@ -265,7 +258,7 @@ impl Import<'_> {
                 )));
             }
         };
-        // A member may have letters: only the id tells a header of flags.
+        // Members may contain letters, so only the id column identifies a header of flags.
         let is_id = |c: &str| c.bytes().all(|b| b.is_ascii_digit());
         let is_of_flags = || spaces.existences.contains(&self.args.space);
         let has_member = || {
@@ -316,7 +309,7 @@ impl Import<'_> {
         Ok((shape, is_header))
     }
 
-    /// Shows a bad line, or ends with it.
+    /// Reports a bad line. With `--strict`, returns it as an error.
     fn bad(&mut self, source: &Source, line: u64, reason: String) -> Result<(), ImportError> {
         let (name, progress) = (&source.name, &source.progress);
         if self.args.strict {

@@ -1,4 +1,4 @@
-//! JSON lines: an object a line.
+//! JSON lines: one object per line.
 
 use super::args::{self, Kind};
 use serde::de::{Error as _, MapAccess, Visitor};
@@ -7,17 +7,15 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt;
 
-/// One line.
 pub(super) type Object = serde_json::Map<String, Value>;
 
-/// Reads a line.
 pub(super) fn object(line: &[u8]) -> Result<Object, String> {
     let once: Once =
         serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))?;
     Ok(once.0)
 }
 
-/// An object in which no name is there twice: which of two values was meant is unknown.
+/// An object with unique names. With duplicates, the intended value is unknown.
 struct Once(Object);
 
 impl<'de> Deserialize<'de> for Once {
@@ -45,7 +43,8 @@ impl<'de> Deserialize<'de> for Once {
     }
 }
 
-/// The members that `names` lists, as `old>new` or a name, with the id; without names as it is.
+/// Keeps the id and the values in `names` (`old>new` or a name). Without names, returns the object
+/// unchanged.
 pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     if names.is_empty() {
         return object;
@@ -62,7 +61,7 @@ pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     row
 }
 
-/// What a line is, by its names.
+/// Determines the kind of a line by its names.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {
         () if is_there(object, "member") => Kind::Flags,
@@ -71,15 +70,14 @@ pub(super) fn kind_of(object: &Object) -> Kind {
     }
 }
 
-/// Whether a line has a value of that name. Serialisers write null for what is absent.
+/// Returns whether the object has a non-null value. Serializers write null for absent values.
 pub(super) fn is_there(object: &Object, name: &str) -> bool {
     object.get(name).is_some_and(|value| !value.is_null())
 }
 
-/// A number or a text, as it will be sent.
 pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>, String> {
     match object.get(name) {
-        // A number that 64 bits do not hold is read as another one.
+        // serde_json reads a number outside 64 bits as a float, which loses digits.
         Some(Value::Number(number)) if number.is_f64() => {
             Err(format!("\"{name}\" is no integer of 64 bits; a text keeps its digits"))
         }

@@ -1,26 +1,25 @@
-//! The import's connections: some to the server or, in a cluster, to each of its masters, which
-//! take the rows of their own slots only.
+//! Connections of an import: several to the server, or to each master of a cluster. A master
+//! receives only rows of its own slots.
 
 use super::spaces::{Places, Spaces, of_server};
 use node::client::connect::{ConnectArgs, Link};
 use std::io;
 
-/// Connections, and which of them has the commands of an id.
 pub(super) struct Lanes {
     pub(super) links: Vec<Link>,
     pub(super) route: Route,
 }
 
-/// Which of the connections has the commands of an id: always the same one, so that they are
-/// executed in the order of their lines.
+/// Maps an id to a connection. All commands of an id use the same connection, which keeps the order
+/// of their lines.
 pub(super) struct Route {
-    /// Connections to one server; those to another one follow.
+    /// Number of connections per server. Connections to a server are adjacent.
     each: usize,
     places: Places,
 }
 
 impl Lanes {
-    /// Opens so many connections to each server, and tells what the first one has.
+    /// Opens `each` connections to each server. Returns the spaces of the first server.
     pub(super) async fn open(connect: &ConnectArgs, each: u16) -> io::Result<(Lanes, Spaces)> {
         let tls = connect.tls()?;
         let mut first = connect.open(tls.as_ref()).await?;
@@ -38,9 +37,8 @@ impl Lanes {
 }
 
 impl Route {
-    /// The number of the connection.
     pub(super) fn of(&self, id: u64) -> usize {
-        // Ids of one source often have their low bits in common.
+        // Ids of one source often share their low bits.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         self.places.of(id) * self.each + mixed as usize % self.each
     }

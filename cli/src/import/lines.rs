@@ -1,4 +1,4 @@
-//! Files, plain or gzip, and their lines, of bounded length.
+//! Opens plain or gzip files and reads lines of bounded length.
 
 use flate2::bufread::GzDecoder;
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
@@ -7,17 +7,14 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// A longer line is none of ours; it is counted as bad and passed over without being held in
-/// memory.
+/// Maximum length of a line. A longer line is counted as bad and skipped without buffering it.
 pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
 
-/// How fast a bar moves, in whole numbers.
 pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     let _ = write!(out, "{} a second", HumanCount(state.per_sec() as u64));
 }
 
-/// Opens a file, or standard input, plain or gzip, with a bar that shows how far we are in the
-/// file's bytes.
+/// Opens a plain or gzip file, or standard input. The bar shows the position in the file's bytes.
 pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     let style = |template: &str| {
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -41,8 +38,8 @@ pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     Ok((progress, reader))
 }
 
-/// The members of a gzip file, one after the other. Zeros behind a member are skipped, as gzip
-/// does: tapes and some tools pad files with them.
+/// Concatenated members of a gzip file. Skips zeros after a member, as gzip does: tapes and some
+/// tools pad files with zeros.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {
@@ -69,7 +66,7 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// Skips zeros; whether nothing else follows.
+/// Skips zeros. Returns whether the input ends after them.
 fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let buffer = reader.fill_buf()?;
@@ -82,16 +79,15 @@ fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-/// Lines of bounded length.
 pub(super) struct Lines {
     pub(super) line: Vec<u8>,
-    /// Of the line that was read last, from 1.
+    /// Number of the last line, from 1.
     pub(super) number: u64,
 }
 
 impl Lines {
-    /// The next line that is not empty, without its end; `Some(Err(reason))` for one that is too
-    /// long.
+    /// Returns the next non-empty line without its line break, or `Some(Err(reason))` for a line
+    /// that is too long.
     pub(super) fn next(
         &mut self,
         reader: &mut dyn BufRead,
@@ -117,7 +113,7 @@ impl Lines {
     }
 }
 
-/// Reads up to and including the next line end, keeping nothing.
+/// Discards input up to and including the next line break.
 fn skip_line(reader: &mut dyn BufRead) -> io::Result<()> {
     loop {
         let buffer = reader.fill_buf()?;

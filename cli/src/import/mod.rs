@@ -1,20 +1,20 @@
-//! `tidemark import`: rows, flags or events from files, or from a running Redis (`redis`), into a
-//! running server, pipelined over several connections.
+//! `tidemark import`: loads rows, flags or events from files, or from a running Redis (`redis`),
+//! into a running server.
 //!
-//! The import talks RESP like any client, so it works from any machine, and what it loads is logged
-//! and replicated like all writes. Every line becomes one command, and its reply is matched to the
-//! line number, so that whatever is wrong is said of a line: with the file (no integer, too few
-//! columns) or with the server's answer (out of memory, an unknown field).
+//! The import is an ordinary RESP client with several pipelined connections. It works from any
+//! machine, and the server logs and replicates its writes like all others. Each line becomes one
+//! command. Each reply is matched to its line number, so errors of the file (no integer, too few
+//! columns) and of the server (out of memory, unknown field) name a line.
 //!
 //! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n
 //!   ...`; as JSON `{"id": 17, "like": 5}`
 //! - flags `id,member` (`--space` names an existence space): `PH.ADD liked member id`; as JSON
 //!   `{"id": 17, "member": 7}`
-//! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; an empty
-//!   origin is an original post, and skipped; as JSON `{"user": 7, "id": 17}`
+//! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; as JSON
+//!   `{"user": 7, "id": 17}`. An empty origin is an original post and is skipped.
 //!
-//! Importing a file twice changes nothing the second time: rows are set, not added, a flag is set
-//! or not, and an action that was done counts once.
+//! Importing a file is idempotent: rows are set, not incremented, and flags and actions take effect
+//! once.
 
 mod args;
 mod command;
@@ -37,7 +37,7 @@ use indicatif::{HumanCount, HumanDuration};
 use std::io::{self, Write};
 use std::time::Instant;
 
-/// `tidemark import`: an error also if lines were bad.
+/// Runs `tidemark import`. Returns an error if any line was bad.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     if !args.from.is_empty() {
         return redis::main(args);
@@ -49,7 +49,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
 }
 
-/// Runs the import; progress goes to standard error, the summary to standard output.
+/// Runs the import. Progress goes to standard error, the summary to standard output.
 pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
     let started = Instant::now();
     let mut import = Import { args, summary: Summary::default(), shown: 0 };
@@ -77,7 +77,7 @@ pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
             HumanCount(summary.unknown)
         );
     }
-    // A closed standard output is no reason to fail.
+    // A closed standard output is not a failure of the import.
     let _ = writeln!(io::stdout(), "{text}; {} bad lines", HumanCount(summary.bad));
     Ok(summary)
 }

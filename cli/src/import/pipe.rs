@@ -1,8 +1,7 @@
-//! The import's way to the server: several connections, each of which sends and receives at once.
+//! Pipelined connections of the import. Each one sends and receives concurrently.
 //!
-//! The thread that reads the file encodes commands into chunks; one more thread does all input and
-//! output. All commands of an id go through the same connection, so they are executed in the order
-//! of their lines.
+//! The reading thread encodes commands into chunks, and one more thread does all network I/O. All
+//! commands of an id use the same connection, so they run in the order of their lines.
 
 use super::lanes::{Lanes, Route};
 use node::client::connect::{closed, read_reply, timely};
@@ -18,21 +17,20 @@ use std::thread::JoinHandle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 
-/// A chunk is sent when it has so many bytes.
+/// Size at which a chunk is sent, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Chunks of one connection that wait to be sent, and that wait for their replies, at most.
+/// Maximum number of chunks per connection that wait to be sent, and that wait for replies.
 const CHUNKS: usize = 8;
-/// Bytes of replies that are read at a time.
+/// Size of a read of replies, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// What the replies were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     /// `OK`.
     pub(super) done: u64,
-    /// 1: it changed something.
+    /// 1: changed something.
     pub(super) changed: u64,
-    /// 0: it had been done before.
+    /// 0: already done.
     pub(super) repeated: u64,
     /// nil: below the horizon.
     pub(super) unknown: u64,
@@ -40,22 +38,16 @@ pub(super) struct Tally {
     pub(super) bad: u64,
 }
 
-/// What a command does, by which those that the server has executed are counted.
+/// Kind of a command, for counting executed commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Sets a row.
     Row,
-    /// Sets a flag.
     Flag,
-    /// Runs an action.
     Event,
-    /// Deletes a row.
     Delete,
-    /// Unsets all flags of an id.
     Unset,
 }
 
-/// How many commands of each verb were executed, of all connections.
 #[derive(Default)]
 pub(super) struct Executed([AtomicU64; 5]);
 
@@ -69,9 +61,9 @@ impl Executed {
     }
 }
 
-/// What the thread of the connections tells the one that reads the file.
+/// A message from the I/O thread to the reading thread.
 pub(super) enum Event {
-    /// An error that concerns this line. Each is told.
+    /// An error that concerns one line. Each one is reported.
     Bad { line: u64, reason: String },
     /// An error that all lines would get.
     Refused { line: u64, reason: String },
@@ -79,25 +71,22 @@ pub(super) enum Event {
     Broken(io::Error),
 }
 
-/// Commands that are sent together.
 #[derive(Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Of each command.
+    /// Line and verb of each command.
     lines: Vec<(u64, Verb)>,
 }
 
-/// First lines of the chunks of a connection that are not answered whole.
+/// First line of each chunk that is not fully answered, by connection.
 type Outstanding = Arc<Mutex<VecDeque<u64>>>;
 
-/// A connection, as the reading thread sees it.
 struct Lane {
     chunk: Chunk,
     to: mpsc::Sender<Chunk>,
     outstanding: Outstanding,
 }
 
-/// See the top of the file.
 pub(super) struct Pipe {
     lanes: Vec<Lane>,
     route: Route,
@@ -107,7 +96,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Over these connections, which `runtime` has opened.
+    /// Starts the I/O thread. `runtime` must have opened the connections.
     pub(super) fn start(all: Lanes, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
         let (told, events) = channel();
         let (mut lanes, mut ends) = (Vec::new(), Vec::new());
@@ -141,12 +130,12 @@ impl Pipe {
         Ok(Pipe { lanes, route: all.route, executed, events, thread })
     }
 
-    /// What was executed so far, and will be.
+    /// Returns the counts of executed commands, which are updated continuously.
     pub(super) fn executed(&self) -> Arc<Executed> {
         self.executed.clone()
     }
 
-    /// Appends the command of a line, which `encode` writes. Waits while the connection is behind.
+    /// Appends the command that `encode` writes. Blocks while the connection's queue is full.
     pub(super) fn push(
         &mut self,
         id: u64,
@@ -165,23 +154,23 @@ impl Pipe {
         }
     }
 
-    /// Sends what waits for more.
     pub(super) fn flush(&mut self) {
         self.lanes.iter_mut().for_each(Lane::send);
     }
 
-    /// What happened meanwhile.
+    /// Returns the events since the last call.
     pub(super) fn events(&self) -> impl Iterator<Item = Event> {
         self.events.try_iter()
     }
 
-    /// All lines up to this one are answered: `last` if all are that were pushed.
+    /// Returns the line up to which all commands are answered: `last` if nothing is outstanding.
     pub(super) fn answered_through(&self, last: u64) -> u64 {
         let first = |lane: &Lane| lane.outstanding.lock().front().copied();
         self.lanes.iter().filter_map(first).min().map_or(last, |line| line - 1)
     }
 
-    /// Sends the rest and waits for all replies. `on` hears what happens, and may end it.
+    /// Sends the rest and waits for all replies. `on` receives the events; its first error is
+    /// returned.
     pub(super) fn finish<E>(
         mut self,
         mut on: impl FnMut(Event, &Pipe) -> Result<(), E>,
@@ -189,7 +178,7 @@ impl Pipe {
     ) -> Result<Tally, E> {
         self.flush();
         self.close();
-        // It ends when all connections have ended, also if `on` has heard enough.
+        // The channel closes when all connections have ended, even after an error of `on`.
         let mut outcome = Ok(());
         while let Ok(event) = self.events.recv() {
             if outcome.is_ok() {
@@ -204,15 +193,15 @@ impl Pipe {
         }
     }
 
-    /// Waits until each connection has sent what it was handed, or has failed.
+    /// Waits until each connection has sent its chunks or has failed. Discards events.
     pub(super) fn abandon(mut self) {
         self.close();
         self.events.iter().for_each(drop);
-        // It has said what there was to say.
+        // Events have already reported any failure.
         let _ = self.thread.join();
     }
 
-    /// Without its sender a connection ends when all is answered.
+    /// Drops the senders. A connection without a sender ends when all of its commands are answered.
     fn close(&mut self) {
         for lane in &mut self.lanes {
             lane.to = mpsc::channel(1).0;
@@ -224,13 +213,13 @@ impl Lane {
     fn send(&mut self) {
         let chunk = std::mem::take(&mut self.chunk);
         if !chunk.lines.is_empty() {
-            // The connection has failed: an event says so.
+            // A send fails only after the connection has failed, and an event reports that.
             let _ = self.to.blocking_send(chunk);
         }
     }
 }
 
-/// Sends chunks and reads their replies, both at once.
+/// Sends chunks and reads their replies concurrently.
 async fn serve(
     socket: Socket,
     chunks: mpsc::Receiver<Chunk>,
@@ -244,7 +233,7 @@ async fn serve(
     let writing = async { send(write, chunks, to_reader).await.map_err(Some) };
     let outcome: Result<_, Option<io::Error>> = tokio::try_join!(reading, writing);
     if let Err(Some(error)) = outcome {
-        // The other side hears it, or has ended.
+        // The receiver may have been dropped.
         let _ = told.send(Event::Broken(error));
     }
     replies.tally
@@ -256,7 +245,8 @@ async fn send(
     to_reader: mpsc::Sender<Vec<(u64, Verb)>>,
 ) -> io::Result<()> {
     while let Some(chunk) = chunks.recv().await {
-        // Told first: replies come while the rest of the chunk is still being sent.
+        // The reader must know the lines first: replies arrive while the rest of the chunk is being
+        // sent.
         if to_reader.send(chunk.lines).await.is_err() {
             return Ok(());
         }
@@ -272,8 +262,8 @@ async fn send(
     Ok(())
 }
 
-/// Errors that the next line would get, too: the import ends with the first. Of a cluster whose
-/// slots or masters change, too.
+/// Prefixes of errors that later lines would also get, including errors of a cluster whose slots or
+/// masters change. The import ends at the first one.
 const OF_ALL_LINES: [&str; 13] = [
     "MOVED ",
     "CLUSTERDOWN ",
@@ -290,7 +280,6 @@ const OF_ALL_LINES: [&str; 13] = [
     "ERR max number of clients",
 ];
 
-/// Reads the replies of one connection.
 struct Replies {
     tally: Tally,
     executed: Arc<Executed>,
@@ -298,7 +287,8 @@ struct Replies {
 }
 
 impl Replies {
-    /// An error is that of the connection; without one, what is wrong was told.
+    /// Returns `Err(Some(_))` if the connection fails. Returns `Err(None)` after an error that an
+    /// event has reported.
     async fn read(
         &mut self,
         mut from: ReadHalf<Socket>,
@@ -337,7 +327,7 @@ impl Replies {
         Ok(())
     }
 
-    /// The replies that nearly all lines get, without decoding: the length of one.
+    /// Matches the most frequent replies without decoding. Returns the length of the reply.
     fn take_usual(&mut self, verb: Verb, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),
@@ -368,7 +358,7 @@ impl Replies {
     }
 
     fn error(&mut self, line: u64, reason: String) -> Result<(), Refused> {
-        // The other side hears it, or has ended.
+        // The receiver may have been dropped.
         if OF_ALL_LINES.iter().any(|start| reason.starts_with(start)) {
             let _ = self.told.send(Event::Refused { line, reason });
             return Err(Refused);
@@ -379,5 +369,4 @@ impl Replies {
     }
 }
 
-/// The server refuses all lines.
 struct Refused;

@@ -1,5 +1,5 @@
-//! The rows of a counter space as a server has them, or as all masters of its cluster do: each has
-//! those of its own slots, and may still have old ones of slots that it has given away.
+//! Reads the rows of a counter space from a server, or from all masters of its cluster. A master
+//! lists rows of its own slots, and may still hold old rows of slots that it has given away.
 
 use crate::import::redis::source::{Remote, bytes};
 use crate::import::spaces::{Cluster, Places, Spaces, of_server};
@@ -8,27 +8,24 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 
-/// Rows that are listed at once.
 const COUNT: &[u8] = b"1000";
 
-/// A row, with its counters in the order of the space.
+/// Id of a row, and its counters in the order of the space.
 pub(crate) type Row = (u64, Vec<i64>);
 
-/// See the top of the file.
 pub(crate) struct AllRows {
     servers: Vec<(ConnectArgs, Remote)>,
     places: Places,
-    /// The counters of each space, in the order of its rows, which is the same at all servers.
+    /// Counters of each space in the order of its rows, equal on all servers.
     fields: HashMap<String, Vec<String>>,
     connect: ConnectArgs,
     cluster: Cluster,
 }
 
-/// Where a list goes on: servers have their rows one after the other.
+/// Position in a list of rows. The servers are listed one after another.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     server: usize,
-    /// Of CNT.SCAN.
     at: Vec<u8>,
 }
 
@@ -45,7 +42,7 @@ impl Default for Cursor {
 }
 
 impl AllRows {
-    /// Connects to all that have rows, and tells what the first one has.
+    /// Connects to all servers with rows. Also returns the spaces of the first one.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
         let servers = match spaces.cluster {
@@ -60,7 +57,7 @@ impl AllRows {
         Ok((AllRows { servers, places, fields, connect, cluster }, spaces))
     }
 
-    /// Rows of masters with other counters would be taken for what they are not.
+    /// Connects to a master. Fails if its counters differ, because its rows would be misread.
     fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Remote)> {
         let open = || {
             let mut remote = Remote::open(&to)?;
@@ -77,7 +74,7 @@ impl AllRows {
         Ok((to, remote))
     }
 
-    /// Some rows of a space, and the next cursor; `None` behind the last.
+    /// Returns some rows of a space and the next cursor, or `None` at the end.
     pub(crate) fn page(
         &mut self,
         space: &str,
@@ -99,7 +96,7 @@ impl AllRows {
         Ok((rows, Some(next).filter(|next| next.server < self.servers.len())))
     }
 
-    /// These rows; an id without a row has none, nor has one whose row cannot be read.
+    /// Returns the rows of these ids. Omits ids without a row.
     pub(crate) fn get(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
         let mut rows = Vec::with_capacity(ids.len());
         for (number, (to, server)) in self.servers.iter_mut().enumerate() {
@@ -119,7 +116,7 @@ impl AllRows {
                         let values = values.into_iter().map(number_of).collect::<Option<_>>();
                         rows.push((id, values.ok_or_else(strange)?));
                     }
-                    // Whether there is one is not known.
+                    // It is unknown whether the row exists.
                     OwnedFrame::Error(reason) if is_elsewhere(&reason) => {
                         return Err(of_server(to, io::Error::other(reason)));
                     }
@@ -131,7 +128,7 @@ impl AllRows {
         Ok(rows)
     }
 
-    /// A schema may change while rows are listed.
+    /// Fails if the number of counters has changed while rows were listed.
     fn check(&self, space: &str, rows: &[Row]) -> io::Result<()> {
         let Some(fields) = self.fields.get(space) else { return Ok(()) };
         if rows.iter().all(|(_, values)| values.len() == fields.len()) {
@@ -140,7 +137,7 @@ impl AllRows {
         Err(io::Error::other(format!("the counters of '{space}' have changed meanwhile")))
     }
 
-    /// Fails if slots have other masters by now: a list may lack some of their rows.
+    /// Fails if slots have moved to other masters: the list may lack rows.
     pub(crate) fn check_slots(&self) -> io::Result<()> {
         let (_, spaces) = Spaces::open(&self.connect)?;
         match spaces.cluster.is_same(&self.cluster) {
@@ -152,8 +149,8 @@ impl AllRows {
         }
     }
 
-    /// Which data sets they are: the same through restarts, failovers and splits. Empty where INFO
-    /// is forbidden.
+    /// Returns the lineage of the data sets, which survives restarts, failovers and splits. Empty
+    /// without permission for INFO.
     pub(crate) fn lineage(&mut self) -> String {
         let mut all = BTreeSet::new();
         for (_, server) in &mut self.servers {
@@ -161,14 +158,14 @@ impl AllRows {
             let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
             let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
             let Some(id) = id else { return String::new() };
-            // Behind it is the term.
+            // The rest of the id is the term.
             all.insert(id.chars().take(32).collect::<String>());
         }
         all.into_iter().collect::<Vec<_>>().join(",")
     }
 }
 
-/// Whether a node says that it does not answer for an id now.
+/// Returns whether the node says that it does not serve the id.
 fn is_elsewhere(reason: &str) -> bool {
     ["MOVED ", "CLUSTERDOWN "].iter().any(|start| reason.starts_with(start))
 }
@@ -184,7 +181,7 @@ fn number_of(value: OwnedFrame) -> Option<i64> {
     }
 }
 
-/// The next cursor, and the rows of a reply to CNT.SCAN.
+/// Parses a reply to CNT.SCAN. Returns the next cursor and the rows.
 fn scanned(reply: OwnedFrame) -> Option<(Vec<u8>, Vec<Row>)> {
     let OwnedFrame::Array(mut parts) = reply else { return None };
     let OwnedFrame::Array(rows) = parts.pop()? else { return None };

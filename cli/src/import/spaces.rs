@@ -1,4 +1,4 @@
-//! What the server has, as far as it tells us.
+//! Reads the spaces and the cluster of a server.
 
 use super::args::{ImportArgs, Shape};
 use super::redis::source::{Remote, bytes};
@@ -12,29 +12,26 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// What the server has, as far as it tells us.
+/// Spaces, actions and cluster of a server. Parts that the user may not read are empty.
 #[derive(Default)]
 pub(crate) struct Spaces {
     pub(crate) counters: Vec<String>,
     pub(crate) existences: Vec<String>,
     pub(super) actions: Vec<String>,
-    /// The counters of each counter space, in the order of its rows.
+    /// Counters of each counter space, in the order of its rows.
     pub(crate) fields: HashMap<String, Vec<String>>,
-    /// The same counters as the spaces declare them.
     pub(crate) declared: HashMap<String, Vec<Field>>,
-    /// What it says of its cluster.
     pub(crate) cluster: Cluster,
 }
 
-/// What the server says of its cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Cluster {
-    /// It is of no cluster, or may not be asked: it has all rows.
+    /// No cluster, or no permission to ask: the server has all rows.
     #[default]
     Whole,
-    /// Each master has the rows of its own slots; there may be one only.
+    /// A topology: each master has the rows of its own slots.
     Part(Arc<Topology>),
-    /// It knows no topology yet, so it serves no slot.
+    /// A cluster node without a topology. It serves no slot.
     Unknown,
 }
 
@@ -54,14 +51,13 @@ impl Cluster {
         }
     }
 
-    /// By what CLUSTER NODES answers.
     fn of(lines: &str) -> io::Result<Cluster> {
         let topology = Topology::parse(&text_of(lines), 0, "");
         let topology = topology.map_err(|why| refused(format!("CLUSTER NODES: {why}")))?;
         Ok(Cluster::Part(Arc::new(topology)))
     }
 
-    /// Where rows are: the server itself, or the masters of its cluster that have slots.
+    /// Returns the servers with rows: the server itself, or the cluster's masters with slots.
     pub(crate) fn servers(&self, connect: &ConnectArgs) -> Vec<ConnectArgs> {
         let Cluster::Part(topology) = self else { return vec![connect.clone()] };
         let to =
@@ -69,7 +65,7 @@ impl Cluster {
         masters(topology).map(to).collect()
     }
 
-    /// Which of [`Cluster::servers`] has which rows.
+    /// Returns which of [`Cluster::servers`] has which rows.
     pub(crate) fn places(&self) -> Places {
         let Cluster::Part(topology) = self else { return Places::default() };
         let mut of_slots = vec![0; usize::from(SLOTS)];
@@ -81,7 +77,7 @@ impl Cluster {
         Places(of_slots)
     }
 
-    /// Whether the same masters have the same slots.
+    /// Returns whether the same masters have the same slots.
     pub(crate) fn is_same(&self, other: &Cluster) -> bool {
         match (self, other) {
             (Cluster::Part(own), Cluster::Part(other)) => own.ranges() == other.ranges(),
@@ -90,7 +86,7 @@ impl Cluster {
         }
     }
 
-    /// Refuses to load where rows have no place.
+    /// Fails if some rows have no master.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Cluster::Part(topology) if topology.assigned() < usize::from(SLOTS) => Err(format!(
@@ -108,12 +104,12 @@ impl Cluster {
     }
 }
 
-/// By slot, the number of the server that has its rows; empty where one has all.
+/// Index of the server for each slot; empty if one server has all rows.
 #[derive(Default)]
 pub(crate) struct Places(pub(super) Vec<u16>);
 
 impl Places {
-    /// The number of the server that has the row of an id.
+    /// Returns the index of the server with the row of an id.
     pub(crate) fn of(&self, id: u64) -> usize {
         self.0.get(usize::from(of_id(id))).map_or(0, |number| usize::from(*number))
     }
@@ -123,12 +119,10 @@ fn masters(topology: &Topology) -> impl Iterator<Item = &Member> {
     topology.masters().filter(|one| !topology.slots_of(&one.id).is_empty())
 }
 
-/// Says at which of several servers it was.
 pub(crate) fn of_server(server: &ConnectArgs, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", server.address()))
 }
 
-/// Whether a space with these counters has this one.
 pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Result<(), String> {
     if known.contains(field) {
         return Ok(());
@@ -137,14 +131,14 @@ pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Resu
 }
 
 impl Spaces {
-    /// A connection to the server, and what it has.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Remote, Spaces)> {
         let mut remote = Remote::open(connect)?;
         let spaces = remote.run(Spaces::ask)?;
         Ok((remote, spaces))
     }
 
-    /// Asks. Users without the right to ask hear of what is missing with the first line.
+    /// Reads the spaces of the server. Without permission to list them, a missing one shows at the
+    /// first line.
     pub(crate) async fn ask(link: &mut Link) -> io::Result<Spaces> {
         let mut spaces = Spaces::default();
         let list = timely(link.call(&[b"TM.SPACE", b"LIST"])).await?;
@@ -175,7 +169,7 @@ impl Spaces {
         Ok(spaces)
     }
 
-    /// Whether what a file wants is there.
+    /// Checks that the server has the space or action, and the fields, that a file needs.
     pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
         if let Shape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
@@ -198,14 +192,14 @@ impl Spaces {
     }
 }
 
-/// The names of a schema, in the order in which CNT.GET answers their values: dropped fields, which
-/// begin with `!`, have none.
+/// Returns the field names of a schema in the order of CNT.GET replies, without dropped fields,
+/// which begin with `!`.
 pub(crate) fn names_of(fields: &str) -> Vec<String> {
     let name = |field: &str| field.split(':').next().unwrap_or_default().to_owned();
     fields.split_whitespace().filter(|field| !field.starts_with('!')).map(name).collect()
 }
 
-/// The texts of each of the maps of a list, by name.
+/// Converts a list of maps. Keeps only the string values.
 pub(crate) fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
     let OwnedFrame::Array(maps) = reply else { return Vec::new() };
     let text = |frame: &OwnedFrame| match frame {
@@ -236,7 +230,7 @@ mod tests {
             let servers = cluster.servers(&ConnectArgs::default());
             servers.iter().map(|to| to.port).collect::<Vec<_>>()
         };
-        // Whichever node is asked.
+        // The reply does not depend on which node is asked.
         let all = line(7001, "master", "-", "0-16383");
         let others = line(7002, "slave", "7001", "") + &line(7003, "myself,master", "-", "");
         let one = Cluster::of(&(all.clone() + &others)).unwrap();

@@ -18,9 +18,9 @@ pub struct Summary {
     pub events: u64,
     /// Flags and events that changed something.
     pub changed: u64,
-    /// Flags and events that were set before.
+    /// Flags and events that changed nothing.
     pub repeated: u64,
-    /// Flags and events of posts below the horizon, of which the server knows nothing.
+    /// Flags and events of posts below the horizon, whose state the server no longer has.
     pub unknown: u64,
     /// Events without an origin, which are skipped.
     pub originals: u64,
@@ -30,7 +30,7 @@ pub struct Summary {
     pub bad: u64,
 }
 
-/// Why an import ended early.
+/// Reason why an import ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// A file could not be read.

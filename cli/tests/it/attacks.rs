@@ -1,6 +1,6 @@
-//! What attackers of servers of this kind do, against the real program: its memory stays within
-//! bounds, and other clients' replies come about as fast as without them. docs/security.md names
-//! the guard behind each.
+//! Attacks on servers of this kind, against the real program. Memory must stay bounded, and the
+//! latency of other clients must stay similar. docs/security.md names the guard against each
+//! attack.
 
 use harness::number;
 use harness::program::{Program, call, refusal, until};
@@ -13,11 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Connections of an attacker that opens many.
 const MANY: usize = 9_000;
 const MB: u64 = 1 << 20;
 
-/// The program with a configuration of its own.
 struct Victim {
     program: Program,
     _folder: tempfile::TempDir,
@@ -27,7 +25,7 @@ impl Victim {
     fn start(config: &str) -> Victim {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tidemark.toml");
-        // What one request costs is bounded without this limit, too.
+        // The cost of a request must be bounded without this limit, too.
         let limit = "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n";
         let config = match config.split_once("[server]\n") {
             Some((before, behind)) => format!("{before}{limit}{behind}"),
@@ -45,7 +43,6 @@ impl Victim {
         stream
     }
 
-    /// Bytes that the program has in RAM.
     fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(
             Path::new("/proc").join(self.program.child.id().to_string()).join("status"),
@@ -55,7 +52,8 @@ impl Victim {
         line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// The 99th percentile of a page's time while `attack` goes on, after that of a quiet second.
+    /// Compares the 99th percentile of a page's latency in a quiet second with that during
+    /// `attack`.
     #[track_caller]
     fn bystander(&self, password: Option<&'static str>, attack: impl FnOnce()) {
         let port = self.program.port;
@@ -93,7 +91,7 @@ impl Victim {
         attack();
         stop.store(true, Relaxed);
         let attacked = attacked.join().unwrap();
-        // Both share the machine with the attacker and with other tests.
+        // The attacker and other tests use the same processors.
         let bound = quiet * 10 + Duration::from_millis(40);
         assert!(
             attacked < bound,
@@ -112,7 +110,7 @@ impl Victim {
 
 const PASSWORD: &str = "[security]\npassword = \"secret\"\nhandshake_timeout_s = 5\n";
 
-/// Reads until the server closes; false if it does not within a while.
+/// Reads until the server closes the connection. Returns false after a timeout.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut buf = [0; 64 << 10];
@@ -125,7 +123,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Attack 32: thousands of strangers announce huge requests, and never send them.
+/// Attack 32: thousands of unauthenticated clients announce huge requests and never send them.
 #[test]
 fn announced_sizes_of_strangers_cost_nothing() {
     let victim = Victim::start(PASSWORD);
@@ -148,7 +146,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
             .collect();
         let grown = victim.resident().saturating_sub(before);
         assert!(grown < 200 * MB, "{grown} bytes for {MANY} announcements");
-        // None of them may stay for long.
+        // The server must close all of them soon.
         for (i, mut stream) in strangers.into_iter().enumerate() {
             assert!(is_closed(&mut stream), "{i}");
         }
@@ -156,7 +154,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 32, by clients with all rights: the same announcements.
+/// Attack 32, by clients with all permissions.
 #[test]
 fn announced_sizes_of_clients_cost_nothing() {
     let victim = Victim::start("");
@@ -179,7 +177,8 @@ fn announced_sizes_of_clients_cost_nothing() {
     victim.alive(None);
 }
 
-/// Attack 33 (CVE-2025-21605): a stranger asks without end and never reads the refusals.
+/// Attack 33 (CVE-2025-21605): an unauthenticated client sends requests endlessly and never reads
+/// the errors.
 #[test]
 fn an_unauthenticated_client_that_does_not_read_is_closed() {
     let victim = Victim::start(PASSWORD);
@@ -190,7 +189,7 @@ fn an_unauthenticated_client_that_does_not_read_is_closed() {
             let mut stream = victim.connect();
             stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
             let requests = b"PING\r\n".repeat(10_000);
-            // It is closed, or not read any more.
+            // The server closes the connection or stops reading it.
             let sent = (0..500).take_while(|_| stream.write_all(&requests).is_ok()).count();
             assert!(sent < 500, "30 MB were taken");
         }
@@ -200,7 +199,7 @@ fn an_unauthenticated_client_that_does_not_read_is_closed() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 34: a client asks for big replies and never reads them.
+/// Attack 34: a client requests large replies and never reads them.
 #[test]
 fn a_client_that_does_not_read_costs_bounded_memory() {
     let victim = Victim::start("[server]\nmax_output_buffer_bytes = 4_000_000\n");
@@ -213,14 +212,14 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
         for _ in 0..100 {
             let mut stream = victim.connect();
             stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
-            // Some 200 KB of replies each, none of which is read.
+            // About 200 KB of replies each, never read.
             while stream.write_all(page.as_bytes()).is_ok() {}
             readers.push(stream);
         }
         let grown = victim.resident().saturating_sub(before);
         assert!(grown < 100 * 4 * MB, "{grown}");
     });
-    // One reply beyond the limit ends its connection.
+    // A reply above the limit closes its connection.
     let mut greedy = victim.connect();
     let ids = 150_000;
     let head = format!("*{}\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n", ids + 3);
@@ -232,8 +231,8 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
     victim.alive(None);
 }
 
-/// Attack 34: replies that are much longer than their requests. What is beyond the limit is not
-/// made, whether it is never read or thrown away.
+/// Attack 34: replies that are much longer than their requests. The server must not build a reply
+/// above the limit, even if it would be discarded.
 #[test]
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
@@ -247,8 +246,8 @@ fn a_reply_that_is_too_long_is_not_made() {
     call(&mut client, "HSET 1 field0 1");
     let many = 300_000;
     let before = victim.resident();
-    // Some 60 to 200 MB each, if they were made, and as much again for the rows. A long
-    // array is made as far as it is read.
+    // A complete reply would take 60 to 200 MB, and the rows as much again. A long array is built
+    // while the client reads it.
     for (head, id, first) in [
         ("MGET", "1", "*300000"),
         ("CNT.GET wide", "1", "*300000"),
@@ -273,7 +272,7 @@ fn a_reply_that_is_too_long_is_not_made() {
     victim.alive(None);
 }
 
-/// Attack 35: all connections are taken by a client that sends nothing, or one byte a second.
+/// Attack 35: a client occupies all connections and sends nothing, or one byte per second.
 #[test]
 fn idle_connections_lock_no_client_out() {
     let victim = Victim::start("[server]\nmax_clients = 300\n");
@@ -288,7 +287,8 @@ fn idle_connections_lock_no_client_out() {
             }
             std::thread::sleep(Duration::from_millis(700));
         }
-        // A client with a request gets in, again and again; one that has sent one stays.
+        // A client that sends a request always gets in, and a client that has sent one keeps its
+        // connection.
         let mut friends = Vec::new();
         for _ in 0..20 {
             let mut friend = victim.program.client();
@@ -304,7 +304,7 @@ fn idle_connections_lock_no_client_out() {
     assert!(grown < 50 * MB, "{grown}");
 }
 
-/// Ends what runs beside a test, also when the test fails.
+/// Stops the background threads of a test, also if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -313,11 +313,10 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Clients that never stop sending, on the worker of everybody else, and never wait for a reply:
-/// others' reads and writes come in between. So they do when it is transactions that are sent, each
-/// of which keeps writers out for a moment. (The worker has no time to spare, and shares two cores
-/// with its attackers: it is the median that tells whether others come in after a few turns, or
-/// after all.)
+/// Clients that send continuously on the only worker must not starve others. The same holds for
+/// transactions, each of which blocks writers briefly. The worker shares two cores with its
+/// attackers and has no idle time. So the test compares medians, which show whether others wait for
+/// a few turns or for all of them.
 #[test]
 fn endless_senders_do_not_starve_others() {
     let victim = Victim::start("[server]\nworkers = 1\n");
@@ -371,9 +370,9 @@ fn endless_senders_do_not_starve_others() {
     victim.alive(None);
 }
 
-/// Attack 37: every command, but those named below, with arguments that make sizes overflow: none
-/// to seven, now and then thousands, and one of them long. (What a request that is made for one
-/// command may cost: `a_reply_that_is_too_long_is_not_made`, and `tests/tests/it/hostile.rs`.)
+/// Attack 37: all commands except those listed below, with arguments that provoke overflows: zero
+/// to seven, sometimes thousands, and one of them long. `a_reply_that_is_too_long_is_not_made` and
+/// `tests/tests/it/hostile.rs` cover the cost of requests for particular commands.
 #[test]
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");
@@ -385,8 +384,8 @@ fn hostile_arguments_are_refused_or_cost_little() {
         .filter(|name: &Vec<u8>| !name.contains(&b'|'))
         .collect();
     assert!(names.len() > 60);
-    // Those end the connection or the server, change rights, change what replies look like, stop
-    // others on purpose, or wait.
+    // These commands end the connection or the server, change permissions or the format of replies,
+    // block others by design, or wait.
     let left_out: [&[u8]; 26] = [
         b"quit",
         b"shutdown",
@@ -406,14 +405,14 @@ fn hostile_arguments_are_refused_or_cost_little() {
         b"psync",
         b"sync",
         b"replconf",
-        // Not a client any more, but a replica.
+        // Turns the connection into a replica's.
         b"tm.replicate",
         b"failover",
         b"debug",
-        // As long as they are told to.
+        // They wait as long as the argument says.
         b"wait",
         b"waitaof",
-        // One reply for each channel, where this client takes one for each request.
+        // They send one reply per channel, but this client expects one per request.
         b"unsubscribe",
         b"punsubscribe",
         b"sunsubscribe",
@@ -478,7 +477,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
                 .map(|a| String::from_utf8_lossy(a))
                 .collect::<Vec<_>>()
                 .join(" ");
-            // Now and then in a transaction: there nothing may wait, for itself least of all.
+            // Sometimes in a transaction, where no command may wait.
             let together = random.u8(..8) == 0;
             let requests: &[&[&[u8]]] =
                 if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
@@ -491,12 +490,12 @@ fn hostile_arguments_are_refused_or_cost_little() {
         }
     });
     let grown = victim.resident().saturating_sub(before);
-    // Spaces may have grown by tables for ids here and there; their own limits bound that.
+    // Spaces may add tables for scattered ids; their own limits bound this.
     assert!(grown < 1500 * MB, "{grown}");
     victim.alive(None);
 }
 
-/// Attack 39: passwords are guessed on many connections, as fast as they are answered.
+/// Attack 39: password guessing on many connections at full speed.
 #[test]
 fn password_guessing_slows_no_other_client() {
     let victim = Victim::start(PASSWORD);
@@ -509,8 +508,8 @@ fn password_guessing_slows_no_other_client() {
                 scope.spawn(move || {
                     let until = Instant::now() + Duration::from_secs(2);
                     let mut guess = 0u64;
-                    // A connection that does not log in is ended after a while: the next one goes
-                    // on.
+                    // The server closes a connection without a login after a while; the loop then
+                    // opens the next one.
                     while Instant::now() < until {
                         let mut client = victim.program.client();
                         for _ in 0..500 {
@@ -529,8 +528,8 @@ fn password_guessing_slows_no_other_client() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 39: the time that AUTH takes does not tell a name from a name, or how much of a password
-/// was right.
+/// Attack 39: the duration of AUTH must not depend on whether the user exists or how much of the
+/// password is right.
 #[test]
 fn the_time_of_a_login_tells_nothing() {
     let victim = Victim::start(PASSWORD);
@@ -553,14 +552,15 @@ fn the_time_of_a_login_tells_nothing() {
     }
     let low = times.map(|mut times| {
         times.sort();
-        // The quiet quarter: the rest is the machine's.
+        // The fastest quartile. The rest depends on the load of the machine.
         times[times.len() / 4]
     });
     let (least, most) = (low.iter().min().unwrap(), low.iter().max().unwrap());
     assert!(*most < *least * 3 / 2, "{low:?}");
 }
 
-/// Attack 41: names of a space cannot be aimed at a filter, for its seed is secret.
+/// Attack 41: an attacker cannot choose members that collide in a filter, because the seed is
+/// secret.
 #[test]
 fn seeds_of_filters_are_secret() {
     let victim = Victim::start("");
@@ -571,8 +571,8 @@ fn seeds_of_filters_are_secret() {
     ));
 }
 
-/// Attack 41: a million ids of whatever pattern are found as fast as a million random ones. (Ids
-/// that were chosen to meet under a guessed seed: `counter/src/key.rs`.)
+/// Attack 41: lookups are as fast for a million ids with a pattern as for random ones.
+/// `counter/src/key.rs` covers ids that collide under a guessed seed.
 #[test]
 fn ids_with_a_pattern_are_found_as_fast_as_others() {
     const ROWS: u64 = 1_000_000;
@@ -598,27 +598,27 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        // Buckets that a lookup touches, in the table where most are, once the rows are where they
-        // stay: a writer that is faster than a rewrite fills the old table to the brim.
+        // Buckets per lookup in the table with the most rows, after rewrites are complete. A writer
+        // that is faster than a rewrite fills the old table completely.
         until(pattern, || {
             let tables = harness::tables(&mut victim.program.connection(), "post");
             let sum = |name| tables.iter().map(|table| number(table, name)).sum::<f64>();
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // All but those that wait aside, far ahead of the others.
+            // Except for ids far ahead of the others, which wait outside the tables.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
-                // Which is what could make them slower.
+                // Long probe sequences would slow lookups down.
                 && (1.0..1.3).contains(&mean)
                 && p99 <= 5.0
         });
     }
-    // Nor do they take much more memory.
+    // The memory does not grow much either.
     assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
 }
 
-/// Attack 40: a connection may be killed in any state, and the server goes on.
+/// Attack 40: connections are killed in all states, and the server continues.
 #[test]
 fn connections_are_killed_in_any_state() {
     let victim = Victim::start("");
@@ -647,7 +647,8 @@ fn connections_are_killed_in_any_state() {
                 stream
             })
             .collect();
-        // Every other time they are killed as soon as they come, and some come too late for it.
+        // In every other round, connections are killed while they are being opened, and some arrive
+        // too late.
         let all_have_come = round % 2 == 0;
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));

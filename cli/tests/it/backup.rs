@@ -1,8 +1,8 @@
-//! Backups of the real program: under load, killed in the middle, beside snapshots and spills, on a
-//! full disk; and what `tidemark restore` makes of them, row by row.
+//! Backups of the real program: under load, during crashes, snapshots and spills, and on a full
+//! disk. The tests compare the restored data with the acknowledged writes, row by row.
 //!
-//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. A full disk needs
-//! the right to mount a tmpfs (`SmallDisk`).
+//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. The full disk
+//! requires permission to mount a tmpfs (`SmallDisk`).
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, SmallDisk, call, cannot, check, count, info, names, refusal,
@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// A server with its data in `data` and backups in `backups`, and more settings.
+/// Starts a server with its data in `data`, backups in `backups`, and additional settings.
 fn start(home: &Path, settings: &str) -> Program {
     start_in(home, "data", settings)
 }
@@ -32,7 +32,6 @@ fn start_in(home: &Path, data: &str, settings: &str) -> Program {
         .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// A field of BACKUP STATUS, as text; empty if it is not there.
 fn status(client: &mut Client, field: &str) -> String {
     let OwnedFrame::Array(all) = call(client, "BACKUP STATUS") else { panic!("a map") };
     let said = |frame: &OwnedFrame| match frame {
@@ -44,14 +43,12 @@ fn status(client: &mut Client, field: &str) -> String {
     pair.map(|pair| said(&pair[1])).unwrap_or_default()
 }
 
-/// Makes a backup, and waits for its end.
 fn back_up(client: &mut Client, name: &str) -> String {
     assert_eq!(refusal(&call(client, &format!("BACKUP TO {name}"))), "");
     until("the backup ends", || status(client, "state") == "idle");
     status(client, "last_status")
 }
 
-/// `tidemark restore`: what it says, and whether it went well.
 fn restore(backup: &Path, to: &Path, more: &[&str]) -> (bool, String) {
     let mut words = vec!["restore", backup.to_str().unwrap(), "--to", to.to_str().unwrap()];
     words.extend(more);
@@ -68,11 +65,10 @@ fn restored(backup: &Path, to: &Path, more: &[&str]) -> String {
     said
 }
 
-/// Folders that are backups by their names.
 fn backups(home: &Path) -> Vec<PathBuf> {
     let root = home.join("backups");
     let all = if root.is_dir() { names(&root) } else { Vec::new() };
-    // One that is being made has a name of its own until it is whole.
+    // An incomplete backup has a temporary name.
     let is_whole =
         |name: &String| !name.starts_with('.') && !name.ends_with(".tmp") && name != "log";
     all.into_iter()
@@ -82,20 +78,20 @@ fn backups(home: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Killed in the middle of backups, again and again: those that are there are whole, and have what
-/// was acknowledged before they were asked for.
+/// Crashes during backups. Every existing backup is complete and has all writes that were
+/// acknowledged before its request.
 #[test]
 fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed() {
     let (rounds, seed) = rounds(4);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    // By the names of backups: what was acknowledged when they were asked for.
+    // Writes that were acknowledged before the request, by name of the backup.
     let promised: Mutex<Vec<(String, Likes)>> = Mutex::default();
     let all: Mutex<Likes> = Mutex::default();
     let mut torn = 0;
     for round in 0..rounds {
-        // So slow that some are caught half way.
+        // Slow enough that crashes interrupt some backups.
         let program = start(home, "bytes_per_s = 3_000_000\nkeep_log_s = 3600\n");
         let port = program.port;
         check(port, &all.lock().unwrap());
@@ -106,7 +102,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
             for (i, seed) in (0..2).zip(seeds) {
                 let (all, is_over) = (&all, &is_over);
                 s.spawn(move || {
-                    // Short bursts, so that what is acknowledged is known soon.
+                    // Short bursts, so that the acknowledged writes are known soon.
                     for burst in 0.. {
                         let first = ((round * 2 + i) * 1_000 + burst) * 100 + 1;
                         let mut sent = Likes::new();
@@ -178,7 +174,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
         let to = home.join("restored");
         restored(&backup, &to, &[]);
         let program = start_in(home, "restored", "");
-        // Flags and counters agree, of what was sent later and may be there, too.
+        // Flags and counters agree for later likes, too, which the backup may contain.
         let promises = likes.len();
         likes.extend(
             sent.keys().filter(|l| !likes.contains_key(l)).map(|l| (*l, false)).collect::<Vec<_>>(),
@@ -188,20 +184,19 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
         program.kill();
         std::fs::remove_dir_all(&to).unwrap();
     }
-    // What kills have left goes with the next backup.
+    // The next backup deletes the remains of interrupted ones.
     let program = start(home, "");
     assert_eq!(back_up(&mut program.client(), "last"), "ok");
     assert!(!names(&home.join("backups")).iter().any(|name| name.ends_with(".tmp")));
     check(program.port, &sent);
     program.kill();
-    // All that was ever acknowledged is in the archive of the log, or in the backup.
+    // The backup and the log archive contain all acknowledged writes.
     restored(&home.join("backups/last"), &home.join("restored"), &["--until", "latest"]);
     check(start_in(home, "restored", "").port, &sent);
     assert!(there.len() as u64 >= rounds, "{} backups of {rounds} rounds", there.len());
     eprintln!("{} backups, {torn} rounds left a torn one, {} likes", there.len(), sent.len());
 }
 
-/// How many likes the posts have.
 fn likes_of(port: u16) -> i64 {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let posts = (0..POSTS).map(|n| format!("post:{}:like", FIRST + n * 4096));
@@ -223,7 +218,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let home = folder.path();
     let program = start(home, "keep_log_s = 3600\n");
     let mut client = program.client();
-    // Before the backup, and after it; with a start and a snapshot in between.
+    // Positions before and after the backup, with a restart and a snapshot in between.
     let mut places = Vec::new();
     let mut program = Some(program);
     let mut liked = 0;
@@ -256,7 +251,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
             }
             other => panic!("{other:?}"),
         };
-        // To the microsecond: it is cut to what batches have.
+        // Truncated from microseconds to the milliseconds of batches.
         let (seconds, micros) = (said(&time[0]), said(&time[1]));
         std::thread::sleep(Duration::from_millis(20));
         places.push((offset, seconds * 1_000 + micros / 1_000, liked));
@@ -280,7 +275,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
             let said = restored(&base, &to, &["--until", &place]);
             let again = start_in(home, "restored", "");
             assert_eq!(likes_of(again.port), *likes, "{place}: {said}");
-            // It is a master that takes writes.
+            // The restored server is a master that accepts writes.
             let like = call(&mut again.client(), &format!("FEED.ACT like 99999999 {FIRST}"));
             assert_eq!(refusal(&like), "");
             again.kill();
@@ -294,13 +289,13 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let (fine, said) = restore(&base, &to, &["--until", &(end + 1000).to_string()]);
     assert!(!fine && said.contains("name more of it with --log"), "{said}");
     assert!(!to.exists(), "nothing is written before all is verified");
-    // Without the archive the data folder has the log, as long as it is there.
+    // Without the archive, the data folder still has the log.
     std::fs::remove_dir_all(home.join("backups/log")).unwrap();
     restored(&base, &to, &["--until", "latest", "--log", home.join("data").to_str().unwrap()]);
     assert_eq!(likes_of(start_in(home, "restored", "").port), liked);
 }
 
-/// Any damaged file of a backup is named, by check and by restore, which then writes nothing.
+/// Check and restore name any damaged file of a backup. Restore then writes nothing.
 #[test]
 fn damage_of_a_backup_is_found_and_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -314,7 +309,7 @@ fn damage_of_a_backup_is_found_and_named() {
     assert_eq!(back_up(&mut client, "one"), "ok");
     let one = home.join("backups/one");
     assert!(tidemark(&["check", one.to_str().unwrap()]).status.success());
-    // It is no folder to serve from.
+    // A server refuses to start in a backup.
     let refused = Program::start_as(&[], &one, &[]).err().expect("it must not start").join("\n");
     assert!(refused.contains("tidemark restore"), "{refused}");
     for name in names(&one) {
@@ -326,7 +321,7 @@ fn damage_of_a_backup_is_found_and_named() {
         let mut bytes = whole.clone();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 4;
-        // The file of the data folder may be the same.
+        // The file may be a hard link to a file of the data folder.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, bytes).unwrap();
         let (fine, said) = restore(&one, &home.join("restored"), &[]);
@@ -341,8 +336,8 @@ fn damage_of_a_backup_is_found_and_named() {
     restored(&one, &home.join("restored"), &[]);
 }
 
-/// The disk of the backups is another one, and full: the server goes on, nothing is left there, and
-/// with room the next one succeeds.
+/// A full disk for backups does not affect the server, and the failed backup leaves no files. With
+/// free space, the next backup succeeds.
 #[test]
 fn a_full_disk_fails_the_backup_and_nothing_else() {
     let Some(disk) = SmallDisk::mount(48) else {
@@ -370,7 +365,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     disk.make_room();
     assert_eq!(back_up(&mut client, "one"), "ok");
     assert_eq!(info(&mut client, "backup_last_status"), "ok");
-    // Of another file system, so it is copied; and the second shares those copies.
+    // The backup is on another file system, so its files are copies. The second backup shares them.
     let copied: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
     let bytes: u64 = status(&mut client, "last_bytes").parse().unwrap();
     assert!(copied > 100_000 && copied + 4096 > bytes, "{copied} of {bytes}");
@@ -385,7 +380,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     assert_eq!(row, OwnedFrame::BulkString(text(39_999 % 4000)));
 }
 
-/// Snapshots, spills and merges replace files all the time: what a backup needs stays.
+/// Snapshots, spills and merges replace files continuously, but a backup keeps its files.
 #[test]
 fn backups_beside_snapshots_and_spills_are_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -395,7 +390,7 @@ fn backups_beside_snapshots_and_spills_are_whole() {
     let program = start(home, settings);
     let port = program.port;
     let (is_over, floor, made) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    // Each row is set to the number of the pass; a pass is acknowledged as a whole.
+    // Each pass sets all rows to its number and is acknowledged as a whole.
     const ROWS: u64 = 12_000;
     let mut floors = Vec::new();
     std::thread::scope(|s| {
@@ -464,8 +459,8 @@ fn backups_beside_snapshots_and_spills_are_whole() {
     assert!(cold > 6, "{cold} cold files in the backups");
 }
 
-/// A restored node is another one: its replicas take what it has, and not what they had of the old
-/// one.
+/// A restored server has a new history: replicas of the old one discard their data and copy its
+/// data.
 #[test]
 fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -498,7 +493,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     assert_eq!(mine, theirs);
 }
 
-/// By the timetable, with retention: the newest ones stay, and all that an operator has made.
+/// Scheduled backups with retention: the newest remain, and so do all manual ones.
 #[test]
 fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     let folder = tempfile::tempdir().unwrap();
@@ -520,13 +515,13 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     until("the first one is gone", || !first.exists());
     until("two are kept", || autos().len() == 2);
     until("the operator's is there", || home.join("backups/mine").join("tidemark.backup").exists());
-    // It belongs to one server.
+    // The folder belongs to one server.
     let other = start_in(home, "other", "every_s = 1\n");
     until("it is refused", || other.info("backup_last_status") == "err");
     assert!(status(&mut other.client(), "last_error").contains("in use by another process"));
     drop(other);
     program.kill();
-    // A timetable goes on where it was: an hour has not gone by.
+    // The schedule continues after a restart: the hour has not passed.
     let program = start(home, "every_s = 3600\nkeep = 2\n");
     let before = autos();
     std::thread::sleep(Duration::from_millis(1500));
@@ -537,8 +532,8 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     }
 }
 
-/// A node with other data, or none, in the same folder takes no backup away, and a replica that has
-/// nothing makes none. What an operator named is an operator's.
+/// A server with other data, or none, deletes no backup of another history. A replica without data
+/// makes no backup. Retention never deletes manual backups.
 #[test]
 fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     let folder = tempfile::tempdir().unwrap();
@@ -575,7 +570,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
         let last = other.info("backup_last_time");
         until("it has made another", || other.info("backup_last_time") != last);
     }
-    // Old ones are removed after the new one is complete.
+    // Retention deletes old backups after the new one is complete.
     until("two of each history are left, and the operator's", || backups(home).len() == 5);
     assert!(other.terminate().success());
     let to = home.join("restored");
@@ -583,7 +578,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     assert!(own.is_dir());
 }
 
-/// What is missing is said.
+/// Restore reports missing log, and check reports a folder that is no backup.
 #[test]
 fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
     let folder = tempfile::tempdir().unwrap();
@@ -602,7 +597,7 @@ fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
             &["--until", "latest", "--log", log.to_str().unwrap()],
         )
     };
-    // The folder of backups means the log in it.
+    // `--log` with a folder of backups means the log archive in it.
     assert!(!latest("a", &root).contains("note:"));
     let nothing = home.join("nothing");
     std::fs::create_dir(&nothing).unwrap();

@@ -1,6 +1,5 @@
-//! The real program, killed (SIGKILL) after the schema of a space was altered and its rows went to
-//! the disk under the new schema. The log is then replayed from a place before the ALTER, beside
-//! cold files that are already wider than the schema at that place.
+//! Crashes of the real program (SIGKILL) after ALTER and a spill of rows with the new schema. The
+//! replay of the log begins before the ALTER, while cold files already have the wider schema.
 //!
 //! `TIDEMARK_RUNS` (default 3) and `TIDEMARK_SEED`.
 
@@ -11,12 +10,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Rows that are filled in at the beginning of each round.
+/// Number of new rows per round.
 const ROWS: u64 = 30_000;
-/// Fields that the configuration gives, and the one that each round adds.
+/// Configured fields. Each round adds another one.
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Of each row the values of its fields, by the order in which the fields were added.
+/// Values of each row, in the order of the fields' creation.
 type Truth = BTreeMap<u64, Vec<i64>>;
 
 fn start(dir: &Path) -> Program {
@@ -28,8 +27,8 @@ fn start(dir: &Path) -> Program {
     Program::start_with(dir, text)
 }
 
-/// Sets one field of some rows, and notes that. What is refused for want of memory is tried again:
-/// the next table may have to wait until another one is on the disk.
+/// Sets one field of some rows and records the values. Retries rows that were refused for lack of
+/// memory: a new table may have to wait for a spill.
 fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u64, i64)]) {
     for rows in rows.chunks(500) {
         let mut left = rows.to_vec();
@@ -58,7 +57,6 @@ fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u6
     }
 }
 
-/// Each row must be as it was acknowledged.
 fn verify(program: &Program, truth: &Truth, fields: &[String]) {
     let mut client = program.client();
     let all: Vec<(&u64, &Vec<i64>)> = truth.iter().collect();
@@ -88,8 +86,8 @@ fn is_sound(dir: &Path) {
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
 }
 
-/// F21. A server that was killed after an ALTER and a spill, before any snapshot, starts, and has
-/// every row; and so does a replica with the same memory limit that copies this data.
+/// F21. After a crash that follows an ALTER and a spill, without a snapshot, the server starts with
+/// all rows. A replica with the same memory limit can copy them.
 #[test]
 fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     let (rounds, seed) = rounds(3);
@@ -118,13 +116,13 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
             .collect();
         set(&mut client, &mut truth, (at, &fields[at]), &touched);
         assert_eq!(refusal(&call(&mut client, "TM.SPILL post 100")), "");
-        // Some of these are in memory when it is killed, and in the log only.
+        // Some of these rows are only in memory and in the log at the crash.
         let last: Vec<_> = touched.iter().step_by(50).map(|&(id, n)| (id, n + 7)).collect();
         set(&mut client, &mut truth, (at, &fields[at]), &last);
         program.kill();
         is_sound(&master);
 
-        // Once more, as the first start has merged while the log was replayed.
+        // The second start matters because the first one merged during the replay.
         let program = start(&master);
         verify(&program, &truth, &fields);
         program.kill();
@@ -137,7 +135,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
 
     let program = start(&master);
     let mut client = program.client();
-    // F27: rows are counted once, wherever they are.
+    // F27: each row is counted once, in memory or on disk.
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
     let copy = start(&replica);
     let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
@@ -149,7 +147,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     is_sound(&replica);
     verify(&start(&replica), &truth, &fields);
 
-    // A log that ends before what the files have seen (F23): it is found, by a check, too.
+    // Check also finds a log that ends before the newest change in cold files (F23).
     let path = replica.join("data/log-0000000000000001.tlog");
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
@@ -158,9 +156,9 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     assert!(program.terminate().success());
 }
 
-/// F28. Each ALTER divides small tables, and each spill empties some: a space with a small limit
-/// goes on taking rows all the same. That tables are joined by themselves is shown by
-/// `small_neighbours_become_one_table` in `counter/src/rewrite.rs`.
+/// F28. Each ALTER splits small tables, and each spill empties some. A space with a small limit
+/// must still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` covers
+/// the merge of tables.
 #[test]
 fn a_small_space_takes_rows_after_many_alters() {
     let folder = tempfile::tempdir().unwrap();
@@ -169,7 +167,7 @@ fn a_small_space_takes_rows_after_many_alters() {
     let (mut truth, mut fields) = (Truth::new(), FIELDS.map(str::to_owned).to_vec());
     let mut rng = fastrand::Rng::with_seed(1);
     for round in 0..24 {
-        // Posts of some users: clusters of ids, far from each other.
+        // Distant clusters of ids, like the posts of a few users.
         let fresh: Vec<_> =
             (0..6_000).map(|i| ((round * 6 + i / 1000) * 100_000_000 + i % 1000, 1)).collect();
         set(&mut client, &mut truth, (0, "like"), &fresh);
@@ -200,15 +198,15 @@ fn a_small_space_takes_rows_after_many_alters() {
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
 }
 
-/// F21 and its kin. Fields are added, widened and dropped, rows set and deleted, tables spilled and
-/// snapshots written, in any order, and the server is killed in the middle of a spill, a snapshot,
-/// or neither: every row is as it was acknowledged, and `tidemark check` finds nothing.
+/// F21 and related faults. Fields are added, widened and dropped, rows set and deleted, tables
+/// spilled and snapshots written in random order. The server is killed during a spill, a snapshot,
+/// or neither. Every row must have its acknowledged values, and `tidemark check` must succeed.
 #[test]
 fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
     let (rounds, seed) = rounds(5);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
-    // Position and name of those that were not dropped.
+    // Position and name of the present fields.
     let named = |(at, name): (usize, &str)| (at, name.to_owned());
     let mut fields: Vec<(usize, String)> = FIELDS.into_iter().enumerate().map(named).collect();
     let (mut truth, mut made, mut next) = (Truth::new(), FIELDS.len(), 0);
@@ -229,7 +227,7 @@ fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
                     fields.push((made, name));
                     made += 1;
                 }
-                // The view shows the others.
+                // The view shows the other fields, so they cannot be dropped.
                 1 if at >= FIELDS.len() => alter(&format!("DROP {}", fields.remove(at).1)),
                 1 | 2 => alter(&format!("WIDEN {}:64", fields[at].1)),
                 3 => {
@@ -261,7 +259,7 @@ fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
                 }
             }
         }
-        // Killed while that is done.
+        // The kill interrupts this command.
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", program.port)).unwrap();
         let words: &[u8] = [&b"TM.SPILL post 100\r\n"[..], b"SAVE\r\n", b""][rng.usize(..3)];
         std::io::Write::write_all(&mut stream, words).unwrap();
@@ -273,7 +271,6 @@ fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
     verify_living(&program, &truth, &fields);
 }
 
-/// The same for the fields that are left.
 fn verify_living(program: &Program, truth: &Truth, fields: &[(usize, String)]) {
     let value = |row: &Vec<i64>, at: usize| row.get(at).copied().unwrap_or(0);
     let row = |row: &Vec<i64>| fields.iter().map(|(at, _)| value(row, *at)).collect();

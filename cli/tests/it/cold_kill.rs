@@ -1,6 +1,5 @@
-//! The real program, killed (SIGKILL) while it writes flags to the disk: in the middle of a spill,
-//! and of a merge of what came late. Every pair that was set or unset, and acknowledged, is as it
-//! was after the next start, and what was written of the file is gone.
+//! Crashes of the real program (SIGKILL) during a spill of flags and during a merge of late flags.
+//! After the restart, every acknowledged pair is as it was, and unfinished files are deleted.
 //!
 //! `TIDEMARK_RUNS` (default 6, half of them in spills; more until both were hit) and
 //! `TIDEMARK_SEED`.
@@ -12,17 +11,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Posts have ids from here on, and so many likes each.
+/// Id of the first post. `LIKES`: likes per post.
 const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 20;
-/// Viewers that like in time have a lower number.
+/// Members from here on like late, after the spill.
 const LATE: u64 = 1_000_000;
 
-/// (post, member) -> is it set? `None`: the server was killed before it answered.
+/// Whether each (post, member) is set. `None`: the server was killed before its reply.
 type Truth = BTreeMap<(u64, u64), Option<bool>>;
 
 fn start(dir: &Path) -> Program {
-    // Late pairs may be a thousand; a merge takes half a second.
+    // A thousand late pairs trigger a merge, which takes half a second.
     let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n[spill]\n\
                 cache_bytes = 100_000\nmerge_bytes_per_s = 500_000\n[[existence]]\n\
                 name = \"liked\"\npairs = \"liked:{id}\"\nspill = true\npairs_per_table = 100_000\n\
@@ -32,15 +31,13 @@ fn start(dir: &Path) -> Program {
     Program::start_with(dir, text)
 }
 
-/// Cold files that are being written.
 fn unfinished(dir: &Path) -> usize {
     let names =
         std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_string_lossy().ends_with(".tcold.tmp")).count()
 }
 
-/// Sets or unsets pairs until the server is gone, or there are no more; gives what is known of them
-/// then.
+/// Sets or unsets pairs until the changes or the server end. Returns the resulting state.
 fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth {
     let mut told = Truth::new();
     let mut changes = changes.peekable();
@@ -56,7 +53,7 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
             match client.reply() {
                 Ok(OwnedFrame::Array(done)) => match &done[..] {
                     [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // What was refused is as it was, which is unknown here.
+                    // A refused change keeps the earlier state, which is unknown here.
                     [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
@@ -68,8 +65,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Every pair (or one in `some`, and those that are unknown) must be as it was acknowledged. What
-/// is unknown is read.
+/// Checks that every pair, or one in `some`, has its acknowledged state. Reads pairs whose state is
+/// unknown.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);
@@ -103,13 +100,13 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let (mut truth, mut next_post) = (Truth::new(), FIRST);
     let mut in_the_middle = [0, 0];
     let begun = start(folder.path());
-    // Tables of full size: the first one is small.
+    // Fill the first table, which is small, so that later ones have full size.
     let fresh =
         |from: u64| (from..).flat_map(|post| (0..LIKES).map(move |member| ((post, member), true)));
     truth.extend(write(begun.port, fresh(next_post).take(150_000)));
     next_post += 150_000 / LIKES;
     begun.kill();
-    // Where a file is written within a millisecond most kills come too late.
+    // If files are written within a millisecond, most kills come too late.
     for round in 0..10 * rounds {
         if round >= rounds && !in_the_middle.contains(&0) {
             break;
@@ -168,7 +165,7 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let program = start(folder.path());
     verify(&program, &mut truth, 1);
     let mut client = program.client();
-    // All that is left to do, and nothing is left over.
+    // Spills the rest; no unfinished work remains.
     client.call(&[b"TM.SPILL", b"liked", b"100"]).unwrap();
     assert!(count(&mut client, "cold_files") >= 3 && count(&mut client, "spill_failures") == 0);
     assert_eq!(count(&mut client, "overlay_pairs"), 0);

@@ -1,4 +1,4 @@
-//! `tidemark demo`, which `./run` builds and starts: what it prints, and what README shows of it.
+//! `tidemark demo`, which `./run` builds and starts: its output, and the sample in the README.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
 const README: &str = include_str!("../../../README.md");
 
-/// The lines of a run of the demo as `./run` starts it, ended by ctrl-C once it has said all.
+/// Returns the output of a run, stopped by Ctrl-C after the last line.
 fn run() -> Vec<String> {
     let mut demo =
         Command::new(TIDEMARK).arg("demo").stdout(Stdio::piped()).env("TERM", "xterm").spawn();
@@ -23,8 +23,8 @@ fn run() -> Vec<String> {
     lines
 }
 
-/// A line without what differs from run to run: figures, the folder's name, the width of spaces.
-/// A row of the page stays as it is, for the generated day is the same every time.
+/// Removes the variable parts of a line: numbers, the folder name, widths. Keeps rows of the page,
+/// because the generated day is the same every time.
 fn shape(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_row = words.first().is_some_and(|word| word.len() == 16 && is_figure(word));
@@ -45,7 +45,6 @@ fn is_figure(word: &str) -> bool {
         && word.chars().all(|c| c.is_ascii_digit() || c == ',' || c == '.')
 }
 
-/// Figures of the lines of the memory table: ours and Redis's.
 fn memory(lines: &[String]) -> Vec<(f64, f64)> {
     let figures = |line: &String| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -55,8 +54,8 @@ fn memory(lines: &[String]) -> Vec<(f64, f64)> {
     lines.iter().filter_map(figures).collect()
 }
 
-/// F19: README's sample is a real run's output: the same lines, the same page, figures within
-/// bounds. To print it anew, run `./run` and copy.
+/// F19: The sample in the README equals a real run: the same lines, the same page, numbers within
+/// bounds. To update it, copy the output of `./run`.
 #[test]
 fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     let lines = run();
@@ -76,7 +75,7 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
         .take_while(|line| !line.starts_with("```"))
         .map(str::to_owned)
         .collect();
-    // "..." stands for lines that are left out.
+    // "..." means omitted lines.
     let mut rest = lines.iter();
     let mut may_skip = false;
     for line in &sample {
@@ -105,7 +104,7 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     }
 }
 
-/// A demo of so many posts, the lines behind its first one, and the folder that this one names.
+/// Starts a demo. Returns its process, its further lines, and the folder that its first line names.
 fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     let mut demo = Command::new(TIDEMARK)
         .args(["demo", "--posts", posts])
@@ -119,7 +118,7 @@ fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     (demo, lines, folder)
 }
 
-/// Ctrl-C while the day is loaded ends the demo without an error, and its folder goes.
+/// Ctrl-C while loading ends the demo without an error and deletes its folder.
 #[test]
 fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
     let (demo, lines, folder) = begun("20000000");
@@ -134,7 +133,7 @@ fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
     assert!(!std::path::Path::new(&folder).exists(), "{folder} is left");
 }
 
-/// `./run | head`: a reader that has seen enough ends the demo, without a panic.
+/// `./run | head`: a closed pipe ends the demo without a panic.
 #[test]
 fn a_reader_that_has_seen_enough_ends_the_demo() {
     let (demo, lines, folder) = begun("1000");

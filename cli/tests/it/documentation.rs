@@ -1,11 +1,10 @@
-//! The command lines of the documentation run as they stand there, against real servers: only
-//! ports and folders are this test's own.
+//! Runs the command lines of the documentation against real servers. Only ports and folders are
+//! replaced.
 //!
-//! - `sh` blocks: each line succeeds, and answers no error.
-//! - `console` blocks: lines behind `$ ` run, and print what is shown below them; `...` stands for
-//!   the rest.
-//! - `python` blocks run with redis-py, `toml` blocks are read as a configuration.
-//! - What does not run here stands in [`ELSEWHERE`], with the reason. Other blocks have no command
+//! - `sh` blocks: each line succeeds and prints no error.
+//! - `console` blocks: lines after `$ ` run and print the lines below them. `...` means any output.
+//! - `python` blocks run with redis-py; `toml` blocks are parsed as a configuration.
+//! - [`ELSEWHERE`] lists what does not run here, with the reason. Other blocks contain no command
 //!   lines.
 
 use std::collections::BTreeSet;
@@ -14,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What lines begin with that do not run here, or what a program in Python contains, and why.
+/// Beginnings of lines that do not run here, or parts of such Python programs, with the reason.
 const ELSEWHERE: [(&str, &str); 22] = [
     ("rclone", "it needs another machine"),
     ("aws", "it needs a bucket of S3"),
@@ -40,7 +39,7 @@ const ELSEWHERE: [(&str, &str); 22] = [
     ("tidemark cluster", "it needs a cluster: tests/clients/split.py"),
 ];
 
-/// How a line of a block that is not run must not begin.
+/// Beginnings of lines that are not allowed in a block that does not run.
 const COMMANDS: [&str; 11] = [
     "$ ",
     "redis-cli",
@@ -60,7 +59,7 @@ struct Block {
     lines: Vec<String>,
 }
 
-/// The blocks of a page, those inside lists without their indent.
+/// Returns the blocks of a page without their indentation.
 fn blocks(page: &str) -> Vec<Block> {
     let mut found: Vec<Block> = vec![];
     let mut indent = None;
@@ -83,7 +82,6 @@ fn blocks(page: &str) -> Vec<Block> {
     found
 }
 
-/// A line without its comment, and the comment.
 fn command(line: &str) -> (&str, &str) {
     let (command, comment) = line.split_once("  #").unwrap_or((line, ""));
     (command.trim(), comment.trim())
@@ -93,7 +91,6 @@ fn elsewhere(text: &str) -> Option<&'static str> {
     ELSEWHERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what))
 }
 
-/// Ports of the pages, and those of this test.
 struct Ports([(&'static str, String); 4]);
 
 impl Ports {
@@ -103,7 +100,6 @@ impl Ports {
         Ports([("6399", port(0)), ("6398", port(1)), ("7001", port(2)), ("7002", port(3))])
     }
 
-    /// The line as it runs here.
     fn here(&self, line: &str, folder: &Path) -> String {
         let mut line = line.to_owned();
         for command in ["import", "export", "ping"] {
@@ -114,9 +110,9 @@ impl Ports {
             let is_main = !line.contains("--port");
             line += if is_main { " --admin-port 6398 --port 6399" } else { " --admin-port 0" };
         }
-        // As a person at a terminal sees it.
+        // Format replies as on a terminal.
         line = line.replace("redis-cli ", "redis-cli --no-raw ");
-        // In two steps: a free port may have a page's port among its digits.
+        // In two steps, because a replacement port may contain the digits of another one.
         for (at, (theirs, _)) in self.0.iter().enumerate() {
             line = line.replace(theirs, &format!("<{at}>"));
         }
@@ -129,7 +125,7 @@ impl Ports {
     }
 }
 
-/// Servers that a page has started. They end with it.
+/// Servers that a page has started, killed on drop.
 struct Servers(Vec<Child>);
 
 impl Drop for Servers {
@@ -160,7 +156,6 @@ impl Page {
         command
     }
 
-    /// Starts a server. One on the usual port takes the place of the one before.
     fn serve(&mut self, line: &str) {
         if !line.contains("--port") {
             self.servers = Servers(vec![]);
@@ -173,8 +168,8 @@ impl Page {
         assert!(ready.status.success(), "{line}: {ready:?}");
     }
 
-    /// Runs a line; where its comment shows a line of INFO, until that is there. After SHUTDOWN,
-    /// until the server has ended. Answers what it printed.
+    /// Runs a line and returns its output. Repeats it until INFO shows the line in its comment, or,
+    /// after SHUTDOWN, until the server has ended.
     fn run(&mut self, line: &str, comment: &str) -> String {
         if line.starts_with("tidemark serve") {
             self.serve(line);
@@ -186,7 +181,7 @@ impl Page {
             let output = self.shell(&here).output().unwrap();
             let text = printed(&output);
             let is_error = text.starts_with("ERR") || text.starts_with("(error)");
-            // SHUTDOWN answers by ending the connection.
+            // SHUTDOWN closes the connection without a reply.
             let ends = line.ends_with("SHUTDOWN");
             assert!(output.status.success() || ends, "{line}: {output:?}");
             assert!(!is_error, "{line}: {text}");
@@ -200,7 +195,6 @@ impl Page {
         }
     }
 
-    /// Commands with what they print.
     fn converse(&mut self, lines: &[String], used: &mut BTreeSet<&'static str>) -> usize {
         let starts: Vec<usize> = (0..lines.len()).filter(|&n| lines[n].starts_with("$ ")).collect();
         for (n, &start) in starts.iter().enumerate() {
@@ -239,7 +233,6 @@ impl Page {
         assert!(output.status.success(), "{program}\n{output:?}");
     }
 
-    /// A configuration, alone.
     fn toml(&self, text: &str) {
         let file = self.folder.path().join("block.toml");
         std::fs::write(&file, text).unwrap();
@@ -256,7 +249,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Runs a page, and notes which of [`ELSEWHERE`] it has. Answers how many lines and programs ran.
+/// Runs a page and records the entries of [`ELSEWHERE`] that it uses. Returns the number of lines
+/// and programs that ran.
 fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
     let blocks = blocks(text);
     let folder = tempfile::tempdir().unwrap();
@@ -264,7 +258,7 @@ fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
     std::fs::create_dir_all(folder.path().join("backup")).unwrap();
     std::os::unix::fs::symlink(harness::program(), folder.path().join("bin/tidemark")).unwrap();
     let mut page = Page { folder, ports: Ports::free(), servers: Servers(vec![]) };
-    // Files that a reader has: rows to import, and a configuration.
+    // Files that a reader is assumed to have: rows to import and a configuration.
     let given = "printf 'id,like,repost,comment,read\n3,1,2,3,4\n' | gzip > posts.csv.gz; \
                  tidemark config > mine.toml";
     assert!(page.shell(given).status().unwrap().success());
@@ -305,7 +299,6 @@ fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
     ran
 }
 
-/// All pages that are written by hand.
 fn pages() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md", "tests/scripts/README.md"]
         .iter()
@@ -327,7 +320,7 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// The text of a page, with the file that it includes, as mdBook shows it.
+/// Returns the text of a page with its included file, like mdBook.
 fn included(path: &Path) -> String {
     let read = |path: &Path| std::fs::read_to_string(root().join(path)).unwrap();
     let text = read(path);
@@ -343,7 +336,7 @@ fn command_lines_of_the_documentation_run() {
     for path in pages() {
         let text = included(&path);
         if text.contains("```") {
-            // Says which page it was, if a line fails.
+            // Names the page if a line fails.
             eprintln!("{}", path.display());
             let ran = run(&text, &mut used);
             eprintln!("{}: {ran} lines and programs", path.display());

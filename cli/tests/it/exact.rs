@@ -1,12 +1,13 @@
-//! The real program with exact likes: likes of posts by Zipf's law, each sent twice, the second
-//! time when the first is on the disk, killed (SIGKILL) five times. In the end each counter is the
-//! number of distinct members that were sent, and the members of posts are those.
+//! Exact likes of the real program. Posts get likes by Zipf's law. Each like is sent twice, the
+//! second time when the first one is on disk. The server is killed (SIGKILL) five times. At the
+//! end, each counter equals the number of distinct members sent, and the members of posts are
+//! exactly these.
 //!
 //! `TIDEMARK_STEPS`: likes (default 60,000; 100,000,000 before a release), and `TIDEMARK_SEED`.
 //!
 //! ```text
-//!   first    -> [batch][batch][batch][batch]      the replies of so many are outstanding
-//!   repeats  ->    ... `later` batches behind     the same, on a connection of their own
+//!   first    -> [batch][batch][batch][batch]      up to DEPTH batches without replies
+//!   repeats  ->    ... `later` batches later      the same likes on another connection
 //! ```
 
 use harness::program::{Program, call, info, names, number_in, refusal, rounds, tidemark};
@@ -20,14 +21,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const KILLS: usize = 5;
-/// Likes that are sent together, and batches of a connection without replies.
+/// Likes per batch. `DEPTH`: batches in flight per connection.
 const BATCH: usize = 4096;
 const DEPTH: usize = 4;
-/// Posts that a member likes by one command.
+/// Posts per command; one member likes all of them.
 const EACH: usize = 16;
-/// Ids begin here.
 const FIRST: u64 = 1 << 40;
-/// Posts of which the members are listed in the end.
+/// Number of posts whose members are listed at the end.
 const LISTED: usize = 1000;
 
 const CONFIG: &str = r#"
@@ -53,14 +53,12 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// A like: the post's number and the member.
 type Like = (u32, u32);
 
 fn key(prefix: &str, post: u32) -> String {
     format!("{prefix}{}", FIRST + u64::from(post))
 }
 
-/// A connection, and the batches that were sent by it and are not answered.
 struct Lane {
     client: Client,
     open: VecDeque<Range<usize>>,
@@ -80,7 +78,7 @@ impl Lane {
             words.extend(likes.iter().map(|(post, _)| key("", *post)));
             self.client.push(&words.iter().map(String::as_bytes).collect::<Vec<_>>());
         }
-        // A server that was killed is noticed by its replies.
+        // The replies will show that the server was killed.
         _ = self.client.send();
     }
 
@@ -92,7 +90,6 @@ impl Lane {
         }
     }
 
-    /// Takes the replies of the oldest batch.
     fn take(&mut self) {
         let Some(batch) = self.open.pop_front() else { return };
         for _ in 0..batch.len().div_ceil(EACH) {
@@ -112,7 +109,7 @@ impl Lane {
         }
     }
 
-    /// Sends again what the server that was killed has not answered.
+    /// Resends batches that the killed server has not answered.
     fn resume(&mut self, program: &Program, sent: &[Like]) {
         self.client = program.client();
         for batch in self.open.clone() {
@@ -121,13 +118,11 @@ impl Lane {
     }
 }
 
-/// What the ledger was asked, of all servers until their ends.
 #[derive(Debug, Default)]
 struct Figures {
     asked: u64,
     false_positives: u64,
     reads: u64,
-    /// Of the last server.
     line: String,
 }
 
@@ -144,8 +139,8 @@ impl Figures {
     }
 }
 
-/// Zipf's law with exponent 1, of the posts that are there by now; their numbers, by which they are
-/// published, say nothing of their ranks.
+/// Draws a published post by Zipf's law with exponent 1. The rank of a post is independent of its
+/// number.
 fn some_post(rng: &mut fastrand::Rng, posts: u32, published: u32) -> u32 {
     loop {
         let rank = f64::from(posts).powf(rng.f64()) as u64;
@@ -172,7 +167,7 @@ fn integer(frame: &OwnedFrame) -> i64 {
     }
 }
 
-/// SMEMBERS, read line by line: it may be millions.
+/// Reads SMEMBERS line by line, because it may have millions of members.
 fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     let asked = format!("SMEMBERS {}\r\n", key("liked:", post));
     stream.get_mut().write_all(asked.as_bytes()).unwrap();
@@ -191,8 +186,8 @@ fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     members.collect()
 }
 
-/// Half of them by their likes, so the most popular ones are among them; the others from
-/// everywhere.
+/// Returns posts to list: half of them drawn by likes, so that popular ones are included, the
+/// others evenly spaced.
 fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     let popular = sent.iter().step_by(sent.len() / (LISTED / 2)).map(|like| like.0);
     let mut some: BTreeSet<u32> = popular.collect();
@@ -206,7 +201,7 @@ fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     some
 }
 
-/// Each counter is the number of its members, and listed members are those that were sent.
+/// Checks that each counter is the number of its members and that listed members are those sent.
 fn check(program: &Program, sent: &[Like], posts: u32) {
     let mut client = program.client();
     let mut counts = vec![0i64; posts as usize];
@@ -229,7 +224,6 @@ fn check(program: &Program, sent: &[Like], posts: u32) {
     }
 }
 
-/// The server, what was sent to it, and how.
 struct Play<'a> {
     folder: &'a Path,
     program: Program,
@@ -249,7 +243,7 @@ impl Play<'_> {
         Play { folder, program, first, repeats, sent, figures, kills: 0, started }
     }
 
-    /// kill -9, somewhere in what was sent; what is not answered is sent again.
+    /// Kills the server with batches in flight, restarts it, and resends the unanswered batches.
     fn kill(&mut self) {
         self.figures.note(&self.program);
         self.first.take();
@@ -275,7 +269,7 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let posts = u32::try_from(wanted / 50).unwrap();
     let members = u32::try_from((wanted / 10).max(5000)).unwrap();
     let batches = wanted.div_ceil(BATCH);
-    // So many batches later likes are on the disk: by their number, or because the test says so.
+    // This many batches later, likes are on disk: by their number, or because the test spills.
     let later = (wanted / 20).clamp(BATCH, 4_000_000) / BATCH;
     let is_small = wanted < 20_000_000;
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -284,7 +278,7 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let mut said = Instant::now();
     for batch in 0..batches + later {
         if batch < batches {
-            // A tenth of the posts is there at once.
+            // A tenth of the posts exists at the beginning.
             let published = u64::from(posts) * (1 + 9 * batch as u64 / batches as u64) / 10;
             let likes = batch_of(&mut rng, posts, published as u32, members);
             play.sent.extend(likes);
@@ -331,7 +325,6 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     );
     println!("since the last kill: {}", figures.line);
     check(&program, &sent, posts);
-    // After a last start, too.
     program.sigkill();
     let program = Program::start_with(folder.path(), CONFIG);
     check(&program, &sent, posts);
@@ -356,7 +349,7 @@ fn check_names_a_run_with_a_flipped_byte() {
     likes.iter().for_each(|_| _ = client.reply().unwrap());
     let data = folder.path().join("data");
     let before = names(&data);
-    // Its only table is the newest: what is written is the run.
+    // Its only table is the newest one, so the spill writes only the run.
     assert_eq!(refusal(&call(&mut client, "TM.SPILL liked")), "");
     let is_run = |name: &String| !before.contains(name) && name.ends_with(".tcold");
     let runs: Vec<String> = names(&data).into_iter().filter(is_run).collect();

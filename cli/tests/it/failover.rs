@@ -1,5 +1,5 @@
-//! Failovers by the stock redis-sentinel, and FAILOVER beside redis-server's:
-//! `tests/clients/{switches,handover}.py` have the plays, this starts them with the real program.
+//! Failovers by the stock redis-sentinel, and FAILOVER compared with redis-server. The scripts are
+//! `tests/clients/{switches,handover}.py`; these tests run them with the real program.
 //!
 //! `cargo xtask play failover --runs 20` plays 20 rounds.
 
@@ -20,14 +20,14 @@ fn play(name: &str, more: &[&str]) {
     assert!(status.success(), "see above");
 }
 
-/// The master is killed, stopped, and cut off together with a client that goes on writing to it.
+/// The master is killed, stopped, or partitioned together with a client that keeps writing to it.
 #[test]
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     let rounds = seeds::rounds(3).to_string();
     play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
 }
 
-/// A master and its replica under random writes; `cargo xtask play kills --seconds 6000`.
+/// Random writes to a master with a replica; `cargo xtask play kills --seconds 6000`.
 #[test]
 fn nodes_equal_a_model_after_kills_of_either() {
     let minutes = Duration::from_secs(seeds::seconds(60)).as_secs_f64() / 60.0;
@@ -65,27 +65,26 @@ fn promotion_by_hand_beside_sentinels_keeps_writes() {
     switch(&["--by", "replicaof"]);
 }
 
-/// Errors, states, writes that wait, ABORT, TIMEOUT, FORCE.
 #[test]
 fn failover_goes_as_with_redis_word_for_word() {
     play("handover.py", &[]);
 }
 
-/// Two teams that watch the same node by two names.
+/// Two groups of Sentinels that watch the same node under two names.
 #[test]
 fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
 
-/// Four shards, of which one is stopped, killed, and loses its slots.
+/// Four shards; one of them is stopped, killed, and loses its slots.
 #[test]
 fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "4"]);
     play("pages.py", &["--shards", "3"]);
 }
 
-/// A shard is split, and one moves to and fro, by `tidemark cluster`: nodes and the command are
-/// killed in the middle.
+/// `tidemark cluster` splits a shard and moves another one back and forth, while nodes and commands
+/// are killed.
 #[test]
 fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
     let kills = seeds::rounds(1).to_string();
@@ -93,14 +92,15 @@ fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
     play("split.py", &["--kills", &kills, "--fill", &posts]);
 }
 
-/// Three shards, whose masters three Sentinels choose: killed under load, and a Sentinel is away.
+/// Three Sentinels choose the masters of three shards, which are killed under load while a Sentinel
+/// is down.
 #[test]
 fn sentinels_are_the_source_of_a_topology() {
     let rounds = seeds::rounds(2).to_string();
     play("sentinels.py", &["--rounds", &rounds]);
 }
 
-/// Stock clients of Redis Cluster, three shards, and a script in the place of Kvrocks' controller.
+/// Stock clients of Redis Cluster with three shards, and a script in place of Kvrocks' controller.
 #[test]
 fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
     let rounds = seeds::rounds(2).to_string();
@@ -111,7 +111,7 @@ fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
 mod full {
     use super::*;
 
-    /// What Kvrocks' controller does, with a real etcd that elects one of two.
+    /// Kvrocks' controller: two instances, one of them elected by a real etcd.
     #[test]
     fn kvrocks_controller_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
         let rounds = seeds::rounds(3).to_string();

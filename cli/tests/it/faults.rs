@@ -1,11 +1,11 @@
-//! The real program on disks that say no: one whose syncs or writes fail (strace lies to the
-//! program), or that takes no writes; `full_disk.rs` has a full one. And its end: by SIGTERM under
-//! load, and what it says of a damaged log.
+//! The real program on faulty disks: syncs or writes fail (strace injects the errors), or the disk
+//! is read-only. `full_disk.rs` covers a full disk. Further tests cover SIGTERM under load and the
+//! errors about a damaged log.
 //!
-//! The failing disk needs strace (`tests/clients/setup` installs it), the other the right to mount
-//! a tmpfs, if only in a namespace of its own; where one is missing the test says so, loudly, and
-//! passes, except with `CI` or `TIDEMARK_ALL_FAULTS` set. The sync that fails first is chosen by
-//! `TIDEMARK_SEED`.
+//! Fault injection needs strace (`tests/clients/setup` installs it), and a read-only disk needs
+//! permission to mount a tmpfs, possibly in a new namespace. Without them a test prints a warning
+//! and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED` selects the first sync
+//! that fails.
 
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, info,
@@ -18,17 +18,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The program with a system call that fails, counted in each thread.
+/// Starts the program with a failing system call, counted per thread.
 fn with_failing(call: &str, error: &str, when: &str, dir: &Path, fsync: &str) -> Option<Program> {
     with(call, &format!("error={error}:when={when}"), dir, fsync)
 }
 
-/// The program with a system call that is tampered with.
 fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
     Some(try_with(call, how, dir, fsync)?.unwrap_or_else(|said| panic!("{said:#?}")))
 }
 
-/// The same; the error is what it said if it ended before it was ready.
+/// Starts the program with a modified system call. The error is its output if it ends before it is
+/// ready.
 fn try_with(
     call: &str,
     how: &str,
@@ -38,7 +38,7 @@ fn try_with(
     let inject = format!("inject={call}:{how}");
     let trace = format!("trace={call}");
     // With -D the program is our child, and strace its companion. With --seccomp-bpf other calls
-    // cost nothing, and no signal is sent but at a first call.
+    // cost nothing, but signals are only sent at the first call.
     let filter = if how.starts_with("signal=") { "-f" } else { "--seccomp-bpf" };
     let strace =
         ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
@@ -49,7 +49,7 @@ fn try_with(
     Some(Program::start_as(&strace, dir, &["--fsync", fsync]))
 }
 
-/// Two clients like until each has been refused `enough` times, or the program ends.
+/// Two clients send likes until each has got `enough` errors, or the program ends.
 fn like_from_two(port: u16, enough: usize, for_at_most: Duration) -> (Likes, usize) {
     let started = Instant::now();
     std::thread::scope(|s| {
@@ -77,7 +77,6 @@ fn like_from_two(port: u16, enough: usize, for_at_most: Duration) -> (Likes, usi
     })
 }
 
-/// A few bursts of likes.
 fn like_some(port: u16, first_member: u64, refused: &mut usize) -> Likes {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let mut likes = Likes::new();
@@ -96,8 +95,7 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
     eprintln!("TIDEMARK_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    // The thread that starts the program makes fewer such calls than these, so the first that fails
-    // is the commit thread's.
+    // The starting thread makes fewer such calls, so the first failure is in the commit thread.
     for (system_call, error, lasts) in [
         ("fdatasync", "EIO", Some(0)),
         ("fdatasync", "EIO", Some(12)),
@@ -116,14 +114,15 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else {
             return;
         };
-        // A busy machine may need seconds until the call that fails.
+        // A busy machine may need seconds until the failing call.
         let at_most = Duration::from_secs(if lasts == Some(0) { 3 } else { 15 });
         let (mut likes, refused) = like_from_two(program.port, 10, at_most);
         eprintln!("{what}: {} acknowledged, {refused} refused", acknowledged(&likes));
         check(program.port, &likes);
         let mut client = program.client();
         match lasts {
-            // A new segment takes what the failed one may have lost, and no client notices.
+            // A new segment takes the data that the failed one may have lost, without an error for
+            // clients.
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
             None => {
@@ -146,8 +145,9 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     }
 }
 
-/// The replies to a write whose sync fails become errors. An invalidation that stood among them
-/// would be lost, and what it named has changed in memory: so the client is told to drop all.
+/// The replies to a write whose sync fails become errors. An invalidation among them would be lost,
+/// although the data in memory has changed. So the server tells the client to invalidate
+/// everything.
 #[test]
 fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,9 +182,9 @@ fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     panic!("no sync has failed");
 }
 
-/// kill -9 as a file is made, written, synced, renamed or removed: at the n-th such call of a
-/// thread, so in the middle of a start, of a commit, of each file of a of its manifest, and of what
-/// goes after it. `cargo xtask play steps --steps 60` takes all up to there.
+/// Kills the program at the n-th call that creates, writes, syncs, renames or removes a file:
+/// during startup, commits, the manifest and its clean-up. `cargo xtask play steps --steps 60`
+/// covers all n up to 60.
 #[test]
 fn killed_at_any_step_it_loses_nothing_acknowledged() {
     let all = seeds::given("TIDEMARK_STEPS");
@@ -208,8 +208,8 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
                 let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else {
                     return false;
                 };
-                // Each is another start's: of a snapshot there is always something to write anew,
-                // and something to remove.
+                // Each start adds other likes, so that a snapshot always has something to write and
+                // something to remove.
                 for member in 0..12 {
                     let (post, member) =
                         (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
@@ -272,8 +272,8 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     check(Program::start(disk.path(), "always").port, &likes);
 }
 
-/// No client hears that its write is on the disk before it is: this holds of what a kill would not
-/// show, as the system keeps what was written.
+/// No client gets a reply before its write is synced. A kill would not show such a fault, because
+/// the system keeps written data.
 #[test]
 fn a_slow_fsync_delays_only_replies_that_need_it() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -298,7 +298,7 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
                 }
                 pages
             });
-            // One after the other, some at the same time, and again what is on its way.
+            // Sequential likes, concurrent likes, and likes that are in progress already.
             let one = |member: u64| took(&format!("FEED.ACT like {member} {FIRST}"));
             let mut likes: Vec<Duration> = (1..4).map(one).collect();
             let some: Vec<_> = [11, 12, 12, 13].map(|member| s.spawn(move || one(member))).into();
@@ -319,13 +319,13 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
         } else {
             assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waits for no sync: {likes:?}");
         }
-        // A client that asks for the disk waits for it, whatever the policy.
+        // WAITAOF waits for the disk under every policy.
         call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
         assert!(fsync == "always" || took("WAITAOF 1 0 60000") >= SYNC / 2, "{fsync}: WAITAOF");
     }
 }
 
-/// Its messages go to a pipe without a reader.
+/// The log lines go to a pipe without a reader.
 #[test]
 fn a_server_that_cannot_write_its_log_lines_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -341,7 +341,8 @@ fn a_server_that_cannot_write_its_log_lines_goes_on() {
     assert!(program.terminate().success());
 }
 
-/// The program on a disk whose reads take a second each; none: said why not.
+/// Returns a command prefix that delays each read by a second. `None` (with a warning) without
+/// strace.
 fn slow_disk() -> Option<Vec<&'static str>> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("a slow disk needs strace");
@@ -378,8 +379,8 @@ fn a_server_that_loads_is_stopped_at_once() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// Nodes that begin together: what a master asks the others, before it takes writes, one that loads
-/// for long knows from its first moment. What changes its topology waits until it has its data.
+/// Nodes that start together: a master asks the others before it accepts writes, and a loading node
+/// answers from the beginning. Changes of its topology wait until it has loaded its data.
 #[test]
 fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -409,7 +410,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let mut client = node.client();
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODES", &now, "3"]), ok);
-        // Posts of both.
+        // Posts of both shards.
         for id in 1000..1040 {
             ask(&mut client, &["FEED.ACT", "like", "7", &id.to_string()]);
         }
@@ -439,7 +440,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     assert!(refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "), "it loads for long");
 }
 
-/// The log has all that the snapshot would have had: a stop does not wait for it.
+/// The log has all data of the snapshot, so a stop does not wait for the snapshot.
 #[test]
 fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -481,8 +482,7 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// `tidemark check` beside a server that publishes one manifest after the other, and removes what
-/// the ones before named.
+/// `tidemark check` during a server that publishes new manifests and deletes the files of old ones.
 #[test]
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
@@ -512,13 +512,13 @@ fn a_folder_in_use_is_not_called_damaged() {
     });
 }
 
-/// A disk that takes long for a sync does not make `everysec` lose more than its second: neither
-/// what is not synced nor what is not even written.
+/// Even with slow syncs, `everysec` loses at most one second of writes, whether unsynced or
+/// unwritten.
 #[test]
 fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     const SYNC: Duration = Duration::from_secs(6);
     let folder = tempfile::tempdir().unwrap();
-    // Counted in each thread: the first that is slow is the commit thread's.
+    // Counted per thread: the first slow call is in the commit thread.
     let slow = format!("delay_enter={}:when=20+", SYNC.as_micros());
     let Some(program) = with("fdatasync", &slow, folder.path(), "everysec") else { return };
     let mut client = program.client();
@@ -572,8 +572,8 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     );
 }
 
-/// With `always` no command shows what a power cut would take; and readers of other ids do not
-/// wait.
+/// With `always`, no command returns data that a power failure could lose. Reads of other ids do
+/// not wait.
 #[test]
 fn what_others_are_shown_is_durable() {
     const SYNC: Duration = Duration::from_millis(800);
@@ -602,7 +602,7 @@ fn what_others_are_shown_is_durable() {
     };
     let same =
         [&reads(FIRST)[..], &["SCAN 0", "DBSIZE", "KEYS post:*"].map(str::to_owned)].concat();
-    // In a transaction as alone.
+    // In a transaction or alone.
     let ask = |words: &str| {
         let mut client = program.client();
         if words.ends_with("4 5") {
@@ -613,7 +613,7 @@ fn what_others_are_shown_is_durable() {
         call(&mut client, words)
     };
     let (mut kept_back, mut quick) = (0, 0);
-    // A like, a change without a flag, and one that creates and deletes rows.
+    // A like, a change without a flag, and changes that create and delete rows.
     for change in [
         format!("FEED.ACT like 2 {FIRST}"),
         format!("CNT.INCRBY post {FIRST} like 5"),
@@ -627,7 +627,7 @@ fn what_others_are_shown_is_durable() {
         std::thread::scope(|s| {
             let change = &change;
             let writer = s.spawn(move || ask(change));
-            // Now the sync has begun, if the machine is not too busy.
+            // By now the sync has begun, unless the machine is too busy.
             std::thread::sleep(SYNC / 4);
             let others: Vec<_> =
                 reads(OTHER).into_iter().map(|words| s.spawn(move || ask(&words))).collect();
@@ -655,8 +655,8 @@ fn what_others_are_shown_is_durable() {
         "only {quick} of {} readers of other rows did not wait",
         4 * reads(OTHER).len()
     );
-    // Nothing is on its way now; and a client that asks for less gets it: the same while nothing is
-    // promised.
+    // No write is in progress now. A client with weaker guarantees does not wait, which is the same
+    // while nothing is in progress.
     let took = |words: &str| {
         let began = Instant::now();
         assert_eq!(refusal(&ask(words)), "");
@@ -691,7 +691,7 @@ fn sigterm_under_load_keeps_all_that_was_acknowledged() {
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
         fresh.into_iter().for_each(|f| likes.extend(f));
-        // Kill -9 after the start: what the last end promised does not depend on this one.
+        // Kill after the restart, because the earlier stop must have saved everything.
         let program = Program::start(folder.path(), "everysec");
         check(program.port, &likes);
         program.kill();
@@ -712,7 +712,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     let name = names(folder.path()).into_iter().find(|n| n.starts_with("log-")).unwrap();
     let path = folder.path().join(&name);
     let mut bytes = std::fs::read(&path).unwrap();
-    // Among the likes: the batch of the catalogue in front of them is long.
+    // In the likes: the batch of the catalogue before them is long.
     let at = bytes.len() - bytes.len() / 8;
     bytes[at] ^= 0x10;
     std::fs::write(&path, &bytes).unwrap();
@@ -735,7 +735,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is as it was");
 }
 
-/// Whom a node follows is not to be misread: it would give its data up for another's.
+/// A node must not misread its master, because it would replace its data by that of another one.
 #[test]
 fn a_damaged_role_is_refused_by_name_and_explained() {
     let folder = tempfile::tempdir().unwrap();
@@ -760,8 +760,8 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     assert!(Program::start_as(&[], folder.path(), &[]).is_ok());
 }
 
-/// With `always` no replica gets what is not on the disk here: it might be asked to take over from
-/// a master that never had it.
+/// With `always`, a replica receives only synced data. Otherwise it could take over with data that
+/// the master has lost.
 #[test]
 fn a_replica_gets_nothing_that_its_master_may_lose() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -784,7 +784,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
         std::thread::scope(|s| {
             let writer = s.spawn(|| call(&mut master.client(), "HINCRBY post:1 like 1"));
             until("the replica has it", || shows(value));
-            // The first one waits for the link, too.
+            // The first write also waits for the link.
             assert!(began.elapsed() >= SYNC, "after {:?}", began.elapsed());
             assert_eq!(writer.join().unwrap(), OwnedFrame::Integer(value as i64));
         });

@@ -1,8 +1,8 @@
-//! The real program and its data folder beyond faults: a start that takes long, snapshots that come
-//! by themselves, and folders that earlier releases left.
+//! Data folders of the real program apart from faults: long startups, automatic snapshots, and
+//! folders of earlier releases.
 //!
 //! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark --test it folder::` writes the folder of a
-//! version anew: only when a version is added, into a new one.
+//! version. Use it only to add a version, in a new folder.
 
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, count, refusal, text, tidemark, until};
@@ -20,14 +20,13 @@ fn start(dir: &Path, config: &Path) -> Program {
         .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// A file with this configuration.
 fn config(text: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     file
 }
 
-/// Appends rows to the log of a folder that is not open, much faster than clients could.
+/// Appends rows to the log of a folder that is not in use, much faster than clients could.
 fn append_rows(dir: &Path, space: u32, rows: u64) {
     const PER_BATCH: u64 = 20_000;
     let store =
@@ -46,7 +45,7 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
     store.note_durable(&log).unwrap();
 }
 
-/// The lock is on the folder itself, too: removing the lock file does not allow a second server.
+/// The folder itself is locked, too: removing the lock file does not allow a second server.
 #[test]
 fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -64,8 +63,8 @@ fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     Program::start(folder.path(), "always");
 }
 
-/// F23. The log of a killed server is cut below the place where replay begins, by a copy that was
-/// not finished, say: the start is refused, and `tidemark check` says what is missing, and where.
+/// F23. The log of a killed server is truncated before the replay position, for example by an
+/// incomplete copy. The start is refused, and `tidemark check` reports the missing part.
 #[test]
 fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     let folder = tempfile::tempdir().unwrap();
@@ -102,8 +101,8 @@ fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     assert_eq!(last, OwnedFrame::BulkString(b"1".to_vec()));
 }
 
-/// O12. The data folder's schema rules; the start names each field that the file declares
-/// otherwise, and `tidemark check --config` fails.
+/// O12. The schema of the data folder takes precedence. The start names each field that the file
+/// declares differently, and `tidemark check --config` fails.
 #[test]
 fn a_file_with_other_fields_is_said_at_start_and_by_check() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +155,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
         })
         .unwrap();
     let program = Program { child, port };
-    // While it loads it answers, and says why it does not do more.
+    // While it loads, it answers with the reason for its refusals.
     let mut client = program.client();
     let (mut told, mut asked) = (0, 0);
     loop {
@@ -227,8 +226,8 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are not enough");
     like(&mut client, 1000..40_000);
     until("the log is large enough", || !snapshots(folder.path()).is_empty());
-    // That one may have begun before the last like. What only the log has would be written after
-    // the next start.
+    // That snapshot may have begun before the last like. The next start would write the rest of the
+    // log to another snapshot.
     until("it is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
@@ -248,14 +247,12 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     );
 }
 
-/// Posts that lie in several tables of rows and of pairs: what they were first, and what some of
-/// them became.
+/// Posts in several tables of rows and of pairs, with an initial and a changed state.
 struct Tables {
     ids: Vec<u64>,
 }
 
 impl Tables {
-    /// Writes them.
     fn fill(client: &mut Client) -> Tables {
         let ids: Vec<u64> = (0..1500).map(|i| FIRST + i * 4096).collect();
         for (i, id) in ids.iter().enumerate() {
@@ -272,7 +269,6 @@ impl Tables {
         Tables { ids }
     }
 
-    /// One row and two pairs of each table.
     fn change(&self, client: &mut Client) {
         for id in self.ids.iter().step_by(100) {
             client.push(&[b"CNT.INCRBY", b"post", &text(*id), b"like", b"3"]);
@@ -282,7 +278,6 @@ impl Tables {
         fine(client);
     }
 
-    /// They are as they were changed.
     fn check(&self, client: &mut Client) {
         for (i, id) in self.ids.iter().enumerate() {
             let changed = i % 100 == 0;
@@ -300,7 +295,7 @@ impl Tables {
     }
 }
 
-/// The folder holds. A replica's folder, too.
+/// The folder takes precedence over the configuration, also on a replica.
 #[test]
 fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -322,7 +317,6 @@ fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     }
 }
 
-/// For INFO, and for clients that wait for snapshots by it, as Redis's do.
 #[test]
 fn changes_since_the_last_snapshot_are_counted() {
     let folder = tempfile::tempdir().unwrap();
@@ -335,7 +329,7 @@ fn changes_since_the_last_snapshot_are_counted() {
         let added = call(client, &format!("SADD liked:{FIRST} {}", members.join(" ")));
         assert_eq!(added, OwnedFrame::Integer(members.len() as i64));
     };
-    // The first one says more than itself: of the space.
+    // The first change also logs the space.
     add(&mut client, 0, 1);
     for round in 0..3 {
         let before = changes(&mut client);
@@ -352,7 +346,7 @@ fn fine(client: &mut Client) {
     (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
 }
 
-/// Two snapshots of what does not change meanwhile: the second one keeps the files of the first.
+/// Takes two snapshots without changes in between: the second one reuses the files of the first.
 fn save_twice(client: &mut Client, dir: &Path) {
     assert_eq!(refusal(&call(client, "SAVE")), "");
     let first = snapshots(dir);
@@ -361,8 +355,8 @@ fn save_twice(client: &mut Client, dir: &Path) {
     assert!(kept >= 5, "what has not changed is not written again: {first:?}");
 }
 
-/// What the last process wrote into the log, this one has only read there; its snapshot must have
-/// it all the same, as the log before it goes.
+/// The next snapshot must contain what this process has only read from the log, because that log is
+/// deleted.
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -379,7 +373,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     tables.check(&mut start(folder.path(), config.path()).client());
 }
 
-/// The same of what a replica's master tells it between two snapshots of the replica's own.
+/// The same for changes that a replica receives between two of its own snapshots.
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -390,7 +384,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
         refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
         ""
     );
-    // Clients are disconnected once, when the master's data take the place of its own.
+    // The replica closes client connections once, when it replaces its data by the master's.
     let offset = |program: &Program, key: &str| -> Option<u64> {
         let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
         let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
@@ -429,12 +423,12 @@ fn snapshots_on_demand_are_one_at_a_time_and_say_when_they_ended() {
     call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
     assert_eq!(last(&mut client), at_start);
     assert_eq!(snapshots(folder.path()), [] as [&str; 0]);
-    // Its reply comes when the files are there.
+    // SAVE replies when the files exist.
     assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
     let first = snapshots(folder.path());
     assert!(!first.is_empty());
     assert!(last(&mut client) > at_start);
-    // Two in one turn: the first has not ended.
+    // Two in one batch: the first is still running.
     client.push(&[b"BGSAVE"]);
     client.push(&[b"BGSAVE"]);
     let replies = [client.reply().unwrap(), client.reply().unwrap()];
@@ -481,8 +475,8 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// The folder of version 4: a cold file, a snapshot of tables and heads, and a log behind it with
-/// records of every kind.
+/// Writes the folder of version 4: a cold file, a snapshot of tables and heads, and a log after it
+/// with records of every kind.
 fn write_v4(program: &Program) {
     let mut client = program.client();
     let mut done = |words: &str| {
@@ -495,7 +489,7 @@ fn write_v4(program: &Program) {
     done("TM.SPILL post 1");
     done(&format!("CNT.SET post {} comment -7 repost 9223372036854775807", FIRST + 4096));
     done(&format!("CNT.DEL post {}", FIRST + 2 * 4096));
-    // Far ahead of all others, and at the end of the range.
+    // An id far ahead of all others, at the end of the range.
     done("CNT.SET post 18446744073709551615 like 3");
     done("PH.ADD liked 9 18446744073709551615");
     for i in 0..300 {
@@ -515,7 +509,7 @@ fn write_v4(program: &Program) {
     done(&format!("PH.ADD liked 77 {}", FIRST + 5000 * 4096));
 }
 
-/// What a server on the folder of version 4 answers: command, reply.
+/// Commands and replies of a server on the folder of version 4.
 fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {
@@ -525,12 +519,12 @@ fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
     let bits = |bits: &[i64]| {
         OwnedFrame::Array(bits.iter().map(|&bit| OwnedFrame::Integer(bit)).collect())
     };
-    // 43 likes of each of the first six posts, 42 of the seventh: 300 in turn. One of the first is
-    // undone, one more comes and one goes.
+    // 300 likes in turn: 43 for each of the first six posts, 42 for the seventh. One like of the
+    // first post is undone, then one is added and one undone.
     vec![
         (row(0), values(&["42", "0", "0", "0"])),
         (row(1), values(&["44", "9223372036854775807", "-7", "100"])),
-        // Deleted, then liked: the row began anew.
+        // Deleted and liked again: the row started over.
         (row(2), values(&["43", "0", "0", "0"])),
         (row(5), values(&["5048", "0", "0", "500"])),
         (row(6), values(&["", "", "", ""])),
@@ -561,8 +555,7 @@ fn check_v4(program: &Program, when: &str) {
     }
 }
 
-/// What the store's own fixtures do for the files' frames, this does for all that the server puts
-/// into them.
+/// Complements the store's fixtures, which cover the frames of files: this covers their contents.
 #[test]
 fn a_folder_of_version_4_opens() {
     let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4");
@@ -591,7 +584,7 @@ fn a_folder_of_version_4_opens() {
 
     let program = start(folder.path(), config.path());
     check_v4(&program, "from snapshot and log");
-    // And as it is written today.
+    // Check today's format, too.
     assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
     program.kill();
     check_v4(&start(folder.path(), config.path()), "from today's snapshot");
@@ -616,7 +609,7 @@ fn a_folder_of_version_3_is_refused() {
     assert!(told.contains("tidemark import --from"), "{told}");
 }
 
-/// Scripts stop a server by SHUTDOWN and start it again at once.
+/// Scripts stop a server with SHUTDOWN and restart it immediately.
 #[test]
 fn shutdown_ends_the_connection_when_the_folder_is_free() {
     let folder = tempfile::tempdir().unwrap();
@@ -666,7 +659,7 @@ fn shutdown_save_writes_a_snapshot() {
     assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
 }
 
-/// Fills the log with what takes long to replay.
+/// Fills the log with records that take long to replay.
 fn fill_log(client: &mut Client) {
     let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
     for id in FIRST..FIRST + 2000 {
@@ -678,7 +671,6 @@ fn fill_log(client: &mut Client) {
     until("a long log", || count(client, "log_bytes") > 20 << 20);
 }
 
-/// While it waits for its snapshot.
 #[test]
 fn shutdown_is_aborted_while_it_saves() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
-//! The real program, killed (SIGKILL) while eight clients let few users follow and unfollow each
-//! other: the flag of a pair, the followers of the one and the followings of the other lie in two
-//! stripes and three places, and agree exactly after each start. What was acknowledged is there.
+//! Crashes of the real program (SIGKILL) while eight clients make a few users follow and unfollow
+//! each other. A follow changes a flag, the followers of one user and the followings of the other,
+//! in two stripes and three places. After each start all three agree exactly, and acknowledged
+//! changes are present.
 //!
 //! `TIDEMARK_RUNS` (default 10; 200 before a release) and `TIDEMARK_SEED`.
 
@@ -14,28 +15,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const CLIENTS: u64 = 8;
-/// The server is killed after so many requests of all clients together.
+/// Number of requests of all clients before a kill.
 const ACTS: std::ops::Range<u64> = 50..1000;
-/// Users that follow each other, whichever client says so.
+/// Users that all clients change.
 const SHARED: std::ops::Range<u64> = 1000..1006;
-/// Behind them one per client, of whom no other client says anything.
+/// First of the users that only one client changes.
 const OWN: u64 = 1006;
 
 fn start(dir: &Path) -> Program {
     Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
 }
 
-/// Whom a client's own user follows: what was acknowledged; none if the last reply did not come.
+/// Users that a client's own user follows. `None`: the last reply did not arrive.
 type Own = BTreeMap<u64, Option<bool>>;
 
-/// Follows and unfollows until the server is gone.
 fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
     loop {
         let is_own = rng.bool();
         let who = if is_own { OWN + number } else { rng.u64(SHARED) };
-        // Also two at once, and oneself.
+        // Sometimes two at once, or oneself.
         let mut whom = vec![rng.u64(SHARED)];
         if rng.u8(0..4) == 0 {
             whom.push(rng.u64(SHARED));
@@ -63,7 +63,6 @@ fn row(client: &mut Client, id: u64) -> [i64; 2] {
     match call(client, &format!("HMGET user:{id} follower following")) {
         OwnedFrame::Array(values) => [&values[0], &values[1]].map(|value| match value {
             OwnedFrame::BulkString(text) => String::from_utf8_lossy(text).parse().unwrap(),
-            // No row.
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         }),
@@ -71,7 +70,6 @@ fn row(client: &mut Client, id: u64) -> [i64; 2] {
     }
 }
 
-/// Flags and counters agree, and what was acknowledged is there.
 fn check(client: &mut Client, own: &[Own], round: u64) {
     let all: Vec<u64> = (SHARED.start..OWN + CLIENTS).collect();
     let mut counts: BTreeMap<u64, [i64; 2]> = BTreeMap::new();
@@ -100,7 +98,7 @@ fn flags_followers_and_followings_agree_after_kills() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = start(folder.path());
     for words in [
-        // So that no pair seems to be set by chance.
+        // A low rate, so that no pair is a false positive.
         "TM.SPACE CREATE follows EXISTENCE pairs follows:{id} false_positive_rate 0.0000001",
         "TM.ACTION CREATE follow flag follows counter user.follower member_counters user.following",
     ] {
@@ -122,7 +120,6 @@ fn flags_followers_and_followings_agree_after_kills() {
         });
         acts += answered.load(Relaxed);
         if round % 5 == 4 {
-            // With a snapshot behind it, too.
             program = start(folder.path());
             assert_eq!(refusal(&program.ask("SAVE")), "");
             program.sigkill();

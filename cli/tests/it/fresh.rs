@@ -1,6 +1,7 @@
-//! A fresh server with nothing set but its memory: posts and likes beyond that are loaded, never
-//! refused, while it is killed (SIGKILL) in spills and merges. In the end every row and every flag
-//! is right, and after one more start, and the process never took more than its memory.
+//! A new server with only its memory configured. Posts and likes beyond the memory are spilled,
+//! never refused, while the server is killed (SIGKILL) during spills and merges. At the end, every
+//! row and every flag is right, before and after another restart, and no process has exceeded its
+//! memory.
 //!
 //! `TIDEMARK_STEPS`: posts, and as many likes (default 1,000,000 with 48 MiB; 400,000,000 with 2
 //! GiB before a release).
@@ -14,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Posts of a request, which one member likes together.
+/// Posts of a request, all liked by one member.
 const BLOCK: u64 = 1000;
 const LOADERS: u64 = 2;
-/// How often it is killed while it spills, and while it merges.
 const KILLS: u64 = 3;
-/// So much of its memory the process may take at most, or so much more: the program itself.
+/// Maximum memory of the process: this factor of the configured memory, or the constant addition
+/// below for the program itself.
 const MOST: f64 = 1.05;
 const PROGRAM_BYTES: u64 = 40 << 20;
-/// One post in so many gets a comment when all are there.
+/// One in this many posts gets a comment after the load.
 const COMMENTED: u64 = 10;
 
 fn mix(x: u64) -> u64 {
@@ -30,25 +31,22 @@ fn mix(x: u64) -> u64 {
     (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 32)
 }
 
-/// Blocks that are loaded until what came is synced: what a kill may make necessary once more, so
-/// the server must know their tokens. It keeps a million, or as many as an eighth of its memory
-/// holds at 80 bytes each; a block has one for each of two counters of a post.
+/// Number of blocks between two syncs. A kill makes the client resend them, so the server must
+/// still know their tokens. It keeps a million tokens, or those that fit an eighth of its memory at
+/// 80 bytes each. A block has one token for each of two counters of a post.
 fn stretch(memory_bytes: u64) -> u64 {
     let tokens = (memory_bytes / 8 / 80).min(1_000_000);
     (tokens / 2 / (2 * BLOCK)).max(1)
 }
 
-/// Ids rise, about one in 4,096 taken.
 fn id(post: u64) -> u64 {
     (1 << 50) + post * 4096 + mix(post) % 4096
 }
 
-/// The member that likes the posts of a block.
 fn member(block: u64) -> u64 {
     1_000_000 + mix(block) % (1 << 32)
 }
 
-/// Readers and comments of a post, before the last comment.
 fn counts(post: u64) -> [i64; 2] {
     let drawn = mix(post ^ 0x5851_F42D_4C95_7F2D);
     [(drawn % 5000) as i64, (drawn >> 20) as i64 % 6]
@@ -58,7 +56,7 @@ fn posts(block: u64) -> Range<u64> {
     block * BLOCK..(block + 1) * BLOCK
 }
 
-/// Words of a request, without an allocation for each.
+/// Words of a request in one allocation.
 #[derive(Default)]
 struct Words {
     text: Vec<u8>,
@@ -86,7 +84,7 @@ impl Words {
     }
 }
 
-/// The counters of a block, once however often it is sent, and its likes.
+/// Sends the counters of a block, with tokens that make repetitions harmless, and its likes.
 fn push_block(client: &mut Client, block: u64) {
     let mut counters = Words::new(&["CNT.MINCRBY", "post"]);
     for post in posts(block) {
@@ -106,7 +104,7 @@ fn push_block(client: &mut Client, block: u64) {
     likes.push(client);
 }
 
-/// A comment on some posts of a block, once.
+/// Sends a comment on some posts of a block, with tokens.
 fn push_comments(client: &mut Client, block: u64) {
     let mut comments = Words::new(&["CNT.MINCRBY", "post"]);
     for post in posts(block).filter(|post| post % COMMENTED == 0) {
@@ -119,8 +117,8 @@ fn push_comments(client: &mut Client, block: u64) {
     comments.push(client);
 }
 
-/// Sends these blocks by several connections, until they are on the disk or the server is gone:
-/// whether they are. A refusal ends the test.
+/// Sends blocks on several connections until they are synced or the server is killed. Returns
+/// whether they are synced. An error reply fails the test.
 fn send(port: u16, blocks: Range<u64>, replies: usize, push: fn(&mut Client, u64)) -> bool {
     let (next, is_whole) = (AtomicU64::new(blocks.start), AtomicBool::new(true));
     let load = || -> Result<(), std::io::Error> {
@@ -158,13 +156,12 @@ fn send(port: u16, blocks: Range<u64>, replies: usize, push: fn(&mut Client, u64
     is_whole.into_inner()
 }
 
-/// The server, and what it has done.
 struct Fresh {
     folder: tempfile::TempDir,
     config: String,
     memory_bytes: u64,
     program: Program,
-    /// The most that any process took, as a part of the memory.
+    /// Maximum memory of any process, as a share of the configured memory.
     worst: f64,
 }
 
@@ -188,7 +185,6 @@ impl Fresh {
         self.worst = self.worst.max((peak * 1024) as f64 / self.memory_bytes as f64);
     }
 
-    /// kill -9, and a new start.
     fn kill(&mut self) {
         self.look_at_memory();
         self.program.sigkill();
@@ -199,8 +195,8 @@ impl Fresh {
         self.program.info(name).parse().unwrap_or_else(|_| panic!("INFO {name}"))
     }
 
-    /// Sends all blocks, stretch by stretch. Now and then in the later half of them the server is
-    /// killed while it writes a cold file, and the stretch is sent again. How often it was.
+    /// Sends all blocks, stretch by stretch. In the later half, sometimes kills the server while it
+    /// writes a cold file, and resends the stretch. Returns the number of kills.
     fn send_all(&mut self, blocks: u64, replies: usize, push: fn(&mut Client, u64)) -> u64 {
         let mut killed = 0;
         let stretch = stretch(self.memory_bytes);
@@ -233,7 +229,8 @@ impl Fresh {
         killed
     }
 
-    /// Every row, and all flags of one block in `sample`; those, too, that were never set.
+    /// Checks every row, and the flags of one block in `sample`, including flags that were never
+    /// set.
     fn check(&self, blocks: u64, comments: i64, sample: u64) {
         let next = AtomicU64::new(0);
         let wrong = AtomicU64::new(0);
@@ -262,7 +259,6 @@ impl Fresh {
     }
 }
 
-/// Whether a cold file is being written at this moment.
 fn is_writing(dir: &Path) -> bool {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
     names.into_iter().any(|entry| entry.file_name().to_string_lossy().ends_with("cold.tmp"))
@@ -277,13 +273,12 @@ fn check_rows(client: &mut Client, block: u64, comments: i64) {
         let OwnedFrame::Array(values) = row else { panic!("post {post}: {row:?}") };
         let [read, comment] = counts(post);
         let comment = comment + if post % COMMENTED == 0 { comments } else { 0 };
-        // like repost comment read
+        // Order: like repost comment read.
         let expected = [1, 0, comment, read].map(OwnedFrame::Integer);
         assert_eq!(values, expected, "post {post}");
     }
 }
 
-/// How many flags of a block are set for this member.
 fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
     let mut words = Words::new(&["PH.EXISTS", "liked"]);
     words.add(member);
@@ -297,7 +292,7 @@ fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
 fn a_fresh_server_takes_more_than_its_memory_holds() {
     let all = seeds::given("TIDEMARK_STEPS").unwrap_or(1_000_000);
     let blocks = all / BLOCK;
-    // As 2 GiB are to 400,000,000 posts; but the process itself takes some, too.
+    // The same ratio as 2 GiB for 400,000,000 posts, but at least enough for the process itself.
     let memory_bytes = ((all as f64 * 5.37) as u64).max(48 << 20);
     let mut fresh = Fresh::start(memory_bytes);
     let began = Instant::now();
@@ -330,8 +325,8 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
     assert!(fresh.worst <= MOST.max(program), "{:.3} of its memory", fresh.worst);
 }
 
-/// Rows come faster than they are spilled, by several connections, and memory is short at once: all
-/// of them wait, and none is refused.
+/// Several connections write rows faster than they spill, and memory runs short immediately. All
+/// writes wait, and none is refused.
 #[test]
 fn writers_that_are_faster_than_the_disk_wait() {
     const CLIENTS: u64 = 4;

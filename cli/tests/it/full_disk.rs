@@ -1,8 +1,7 @@
-//! The real program on a full disk: what it refuses, what it keeps, and what makes room.
+//! The real program on a full disk: what it refuses, what it keeps, and how it recovers.
 //!
-//! A small tmpfs needs the right to mount it: root's, or that of a namespace of one's own
-//! (`SmallDisk`). Where there is neither a test says so, loudly, and passes, except with `CI` or
-//! `TIDEMARK_ALL_FAULTS` set.
+//! A small tmpfs requires permission to mount it, as root or in a new namespace (`SmallDisk`).
+//! Without it, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set.
 
 use harness::in_process::listener;
 use harness::program::{
@@ -44,7 +43,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             said = words.to_owned();
             true
         });
-        // The first client that gets the error has made its change.
+        // The first client with the error has changed the data in memory.
         assert!(
             said.starts_with(
                 "MISCONF Tidemark cannot write its log: what was changed is in memory"
@@ -54,7 +53,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
         refused_without_trace(&mut client, 5_000_000);
         says_why_and_not_where(admin, disk.path());
-        // What was queued before is refused as a whole, not command by command.
+        // A queued transaction is refused as a whole.
         let exec = call(&mut transaction, "EXEC");
         let why = "EXECABORT Transaction discarded because of: MISCONF ";
         assert!(refusal(&exec).starts_with(why), "{exec:?}");
@@ -62,7 +61,6 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert_eq!(refusal(&pong).starts_with("MISCONF "), ping_fails, "{pong:?}");
         check(program.port, &likes);
 
-        // A snapshot has no room either, and leaves nothing behind.
         let before = names(disk.path());
         assert!(!snapshot(&mut client), "a snapshot succeeded on a full disk");
         assert_eq!(names(disk.path()), before, "a failed snapshot left files");
@@ -73,7 +71,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         refused_without_trace(&mut client, 6_000_000);
 
-        // An import ends at once with the server's error.
+        // An import ends immediately with the server's error.
         let mut rows = tempfile::Builder::new().suffix(".csv").tempfile().unwrap();
         writeln!(rows, "id,like,repost,comment,read\n1,2,3,4,5\n6,7,8,9,10").unwrap();
         let import = tidemark(&[
@@ -89,8 +87,8 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         assert!(!import.status.success() && words.contains("MISCONF"), "{words}");
 
-        // What is refused now may still be logged, what was acknowledged is: killed, and started
-        // while there is no room.
+        // A write that was refused may have been logged, and acknowledged ones are. Kill and
+        // restart on the full disk.
         program.kill();
         let program = start();
         let mut client = program.client();
@@ -108,8 +106,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
     }
 }
 
-/// The pages of the admin port that need no login tell of the full disk, and not where the data
-/// are.
+/// The admin pages without a login report the full disk, but not the data folder.
 fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
     for page in ["/readyz", "/api/status"] {
         let mut stream = TcpStream::connect(admin).unwrap();
@@ -122,7 +119,7 @@ fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
     }
 }
 
-/// No reply says that all is well, and nothing is changed that the log has no room for.
+/// Every reply reports the failure, and no change happens that the log cannot hold.
 #[test]
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
@@ -147,7 +144,6 @@ fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     }
 }
 
-/// Sets rows, some bytes of log each.
 fn rows(client: &mut Client, from: u64, to: u64) -> bool {
     for first in (from..to).step_by(1000) {
         let last = (first + 1000).min(to);
@@ -171,7 +167,7 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
     true
 }
 
-/// What is kept for replicas that may come back is worth less than what is written now.
+/// Log that is kept for returning replicas yields to new writes.
 #[test]
 fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -192,7 +188,7 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let before = segments();
     assert!(before.len() >= 4, "{before:?}");
     disk.fill(64 << 10);
-    // A refusal or two, while it is made.
+    // One or two writes are refused while space is freed.
     let mut at = 400_000;
     until("writes go on", || {
         at += 20_000;
@@ -210,8 +206,7 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     }
 }
 
-/// A scheduled snapshot leaves the last bytes of the disk to the log, and does not come
-/// again and again.
+/// A scheduled snapshot leaves the last free space to the log, and is not retried continuously.
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -238,7 +233,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let mut write = |client: &mut Client| {
         assert!(rows(client, id, id + 10), "a write was refused");
         id += 10;
-        // The log is to need little of what is free itself.
+        // The log itself must use little of the free space.
         std::thread::sleep(Duration::from_millis(5));
         let figures = rustix::fs::statvfs(disk.path()).unwrap();
         least = least.min(figures.f_bavail * figures.f_frsize);
@@ -247,21 +242,21 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
         write(&mut client);
         failed() > 0
     });
-    // Without a pause dozens would come in this time.
+    // Without a pause, dozens would run in this time.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         write(&mut client);
     }
     assert!(failed() <= 2, "{} failed", failed());
-    // It reserves some room before it writes; without a limit snapshots leave none at all.
+    // A snapshot reserves space before it writes. Without this limit it would use all of it.
     assert!(least > 4 << 20, "{least} bytes were free");
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    // A requested one may take all.
+    // A requested snapshot may use all space.
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
-/// As Redis: stopping a server whose log fails loses what was acknowledged since; so the order must
-/// be given twice.
+/// As in Redis, stopping a server whose log fails loses acknowledged writes, so the order must be
+/// given twice.
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -293,7 +288,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     disk.fill(256 << 10);
     like(program.port, 30_000_000, 8, |words| words.starts_with("MISCONF "));
     program.sigterm();
-    // The same signal within half a second is the same request.
+    // A signal within half a second counts as the same request.
     program.sigterm();
     std::thread::sleep(Duration::from_millis(700));
     assert_eq!(program.child.try_wait().unwrap(), None);
@@ -304,7 +299,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     );
 }
 
-/// F29. A service manager says once that the server is to stop.
+/// F29. A service manager sends the stop signal only once.
 #[test]
 fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -323,8 +318,8 @@ fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     check(Program::start(disk.path(), "everysec").port, &likes);
 }
 
-/// F29. With `always` nothing that was acknowledged is lost, so there is nothing to wait for; and
-/// while the disk is full the log of the server says so once, not with each attempt.
+/// F29. With `always`, no acknowledged write can be lost, so the server stops. While the disk is
+/// full, it logs the failure once, not at each attempt.
 #[test]
 fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {

@@ -1,6 +1,6 @@
-//! The real program, killed (SIGKILL) under load, again and again: with `--fsync always` every
-//! acknowledged like is there after the restart, and no crash parts a flag from its counter.
-//! Snapshots are taken in between.
+//! Crashes of the real program (SIGKILL) under load, with snapshots in between. With `--fsync
+//! always`, every acknowledged like is present after the restart, and flags and counters always
+//! agree.
 //!
 //! `TIDEMARK_RUNS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
 
@@ -11,8 +11,8 @@ use node::client::Client;
 use std::process::Command;
 use std::time::Duration;
 
-/// Rounds that like the same posts. What older ones left is checked era by era, so that a round
-/// costs the same however many there were.
+/// Number of rounds that like the same posts. Older posts are checked once per era, so that the
+/// cost of a round is constant.
 const ERA: u64 = 10;
 
 #[test]
@@ -47,7 +47,6 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
                 .collect();
             if round % 3 == 1 {
                 s.spawn(move || {
-                    // The kill may come first.
                     let _ =
                         Client::connect(("127.0.0.1", port)).and_then(|mut c| c.call(&[b"BGSAVE"]));
                 });
@@ -92,7 +91,7 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
         let again = Program::start(folder.path(), fsync);
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();
         check(again.port, &all);
-        // The same folder, a second time: refused, and the first goes on.
+        // A second server on the folder is refused, and the first one continues.
         let second = Command::new(harness::program())
             .args(["serve", "--port", "0", "--dir"])
             .arg(folder.path())

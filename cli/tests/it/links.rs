@@ -1,5 +1,5 @@
-//! Bad links between a master and its replicas, under load: `tests/clients/links.py` has the play,
-//! this starts it with the real program.
+//! Faulty links between a master and its replicas under load. The script is
+//! `tests/clients/links.py`; this test runs it with the real program.
 //!
 //! `cargo xtask play links --seconds 300` plays for five minutes.
 

@@ -1,5 +1,5 @@
-//! What the process has in memory after a storm of clients of all kinds, beside what INFO says that
-//! it has: when it has been quiet for a minute, less than 30 MB are not accounted for.
+//! Memory of the process after a storm of clients of all kinds, compared with INFO. After a quiet
+//! minute, less than 30 MB are unaccounted for.
 
 use harness::program::{FIRST, Program, count, refusal};
 use node::client::Client;
@@ -30,7 +30,7 @@ fn take(client: &mut Client) {
     }
 }
 
-/// What lies in RAM and is of no file: the program's text is not ours alone.
+/// Resident memory without file mappings, which other processes share.
 fn resident(program: &Program) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.child.id())).unwrap();
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -41,7 +41,6 @@ fn all_posts() -> impl Iterator<Item = Vec<u8>> {
     (FIRST..FIRST + POSTS).map(|id| id.to_string().into_bytes())
 }
 
-/// Clients of all kinds; what is left open at the end.
 fn storm(program: &Program) -> Vec<Client> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut clients: Vec<Client> = (0..500).map(|_| program.client()).collect();
@@ -69,8 +68,8 @@ fn storm(program: &Program) -> Vec<Client> {
         client.send().unwrap();
     }
     large.iter_mut().for_each(take);
-    // They ask for much, and never read; they announce much, and never send; they subscribe, and
-    // are told of every change.
+    // Clients that request much and never read, announce much and never send, or subscribe to every
+    // change.
     let silent: Vec<TcpStream> = (0..50)
         .map(|n| {
             let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();

@@ -1,5 +1,5 @@
-//! What an operator, or Sentinel, orders is on the disk before the answer: seen from outside, by
-//! strace, of the real program.
+//! Orders of an operator or of Sentinel are on disk before their reply, as strace of the real
+//! program shows.
 
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -9,8 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 
-/// The program with its configuration in a file, and with strace as its companion; none if there is
-/// no strace.
+/// Starts the program with a configuration file under strace. `None` without strace.
 fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("to see the order of system calls needs strace");
@@ -22,8 +21,8 @@ fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> 
     Some(started.unwrap_or_else(|said| panic!("{said:#?}")))
 }
 
-/// What the thread that gives a file of this name its name does, as each call is done, and when the
-/// first answer begins.
+/// Returns the completed calls of the thread that renames a file to `name`, and the beginning of
+/// the first reply.
 fn calls(trace: &str, name: &str) -> Vec<&'static str> {
     let thread_of = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
     let renames = |line: &str| line.contains("rename") && line.contains(&format!("/{name}\""));
@@ -66,7 +65,7 @@ fn an_order_is_on_the_disk_before_it_is_answered() {
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 7")), "");
         let before = std::fs::read(&trace).unwrap().len();
         assert_eq!(refusal(&call(&mut client, words)), "", "{words}");
-        // Once it has answered something else, what it did before is in the trace.
+        // After another reply, the trace contains all earlier calls.
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 8")), "");
         let trace = std::fs::read(&trace).unwrap();
         let trace = String::from_utf8_lossy(&trace[before..]);
@@ -81,7 +80,7 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
     let own = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), own.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
-    // The folder of the file; the file itself has another path.
+    // Fails calls for the folder of the file; the file itself has another path.
     let fails = [
         "-o",
         "/dev/null",
@@ -134,8 +133,9 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     );
 }
 
-/// Another client of the only worker goes on while the disk takes its time for what this one has
-/// sent. Gives how often it was answered before the last line of the reply has come, and `is_over`.
+/// Checks that another client of the only worker gets replies while the disk works for the sender
+/// of `sent`. Returns the number of its replies before the last line of the sender's reply and
+/// `is_over`.
 fn answered_meanwhile(
     program: &Program,
     sent: &str,
@@ -184,7 +184,7 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
             "{sent}: others were answered {times} times while the disk was written"
         );
     };
-    // As Sentinel sends it.
+    // In the form that Sentinel sends.
     let sentinel = |order: &str| {
         let order = format!("SLAVEOF {order}\r\nCONFIG REWRITE\r\nCLIENT KILL TYPE pubsub\r\n");
         format!("MULTI\r\n{order}EXEC\r\nECHO done\r\n")
@@ -207,8 +207,8 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
     goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
 }
 
-/// What Sentinel sends has its replies in their order, as with Redis, wherever it waits meanwhile;
-/// and no reply is missing or comes twice.
+/// Sentinel's transaction gets its replies in order, as with Redis, no matter where it waits. No
+/// reply is missing or duplicated.
 #[test]
 fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
 
 const ROWS: u64 = 3_000;
 
-/// A disk on which a role has room, and what the log lacks has none.
+/// Fills the disk so that a role still fits, but the pending log does not.
 fn nearly_full(disk: &SmallDisk, program: &Program) {
     let mut client = program.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
@@ -274,7 +274,6 @@ fn info(program: &Program, key: &str) -> String {
     harness::program::info(&mut program.client(), key)
 }
 
-/// Sends it, and gives the lines of the answer.
 fn lines(program: &Program, sent: &str) -> Vec<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.write_all(sent.as_bytes()).unwrap();
@@ -302,7 +301,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
             .starts_with("-ERR what was written is not in the log yet, and would be lost: MISCONF"),
         "{refusal}"
     );
-    // Once a round of commits has failed nothing more is accepted.
+    // After a failed commit, the server accepts no writes.
     let last = said.iter().rposition(|line| line.starts_with(':')).unwrap() as u64;
     let held = OwnedFrame::BulkString(text(if last == 0 { 6 } else { 5 }));
     assert_eq!((info(&program, "role"), row(&program, last)), ("master".into(), held.clone()));
@@ -313,7 +312,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
     assert_eq!(row(&Program::start(disk.path(), "everysec"), last), held);
 }
 
-/// The same, where the order could not wait for what was written in one go with it.
+/// The same if the order is in one transaction with the writes and cannot wait for them.
 #[test]
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     for is_taken_back in [false, true] {
@@ -334,7 +333,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
             ("slave".into(), "0".into())
         );
         if is_taken_back {
-            // The role is smaller than what the log lacks.
+            // The role needs less space than the pending log.
             assert_eq!(last_line(&program, "REPLICAOF NO ONE\r\n"), "+OK");
             assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
         }
@@ -363,8 +362,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     }
 }
 
-/// What Redis reads as no number between 0 and 65535 is no port, whatever else would read it as
-/// one.
+/// A port is only what Redis parses as a number between 0 and 65535.
 #[test]
 fn what_is_no_port_is_no_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -382,8 +380,8 @@ fn what_is_no_port_is_no_order() {
     );
 }
 
-/// A kill while a role was written: what it has left does not stay for ever. What others have there
-/// does.
+/// A start removes the remains of a role whose writing was interrupted by a kill, but not the files
+/// of others.
 #[test]
 fn a_start_removes_what_a_kill_has_left_of_a_role() {
     let folder = tempfile::tempdir().unwrap();
@@ -394,7 +392,7 @@ fn a_start_removes_what_a_kill_has_left_of_a_role() {
     std::fs::create_dir(path(".tidemark-folder.tmp")).unwrap();
     let program = Program::start(folder.path(), "always");
     assert!(!left.exists() && other.exists() && path(".tidemark-folder.tmp").exists());
-    // Another process must not tidy up a folder in use.
+    // A second process must not delete files of a folder in use.
     std::fs::write(&left, "").unwrap();
     assert!(Program::start_as(&[], folder.path(), &[]).is_err());
     assert!(left.exists());

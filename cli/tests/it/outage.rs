@@ -1,6 +1,5 @@
-//! For how long writes of stock clients fail through a planned SENTINEL FAILOVER and through
-//! kill -9: `tests/clients/outage.py` has the plays and the other clients, this has the one of
-//! redis-rs.
+//! Duration of failing writes of stock clients during a planned SENTINEL FAILOVER and after kill
+//! -9. `tests/clients/outage.py` runs the other clients; this file has the client with redis-rs.
 
 use redis::Commands;
 use redis::cluster::ClusterClient;
@@ -9,10 +8,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Set for this test binary where it is to be a client.
+/// Set if this test binary must act as a client.
 const WRITER: &str = "TIDEMARK_WRITER";
 
-/// F8: a planned failover cost ioredis and Lettuce eight seconds of writes.
+/// F8: a planned failover blocked writes of ioredis and Lettuce for eight seconds.
 #[test]
 fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -51,7 +50,8 @@ fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     assert!(status.success(), "see above");
 }
 
-/// What `tests/clients/writer.py` is for redis-py. Only where `outage.py` has started it.
+/// The counterpart of `tests/clients/writer.py` for redis-rs. Only active if started by
+/// `outage.py`.
 #[test]
 fn redis_rs_writes() {
     if std::env::var_os(WRITER).is_none() {

@@ -1,5 +1,5 @@
-//! What packages and service managers use of the program: version, completions, manual pages,
-//! health checks, readiness, the log as JSON.
+//! Interfaces for packages and service managers: version, completions, manual pages, health checks,
+//! readiness, JSON logs.
 
 use harness::program::Program;
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,7 +20,6 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The subcommands that `tidemark help` lists.
 fn subcommands() -> Vec<String> {
     let help = text(&tidemark(&["help"]));
     let list = help.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
@@ -100,7 +99,7 @@ fn ping_waits_for_a_server_that_starts() {
     assert!(server.terminate().success());
 }
 
-/// `Type=notify`: the service manager's socket gets READY=1 when the data are loaded, and
+/// `Type=notify`: the service manager's socket receives READY=1 after the data is loaded, and
 /// STOPPING=1 when the server stops.
 #[test]
 fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
@@ -113,7 +112,7 @@ fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
         let n = manager.recv(&mut buffer).expect("a message of the server");
         String::from_utf8(buffer[..n].to_vec()).unwrap()
     };
-    // `env` becomes the server, which has the variable.
+    // `env` sets the variable and becomes the server.
     let variable = format!("NOTIFY_SOCKET={}", path.display());
     let data = folder.path().join("data");
     let server = Program::start_as(&["env", &variable], &data, &[]).unwrap();
@@ -124,15 +123,15 @@ fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
     assert!(stopping.contains("STOPPING=1"), "{stopping}");
 }
 
-/// Starts the server as systemd does a service with sockets: these are its descriptors 3 and 4,
-/// named `tidemark.socket` and `admin`. Returns when the server is ready.
+/// Starts the server with sockets like systemd: descriptors 3 and 4, named `tidemark.socket` and
+/// `admin`. Returns when the server is ready.
 fn start_with_sockets(dir: &Path, clients: &TcpListener, admin: &TcpListener) -> Child {
     let passed = |socket: &TcpListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let script = "exec 3<&0 4>&1 </dev/null >/dev/null
         export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=tidemark.socket:admin
         exec \"$@\"";
     let program = harness::program();
-    // The port that the configuration names cannot be opened.
+    // The configured port is in use.
     let port = clients.local_addr().unwrap().port().to_string();
     let mut child = Command::new("sh")
         .args(["-c", script, "sh", program.to_str().unwrap(), "serve", "--port", &port])
@@ -153,8 +152,8 @@ fn start_with_sockets(dir: &Path, clients: &TcpListener, admin: &TcpListener) ->
     child
 }
 
-/// Sends a command on a connection that may have been made before the server was there. A server
-/// that is still loading its data is asked again.
+/// Sends a command on a connection that may be older than the server. Repeats it while the server
+/// loads its data.
 fn ask(client: &mut TcpStream, command: &str) -> String {
     client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut replies = BufReader::new(client.try_clone().unwrap());
@@ -168,8 +167,8 @@ fn ask(client: &mut TcpStream, command: &str) -> String {
     }
 }
 
-/// Socket activation: a connection that is made while no server runs is answered by the next one,
-/// and a restart refuses none.
+/// Socket activation: the next server answers a connection that was made while none was running,
+/// and a restart refuses no connection.
 #[test]
 fn sockets_of_the_service_manager_are_served() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,13 +186,13 @@ fn sockets_of_the_service_manager_are_served() {
     }
 }
 
-/// A socket that no client could be served on is refused, not ignored.
+/// The server refuses to start with a socket that it cannot serve.
 #[test]
 fn unusable_sockets_of_the_service_manager_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     for (name, said) in [("tls", "TLS is off"), ("clients", "socket \"clients\"")] {
-        // Descriptor 3 is the socket, or no socket at all.
+        // Descriptor 3 is the socket or no socket.
         let stdin = match name {
             "tls" => Stdio::from(OwnedFd::from(socket.try_clone().unwrap())),
             _ => Stdio::null(),

@@ -1,6 +1,6 @@
-//! The real program becomes a master while its disk is slow, or full: strace holds back, or
-//! refuses, the first segment of its own log. A client that was told that it is a master writes, or
-//! waits, or gets the disk's error.
+//! Promotion of the real program while its disk is slow or full: strace delays or fails the
+//! creation of its first log segment. A client of the new master writes, waits, or gets the disk's
+//! error.
 
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -10,13 +10,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long the first segment takes.
 const SLOW: Duration = Duration::from_secs(3);
-/// What does not wait for it takes less, on a busy machine, too.
+/// Maximum duration of operations that must not wait for the segment, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_millis(1_500);
 
-/// A master, and a replica of it that follows; what becomes of the first segment that the replica
-/// begins itself is `how`. None: strace is missing.
+/// Starts a master and its replica. `how` is the fault for the first segment that the replica
+/// creates. `None` without strace.
 fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("a slow disk needs strace");
@@ -28,7 +27,7 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     in_step(&replica);
     assert!(replica.terminate().success());
     let newest = segments(folders[1].path()).pop().unwrap();
-    // A number is used once, whether that succeeds or not.
+    // A segment number is used once, even if its creation fails.
     let paths = [1, 2].map(|more| folders[1].path().join(store::segment_name(newest + more)));
     let inject = format!("inject=openat:{how}");
     let mut under = vec![
@@ -52,7 +51,6 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     Some([master, replica])
 }
 
-/// Numbers of the segments in a data folder, rising.
 fn segments(folder: &Path) -> Vec<u64> {
     let names = std::fs::read_dir(folder)
         .unwrap()
@@ -85,14 +83,12 @@ fn likes(program: &Program) -> OwnedFrame {
     program.ask(&format!("HGET post:{FIRST} like"))
 }
 
-/// Sends a like without waiting for its reply.
 fn send_like(program: &Program) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.write_all(format!("HINCRBY post:{FIRST} like 1\r\n").as_bytes()).unwrap();
     stream
 }
 
-/// The line that comes.
 fn line(stream: TcpStream) -> String {
     BufReader::new(stream).lines().next().unwrap().unwrap()
 }
@@ -102,7 +98,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let how = format!("delay_enter={}:when=1", SLOW.as_micros());
     let Some([master, replica]) = pair(&folders, &how) else { return };
-    // Both were there before, and stay connected.
+    // Both clients connected before and stay connected.
     let (mut reader, mut queues) = (replica.client(), replica.client());
     fine(&replica, "REPLICAOF NO ONE");
     let began = Instant::now();
@@ -119,12 +115,11 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
     drop(leaves);
 
-    // It is to be a replica after all.
     fine(&replica, "REPLICAOF 127.0.0.1 1");
     assert_eq!(line(waits), "-READONLY You can't write against a read only replica.");
     assert!(began.elapsed() < AT_ONCE, "no request has waited for the disk: {:?}", began.elapsed());
 
-    // And a master again, and again: no order waits for the log either.
+    // Repeated promotions do not wait for the log either.
     for _ in 0..3 {
         fine(&replica, "REPLICAOF NO ONE");
         fine(&replica, "REPLICAOF 127.0.0.1 1");
@@ -149,8 +144,8 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
 }
 
-/// Its role was on the disk, and no segment of its own was. With its old master's term both would
-/// look like one writer's.
+/// Its role is on disk, but no segment of its own. With the term of the old master, both logs would
+/// seem to have one writer.
 #[test]
 fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -162,7 +157,6 @@ fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     let again = Program::start(folders[1].path(), "everysec");
     until("it leads with a term of its own", || term(&again) >> 32 == (term(&master) >> 32) + 1);
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(100)));
-    // It is done: another start changes nothing.
     let own = term(&again);
     fine(&again, "REPLICAOF NO ONE");
     until("it takes writes", || {
@@ -182,7 +176,7 @@ fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
 #[test]
 fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    // Two numbers are tried at a time, twice a second.
+    // The node tries two numbers at a time, twice per second.
     let Some([master, replica]) = pair(&folders, "error=ENOSPC:when=1..24") else { return };
     let mut client = replica.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
@@ -212,7 +206,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(replica.info("aof_last_write_status"), "err");
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
 
-    // A replica has no log to begin.
+    // A replica creates no log.
     follow(&replica, &master);
     until("it refuses as a replica", || refusal(&call(&mut client, &like)).starts_with("READONLY"));
     assert_eq!(refusal(&call(&mut client, "PING")), "");
@@ -233,15 +227,15 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
 }
 
-/// Between the moment when writes are taken and the first round of commits there are none in any
-/// log, whatever WAIT knew of this node as a replica.
+/// Between a promotion and the first commit, the new writes are in no log. WAIT must not count the
+/// replication state of the earlier role.
 #[test]
 fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("to hold back a new thread needs strace");
     }
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    // A new master begins with a thread.
+    // A new master starts a thread.
     let under = [
         "strace",
         "-D",
@@ -287,20 +281,19 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
         for (number, client) in (0..).zip(clients) {
             let mut lines = BufReader::new(client).lines().map(Result::unwrap);
             assert_eq!(lines.next().unwrap(), ":1");
-            // Of WAITAOF: two numbers, of which the second counts the replicas.
+            // WAITAOF returns two numbers; the second one counts the replicas.
             let count = if number % 2 == 0 { lines.next() } else { lines.nth(2) };
             assert_eq!(count.unwrap(), ":0", "round {round}: the only replica is stopped");
         }
         signal(rustix::process::Signal::CONT);
     }
-    // And once it goes on it has them.
+    // After it continues, the replica has the writes.
     let mut client = node.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
     assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
 }
 
-/// A name that does not resolve: a node that was to follow it is the master as soon as it is told
-/// so.
+/// The master's name does not resolve. A promotion of its replica must take effect immediately.
 #[test]
 fn a_promotion_does_not_wait_for_the_old_masters_name() {
     if Command::new("strace").arg("-V").output().is_err() {

@@ -1,6 +1,7 @@
-//! The real program while its filters are built anew for other rates, beside likes, unlikes and
-//! readers each of which knows what it has set: no set pair is ever answered with no, before a
-//! `kill -9` in the middle and after it, by the master, by its replica, and once that is promoted.
+//! Rebuilds of filters for other rates, concurrently with likes, unlikes and reads. Each writer
+//! knows the pairs that it has set. No set pair may ever read as unset, before and after a `kill
+//! -9` during a rebuild. This holds on the master, on its replica, and after the replica's
+//! promotion.
 //!
 //! `TIDEMARK_RUNS`: kills (default 2), and `TIDEMARK_SEED`.
 
@@ -33,7 +34,7 @@ const WRITERS: u64 = 2;
 const BATCH: usize = 64;
 const POSTS: u64 = 4000;
 
-/// (post, member) -> set? Of the members of one writer.
+/// Whether each (post, member) of one writer is set.
 type Truth = BTreeMap<(u64, u64), bool>;
 
 fn integers(frame: OwnedFrame) -> Vec<i64> {
@@ -51,12 +52,11 @@ fn push(client: &mut Client, words: &[&str], (post, member): (u64, u64)) {
     client.push(&words.chain([member.as_bytes(), post.as_bytes()]).collect::<Vec<_>>());
 }
 
-/// Likes, unlikes and asks until it is told to stop, or the server is gone: what it was doing then
-/// is no longer known, and left out.
+/// Likes, unlikes and reads until stopped or the server is gone. Drops pairs whose state is then
+/// unknown.
 fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, stop: &AtomicBool) {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     while !stop.load(Relaxed) {
-        // Each pair once.
         let batch: BTreeMap<(u64, u64), bool> = (0..BATCH)
             .map(|_| {
                 let pair = (1 + rng.u64(..POSTS), rng.u64(..3000) * WRITERS + number);
@@ -76,7 +76,7 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
                 return;
             };
             let before = truth.insert(pair, likes);
-            // After a kill it may have been done before.
+            // After a kill, the change may already have been applied.
             let changes = i64::from(before.unwrap_or(false) != likes);
             let done = integers(done);
             assert!(before.is_none() || done == [changes], "{pair:?} {likes}: {done:?}");
@@ -85,7 +85,7 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
     }
 }
 
-/// Every pair is as it was left; those that are set also without the ledger.
+/// Checks that every pair has its state, and set pairs also without the ledger.
 fn check(client: &mut Client, truths: &[Truth]) {
     for truth in truths {
         for pairs in truth.iter().collect::<Vec<_>>().chunks(256) {
@@ -113,7 +113,6 @@ fn alter(program: &Program, rate: &str) {
     assert_eq!(refusal(&reply), "");
 }
 
-/// Whether all tables have this rate, as TM.TABLES says.
 fn have_rate(program: &Program, rate: &str) -> bool {
     let OwnedFrame::Array(tables) = program.ask("TM.TABLES liked") else { return false };
     let is = |frame: &OwnedFrame, text: &str| match frame {
@@ -128,7 +127,6 @@ fn have_rate(program: &Program, rate: &str) -> bool {
     !have.is_empty() && have.iter().all(|has| *has)
 }
 
-/// Writes with some writers while `act` runs.
 fn beside_writers(port: u16, rngs: &mut [fastrand::Rng], truths: &mut [Truth], act: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -149,7 +147,8 @@ fn writers(seed: u64) -> (Vec<fastrand::Rng>, Vec<Truth>) {
     (rngs, (0..WRITERS).map(|_| Truth::new()).collect())
 }
 
-/// Each counter is the number of members, also of likes of which a kill took the reply.
+/// Checks that each counter is the number of members, including likes whose replies were lost by a
+/// kill.
 fn check_counters(client: &mut Client) {
     for post in 1..=POSTS {
         let members = call(client, &format!("SCARD liked:{post}"));
@@ -172,7 +171,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     for round in 0..=kills {
         beside_writers(program.port, &mut rngs, &mut truths, || {
             program.after_commands(20_000);
-            // Some of them lie on the disk then.
+            // Some of them are then on disk.
             program.ask("TM.ROLL liked");
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
             for rate in ["0.0001", "0.05", "0.001"] {
@@ -200,7 +199,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     println!("tables that were left to build after kills: {left}");
 }
 
-/// The replica learns of the rate by the catalogue, and builds its own tables. It is killed as soon
+/// The replica gets the rate from the catalogue and rebuilds its own tables. It is killed as soon
 /// as it has begun.
 #[test]
 fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
@@ -233,7 +232,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
                 master.after_commands(7_000);
                 master.ask("TM.ROLL liked");
             }
-            // The first table is on the disk of both, the second one in memory of the replica.
+            // The first table is on both disks, the second one in the replica's memory.
             assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
             alter(&master, rate);
             until("it has begun", || {
@@ -260,7 +259,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     let mut client = replica.client();
     check(&mut client, &truths);
     check_counters(&mut client);
-    // What it builds and counts as the master goes on from there.
+    // Rebuilds and counters continue on the new master.
     alter(&replica, "0.0005");
     beside_writers(replica.port, &mut rngs, &mut truths, || {
         until("all tables are built anew", || have_rate(&replica, "0.0005"));

@@ -1,13 +1,12 @@
-//! The real program, and a replica of it: a scene (a counter space, an existence space, a view and
-//! an action) is born, altered, used by four clients under load, replicated, killed, restored and
-//! dropped; again and again.
+//! The life of a scene (a counter space, an existence space, a view and an action) on the real
+//! program and its replica. Four clients use it under load while it is created, altered,
+//! replicated, killed, restored and dropped, repeatedly.
 //!
-//! - No client ever sees half a change: what one transaction sees of a scene is what there was
-//!   between two commands of its maker.
-//! - What was acknowledged is there, on the master, on its replica, and after kill -9.
-//! - In the end memory and files are back to what they were.
+//! - A transaction sees only states of a scene between two commands of its creator.
+//! - Acknowledged changes are present on the master, on its replica, and after kill -9.
+//! - At the end, memory and files are as before.
 //!
-//! `TIDEMARK_RUNS` (default 12) says how many scenes, `TIDEMARK_SEED` what happens to them.
+//! `TIDEMARK_RUNS` (default 12): number of scenes. `TIDEMARK_SEED`: sequence of events.
 
 use harness::program::{FIRST, Program, call, refusal, rounds, text, until};
 use node::client::Client;
@@ -20,37 +19,35 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 4;
 const POSTS: u64 = 50;
-/// Rows beside those of the posts, from the first post on: enough for several tables.
+/// Ids of additional rows, from the first post on: enough for several tables.
 const FURTHER: std::ops::Range<u64> = 1..1000;
 
 fn start(dir: &Path) -> Program {
     Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
 }
 
-/// A command that must succeed.
 fn ok(client: &mut Client, words: &str) -> OwnedFrame {
     let reply = call(client, words);
     assert_eq!(refusal(&reply), "", "{words}");
     reply
 }
 
-/// What the clients have seen, and are to see.
 #[derive(Default)]
 struct Shared {
     port: AtomicU16,
     is_over: AtomicBool,
-    /// Of the scene at hand: (post, member) -> whether it was acknowledged.
+    /// For the current scene: (post, member) -> whether it was acknowledged.
     acts: Mutex<BTreeMap<(u64, u64), bool>>,
-    /// Transactions by how much of a scene they have seen.
+    /// Number of transactions by visible part of a scene.
     seen: [AtomicU64; 5],
     reconnects: AtomicU64,
 }
 
-/// How much of a scene a transaction has seen. It is made as space, flags, view, action, and goes
-/// the other way round.
+/// Returns how much of a scene a transaction has seen. A scene is created as space, flags, view,
+/// action, and dropped in reverse order.
 fn part_seen(replies: &[OwnedFrame]) -> usize {
     let [row, flag, page, act] = replies else { panic!("{replies:?}") };
-    // A key of no space is absent; its set is empty.
+    // A key outside all spaces is absent; as a set it is empty.
     let has_row = match row {
         OwnedFrame::Array(values) => {
             assert_eq!(values.len(), 1);
@@ -73,7 +70,7 @@ fn part_seen(replies: &[OwnedFrame]) -> usize {
     let has_page = match page {
         OwnedFrame::Array(rows) => {
             let OwnedFrame::Array(row) = &rows[0] else { panic!("{rows:?}") };
-            // Like, share, perhaps the field that came later, and the flag.
+            // Like, share, perhaps the field added later, and the flag.
             assert!(row.len() == 3 || row.len() == 4, "{row:?}");
             assert!(row.iter().all(|value| matches!(value, OwnedFrame::Integer(_))), "{row:?}");
             true
@@ -98,7 +95,6 @@ fn part_seen(replies: &[OwnedFrame]) -> usize {
     seen
 }
 
-/// Uses whatever there is of a scene, until all are over.
 fn use_scenes(number: u64, shared: &Shared) {
     let mut rng = fastrand::Rng::with_seed(number);
     let mut member = number << 32;
@@ -129,7 +125,7 @@ fn use_scenes(number: u64, shared: &Shared) {
             }
             let replies = match replies.pop() {
                 Some(OwnedFrame::Array(replies)) => replies,
-                // The server is about to go, or has just come.
+                // The server is stopping or starting.
                 Some(OwnedFrame::Error(why)) => {
                     assert!(why.contains("LOADING") || why.contains("EXECABORT"), "{why}");
                     std::thread::sleep(Duration::from_millis(1));
@@ -142,7 +138,7 @@ fn use_scenes(number: u64, shared: &Shared) {
             let mut acts = shared.acts.lock().unwrap();
             match &replies[3] {
                 OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
-                    // Of a scene that has gone meanwhile nothing is asked.
+                    // Acts of a dropped scene are not recorded.
                     acts.entry((post, member)).and_modify(|known| *known = true);
                 }
                 _ => _ = acts.remove(&(post, member)),
@@ -151,7 +147,7 @@ fn use_scenes(number: u64, shared: &Shared) {
     }
 }
 
-/// Every act that was acknowledged is there, and no more than were sent.
+/// Checks that every acknowledged act is present and no more than were sent.
 fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
     let mut counted: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
     let all: Vec<_> = acts.iter().collect();
@@ -176,17 +172,15 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
                 OwnedFrame::Integer(likes) => likes,
                 _ => panic!("{row:?}"),
             },
-            // No row.
             _ => 0,
         };
-        // Each client may have sent one that was noted with the scene before.
+        // Each client may have sent one act that was recorded with the previous scene.
         let most = most + CLIENTS.cast_signed();
         assert!((least..=most).contains(&likes), "{whose}: {post}: {likes} of {least} to {most}");
     }
 }
 
-/// What a server holds: its spaces, the bytes of their tables, and the numbers of the spaces that
-/// have files.
+/// Returns the spaces of a server, the bytes of their tables, and the numbers of spaces with files.
 fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
     let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
     let mut numbers: Vec<u32> = manifest
@@ -198,7 +192,6 @@ fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
     (program.ask("CONFIG GET counter.*.rows"), program.info("used_memory_dataset"), numbers)
 }
 
-/// How many files of cold tables there are.
 fn cold_files(dir: &Path) -> usize {
     let names = std::fs::read_dir(dir.join("data")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name());
@@ -227,7 +220,6 @@ fn scenes_come_and_go_without_a_trace() {
                 })
             })
             .collect();
-        // However it ends.
         struct Over<'a>(&'a AtomicBool);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -238,7 +230,7 @@ fn scenes_come_and_go_without_a_trace() {
         for round in 0..rounds {
             assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
             master = scene(&mut rng, master, &replica, &folders[0], &shared);
-            // Dropped on the replica, too, and on both without a trace.
+            // The scene is also dropped on the replica, and leaves no trace on either node.
             let step = |master: &Program| {
                 let mut client = master.client();
                 ok(&mut client, &format!("HSET user:1 post {round}"));
@@ -253,12 +245,11 @@ fn scenes_come_and_go_without_a_trace() {
                 }
                 until("its memory and its files are as they were", || {
                     let (spaces, bytes, files) = held(program, folder.path());
-                    // A row of `user` is what the rounds have left.
                     let is_small = bytes.parse::<u64>().unwrap_or(u64::MAX)
                         <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
                     spaces == before.0 && is_small && files.iter().all(|&number| number <= 5)
                 });
-                // The manifest lets a file go before it is removed.
+                // The manifest drops a file before the file is deleted.
                 until("cold files are removed", || cold_files(folder.path()) == 0);
             }
         }
@@ -273,7 +264,6 @@ fn scenes_come_and_go_without_a_trace() {
     assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
 }
 
-/// Kills the master, and starts it again with its replica behind it.
 fn killed(
     mut master: Program,
     replica: &Program,
@@ -286,22 +276,20 @@ fn killed(
     ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     until("it follows again", || replica.info("master_link_status") == "up");
     let mut client = master.client();
-    // A master that had a replica waits for it before it writes.
+    // A master with a replica waits for it before it accepts writes.
     until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
     (master, client)
 }
 
-/// What is left of a scene's posts.
 #[derive(Default)]
 struct Gone {
-    /// Its rows and flags were forgotten.
+    /// Post whose rows and flags were forgotten.
     forgotten: u64,
-    /// Rows of posts below were retired.
+    /// Rows of posts below this id were retired.
     horizon: u64,
 }
 
-/// Forgets a post, and retires the older half of the further rows, unless some rows may lie on the
-/// disk.
+/// Forgets a post and retires the older half of the additional rows, unless rows may be on disk.
 fn give_up(
     client: &mut Client,
     acts: &BTreeMap<(u64, u64), bool>,
@@ -321,7 +309,7 @@ fn give_up(
     gone
 }
 
-/// What was given up is gone, and nothing else is.
+/// Checks that exactly these parts are deleted.
 fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gone, whose: &str) {
     let mut likes: BTreeMap<u64, bool> = BTreeMap::new();
     for ((post, member), acknowledged) in acts {
@@ -346,7 +334,6 @@ fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gon
     }
 }
 
-/// One scene, from its birth to its end.
 fn scene(
     rng: &mut fastrand::Rng,
     mut master: Program,
@@ -389,7 +376,6 @@ fn scene(
         ok(&mut client, "TM.SPACE ALTER photo SET keep_tables 1000");
     }
     if spills && rng.bool() {
-        // Part of it lies on the disk.
         for words in ["TM.ROLL photo", "TM.SPILL photo 9", "TM.ROLL loved", "TM.SPILL loved 9"] {
             ok(&mut client, words);
         }
@@ -403,7 +389,7 @@ fn scene(
         (master, client) = killed(master, replica, folder, shared);
         std::thread::sleep(Duration::from_millis(20));
     }
-    // No act is under way while it is looked at: the action goes first.
+    // No act may run during the check, so the action is dropped first.
     ok(&mut client, "TM.ACTION DROP love");
     std::thread::sleep(Duration::from_millis(5));
     let acts = shared.acts.lock().unwrap().clone();

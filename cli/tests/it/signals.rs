@@ -1,4 +1,4 @@
-//! Signals: which of them stop the server, and that none loses what was acknowledged (F1).
+//! Signals: which of them stop the server, and that none loses acknowledged writes (F1).
 
 use harness::program::{FIRST, Program, call, refusal};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -18,7 +18,7 @@ fn send(program: &Program, signal: Signal) {
     kill_process(Pid::from_child(&program.child), signal).unwrap();
 }
 
-/// How it ended, within ten seconds.
+/// Waits up to ten seconds for the exit. Returns the status.
 fn ended(program: &mut Program) -> std::process::ExitStatus {
     let began = Instant::now();
     loop {
@@ -30,8 +30,8 @@ fn ended(program: &mut Program) -> std::process::ExitStatus {
     }
 }
 
-/// F1: SIGHUP ended the process, and the writes of the last second were gone. So it was with every
-/// other signal that was not handled. Each one here is sent right after a write.
+/// F1: SIGHUP ended the process and lost the writes of the last second, like all other unhandled
+/// signals. This sends each signal right after a write.
 #[test]
 fn signals_that_are_not_for_stopping_never_end_the_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -51,7 +51,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
         like(&program);
         send(&program, signal);
         send(&program, signal);
-        // It is delivered by the time that a later process does something else.
+        // Wait until the signal is delivered.
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} has ended it");
     }
@@ -59,7 +59,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
 }
 
-/// F1: a signal that stops is a clean stop, whichever it is: nothing acknowledged is lost.
+/// F1: any stop signal stops cleanly and loses no acknowledged write.
 #[test]
 fn signals_that_stop_the_server_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,8 @@ fn signals_that_stop_the_server_lose_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// A client that reads nothing: a stop waits `shutdown_grace_ms`, one second, for its replies.
+/// Connects a client that reads nothing. A stop waits `shutdown_grace_ms`, one second, for its
+/// replies.
 fn a_client_that_does_not_read(program: &Program) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -92,16 +93,13 @@ fn a_client_that_does_not_read(program: &Program) -> TcpStream {
 }
 
 /// F1: `timeout`, shells and process managers signal a process and then its group, and scripts
-/// repeat SIGTERM until the process is gone. The second signal ended a server that was about to
-/// stop, and what it had not written to the log was lost.
+/// repeat SIGTERM. The second signal killed a stopping server before it had written its log.
 #[test]
 fn a_signal_to_stop_that_is_repeated_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let repeated = [
-        // The same request.
         (Signal::TERM, Duration::from_millis(100)),
         (Signal::INT, Duration::from_millis(100)),
-        // A script that asks again.
         (Signal::TERM, Duration::from_millis(700)),
     ];
     for (signal, after) in repeated {
@@ -120,7 +118,6 @@ fn a_signal_to_stop_that_is_repeated_loses_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// As in Redis: ctrl-C once more, and the process is gone.
 #[test]
 fn a_second_ctrl_c_ends_a_stop_that_takes_its_time() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +130,7 @@ fn a_second_ctrl_c_ends_a_stop_that_takes_its_time() {
     assert_eq!(ended(&mut program).code(), Some(1));
 }
 
-/// Writes a certificate that nothing else has signed, and its key.
+/// Writes a self-signed certificate and its key. Returns the certificate.
 fn sign(folder: &Path) -> Vec<u8> {
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(folder.join("server.pem"), signed.cert.pem()).unwrap();
@@ -141,7 +138,7 @@ fn sign(folder: &Path) -> Vec<u8> {
     signed.cert.pem().into_bytes()
 }
 
-/// Whether a client that trusts only this certificate gets a reply.
+/// Returns whether a client that trusts only this certificate gets a reply.
 fn is_trusted(port: u16, certificate: &[u8]) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let ca_file = folder.path().join("ca.pem");
@@ -159,12 +156,11 @@ fn is_trusted(port: u16, certificate: &[u8]) -> bool {
     })
 }
 
-/// F1: what renews certificates (certbot, cert-manager, logrotate's `postrotate`) sends SIGHUP.
+/// F1: tools that renew certificates (certbot, cert-manager, logrotate's `postrotate`) send SIGHUP.
 #[test]
 fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken() {
     let folder = tempfile::tempdir().unwrap();
     let first = sign(folder.path());
-    // Free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let config = format!(

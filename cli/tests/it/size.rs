@@ -1,5 +1,5 @@
-//! `tidemark size`: a tenth of a workload is loaded into a real server with the printed settings,
-//! and takes what was computed for it, within 5 %.
+//! `tidemark size`: loads a tenth of a workload into a real server with the printed settings. It
+//! takes the computed resources within 5 %.
 
 use clap::Parser;
 use cli::size::{Plan, SizeArgs};
@@ -18,7 +18,7 @@ struct Cli {
     size: SizeArgs,
 }
 
-/// The options: one day of so many posts, all in memory.
+/// Returns the options for one day with `posts` posts, all in memory.
 fn options(posts: u64) -> Vec<String> {
     let one_day = "--retention-days 1 --memory-days 1 --like-days 1 --read-days 1";
     let text =
@@ -38,7 +38,6 @@ fn near(what: &str, computed: f64, measured: f64) {
     assert!((0.95..=1.05).contains(&ratio), "{what}: computed {computed}, measured {measured}");
 }
 
-/// A number of a space in TM.SPACE LIST.
 fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
     let text = |frame: &OwnedFrame| match frame {
         OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => {
@@ -46,7 +45,7 @@ fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
         }
         OwnedFrame::Integer(n) => n.to_string(),
         OwnedFrame::Null => "nil".to_owned(),
-        // Its key patterns.
+        // Key patterns of the space.
         OwnedFrame::Array(_) => String::new(),
         other => panic!("{other:?}"),
     };
@@ -62,7 +61,8 @@ fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
     panic!("no space {space}")
 }
 
-/// The files of a day: rows with counts as posts have them, flags on recent posts. The ids.
+/// Writes the files of a day: rows with realistic counts, and flags on recent posts. Returns the
+/// ids.
 fn generate(folder: &std::path::Path, posts: usize) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(11);
     let mut ids: Vec<u64> =
@@ -110,7 +110,7 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     let ids = generate(folder.path(), usize::try_from(tenth).unwrap());
     for space in ["post", "liked", "read"] {
         let name = if space == "post" { "rows" } else { space };
-        // One connection: ids come in their order, as posts do.
+        // One connection keeps the ids in order.
         let port = server.port.to_string();
         let import = Command::new(harness::program())
             .args(["import", "-p", &port, "--connections", "1", "--space", space])
@@ -132,7 +132,6 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
         near(&format!("tables of {name}"), flags.tables as f64, tables);
     }
 
-    // A page's reply, as bytes on the wire.
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let mut bytes = 0;
     let pages = 200;
@@ -153,7 +152,7 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     assert!(server.terminate().success());
 }
 
-/// Filters of seven days are in memory; the disk has the other filters, and the ledger of a year.
+/// Filters of seven days are in memory. The other filters, and the ledger of a year, are on disk.
 #[test]
 fn likes_of_all_days_are_on_the_disk() {
     let words = "size --posts-per-day 1000000 --likes-per-post 2 --like-days 7";

@@ -1,9 +1,9 @@
-//! The real program, killed (SIGKILL) at random times under a mix of changes, snapshots among them:
-//! what belongs together is there as a whole or not at all, and what was acknowledged is there:
-//! with `always` all of it, with `everysec` what was acknowledged a second before, at the latest.
+//! Crashes of the real program (SIGKILL) during a mix of changes and snapshots. Each atomic change
+//! is present completely or not at all. Acknowledged changes are present: all of them with
+//! `always`, and those older than a second with `everysec`.
 //!
-//! Each *actor* makes one change after the other, numbered; what it finds after a start says which
-//! was the last one. `TIDEMARK_RUNS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
+//! Each *actor* makes numbered changes one after another. The state after a start shows the last
+//! one. `TIDEMARK_RUNS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
 
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, cannot, names, refusal, rounds, text};
@@ -16,42 +16,38 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{Batch, RealDisk, Store, StoreOptions};
 
-/// What `everysec` may lose.
+/// Maximum loss of `everysec`.
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// The client that makes changes, and their kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// MSET of many cells: of many stripes of the log's queue.
+    /// MSET of many cells, in many stripes of the log's queue.
     Mset,
     /// EXEC: two cells, and a flag of both posts that is set and unset.
     Exec,
-    /// EXEC: two rows are there after changes of odd numbers, deleted after even ones.
+    /// EXEC: two rows exist after odd changes and are deleted after even ones.
     Del,
-    /// A flag that is set and unset.
     Flag,
-    /// The same with its counter.
+    /// A flag that is set and unset together with its counter.
     Act,
-    /// One more field; only now and then, as there may be 64.
+    /// Adds a field. Rare, because a space has at most 64.
     Alter,
 }
 
 struct Actor {
     kind: Kind,
-    /// Its first id.
     at: u64,
-    /// What it has sent, and what was acknowledged, and when.
+    /// Number of the last change that was sent.
     sent: u64,
     acknowledged: Vec<(u64, Instant)>,
-    /// What was found at the last start.
+    /// Number of the change found at the last start.
     found: u64,
 }
 
-/// A flag, a counter, a row, a cell.
+/// Ids per actor; they may hold a flag, a counter, a row, a cell.
 const IDS: u64 = 32;
 
-/// Requests that are one change, if they are answered: the last reply is to be no error, and what
-/// is in front of it neither.
+/// Returns the requests of one atomic change. It succeeded if no reply is an error.
 fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
     let odd = n % 2 == 1;
     match kind {
@@ -89,13 +85,12 @@ impl Actor {
         Actor { kind, at, sent: 0, acknowledged: vec![], found: 0 }
     }
 
-    /// Makes changes until the connection breaks.
     fn act(&mut self, port: u16, most: u64) {
         let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
         for _ in 0..most {
             let n = self.sent + 1;
             let requests = requests(self.kind, self.at, n);
-            // From here on it may be found.
+            // From here on, a restart may find the change.
             self.sent = n;
             for request in &requests {
                 client.push(&request.split(' ').map(str::as_bytes).collect::<Vec<_>>());
@@ -111,7 +106,7 @@ impl Actor {
         }
     }
 
-    /// What a start after a kill at `killed` has to have found.
+    /// Checks the state after a start that follows a kill at `killed`.
     fn check(&mut self, client: &mut Client, killed: Option<Instant>, what: &str) {
         let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
         let least =
@@ -130,7 +125,8 @@ impl Actor {
             other => panic!("{what}: {other:?}"),
         };
         let at = self.at;
-        // Of what says only whether it is there: the last such change that may have been made.
+        // A flag only shows the parity, so this returns the last such change that may have been
+        // made.
         let parity = |is_set: bool| {
             let n = if (self.sent % 2 == 1) == is_set {
                 self.sent
@@ -195,7 +191,7 @@ impl Actor {
                     "{what}: fields are missing in between: {all:?}"
                 );
                 in_bounds(n);
-                // A client that was not told that it is there may add it again.
+                // A client without the acknowledgement may add the field again.
                 self.sent = n;
                 n
             }
@@ -227,8 +223,8 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         let program = Program::start(folder.path(), fsync);
         let mut client = program.client();
         if round == 0 {
-            // The row whose fields are asked for, and so many ids that it is known which are
-            // normal.
+            // The row whose fields are read, and enough ids for the server to learn their normal
+            // range.
             let ids: Vec<String> = (0..300).map(|i| (FIRST + i * 3000).to_string()).collect();
             assert_eq!(
                 refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))),
@@ -257,7 +253,7 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
                 };
                 scope.spawn(move || actor.act(port, most));
             }
-            // One after the other, so that most kills come in the middle of one.
+            // Continuous snapshots, so that most kills interrupt one.
             scope.spawn(move || {
                 let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
                 while !is_over.load(SeqCst) && client.call(&[b"BGSAVE"]).is_ok() {
@@ -281,14 +277,14 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
     assert!(all > rounds * 10, "the test did not do much: {all} changes");
 }
 
-/// Fields of a row that takes some 600 bytes of the log, however few of them change.
+/// Number of fields of a row. A change of any field takes about 600 bytes of the log.
 const WIDE: usize = 60;
-/// Rows of one client, so many that those of two are too much for one batch, and those of one are
-/// not.
+/// Rows per client. A change of all rows of one client fits in a batch, but not that of both
+/// clients.
 const ROWS: u64 = 58_000;
 
-/// Rows as of old, of both clients: written into the log of a folder that is not open, much
-/// faster than clients could.
+/// Writes the rows of both clients to the log of a folder that is not in use, much faster than
+/// clients could.
 fn append_wide_rows(dir: &Path) {
     let store =
         Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
@@ -307,7 +303,7 @@ fn append_wide_rows(dir: &Path) {
     store.note_durable(&log).unwrap();
 }
 
-/// Sets a field of all rows of one client, by one command or in a transaction. The connection may
+/// Sets a field of all rows of a client, by one command or in a transaction. The connection may
 /// break.
 fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return false };
@@ -336,7 +332,6 @@ fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
         && client.reply().is_ok_and(|reply| refusal(&reply).is_empty())
 }
 
-/// The values of that field, each once.
 fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     let mut all = vec![];
     for from in (first..first + ROWS).step_by(1000) {
@@ -354,8 +349,8 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     all
 }
 
-/// Two clients' changes that belong together meet in one round of the log, while its sync of
-/// another one takes long, and are too much for one batch of it; kill -9 at each of its writes.
+/// Atomic changes of two clients meet in one commit, behind a slow sync, and exceed one batch. The
+/// server is killed at each of its writes.
 #[test]
 fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -379,7 +374,7 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     assert!(start().terminate().success());
     append_wide_rows(&dir);
     let (mut written, mut before) = (0, None);
-    // What is killed is found by the next one, before it does the same.
+    // The next start checks the result of the previous kill.
     let mut check = |program: &Program, before: Option<(u64, [bool; 2])>| {
         let Some((value, said)) = before else { return };
         for (i, said) in said.into_iter().enumerate() {
@@ -391,7 +386,7 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
             written += u64::from(is_new);
         }
     };
-    // Five small writes, and one of which the sync takes long; then come the two.
+    // Five small writes and one with a slow sync precede the two changes.
     let steps = [(8, [false, true]), (9, [true, false])];
     for (step, by_exec) in steps.into_iter().take(seeds::rounds(2) as usize) {
         let kill = format!("inject=pwrite64:signal=KILL:when={step}");

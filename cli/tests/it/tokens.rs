@@ -1,12 +1,11 @@
-//! Increments with tokens are sent until they are answered, by several clients, while the master is
-//! killed (SIGKILL) again and again, and its replica takes over; then all of them are sent once
-//! more, and the new master is killed in the middle. Each counts once.
+//! Increments with tokens. Several clients resend them until they get a reply, while the master is
+//! killed (SIGKILL) repeatedly and its replica takes over. Then all increments are sent again, and
+//! the new master is killed. Each increment counts once.
 //!
-//! With `always` nothing acknowledged is lost by a kill, but by a failover, which is asynchronous:
-//! whatever the replica had, sending all again makes it whole, because a token and its increment
-//! are there together or not at all.
+//! With `always`, a kill loses no acknowledged write, but an asynchronous failover may. Sending all
+//! increments again restores the missing ones, because a token and its increment are atomic.
 //!
-//! `TIDEMARK_RUNS`: so many thousand increments (default 8; 1000 before a release).
+//! `TIDEMARK_RUNS`: thousands of increments (default 8; 1000 before a release).
 
 use harness::program::{FIRST, Program, call, count, refusal, rounds, until};
 use node::client::Client;
@@ -17,17 +16,17 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 4;
-/// Rows that are counted on: few, so that clients meet.
+/// Number of rows: few, so that clients conflict.
 const ROWS: u64 = 500;
-/// Increments that one client sends before it reads the answers.
+/// Number of increments that a client sends before it reads the replies.
 const TOGETHER: u64 = 100;
 const RETRY: Duration = Duration::from_millis(20);
 
-/// On any free port, or on this one.
+/// Starts a server on the given port, or on a free one for 0.
 fn serve(dir: &Path, port: u16) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
-    // Shards do not fill evenly.
+    // The limit has a margin, because shards do not fill evenly.
     let text = "[durability]\nfsync = \"always\"\nsnapshot_log_bytes = 4_000_000\n[replication]\n\
                 fence = false\n[tokens]\nmax_tokens = 4_000_000\n";
     std::fs::write(&config, text).unwrap();
@@ -37,13 +36,12 @@ fn serve(dir: &Path, port: u16) -> Program {
         .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// The row that the n-th increment moves.
 fn row(n: u64) -> u64 {
     FIRST + n.wrapping_mul(7919) % ROWS * 4096
 }
 
-/// The requests of the n-th increment, and which counters (like, repost, comment, read) of which
-/// rows they move.
+/// Returns the requests of the n-th increment, and the changes (like, repost, comment, read) of
+/// rows.
 fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
     let (id, other) = (row(n), row(n + 1));
     match n % 4 {
@@ -70,7 +68,7 @@ fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
     }
 }
 
-/// Whether a reply, or a part of it, is an error that says "later". Others are none that may come.
+/// Returns whether a reply contains a temporary error. No other errors may occur.
 fn is_refused(reply: &OwnedFrame) -> bool {
     match reply {
         OwnedFrame::Array(parts) => parts.iter().any(is_refused),
@@ -82,7 +80,6 @@ fn is_refused(reply: &OwnedFrame) -> bool {
     }
 }
 
-/// Sends these increments; each until it is answered.
 fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
     'connection: while from < to {
         std::thread::sleep(RETRY);
@@ -108,7 +105,6 @@ fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
     }
 }
 
-/// What is there of the rows, in order.
 fn counters(client: &mut Client, expected: &BTreeMap<u64, [i64; 4]>) -> BTreeMap<u64, [i64; 4]> {
     let row = |id: &u64| {
         let OwnedFrame::Array(rows) = call(client, &format!("CNT.GET post {id}")) else {
@@ -170,7 +166,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
         replica
     });
     let once = began.elapsed();
-    // Now all of it once more: what the replica had not got counts, and nothing else.
+    // Send all again: only increments that the replica lacked count.
     answered.store(0, SeqCst);
     std::thread::scope(|scope| {
         senders(&mut |from, to| _ = scope.spawn(move || send(port, from, to, answered)));
@@ -182,7 +178,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
     let mut client = replica.client();
     assert_eq!(counters(&mut client, &expected), expected);
     let (tokens, dropped) = (count(&mut client, "tokens"), count(&mut client, "tokens_dropped"));
-    // A quarter of them are two, in two rows; half of the kinds.
+    // A quarter of the increments has two tokens in two rows; half of the kinds have two rows.
     assert_eq!((tokens, dropped), (all / 4 * 6, 0));
     let before = count(&mut client, "tokens_repeated");
     send(port, 0, 1000, answered);
@@ -203,7 +199,6 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
     );
 }
 
-/// [`until`], for long runs.
 fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -212,14 +207,14 @@ fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A replica drops what its master drops, and knows what its master knows.
+/// A replica drops the same tokens as its master and knows the same ones.
 #[test]
 fn a_replica_answers_a_repetition_as_its_master_would() {
     let folder = tempfile::tempdir().unwrap();
     let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
     let (master, replica) = (serve(&here, 0), serve(&there, 0));
     let mut client = master.client();
-    // One is there before the replica comes, in a snapshot; the other after it.
+    // The first increment reaches the replica in a snapshot, the second one through the log.
     let first = format!("CNT.INCRBY post {FIRST} like 5 read 1 TOKEN first");
     let second = format!("CNT.HINCRBY post:{FIRST} like 2 TOKEN second");
     let firsts = call(&mut client, &first);

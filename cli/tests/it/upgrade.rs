@@ -1,8 +1,8 @@
-//! A rolling upgrade, as docs/operations.md tells it: a replica of the new version follows the old
-//! master, takes over under load, and the old node becomes its replica with the new program.
+//! A rolling upgrade as in docs/operations.md: a replica with the new version follows the old
+//! master and takes over under load. The old node then becomes its replica with the new program.
 //!
-//! `TIDEMARK_OLD` names the old program: `cargo xtask upgrade` builds it from a commit. Without it
-//! both are this build, which shows the procedure but no difference of versions.
+//! `TIDEMARK_OLD` names the old program: `cargo xtask upgrade` builds it from a commit. Without it,
+//! both are this build, which tests the procedure but no version difference.
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// How long writes may fail around the failover.
+/// Longest time with failing writes around the failover.
 const WINDOW: Duration = Duration::from_secs(3);
 
 fn old_program() -> PathBuf {
@@ -27,16 +27,14 @@ fn start(program: &Path, dir: &Path, port: u16) -> Program {
     Program::start_other(program, dir, &options).unwrap_or_else(|said| panic!("{said:#?}"))
 }
 
-/// What a client has sent and seen.
 #[derive(Default)]
 struct Seen {
     likes: Likes,
-    /// When writes failed.
     failed: Vec<Instant>,
 }
 
-/// Likes, one after the other, until it is over; each again until it is answered. `ports`: the
-/// nodes; `at`: the one that is the master, as far as clients know.
+/// Likes sequentially until the end, and repeats each like until it gets a reply. `ports` are the
+/// nodes, `at` is the current master as known to clients.
 fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
     let (mut seen, mut client) = (Seen::default(), None);
     for n in 0.. {
@@ -52,13 +50,13 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
             if let Ok(mut now) = connected
                 && let Ok(OwnedFrame::Array(said)) = now.call(&words)
             {
-                // 0: sent before, and the reply was lost with the connection; or a false yes.
+                // 0: the reply to an earlier attempt was lost, or a false positive.
                 seen.likes.insert((post, member), said[0] == OwnedFrame::Integer(1));
                 client = Some(now);
                 break;
             }
             seen.failed.push(Instant::now());
-            // The other one may be the master by now: as a Sentinel would say.
+            // The other node may be the new master; a Sentinel would tell the client.
             let other = ports[usize::from(port == ports[0])];
             let _ = at.compare_exchange(port, other, SeqCst, SeqCst);
             if is_over.load(SeqCst) {
@@ -73,7 +71,7 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
     unreachable!("it ends by the flag");
 }
 
-/// Ends the clients when it is dropped, also by a panic: a test that fails must not wait for them.
+/// Stops the clients on drop, so that a failing test does not wait for them.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -91,7 +89,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let (old, new) = (old_program(), harness::program());
     let folder = tempfile::tempdir().unwrap();
     let [a, b, fresh] = ["a", "b", "fresh"].map(|name| folder.path().join(name));
-    // Of the old version: a master and its replica, with a snapshot and log behind it.
+    // 1. The old version: a master and its replica, with a snapshot and log after it.
     let mut master = start(&old, &a, 0);
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
@@ -116,7 +114,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         let replica = start(new, &b, ports[1]);
         until("it follows the old master", || in_step(&replica));
         assert_eq!(replica.info("repl_full_syncs"), "0", "it went on from its own folder");
-        // One without data gets all of the old master's files.
+        // A replica without data copies all files of the old master.
         let third = start(new, &fresh, 0);
         assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
         until("a full sync crosses versions", || in_step(&third));
@@ -132,7 +130,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert!(done.status.success() && said.contains("roles        exchanged in"), "{said}");
         eprintln!("{said}");
         assert_eq!(replica.info("role"), "master");
-        // What the new master writes the old program may not know: then it says so, and waits.
+        // The old program may not understand the new master's records. Then it reports that and
+        // waits.
         until("the old one is a replica", || master.info("role") == "slave");
         std::thread::sleep(WINDOW);
         eprintln!(
@@ -173,7 +172,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     );
     assert!(outside.is_empty(), "{} writes failed beyond the failover", outside.len());
     assert!(acknowledged(&all) > 500);
-    // Everywhere, on the disk, and as the new version reads it.
+    // All likes are present on both nodes, on disk, and for the new version.
     let held = check(nodes[1].port, &all);
     until("the replica has the same", || {
         check_quietly(nodes[0].port, &all) == Some(held.counts.clone())
@@ -186,7 +185,6 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     goes_back(&old, &b, &all);
 }
 
-/// The posts' counts.
 fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<u64, i64>> {
     let mut client = Client::connect(("127.0.0.1", port)).ok()?;
     let posts: std::collections::BTreeSet<u64> = likes.keys().map(|like| like.0).collect();
@@ -200,8 +198,8 @@ fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<
     posts.into_iter().map(count).collect()
 }
 
-/// The old program on a folder of the new one: it finds everything, or it refuses the folder, names
-/// a file, and changes nothing.
+/// Starts the old program on a folder of the new one. It must find all data, or refuse the folder,
+/// name a file, and change nothing.
 fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let files = || {
         let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -212,7 +210,7 @@ fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let before = files();
     match Program::start_other(old, dir, &["--fsync", "always"]) {
         Ok(program) => {
-            // Its role is kept: it may wait for its replica, but reads.
+            // It keeps its role and may wait for its replica, but serves reads.
             check(program.port, likes);
             eprintln!("the old program reads the folder of the new one");
         }

@@ -1,5 +1,5 @@
-//! `examples/write_behind`: databases that follow a server by a consumer group, through kills of
-//! both sides, trims of the log and a failover. In the end they equal the server row by row.
+//! `examples/write_behind`: databases follow a server by a consumer group, through kills of both
+//! sides, trims of the log, and a failover. At the end, they equal the server row by row.
 
 use harness::program::{Program, call, until};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A start begins a new segment of the log, and a snapshot removes those before it. Neither node is
-/// fenced: no Sentinel names the master here.
+/// A start begins a new log segment, and a snapshot deletes earlier ones. No node is fenced,
+/// because no Sentinel names the master.
 const CONFIG: &str = "[durability]\nkeep_log_bytes = 0\nsnapshot_every_s = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 
@@ -16,7 +16,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// A server, which can be started again on its port.
 struct Node {
     folder: tempfile::TempDir,
     program: Option<Program>,
@@ -53,7 +52,6 @@ impl Node {
     }
 }
 
-/// A program that follows, into one database.
 struct Follower {
     servers: String,
     database: String,
@@ -65,7 +63,7 @@ impl Follower {
         let mut python = Command::new(root().join("target/clients/redis-py-new/bin/python"));
         python.arg("-B").arg(root().join("examples/write_behind/write_behind.py"));
         python.args([&self.servers, &self.database]).stdin(Stdio::null());
-        // A group for each database.
+        // One group per database.
         python.args(["--group", self.database.split(':').next().unwrap()]);
         if !option.is_empty() {
             python.arg(option);
@@ -88,7 +86,6 @@ impl Follower {
         }
     }
 
-    /// What it prints with this option. A panic if that is no success.
     fn run(&self, option: &str) -> String {
         let done = self.command(option).output().unwrap();
         let (out, err) =
@@ -104,12 +101,11 @@ impl Drop for Follower {
     }
 }
 
-/// PostgreSQL in a folder of its own, which no other process sees.
 struct Postgres(tempfile::TempDir);
 
 impl Postgres {
     fn as_its_user(words: &[&str]) -> Command {
-        // It refuses to run as root.
+        // PostgreSQL refuses to run as root.
         let user = if rustix::process::geteuid().is_root() {
             &["runuser", "-u", "postgres", "--"][..]
         } else {
@@ -165,8 +161,8 @@ impl Drop for Postgres {
     }
 }
 
-/// Writes to whichever node is the master, until it is told to stop: likes, taken back again and
-/// again, other counters, rows that go.
+/// Writes to the current master until stopped: likes that are undone repeatedly, other counters,
+/// deleted rows.
 fn write(ports: [u16; 2], stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(7);
     let mut connection: Option<redis::Connection> = None;
@@ -208,7 +204,6 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     let folder = tempfile::tempdir().unwrap();
     let servers = format!("127.0.0.1:{},127.0.0.1:{}", master.port, copy.port);
     let sqlite = format!("sqlite:{}", folder.path().join("likes.db").display());
-    // The quick tier follows into SQLite alone.
     let postgres = seeds::is_full().then(|| {
         Postgres::start().expect("PostgreSQL is installed: run tests/clients/setup --all once")
     });
@@ -222,13 +217,11 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     let moment = || std::thread::sleep(Duration::from_millis(700));
     while_written(ports, || {
         followers.iter_mut().for_each(Follower::start);
-        // Kills of consumers, at any moment.
         for _ in 0..seeds::rounds(3) {
             moment();
             followers.iter_mut().for_each(Follower::kill);
             followers.iter_mut().for_each(Follower::start);
         }
-        // Kills of the server.
         for _ in 0..seeds::rounds(2) {
             moment();
             master.kill();
@@ -237,14 +230,14 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         }
         moment();
     });
-    // Each like is a pair and a count, so that no pair is missing.
+    // Each like is a pair and a count, so a missing pair would show.
     let likes = likes(master.port);
     assert!(likes > 1_000);
     for follower in &mut followers {
         assert_eq!(equal_pairs(follower), likes, "{}", follower.database);
     }
     while_written(ports, || {
-        // Consumers are away while the log is trimmed.
+        // Consumers are down while the log is trimmed.
         moment();
         master.kill();
         master.start();
@@ -255,7 +248,7 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         });
         followers.iter_mut().for_each(Follower::start);
         moment();
-        // A failover, with a replica that may lack the last changes.
+        // A failover to a replica that may lack the last changes.
         until("the replica is in step", || is_in_step(&copy));
         moment();
         master.kill();
@@ -265,15 +258,15 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         followers.iter_mut().for_each(Follower::start);
         moment();
     });
-    // Pairs that were set in the part that was trimmed cannot be listed, and are missing; all
-    // others are as the server has them, and so are all rows.
+    // Pairs set in the trimmed part of the log cannot be listed and are missing. All other pairs
+    // and all rows equal those of the server.
     for follower in &mut followers {
         assert!(equal_pairs(follower) >= likes / 2, "{}", follower.database);
     }
 }
 
-/// An empty database does not go on where another one of its group was: it reads all that there is.
-/// And rows that are retired go there, too.
+/// An empty database does not continue at the position of an earlier one with the same group, but
+/// reads all data. It also follows retired rows.
 #[test]
 fn empty_database_reads_all_whatever_its_group_has_got() {
     let mut server = Node::new();
@@ -295,7 +288,7 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
         said
     };
     assert!(equal("301 rows").contains(" 1 pairs"));
-    // While the log reaches back to the beginning all is in it, the pairs as well.
+    // While the log reaches back to the beginning, it contains everything, including the pairs.
     std::fs::remove_file(&file).unwrap();
     assert!(equal("301 rows").contains(" 1 pairs"));
     std::fs::remove_file(&file).unwrap();
@@ -307,13 +300,12 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
     });
     server.call("HSET old:900 like 9");
     equal("301 rows");
-    // Ids have no number of digits in common.
     let retired = server.call("TM.SPACE RETIRE old 1000");
     assert!(!retired.contains("Error"), "{retired}");
     equal("101 rows");
 }
 
-/// Counters and spaces that are called as the tables' own columns and tables are.
+/// Counters and spaces with the same names as columns and tables of the program.
 #[test]
 fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
     let server = Node::new();
@@ -335,7 +327,7 @@ fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
         }
         server.call(&format!("DEL {space}:1"));
     }
-    // By the stream, and by a scan.
+    // By the stream and by a scan.
     for trims in [false, true] {
         if trims {
             std::fs::remove_file(&file).unwrap();
@@ -346,7 +338,6 @@ fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
     }
 }
 
-/// Does something while a client writes.
 fn while_written(ports: [u16; 2], work: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -357,7 +348,7 @@ fn while_written(ports: [u16; 2], work: impl FnOnce()) {
     });
 }
 
-/// Lets a database catch up, and compares it with the server. Gives how many pairs it has.
+/// Lets a database catch up and compares it with the server. Returns its number of pairs.
 #[track_caller]
 fn equal_pairs(follower: &mut Follower) -> u64 {
     follower.kill();
@@ -368,10 +359,8 @@ fn equal_pairs(follower: &mut Follower) -> u64 {
     pairs.parse().unwrap()
 }
 
-/// An id, and the counters of its post.
 type Row = (String, u64, u64, u64, u64);
 
-/// The likes of all posts.
 fn likes(port: u16) -> u64 {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
     let mut connection = client.get_connection().unwrap();

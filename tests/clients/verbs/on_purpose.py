@@ -1,8 +1,8 @@
-"""Where Tidemark answers otherwise than Redis on purpose, and why. A reason that nothing needs fails the test."""
+"""Intended differences between the replies of Tidemark and Redis, with reasons. An unused reason fails the test."""
 
 import re
 
-# Patterns of the call (words joined by one space) and of our reply; the reason. The first that fits counts.
+# Patterns of the call (words joined by spaces) and of our reply, and the reason. The first match counts.
 PURPOSE = []
 
 
@@ -60,7 +60,7 @@ purpose("graphs are for tools", "latency graph .*", "unknown subcommand")
 purpose("Redis has it switched off", "debug sleep.*")
 purpose("fewer than none cannot be waited for", "wait -1 .*", "out of range")
 
-# Of these COMMAND DOCS tells other arguments: why.
+# Commands whose COMMAND DOCS has other arguments, with the reason.
 OTHER_ARGUMENTS = {
     "set": "nothing expires",
     "getex": "nothing expires",
@@ -73,7 +73,7 @@ OTHER_ARGUMENTS = {
     "slaveof": "FORCE gives up what a replica has",
 }
 
-# Of these the ACL categories differ (but for @fast and @slow, which go by what we do): why.
+# Commands with other ACL categories (except @fast and @slow, which depend on the implementation), with the reason.
 OTHER_CATEGORIES = {
     "client": "a container is in the category of its commands",
     "xgroup": "a container is in the category of its commands",
@@ -87,8 +87,8 @@ OTHER_CATEGORIES = {
     "getex": "it changes nothing here",
 }
 
-# Names of figures that are lacking, for there is none of it here: forks, scripts, functions, evictions, expiry, an allocator's pools, a clock's internals, I/O threads,
-# Redis's build, its replication backlog (ours is the log), and what would cost each command to count.
+# Names of missing values, because the feature does not exist here: forks, scripts, functions, evictions, expiry, allocator pools, clock internals, I/O
+# threads, Redis's build, its replication backlog (here the log), and values whose counting would slow down each command.
 LACKING = re.compile(
     r"mem_fragmentation_.*|redis_(git_sha1|git_dirty|build_id)|gcc_version|atomicvar_api|monotonic_clock|(configured_)?hz|lru_clock|clients_in_timeout_table"
     r"|used_memory_(startup|lua|lua_human|vm_.*|scripts.*|functions)|number_of_.*|allocator_.*|rss_overhead_.*|mem_(not_counted_for_evict|"

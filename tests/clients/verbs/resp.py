@@ -1,4 +1,4 @@
-"""A client that keeps what it reads as it was sent: every reply is a pair of its type and its value."""
+"""A client that preserves the types of replies: every reply is a pair of its type and its value."""
 
 import re
 import socket
@@ -34,7 +34,7 @@ class Client:
         try:
             self.socket.sendall(b"".join(packed))
         except OSError:
-            pass  # reading says so
+            pass  # the next read reports it
 
     def read(self):
         try:
@@ -59,12 +59,12 @@ class Client:
 
 
 def parse(line):
-    """Splits a line at spaces; quotes keep what is between them together."""
+    """Splits a line at spaces, except inside quotes."""
     return [quoted if quoted or word == '""' else word for word, quoted in re.findall(r'((?:"([^"]*)"|\S)+)', line)]
 
 
 def plain(reply):
-    """Without types: what an application would see."""
+    """Returns a reply without types, as an application sees it."""
     kind, value = reply
     if kind in "*~>" and isinstance(value, list):
         return [plain(item) for item in value]

@@ -1,10 +1,10 @@
-"""Every verb that Tidemark and Redis both have, asked of both: the replies are equal, in RESP2 and RESP3, or the difference stands in
-on_purpose.py with its reason.
+"""Sends every command that both Tidemark and Redis have to both servers. The replies must be equal, in RESP2 and RESP3, or on_purpose.py must give a
+reason for the difference.
 
-verbs.py TIDEMARK-PORT REDIS-PORT: two servers without other clients. Which commands there are, and what arguments they take, is asked
-of Redis (COMMAND DOCS), so that none is left out: each is called as it should be, with too few and too many arguments, on keys of each type
-and on none, with each number replaced by what is none, and with options that are unknown, doubled or cut off. What needs several calls in a
-row, or several clients, stands in in_rows.txt; redis-cli gets those lines, too, and what it prints is compared."""
+verbs.py TIDEMARK-PORT REDIS-PORT: two servers without other clients. Redis's COMMAND DOCS provides the commands and their arguments, so that none is
+omitted. Each command is called correctly, with too few and too many arguments, and on keys of each type and on missing keys. Numbers are replaced by
+non-numbers, and options are unknown, duplicated or incomplete. in_rows.txt has tests with several calls or several clients. They also run through
+redis-cli, whose output is compared."""
 
 import re
 import subprocess
@@ -15,13 +15,13 @@ from pathlib import Path
 from on_purpose import LACKING, OTHER_ARGUMENTS, OTHER_CATEGORIES, PURPOSE
 from resp import TIMEOUT, Client, Closed, parse, plain
 
-# ---- Calls made from what Redis says of its commands.
+# ---- Calls generated from Redis's description of its commands.
 
-# Keys of each type, and of none: made anew before each call.
+# Keys of each type and missing keys, recreated before each call.
 ROW, CELL, PAIRS = "post:11", "post:12:like", "liked:13"
 MADE = [
-    ["FLUSHALL"],  # Redis; here it is refused
-    ["CONFIG", "SET", "slowlog-log-slower-than", "-1"],  # a busy machine makes anything slow
+    ["FLUSHALL"],  # for Redis; refused here
+    ["CONFIG", "SET", "slowlog-log-slower-than", "-1"],  # on a busy machine any command is slow
     ["SLOWLOG", "RESET"],
     ["DEL", ROW, "post:12", "post:14"],
     ["SREM", PAIRS, "a", "x", "NOPE", "", "1"],
@@ -30,7 +30,7 @@ MADE = [
     ["SET", CELL, "5"],
     ["SADD", PAIRS, "a", "b"],
 ]
-# By the group of a command: its keys, of which the last ones do not exist; then keys of other types.
+# Keys by group of commands, the last ones missing; then keys of other types.
 RIGHT = {
     "hash": [ROW, "post:14"],
     "string": [CELL, "post:14:like"],
@@ -39,7 +39,7 @@ RIGHT = {
 ALL_KEYS = [ROW, CELL, PAIRS, "post:14", "post:14:like"]
 WORDS = {"field": "like", "member": "a", "value": "3", "pattern": "*", "cursor": "0", "type": "string", "category": "read"}
 NO_NUMBERS = ["x", "", "1.5", "-1", "0", " 1", "01", "+1", "1e3", "9223372036854775807", "9223372036854775808", "-9223372036854775809"]
-# Not called by the generator: they end the connection or the server, never end themselves, or are in the list below.
+# Not called by the generator: commands that end the connection or the server, never end, or are in the list below.
 BY_HAND = {
     "shutdown", "replicaof", "slaveof", "failover", "debug", "monitor", "sync", "psync", "replconf", "subscribe", "psubscribe",
     "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "client|reply", "client|pause", "config|set", "quit", "reset", "wait", "bgsave",
@@ -47,7 +47,7 @@ BY_HAND = {
 
 
 def word(argument, key):
-    """A good value of an argument that is a single word."""
+    """Returns a valid value of a single-word argument."""
     kind, name = argument["type"], argument["name"]
     if kind == "key":
         return key
@@ -57,7 +57,7 @@ def word(argument, key):
 
 
 def words(argument, key):
-    """A good value of any argument."""
+    """Returns a valid value of any argument."""
     kind = argument["type"]
     token = [argument["token"]] if "token" in argument and kind != "pure-token" else []
     if kind == "oneof":
@@ -69,12 +69,12 @@ def words(argument, key):
 
 
 def numbers(argument):
-    """Whether a single word is a number."""
+    """Whether an argument is a number."""
     return argument["type"] in ("integer", "double", "unix-time")
 
 
 def variants(name, spec, arity):
-    """Calls of one command."""
+    """Generates the calls of a command."""
     name = name.split("|")
     arguments = spec.get("arguments", [])
     needed = [a for a in arguments if "optional" not in a.get("flags", [])]
@@ -95,14 +95,14 @@ def variants(name, spec, arity):
         yield call(["x"] * (least - 1))
     if arity > 0:
         yield call(["x"] * (least + 1))
-    # Good calls and wrong types.
+    # Valid calls and wrong types.
     for key in keys:
         yield call(*base(key))
         for option in options:
             yield call(*base(key), words(option, key))
-    # Everything once more that may come several times.
+    # Repeated arguments.
     yield call(*base(right), *base(right)[-1:])
-    # Numbers that are none.
+    # Invalid numbers.
     for at, argument in enumerate(needed):
         if numbers(argument):
             for number in NO_NUMBERS:
@@ -113,7 +113,7 @@ def variants(name, spec, arity):
         if numbers(option):
             for number in NO_NUMBERS:
                 yield call(*base(right), words(option, right)[:-1] + [number])
-    # Values that are no numbers, where a counter is.
+    # Non-numeric values for a counter.
     for at, argument in enumerate(needed):
         inner = [b["name"] for b in argument.get("arguments", [])] or [argument["name"]]
         if inner[-1] == "value":
@@ -121,7 +121,7 @@ def variants(name, spec, arity):
                 parts = base(right)
                 parts[at] = parts[at][:-1] + [number]
                 yield call(*parts)
-    # Options: unknown, doubled, cut off, all together.
+    # Options: unknown, duplicated, incomplete, all together.
     yield call(*base(right), ["NOPE"])
     yield call(*base(right), ["NOPE", "1"])
     yield call(*base(right), [""])
@@ -136,7 +136,7 @@ def variants(name, spec, arity):
 
 
 def table(ports):
-    """Of each command and subcommand that both have its name, what Redis says of it, and its arity."""
+    """Returns the name, Redis's description and the arity of each command and subcommand that both servers have."""
     ours, theirs = (Client(port, 3) for port in ports)
     docs = plain(theirs.ask("COMMAND", "DOCS"))
     infos = plain(theirs.ask("COMMAND"))
@@ -152,7 +152,7 @@ def table(ports):
 
 
 def answered(client, call):
-    """The reply to one call on keys that were just made; the connection is as new afterwards."""
+    """Returns the reply to a call on recreated keys, and then resets the connection."""
     after = [["RESET"]] + [["HELLO", "3"]] * (client.protocol == 3)
     client.send(*MADE, call, *after)
     try:
@@ -171,14 +171,14 @@ def answered(client, call):
 
 # ---- Comparing.
 
-# Calls of which only the shape is compared: what they answer is another number, time or name each time.
+# Calls whose replies vary, so that only their shapes are compared.
 SHAPES = re.compile(r"(acl (genpass|log)|client id|hello|lastsave|time|role|latency (history|latest)|slowlog (get|len))\b.*")
-# Calls that answer users' rules, which Redis 7.0 tells in the order of a hash table: another one each time it starts.
+# Calls that return ACL rules. Redis 7.0 orders them by a hash table, differently after each start.
 RULES = re.compile(r"acl (getuser|list)\b.*")
-# Calls that answer named figures: ours have the names that Redis's have.
+# Calls that return named values: we have the names that Redis has.
 NAMED = re.compile(r"(info|client (info|list)|memory stats)\b.*")
 def names(reply):
-    """Of lines with name=value or name:value the names, the titles of sections, and the keys of maps."""
+    """Returns the names in lines name=value or name:value, the titles of sections, and the keys of maps."""
     kind, value = reply
     if kind == "%":
         return {key[1] for key, _ in value}
@@ -188,7 +188,7 @@ def names(reply):
 
 
 def shape(reply):
-    """Types, lengths and words; of maps the keys."""
+    """Returns types, lengths and words; for maps the keys."""
     kind, value = reply
     if kind == "%":
         return kind, sorted((key[1], shape(item)) for key, item in value)
@@ -198,7 +198,7 @@ def shape(reply):
 
 
 def unordered(reply, words=False):
-    """With sets in one order, and the words of a text, too, when asked."""
+    """Sorts sets, and with `words` also the words of texts."""
     kind, value = reply
     if kind == "%":
         return kind, [(unordered(key, words), unordered(item, words)) for key, item in value]
@@ -209,7 +209,7 @@ def unordered(reply, words=False):
 
 
 class Comparison:
-    """What was equal, what differs on purpose, and what else differs."""
+    """Counts of equal replies and of intended and unintended differences."""
 
     def __init__(self):
         self.equal, self.meant, self.wrong = 0, Counter(), []
@@ -250,14 +250,14 @@ def generated(ports, protocol, comparison):
     return covered
 
 
-# ---- What Redis says of its commands, and what we say of ours.
+# ---- COMMAND DOCS and ACL categories.
 
-# History, and what Redis would rather not have.
+# History and deprecation.
 OLD = {"history", "doc_flags", "deprecated_since", "replaced_by"}
 
 
 def arguments(described):
-    """The arguments without what is only history, or a name for several that belong together."""
+    """Returns the arguments without their history and without the names of groups."""
     found = []
     for argument in described:
         one = {name: argument.get(name) for name in ("type", "token", "key_spec_index")}
@@ -265,14 +265,14 @@ def arguments(described):
         one["flags"] = sorted(argument.get("flags", []))
         one["parts"] = arguments(argument.get("arguments", []))
         if argument["type"] == "block" and len(one["parts"]) == 1:
-            inner = one["parts"][0]  # a block of one is that one
+            inner = one["parts"][0]  # a block with one part is that part
             one = inner | {"flags": sorted(inner["flags"] + one["flags"]), "token": one["token"] or inner["token"]}
         found.append(one)
     return found
 
 
 def documented(ports, comparison):
-    """COMMAND DOCS of all that both have."""
+    """Compares COMMAND DOCS of all common commands."""
 
     def all_docs(port):
         found = {}
@@ -301,7 +301,7 @@ def documented(ports, comparison):
 
 
 def categorised(ports, comparison):
-    """The ACL categories of all that both have."""
+    """Compares the ACL categories of all common commands."""
 
     def all_categories(port):
         found = {}
@@ -328,15 +328,15 @@ def arguments_text(doc):
     return str(arguments(doc.get("arguments", [])))
 
 
-# ---- What needs several calls in a row. `B> ` is another client of the same server.
+# ---- Tests with several calls. `B> ` is another client of the same server.
 
 
-# What MONITOR shows, behind time and address.
+# Prefix of a line of MONITOR before the command: time and address.
 SHOWN = re.compile(r"\d+\.\d+ \[\d+ [^\]]*\] ")
 
 
 def is_message(frame):
-    """Whether it came by itself: to a subscriber, or to a client of MONITOR."""
+    """Whether a frame is a push message to a subscriber or a MONITOR client."""
     kind, value = frame
     if isinstance(value, list):
         return bool(value) and value[0][1] in ("message", "pmessage", "smessage")
@@ -344,14 +344,14 @@ def is_message(frame):
 
 
 def sequences():
-    """The titles, and the lines of each."""
+    """Returns the titles and the lines of the sequences."""
     for block in Path(__file__).with_name("in_rows.txt").read_text().strip().split("\n# "):
         title, *lines = block.removeprefix("# ").split("\n")
         yield title, lines
 
 
 class Played:
-    """A client in a sequence: messages that come by themselves are kept apart from replies."""
+    """A client in a sequence, which separates push messages from replies."""
 
     def __init__(self, port, protocol):
         self.client, self.messages, self.closed = Client(port, protocol), [], False
@@ -362,7 +362,7 @@ class Played:
         return frame
 
     def ask(self, words):
-        """All replies to one request; several if it names several channels."""
+        """Returns all replies to a request; there are several if it names several channels."""
         if self.closed:
             return [("closed", "")]
         self.client.send(words)
@@ -382,7 +382,7 @@ class Played:
 
 
 def played(port, protocol, lines):
-    """Of each line the replies; at last what came to listeners."""
+    """Returns the replies of each line, and finally the push messages."""
     clients = {"A": Played(port, protocol), "B": Played(port, protocol)}
     for made in MADE:
         clients["A"].ask(made)
@@ -395,7 +395,7 @@ def played(port, protocol, lines):
 
 
 def in_rows(ports, protocol, comparison):
-    """All sequences."""
+    """Compares all sequences."""
     for title, lines in sequences():
         ours, theirs = (played(port, protocol, lines) for port in ports)
         for line, mine, other in zip(lines + [f"{title}: what came by itself"] * 4, ours, theirs, strict=True):
@@ -405,7 +405,7 @@ def in_rows(ports, protocol, comparison):
 
 
 def through_cli(ports, comparison):
-    """The sequences of one client, through redis-cli: what it prints. Lines that differ on purpose, and those that it treats otherwise, are left out."""
+    """Compares the output of redis-cli for sequences with one client. Skips intended differences and lines that redis-cli treats differently."""
     left_out = re.compile(r"(quit|subscribe|psubscribe|ssubscribe|monitor|hello 3|reset|shutdown|client kill|client reply|acl|auth).*", re.IGNORECASE)
     for flag in ("-2", "-3"):
         for title, lines in sequences():
@@ -414,7 +414,7 @@ def through_cli(ports, comparison):
             lines = [line for line in lines if not meant(line)]
             printed = []
             for port in ports:
-                answered(Client(port, 2), ["PING"])  # makes the keys anew
+                answered(Client(port, 2), ["PING"])  # recreates the keys
                 command = ["redis-cli", "-p", str(port), flag, "--no-raw"]
                 done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=TIMEOUT)
                 printed.append(done.stdout + done.stderr)
@@ -422,7 +422,7 @@ def through_cli(ports, comparison):
 
 
 def meant(line):
-    """Whether a line's replies may differ."""
+    """Whether the replies to a line may differ."""
     return any(pattern.fullmatch(line.lower()) for pattern in (SHAPES, NAMED)) or any(
         pattern.fullmatch(line) and pattern.pattern != ".*" for pattern, _, _ in PURPOSE
     )

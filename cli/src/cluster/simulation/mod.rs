@@ -1,19 +1,20 @@
-//! Shards are split and moved in a simulated cluster, from one seed, while nodes and commands are
-//! killed at any moment and messages are late or lost.
+//! Simulates splits and moves of shards. A seed determines which nodes and commands die, and which
+//! messages are late or lost.
 //!
-//! Real are the command ([`grow`]), the steps of the hand-over ([`node::cluster::handover`]),
-//! topologies and their rules ([`node::cluster::Cluster`]), and the files that keep them. Simulated
-//! are the network, the clock (tokio's, stopped), a node's log, which is a list of writes, and how
-//! a replica follows. Where the real node waits for its disk, the simulated one can be killed.
+//! The simulation uses the real command ([`grow`]), hand-over steps ([`node::cluster::handover`]),
+//! topologies with their rules ([`node::cluster::Cluster`]) and topology files. It replaces the
+//! network, the clock (tokio's, paused), the log (a list of writes) and replication. A simulated
+//! node can be killed wherever the real one waits for its disk.
 //!
-//! Asserted:
+//! Invariants:
 //!
-//! - no two nodes take writes of a slot at any moment, and none that others have been given;
-//! - a node that answers for a slot has all writes of it that were acknowledged; of a master that
-//!   was failed over, those that its successor had;
-//! - when nothing fails any more, and the last command is given again, all nodes know one topology,
-//!   and each slot has a master that takes writes. Not so if a controller and a command have each
-//!   made one of the same version: that is for an operator to decide.
+//! - At most one node accepts writes of a slot at any time, and no node accepts writes of slots
+//!   that it has given away.
+//! - The node that serves a slot has all acknowledged writes of the slot. After a failover, it has
+//!   those that had reached the new master.
+//! - After the last fault and a repetition of the last command, all nodes have the same topology,
+//!   and each slot has a master that accepts writes. The exception is a conflict: a controller and
+//!   a command each made a topology with the same version, and an operator must choose.
 //!
 //! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays one.
 
@@ -33,30 +34,27 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
-/// Two shards of a master and a replica, and two nodes that are empty at first.
+/// Two shards of a master and a replica each, and two empty nodes.
 const NODES: usize = 6;
 const FIRST_PORT: u16 = 7000;
-/// Slots that clients write to.
+/// Slots that the clients write to.
 const SLOTS_USED: [u16; 8] = [0, 1500, 3000, 4500, 6000, 9000, 12_000, 16_000];
-/// How long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(8);
-/// Within so long all commands come to their end behind that.
+/// Longest simulated time, after the last fault, until the cluster has converged.
 const CALM: Duration = Duration::from_secs(300);
-/// How long a client of a node waits for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A write that was taken: its number, and its slot.
 type Write = (u64, u16);
 
-/// What a node's data folder keeps, beside the topology.
+/// Contents of a data folder, except the topology.
 #[derive(Default)]
 struct Disk {
     log: Vec<Write>,
-    /// Whom it follows; none: it is a master.
+    /// Number of the master, or `None` for a master.
     follows: Option<usize>,
-    /// As a replica it has its master's whole data set.
+    /// Whether this replica has its master's whole data set.
     synced: bool,
-    /// It has had replicas, or has been one.
+    /// Whether this node has had replicas or has been a replica.
     had_others: bool,
 }
 
@@ -66,21 +64,19 @@ struct Machine {
     process: RefCell<Option<Rc<Process>>>,
 }
 
-/// What is gone when a process is killed.
 struct Process {
     number: usize,
     world: Weak<World>,
     cluster: Cluster,
     paused: Cell<Paused>,
     fenced: Cell<bool>,
-    /// Where it is killed in the hand-over that is under way, if it is.
+    /// Stage of the current hand-over at which the process will be killed.
     doomed: Cell<Option<Stage>>,
-    /// Its replicas, and how many writes each has said that it has.
+    /// Number of acknowledged writes of each replica.
     fed: RefCell<BTreeMap<usize, usize>>,
     tasks: RefCell<Vec<AbortHandle>>,
 }
 
-/// Where a hand-over is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Reach,
@@ -98,29 +94,27 @@ const STAGES: [Stage; 8] = {
     [Reach, Pause, CaughtUp, Adopt, Adopted, Tell, Told, Gave]
 };
 
-/// What happened in a run, or in many.
+/// Event counts of one run or of many.
 #[derive(Debug, Default)]
 struct Met {
     writes: u64,
-    /// Commands that ended well, that failed, and that were killed.
     done: u64,
     failed: u64,
     killed_commands: u64,
     handed_over: u64,
     failovers: u64,
-    /// Runs in which a controller and a command made a topology of one version each.
+    /// Runs where a controller and a command made different topologies with the same version.
     conflicts: u64,
     kills: u64,
     kills_in: BTreeMap<Stage, u64>,
 }
 
-/// See the top of the file.
 struct World {
     random: RefCell<fastrand::Rng>,
     machines: Vec<Machine>,
-    /// Pairs of machines between which nothing goes.
+    /// Pairs of machines with a broken connection.
     parted: RefCell<BTreeSet<(usize, usize)>>,
-    /// A master is kept down: a controller fails it over.
+    /// A master that stays down until a controller has failed it over.
     kept_down: Cell<Option<usize>>,
     acknowledged: RefCell<BTreeSet<(u16, u64)>>,
     next_write: Cell<u64>,
@@ -142,13 +136,12 @@ fn number_of(port: u16) -> Option<usize> {
     (number < NODES).then_some(number)
 }
 
-/// The slots of a node as its line has them.
 fn ranges(topology: &Topology, id: &str) -> String {
     let own = topology.ranges().into_iter().filter(|(.., member)| member.id == id);
     own.map(|(first, last, _)| format!(" {}", write_range(first, last))).collect()
 }
 
-/// All know the newest topology, all slots are served, and nothing is lost.
+/// Waits until all nodes have the newest topology and serve all slots, then checks for lost writes.
 async fn settle(world: &Rc<World>) {
     let end = Instant::now() + CALM;
     loop {
@@ -172,15 +165,15 @@ async fn settle(world: &Rc<World>) {
             Instant::now() < end,
             "without any fault: versions {versions:?}, slots without a master {slots:?}"
         );
-        // What an operator does, or a controller: the newest is told to all.
+        // An operator or a controller sends the newest topology to all nodes.
         let outside = Outside { world: world.clone(), first: 0 };
         match remote::newest(&outside).await {
             Ok(newest) => {
                 let _ = super::growth::spread(&outside, &newest).await;
                 world.give_again(&newest).await;
             }
-            // The controller and the command have each made one. No node took writes beside another
-            // one for that; which of the two is right an operator has to say.
+            // The controller and the command made conflicting topologies. No slot had two masters,
+            // and only an operator can choose the right one.
             Err(why) if why.contains("two topologies") => {
                 world.met.borrow_mut().conflicts += 1;
                 return;
@@ -241,7 +234,7 @@ fn run(seed: u64) -> Met {
     world.met.take()
 }
 
-/// Found two masters of a slot once, or none: docs/testing/journal.md.
+/// Seeds that once found two masters of a slot, or none: docs/testing/journal.md.
 const FOUND: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Operators: they split and move shards, by the real command on a simulated network.
+//! Simulated operators: they split and move shards with the real command.
 
 use super::world::killed;
 use super::{PATIENCE, World, address, number_of};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-/// The network as an operator's command sees it.
+/// The simulated network, seen from outside the cluster.
 pub(super) struct Outside {
     pub(super) world: Rc<World>,
     pub(super) first: usize,
@@ -48,10 +48,10 @@ impl Net for Outside {
     }
 }
 
-/// What of an error says that the command may fare better when it is given again.
+/// Substrings of errors after which the operator repeats the command.
 const PASSING: [&str; 5] = ["refused", "closed", "answer", "again", "not"];
 
-/// An operator: gives commands, each again until it ends well.
+/// Runs commands, each repeatedly until it succeeds.
 pub(super) async fn operate(world: Rc<World>) {
     while !world.calm.get() {
         sleep(Duration::from_millis(world.draw(0..500))).await;
@@ -81,7 +81,7 @@ pub(super) async fn operate(world: Rc<World>) {
                 }
                 Ok(Err(why)) => {
                     world.met.borrow_mut().failed += 1;
-                    // Others have changed the cluster meanwhile.
+                    // Any other error means that another command has changed the cluster.
                     if !PASSING.iter().any(|word| why.contains(word)) {
                         break;
                     }
@@ -92,7 +92,6 @@ pub(super) async fn operate(world: Rc<World>) {
     }
 }
 
-/// `tidemark cluster split`, or `move`.
 async fn give(net: Outside, from: usize, to: usize, is_move: bool) -> Result<String, String> {
     let nodes = GrowthArgs { from: address(from), to_node: address(to), plan: false, timeout: 20 };
     grow(&net, &nodes, if is_move { Wanted::Shard } else { Wanted::Slots(None) }).await

@@ -1,4 +1,4 @@
-//! One process: what it answers, how it follows its master, and how it gives slots away.
+//! A simulated server process: its replies, its replication and its hand-overs.
 
 use super::world::killed;
 use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-/// Between two looks of a node at its fence.
+/// Interval between the checks of a fenced node.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Process {
@@ -31,7 +31,7 @@ impl Process {
         with(&self.world().machines[self.number])
     }
 
-    /// A task that ends with the process.
+    /// Spawns a task that is aborted when the process dies.
     pub(super) fn spawn<T: 'static>(
         &self,
         task: impl Future<Output = T> + 'static,
@@ -43,7 +43,7 @@ impl Process {
         task
     }
 
-    /// Whether it answers for a slot as its master.
+    /// Returns whether the process serves a slot as its master.
     pub(super) fn serves(&self, slot: u16) -> bool {
         self.paused.get() != Paused::All && self.cluster.topology().server_of(slot) == Server::Own
     }
@@ -53,7 +53,7 @@ impl Process {
         self.serves(slot) && is_master && !self.fenced.get()
     }
 
-    /// As a replica: its log becomes its master's, some writes at a time.
+    /// As a replica, copies the master's log, some writes at a time.
     pub(super) async fn follow(self: Rc<Process>) {
         loop {
             let world = self.world();
@@ -64,7 +64,7 @@ impl Process {
                 continue;
             }
             let Some(of_master) = world.process(master) else { continue };
-            // It follows as soon as it asks.
+            // The first request registers the replica with its master.
             if !of_master.fed.borrow().contains_key(&self.number) {
                 own.disk.borrow_mut().had_others = true;
                 world.machines[master].disk.borrow_mut().had_others = true;
@@ -74,7 +74,7 @@ impl Process {
             let length = {
                 let theirs = world.machines[master].disk.borrow();
                 let mut ours = own.disk.borrow_mut();
-                // Two logs with one write at one place are the same before it.
+                // If two logs have the same write at one position, they are equal up to it.
                 let same = match ours.log.len().checked_sub(1) {
                     Some(last) => theirs.log.get(last) == ours.log.get(last),
                     None => true,
@@ -96,7 +96,6 @@ impl Process {
         }
     }
 
-    /// One request.
     pub(super) async fn answer(self: Rc<Process>, words: &[String]) -> Result<OwnedFrame, String> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let bulk = |text: String| Ok(OwnedFrame::BulkString(text.into_bytes()));
@@ -124,7 +123,7 @@ impl Process {
                 let version: i64 = version.parse().unwrap();
                 if option == ["HANDOVER"] {
                     let (own, text) = (self.clone(), (*text).to_owned());
-                    // It goes on if the client leaves.
+                    // The hand-over continues if the client disconnects.
                     let work =
                         self.spawn(async move { hand_over(&Own(own), &text, version).await });
                     let handed = work.await.map_err(|ended| killed(ended, "closed"))?;
@@ -172,7 +171,7 @@ impl Process {
         }
     }
 
-    /// As the real node does it, when it is fenced.
+    /// Asks the other nodes whether they refuse the topology, as a fenced node does.
     pub(super) async fn refuse_what_others_refuse(&self, next: &Topology) -> Outcome {
         let (world, text, version) = (self.world(), next.describe(), next.version.to_string());
         let words = ["CLUSTERX", "SETNODES", &text, &version, "CHECK"];
@@ -184,7 +183,7 @@ impl Process {
         confirmed.await
     }
 
-    /// As the real node lifts its fence: `roles/peer.rs`.
+    /// Lifts the fence like `roles/peer.rs` of the real node.
     pub(super) async fn rule(self: Rc<Process>) {
         let mut refused = None;
         loop {
@@ -221,12 +220,10 @@ impl Process {
             && (self.cluster.rules_alone() || replicas.any(is_fed))
     }
 
-    /// Time for the disk, in which the process may be killed.
     pub(super) async fn busy(&self) {
         sleep(Duration::from_micros(self.world().draw(10..4_000))).await;
     }
 
-    /// The node becomes what its topology says.
     pub(super) async fn obey(&self, is_news: bool) -> Outcome {
         self.busy().await;
         let topology = self.cluster.topology();
@@ -254,7 +251,6 @@ fn said(refusal: Refusal) -> String {
     String::from_utf8_lossy(refusal.text()).into_owned()
 }
 
-/// CLUSTER NODES.
 fn lines(topology: &Topology) -> String {
     let line = |member: &Member| {
         let Member { id, host, port, master } = member;
@@ -266,7 +262,6 @@ fn lines(topology: &Topology) -> String {
     topology.members().iter().map(line).collect()
 }
 
-/// A master that may give slots away.
 struct Own(Rc<Process>);
 
 struct Link {

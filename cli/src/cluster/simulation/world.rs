@@ -1,5 +1,5 @@
-//! The world: machines that die and come back, a network, clients, a controller, and what is
-//! promised of all nodes at every moment.
+//! Machines that crash and restart, a network, clients, a controller, and the checks of the
+//! invariants.
 
 use super::{Machine, NODES, Process, SLOTS_USED, Stage, TROUBLE, World, id_of, number_of};
 use crate::cluster::growth::Draft;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 impl World {
     pub(super) fn new(seed: u64) -> Rc<World> {
-        // Tokens and ids that the command draws by itself.
+        // Seeds the tokens and ids that the command draws.
         fastrand::seed(seed);
         let machine = |_| Machine {
             folder: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap(),
@@ -54,7 +54,7 @@ impl World {
         self.random.borrow_mut().u64(range)
     }
 
-    /// How long a message is on its way, or a disk busy.
+    /// Returns a random duration of a message or a disk operation.
     pub(super) fn delay(&self) -> Duration {
         let most_us = if !self.calm.get() && self.chance(30) { 3_000_000 } else { 15_000 };
         Duration::from_micros(self.draw(20..most_us))
@@ -99,7 +99,7 @@ impl World {
         process.spawn(process.clone().rule());
     }
 
-    /// kill -9. What it has written, the disk has.
+    /// Kills the process like `kill -9`. The disk keeps everything written.
     pub(super) fn kill(&self, number: usize) {
         let Some(process) = self.machines[number].process.take() else { return };
         process.tasks.borrow().iter().for_each(AbortHandle::abort);
@@ -107,10 +107,10 @@ impl World {
         self.met.borrow_mut().kills += 1;
     }
 
-    /// A step of a hand-over: its master may end here.
+    /// Enters a stage of a hand-over. May kill the master.
     pub(super) async fn stage(self: &Rc<World>, number: usize, stage: Stage) {
         let is_doomed = self.process(number).is_some_and(|it| it.doomed.get() == Some(stage));
-        // Some come several times.
+        // Some stages are entered several times.
         if self.calm.get() || !is_doomed || self.chance(3) {
             return;
         }
@@ -125,10 +125,10 @@ impl World {
         pending::<()>().await;
     }
 
-    // The network.
+    // Network.
 
-    /// A request to a node, of which the reply may never come. It arrives also if nothing waits for
-    /// it any more.
+    /// Sends a request to a node. Its reply may be lost. The request arrives even if the caller has
+    /// stopped waiting.
     pub(super) async fn request(
         self: &Rc<World>,
         from: Option<usize>,
@@ -160,9 +160,8 @@ impl World {
         sent.await.unwrap_or_else(|ended| Err(killed(ended, "the request is gone")))
     }
 
-    // What is promised.
+    // Invariants.
 
-    /// Looks at all nodes at this moment.
     pub(super) fn check(&self) {
         for slot in SLOTS_USED {
             let writers: Vec<usize> = (0..NODES)
@@ -188,7 +187,8 @@ impl World {
         }
     }
 
-    /// A master of slots, and a node that may get them: a replica of it, or one that is new.
+    /// Returns a random master with slots and a node that may receive them: a replica of the
+    /// master, or a new node.
     pub(super) fn choose(&self) -> Option<(usize, usize)> {
         let known = (0..NODES).filter_map(|it| Some(self.process(it)?.cluster.topology()));
         let newest = known.max_by_key(|topology| topology.version)?;
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    // Fate.
+    // Faults.
 
     pub(super) async fn trouble(self: Rc<World>) {
         let end = Instant::now() + TROUBLE;
@@ -261,7 +261,8 @@ impl World {
         (0..NODES).for_each(|number| self.start(number));
     }
 
-    /// The last command again, to masters that do not know whether those that got slots know.
+    /// Repeats the last hand-over command at masters that do not know whether the new master has
+    /// its slots.
     pub(super) async fn give_again(self: &Rc<World>, newest: &Topology) {
         let (text, version) = (newest.describe(), newest.version.to_string());
         for number in 0..NODES {
@@ -272,9 +273,9 @@ impl World {
         }
     }
 
-    /// A controller gives the slots of a master that is down to a replica of it, by the newest
-    /// topology of all others. It acts only while it reaches all of them, and goes on until they
-    /// have heard of it.
+    /// Acts as a controller: gives the slots of a dead master to one of its replicas, by the newest
+    /// topology of the other nodes. It acts only while it reaches all of them, and retries until
+    /// all have the new topology.
     pub(super) async fn fail_over(self: Rc<World>, number: usize) {
         let topologies: Vec<Topology> = (0..NODES)
             .filter(|&other| other != number)
@@ -319,7 +320,8 @@ impl World {
                 });
                 match told.await {
                     Ok(_) => break,
-                    // It knows another of this version: that is for an operator to decide.
+                    // The node has another topology with this version. Only an operator can resolve
+                    // the conflict.
                     Err(error) if error.to_string().contains(VERSION) && other != at => break,
                     Err(error) if error.to_string().contains(VERSION) => {
                         self.kept_down.set(None);
@@ -335,7 +337,7 @@ impl World {
     }
 }
 
-/// What is said where a task was killed. A panic of it goes on.
+/// Returns the error of a killed task. Propagates a panic of the task.
 pub(super) fn killed(ended: JoinError, said: &str) -> String {
     if ended.is_panic() {
         std::panic::resume_unwind(ended.into_panic());

@@ -1,20 +1,19 @@
-//! Which masters of a Redis Cluster are among the sources.
+//! Finds masters of a Redis Cluster that the sources lack.
 
 use super::source::{Remote, bytes};
 use crate::cluster_nodes::nodes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the sources say of their cluster.
 #[derive(Default)]
 pub(super) struct Known {
-    /// Masters with slots, by id, with their addresses.
+    /// Addresses of masters with slots, by id.
     masters: BTreeMap<String, String>,
-    /// Those that are sources, or of which a replica is.
+    /// Ids of masters that are sources, or that have a replica as a source.
     named: BTreeSet<String>,
 }
 
 impl Known {
-    /// Asks a source. One that may not be asked says nothing.
+    /// Asks a source for its cluster. Ignores errors, such as a missing permission.
     pub(super) fn note(&mut self, remote: &mut Remote) {
         let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
         self.read(&String::from_utf8_lossy(&nodes));
@@ -32,7 +31,6 @@ impl Known {
         }
     }
 
-    /// The addresses of masters that are none of the sources.
     pub(super) fn absent(&self) -> Vec<String> {
         let absent = self.masters.iter().filter(|(id, _)| !self.named.contains(*id));
         absent.map(|(_, address)| address.clone()).collect()

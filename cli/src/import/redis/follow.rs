@@ -1,10 +1,10 @@
-//! Changes of a Redis while it is imported: its keyspace notifications name the keys that change,
-//! and these are read again. A notification says nothing of values, so a key that changes often is
-//! read once for all its changes, and what is read is always newer than the notification.
+//! Follows changes of a Redis during an import. Keyspace notifications name the changed keys, and
+//! the import reads these keys again. A notification carries no value, so a key with several
+//! pending changes is read once. The value is never older than the notification.
 //!
-//! Notifications are not kept for a client that is away: when the connection breaks, or falls too
-//! far behind, everything is scanned again. So it is after FLUSHALL and FLUSHDB, of which no
-//! notification tells, but the invalidation of client-side caches does.
+//! Redis does not keep notifications for a disconnected client. If the connection breaks or the
+//! queue overflows, the import scans all keys again. It also rescans after FLUSHALL and FLUSHDB,
+//! which send no keyspace notification but do invalidate client-side caches.
 
 use super::layout::{Layout, fits};
 use super::source::{Remote, Source, bytes};
@@ -15,38 +15,35 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Keys that have changed and wait to be read, at most: beyond that it is cheaper to scan.
+/// Maximum number of pending changed keys. Beyond that, a new scan is cheaper.
 const MOST_KEYS: usize = 1 << 20;
-/// How often the source is asked whether it is there, where nothing changes.
+/// Interval between pings of an idle source.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long it may be silent until that is said, and until it is given up.
+/// Silence after which a warning is shown. `DEAD`: silence after which the source is given up.
 pub(crate) const SILENT: Duration = Duration::from_secs(3);
 const DEAD: Duration = Duration::from_secs(60);
 
-/// Keys that have changed and were not read since.
 pub(crate) struct Changes(Mutex<Waiting>);
 
-/// A key that has changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
     pub(crate) key: Vec<u8>,
-    /// Members or fields of it may have been removed.
+    /// Whether members or fields may have been removed.
     pub(crate) removed: bool,
 }
 
 struct Waiting {
-    /// Since when they wait, and whether something may have been removed from them.
+    /// Time of the first pending change of each key, and whether something may have been removed.
     keys: HashMap<Vec<u8>, (Instant, bool)>,
-    /// In the order in which they changed.
+    /// Keys in the order of their first pending change.
     order: VecDeque<Vec<u8>>,
-    /// Why no more come.
+    /// Reason why notifications have ended.
     broken: Option<String>,
-    /// FLUSHALL or FLUSHDB.
     is_flushed: bool,
-    /// Notifications that members were removed, which ones they do not say.
+    /// Number of notifications of removed members. A notification does not name the members.
     removals: u64,
     last: Instant,
-    /// When the source has said anything last.
+    /// Time of the last message from the source.
     heard: Instant,
 }
 
@@ -81,7 +78,8 @@ impl Changes {
         self.0.lock().broken.get_or_insert(why);
     }
 
-    /// The keys that wait longest, and since when. An error if some are missing.
+    /// Removes up to `most` keys, oldest first, and returns them with the time of the first change.
+    /// Fails if notifications were lost.
     pub(crate) fn take(&self, most: usize) -> io::Result<(Vec<Changed>, Option<Instant>)> {
         let waiting = &mut *self.0.lock();
         if let Some(why) = &waiting.broken {
@@ -99,35 +97,30 @@ impl Changes {
         Ok((changed, since))
     }
 
-    /// How many wait, and the first of them since when.
     pub(crate) fn waiting(&self) -> (usize, Option<Instant>) {
         let waiting = self.0.lock();
         let first = waiting.order.front().and_then(|key| waiting.keys.get(key));
         (waiting.order.len(), first.map(|(since, _)| *since))
     }
 
-    /// How many notifications said that members were removed.
     pub(crate) fn removals(&self) -> u64 {
         self.0.lock().removals
     }
 
-    /// For how long the source has said nothing, not even that it is there.
     pub(crate) fn silent(&self) -> Duration {
         self.0.lock().heard.elapsed()
     }
 
-    /// Whether all keys were deleted at once.
     pub(crate) fn is_flushed(&self) -> bool {
         self.0.lock().is_flushed
     }
 
-    /// How long nothing has changed.
     pub(crate) fn idle(&self) -> Duration {
         self.0.lock().last.elapsed()
     }
 }
 
-/// Begins to listen. When this returns, no change goes unheard.
+/// Subscribes to notifications. No change after the return is missed.
 pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<Arc<Changes>> {
     let mut remote = source.open()?;
     check_setting(&mut remote, layouts, true)?;
@@ -157,7 +150,7 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
                     break format!("the source has not answered for {} s", DEAD.as_secs());
                 }
                 Ok(None) => {
-                    // Its answer is a message like others.
+                    // The reply arrives among the other messages.
                     if let Err(error) = remote.send(&[b"PING"]) {
                         break error.to_string();
                     }
@@ -170,8 +163,8 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
     Ok(changes)
 }
 
-/// Asks for invalidations of client-side caches, with no key cached: then only FLUSHALL and FLUSHDB
-/// send one, to this connection.
+/// Enables client tracking without caching any key. Only FLUSHALL and FLUSHDB then send
+/// invalidations, and they go to this connection.
 fn hear_of_flushes(remote: &mut Remote) {
     let mut ask = || {
         let id = match remote.ask(&[b"CLIENT", b"ID"])? {
@@ -185,8 +178,8 @@ fn hear_of_flushes(remote: &mut Remote) {
     }
 }
 
-/// Whether the server tells of all changes that matter. `is_first`: if it may not be asked, that is
-/// said.
+/// Checks that the source notifies all relevant changes. If `is_first`, reports when the setting
+/// cannot be read.
 pub(crate) fn check_setting(
     remote: &mut Remote,
     layouts: &[Layout],
@@ -195,7 +188,7 @@ pub(crate) fn check_setting(
     let name = "notify-keyspace-events";
     let set = match remote.ask(&[b"CONFIG", b"GET", name.as_bytes()]) {
         Ok(OwnedFrame::Array(mut pair)) => pair.pop().and_then(bytes).unwrap_or_default(),
-        // The link.
+        // The connection failed.
         Err(error) if !is_first && error.kind() != io::ErrorKind::PermissionDenied => {
             return Err(error);
         }
@@ -231,8 +224,8 @@ pub(crate) fn check_setting(
     ))
 }
 
-/// One notification: `pmessage`, pattern, channel, event. Or an invalidation: `message`, channel,
-/// and nothing where all keys are gone.
+/// Handles a notification (`pmessage`, pattern, channel, event) or an invalidation (`message`,
+/// channel, null if all keys are gone).
 fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
     let OwnedFrame::Array(mut parts) = message else { return };
     let (event, channel) = (parts.pop().and_then(bytes), parts.pop().and_then(bytes));
@@ -246,7 +239,7 @@ fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
         _ => return,
     };
     let Some(key) = channel.strip_prefix(start.as_bytes()) else { return };
-    // Several patterns may fit a key, and each sends a message.
+    // Each subscribed pattern that matches a key sends its own message.
     let mut fitting = layouts.iter().filter(|layout| fits(&layout.glob, key)).peekable();
     if fitting.peek().is_some() {
         let may_remove = fitting.any(|layout| layout.may_remove(&event));

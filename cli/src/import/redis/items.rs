@@ -1,6 +1,5 @@
 //! Content of a source's key: rows, counters and flags of ids.
 
-/// Content of a key for one id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Item {
     /// Counters, by their positions in `Layout::fields`.
@@ -8,13 +7,12 @@ pub(crate) enum Item {
     /// Counters of a hash, without a value where it was rejected. The other ones of
     /// `Layout::fields` are 0 unless another key has them.
     Hash(u64, Vec<(usize, Option<i64>)>),
-    /// The only key of a row is gone.
+    /// The row has lost its only key.
     Gone(u64),
     /// No key has counters of the row.
     Missing(u64),
     /// Unset all members of the id. Its present members follow.
     Unset(u64),
-    /// A flag.
     Member(u64, Vec<u8>),
 }
 
@@ -27,7 +25,6 @@ impl Item {
         }
     }
 
-    /// Returns the id.
     pub(crate) fn id(&self) -> u64 {
         match *self {
             Item::Member(id, _) | Item::Unset(id) => id,

@@ -1,20 +1,20 @@
-//! How counters and flags lie in a Redis: one layout a kind of key.
+//! Layouts: how counters and flags are stored in a Redis, one layout per kind of key.
 //!
 //! ```text
-//! hash    key=post:{id} space=post                          a hash a row, its fields the counters
-//! hash    key=p:{id} space=post fields=likes>like,reads>read         other names; others are left
-//! string  key=like:{id} space=post fields=like              a key a counter
-//! string  key=post:{id}:{field} space=post                  the same, with the name in the key
-//! string  key=c:{id} space=post fields=like,read pack=struct:<I4I4   packed by Lua's struct.pack
-//! string  key=c:{id} space=post fields=like,read pack=msgpack        packed by cmsgpack.pack
-//! buckets key=likes:{id} space=post fields=like per=1000    hash = id / 1000, field = id % 1000
-//! buckets key=likes:{id} space=post fields=like             the field is the id itself
-//! buckets key=likes space=post fields=like                  the same, in one hash
-//! buckets key=b:{id} space=post fields=like field=user.{id}   each field is a whole old key
-//! string  key=view:{id}:{shard} space=post fields=read sum=0..15     shards of a counter
-//! set     key=liked:{id} space=liked                        a set of members a post
-//! bits    key=likers:{id} space=liked                       a bitmap a post: bit = member
-//! set     key=liked:{id} space=liked count=post.like        their number is a counter, too
+//! hash    key=post:{id} space=post                      one hash per row, fields are counters
+//! hash    key=p:{id} space=post fields=likes>like,reads>read    renamed fields; others ignored
+//! string  key=like:{id} space=post fields=like          one key per counter
+//! string  key=post:{id}:{field} space=post              the same, with the name in the key
+//! string  key=c:{id} space=post fields=like,read pack=struct:<I4I4  packed by struct.pack (Lua)
+//! string  key=c:{id} space=post fields=like,read pack=msgpack       packed by cmsgpack.pack
+//! buckets key=likes:{id} space=post fields=like per=1000   hash = id / 1000, field = id % 1000
+//! buckets key=likes:{id} space=post fields=like         the field is the id itself
+//! buckets key=likes space=post fields=like              the same, in one hash
+//! buckets key=b:{id} space=post fields=like field=user.{id}     fields are complete old keys
+//! string  key=view:{id}:{shard} space=post fields=read sum=0..15    shards of a counter
+//! set     key=liked:{id} space=liked                    one set of members per post
+//! bits    key=likers:{id} space=liked                   one bitmap per post: bit = member
+//! set     key=liked:{id} space=liked count=post.like    the cardinality is also a counter
 //! ```
 
 use super::packed::Format;
@@ -23,94 +23,86 @@ use counter::Field;
 use dataset::key_patterns::{Kind, Match, Pattern};
 use node::runtime::glob;
 
-/// What a key holds.
+/// Type of a key, and its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
-    /// A row.
+    /// A hash with the counters of a row.
     Hash,
-    /// A counter, or several that are packed.
+    /// A string with one counter, or with several packed ones.
     String,
-    /// Members.
     Set,
-    /// Members that are small numbers.
+    /// A bitmap of members that are small numbers.
     Bits,
-    /// Counters of so many ids each; 0: fields are ids.
+    /// A hash with a counter of this many ids; 0 means that the fields are the ids.
     Buckets(u64),
-    /// A set of which the number of members is a counter.
+    /// A set whose cardinality is a counter.
     Card,
-    /// The same of a bitmap.
+    /// A bitmap whose number of one bits is a counter.
     Ones,
 }
 
-/// How several counters lie in one value.
+/// Encoding of the counters in one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// One, as decimal text.
     Decimal,
-    /// By `struct.pack`.
+    /// Written by `struct.pack`.
     Struct(Format),
-    /// By `cmsgpack.pack`.
+    /// Written by `cmsgpack.pack`.
     Msgpack,
 }
 
-/// One kind of key. See the top of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// As it was given.
     pub(crate) text: String,
     pub(crate) container: Container,
-    /// `None`: the one key.
+    /// Pattern of the keys, or `None` if there is only one key.
     pattern: Option<Pattern>,
-    /// The key, with `{id}` and `{field}`.
+    /// Key with `{id}` and `{field}`.
     key: String,
-    /// For SCAN and PSUBSCRIBE.
     pub(crate) glob: String,
-    /// Where it goes.
     pub(crate) space: String,
-    /// Counters: the name there, and the name here.
+    /// Counters: name at the source, and name in the space.
     pub(crate) fields: Vec<(String, String)>,
-    /// The fields were not named: they are all of the space, and a foreign one is an error.
+    /// Whether the option names no fields. Then `fields` holds all counters of the space, and other
+    /// names are errors.
     pub(crate) all_fields: bool,
     pub(crate) packing: Packing,
-    /// Names of the shards in the place of `{shard}`. A counter is the sum over all of them, and
-    /// the members of a set are those of all.
+    /// Values of `{shard}`. A counter is the sum over all shards, and a set is their union.
     pub(super) shards: Vec<String>,
-    /// The pattern of a bucket's fields, if these are more than a number.
+    /// Pattern of a bucket's fields, if they are more than a number.
     pub(super) entry: Option<(Pattern, String)>,
-    /// The counters of [`Layout::fields`] as the space declares them.
+    /// Declarations of the counters in [`Layout::fields`].
     pub(super) declared: Vec<Field>,
-    /// Whether the fields are all counters of the space.
+    /// Whether [`Layout::fields`] has all counters of the space.
     pub(crate) has_all: bool,
-    /// Counters that a layout which names no fields leaves to others that name them.
+    /// Counters that a layout without named fields leaves to layouts that name them.
     pub(super) others: Vec<Other>,
-    /// Of keys with one counter: the hash that a row may have, too.
+    /// For keys with one counter: the hash that may hold other counters of the row.
     pub(super) row: Option<Pattern>,
 }
 
-/// A counter that another layout names.
 #[derive(Clone, Debug)]
 pub(super) struct Other {
-    /// In [`Layout::fields`].
+    /// Index in [`Layout::fields`].
     pub(super) at: usize,
     is_cell: bool,
-    /// The layout as it was given, unless its keys are compared with those of the hash one by one.
+    /// Text of the other layout. `None` if its keys are compared with the hash one by one.
     pub(super) text: Option<String>,
 }
 
-/// Most shards of a counter: each is asked for when one of them has changed.
+/// Maximum number of shards of a counter. A change of one shard reads all of them.
 const MAX_SHARDS: usize = 256;
 
-/// The ids of which a key may have lost counters, when it has changed.
+/// Ids that may have lost counters in a changed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ids {
-    /// First and last.
     Between(u64, u64),
-    /// All ids of the space: those that the key had are not known.
+    /// Any id of the space: the former ids of the key are unknown.
     Any,
 }
 
 impl Layout {
-    /// Reads `KIND name=value ...`. `count=` makes a second layout of it.
+    /// Parses `KIND name=value ...`. Each `count=` adds another layout.
     pub(crate) fn parse_all(text: &str) -> Result<Vec<Layout>, String> {
         let mut words: Vec<&str> = text.split_whitespace().collect();
         let mut counts = Vec::new();
@@ -139,7 +131,7 @@ impl Layout {
         Ok(std::iter::once(first.clone()).chain(counted).collect())
     }
 
-    /// Reads `KIND name=value ...`.
+    /// Parses `KIND name=value ...` without `count=`.
     fn parse(text: &str) -> Result<Layout, String> {
         let mut words = text.split_whitespace();
         let kind = words.next().unwrap_or_default();
@@ -184,7 +176,7 @@ impl Layout {
         }
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
-            // The other shards of a key with zeros in front of its id are not known.
+            // The other shards of an id with leading zeros are unknown.
             _ => Some(pattern_of(key)?.padded(shards.is_empty())),
         };
         let layout = Layout {
@@ -208,7 +200,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Whether its keys, or the fields of its buckets, name the counter.
+    /// Returns whether the keys, or the fields of the buckets, contain the name of the counter.
     pub(super) fn names_field(&self) -> bool {
         match &self.entry {
             Some((pattern, _)) => pattern.has_field(),
@@ -259,18 +251,18 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether it goes to an existence space.
     pub(crate) fn is_flags(&self) -> bool {
         matches!(self.container, Container::Set | Container::Bits)
     }
 
-    /// One of a space's own patterns, which reads ids with zeros in front only if the space does.
+    /// Configures a pattern of the space itself, which accepts leading zeros only if the space
+    /// does.
     fn of_space(mut self, padded_ids: bool) -> Layout {
         self.pattern = self.pattern.map(|pattern| pattern.padded(padded_ids));
         self
     }
 
-    /// Why a key that has its shape names no id, if so.
+    /// Returns why a key that matches the pattern has no valid id, if so.
     pub(crate) fn refusal(&self, key: &[u8]) -> Option<String> {
         let space = &self.space;
         match self.pattern.as_ref()?.read(key) {
@@ -282,7 +274,7 @@ impl Layout {
         }
     }
 
-    /// Takes the counters over as the space declares them: those that are named, or all of them.
+    /// Takes the declarations of the named counters, or of all counters.
     pub(crate) fn declare(&mut self, all: &[Field]) -> Result<(), String> {
         if self.all_fields {
             self.fields = all.iter().map(|one| (one.name.clone(), one.name.clone())).collect();
@@ -295,7 +287,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Notes the counters that others name. A layout that names none itself leaves these alone.
+    /// Records the counters that other layouts name, if this layout names none. The hash leaves
+    /// these counters to them.
     pub(crate) fn note_others(&mut self, others: &[Layout]) {
         let is_row = |other: &&Layout| {
             other.space == self.space && other.container == Container::Hash && other.all_fields
@@ -316,18 +309,16 @@ impl Layout {
         }
     }
 
-    /// Whether each of its strings has one counter.
     fn has_one(&self) -> bool {
         self.container == Container::String && self.packing == Packing::Decimal
     }
 
-    /// Whether it has this counter.
     fn has(&self, space: &str, field: &str) -> bool {
         self.space == space && !self.is_flags() && self.fields.iter().any(|(_, to)| to == field)
     }
 
-    /// The counter that two layouts have, if neither leaves it to the other. A hash and keys of
-    /// single counters may share a row.
+    /// Returns a counter that both layouts hold, if neither leaves it to the other. A hash and keys
+    /// of single counters may share a row.
     pub(crate) fn conflict(&self, other: &Layout) -> Option<&str> {
         if self.all_fields != other.all_fields
             || self.all_fields && self.names_field() != other.names_field()
@@ -338,13 +329,13 @@ impl Layout {
         shared.filter(|_| !self.is_flags()).map(|(_, to)| &to[..])
     }
 
-    /// Whether what the key lacks of this counter may be in a key of another layout.
+    /// Returns whether another layout may hold the counter when the key lacks it.
     pub(super) fn is_elsewhere(&self, at: usize) -> bool {
-        // Which counters of a row have keys of their own is seen row by row.
+        // Whether a single-counter key exists is checked per row.
         self.others.iter().any(|other| other.at == at && !other.is_cell)
     }
 
-    /// The id, or the number of the bucket, and the field that a key of this layout has.
+    /// Parses a key of this layout. Returns the id, or the bucket number, and the field.
     pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
         match self.pattern.as_ref().map(|pattern| pattern.read(key)) {
             Some(Match::Yes(id, name)) if self.takes(name) => Some((id, name)),
@@ -353,7 +344,7 @@ impl Layout {
         }
     }
 
-    /// Whether a key with this text for `{shard}` or `{field}` is one of the layout's.
+    /// Returns whether the text for `{shard}` or `{field}` is valid in this layout.
     fn takes(&self, name: &[u8]) -> bool {
         match self.shards.is_empty() {
             true => name.is_empty() || self.fields.is_empty() || self.position(name).is_some(),
@@ -361,12 +352,11 @@ impl Layout {
         }
     }
 
-    /// The place of a shard among all.
     pub(crate) fn shard(&self, name: &[u8]) -> Option<usize> {
         self.shards.iter().position(|shard| shard.as_bytes() == name)
     }
 
-    /// The keys that an id has: one per shard. `None` where the id does not tell them.
+    /// Returns the keys of an id, one per shard. `None` if the id does not determine them.
     pub(crate) fn keys(&self, id: u64, field: &[u8]) -> Option<Vec<Vec<u8>>> {
         match self.shards.is_empty() {
             true => Some(vec![self.key(id, field)?]),
@@ -374,7 +364,7 @@ impl Layout {
         }
     }
 
-    /// Whether the keys of all shards make one row.
+    /// Returns whether the keys of all shards form one row.
     pub(crate) fn is_sum(&self) -> bool {
         !self.is_flags() && !self.shards.is_empty()
     }
@@ -385,8 +375,8 @@ impl Layout {
         shards + usize::from(self.row.is_some())
     }
 
-    /// The hash, and its field, that may have the counter of a key, too. `field`: the counter that
-    /// the key names.
+    /// Returns the hash and its field that may also hold the counter of a key. `field` is the
+    /// counter in the key's name.
     pub(crate) fn row_key<'f>(&'f self, id: u64, field: &'f [u8]) -> Option<(Vec<u8>, &'f [u8])> {
         let mut key = Vec::new();
         self.row.as_ref()?.write(id, b"", &mut key);
@@ -397,7 +387,7 @@ impl Layout {
         Some((key, field))
     }
 
-    /// The field of a bucket that has a counter of this id.
+    /// Returns the bucket's field for a counter of the id.
     pub(crate) fn bucket_field(&self, id: u64, field: &[u8]) -> Vec<u8> {
         let Some((pattern, _)) = &self.entry else {
             let number = match self.container {
@@ -411,8 +401,8 @@ impl Layout {
         name
     }
 
-    /// The key that has this counter of an id, or this shard; `None` where the id does not tell the
-    /// key.
+    /// Returns the key with this counter or shard of the id. `None` if the id does not determine
+    /// the key.
     pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
         let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
         let number = match self.container {
@@ -425,7 +415,6 @@ impl Layout {
         Some(key)
     }
 
-    /// The ids of which a key has counters.
     pub(crate) fn ids(&self, key: &[u8]) -> Option<Ids> {
         let (number, _) = self.read(key)?;
         match self.container {
@@ -436,13 +425,15 @@ impl Layout {
                 let low = number.checked_mul(per)?;
                 Some(Ids::Between(low, low.saturating_add(per - 1)))
             }
-            // One hash; of several, an id does not tell which one has it.
+            // There is a single hash. With several hashes, the id does not determine which one
+            // holds it.
             Container::Buckets(_) if self.pattern.is_none() => Some(Ids::Any),
             _ => None,
         }
     }
 
-    /// Whether the key is written as [`Layout::key`] writes it: with no zeros in front of the id.
+    /// Returns whether [`Layout::key`] would produce this key, that is, whether the id has no
+    /// leading zeros.
     pub(crate) fn is_plain(&self, key: &[u8]) -> bool {
         let Some((number, field)) = self.read(key) else { return false };
         let Some(pattern) = &self.pattern else { return true };
@@ -452,7 +443,7 @@ impl Layout {
     }
 }
 
-/// `FIRST..LAST`, or names.
+/// Parses `FIRST..LAST`, or a list of names.
 fn shards_of(value: &str) -> Result<Vec<String>, String> {
     let wrong = || format!("sum={value} is neither FIRST..LAST nor names, at most {MAX_SHARDS}");
     let shards: Vec<String> = match value.split_once("..") {
@@ -469,10 +460,10 @@ fn shards_of(value: &str) -> Result<Vec<String>, String> {
     is_right.then_some(shards.clone()).ok_or_else(wrong)
 }
 
-/// The pattern of keys, or of a bucket's fields. How another's keys write ids is not known:
-/// [`Layout::of_space`] says it of ours.
+/// Parses a pattern of keys or of bucket fields. Accepts leading zeros; [`Layout::of_space`]
+/// overrides this for patterns of a space.
 fn pattern_of(text: &str) -> Result<Pattern, String> {
-    // A shard stands where the name of a counter would.
+    // A shard takes the position of a counter name.
     let plain = text.replacen("{shard}", "{field}", 1);
     let kind = if plain.contains("{field}") { Kind::Cell } else { Kind::Row };
     let pattern = Pattern::parse(kind, &plain).map_err(|error| {
@@ -482,7 +473,6 @@ fn pattern_of(text: &str) -> Result<Pattern, String> {
     Ok(pattern.padded(true))
 }
 
-/// `old>new`, or a name for both.
 fn renamed(field: &str) -> (String, String) {
     let (from, to) = field.split_once('>').unwrap_or((field, field));
     (from.to_owned(), to.to_owned())
@@ -501,7 +491,6 @@ pub(super) fn decimal(text: &[u8]) -> Result<i64, String> {
     })
 }
 
-/// The pattern of a key as a glob.
 fn glob_of(key: &str) -> String {
     let escaped: String = key
         .chars()
@@ -512,8 +501,8 @@ fn glob_of(key: &str) -> String {
     ["{id}", "{field}", "{shard}"].iter().fold(escaped, |glob, name| glob.replace(name, "*"))
 }
 
-/// The layouts that the server's own key patterns describe. `first`: the first counter of the
-/// space, which keys of cells without `{field}` have.
+/// Returns the layouts of a space's own key patterns. `first` is the first counter of the space,
+/// which keys of cells without `{field}` hold.
 pub(crate) fn of_patterns(
     kind: Kind,
     space: &str,
@@ -534,7 +523,7 @@ pub(crate) fn of_patterns(
         }
         Ok(Layout::parse(&text)?.of_space(padded_ids))
     };
-    // A node of a cluster has patterns with hash tags only; its source may know none.
+    // Patterns in a cluster have hash tags. The source may use the same keys without them.
     let mut all: Vec<String> = patterns.split_whitespace().map(str::to_owned).collect();
     for tagged in patterns.split_whitespace().filter(|_| in_cluster) {
         let plain = tagged.replacen("{{id}}", "{id}", 1);
@@ -545,21 +534,20 @@ pub(crate) fn of_patterns(
     all.iter().map(|key| one(key)).collect()
 }
 
-/// Whether a name of a channel or key fits the glob; used to tell keys of several layouts apart.
+/// Returns whether a key or channel matches the glob.
 pub(crate) fn fits(glob: &str, key: &[u8]) -> bool {
     glob::matches(glob.as_bytes(), key, false)
 }
 
-/// A text of any bytes for people.
 pub(crate) fn shown(key: &[u8]) -> String {
     printable(&String::from_utf8_lossy(&key[..key.len().min(80)]))
 }
 
-/// A stranger's text as a terminal may show it: what steers one is escaped.
+/// Escapes control characters, so that foreign text cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // What turns the direction of a line, too.
+        // Marks that change the direction of text.
         let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
         if c.is_control() || turns.iter().any(|some| some.contains(&c)) {
             out.extend(c.escape_default());
@@ -576,7 +564,7 @@ mod tests {
     use crate::import::redis::items::{Item, Read};
     use redis_protocol::resp2::types::OwnedFrame;
 
-    /// What is read of these replies: items, the reason why one is rejected, foreign fields.
+    /// Returns the items, the reject reason and the number of foreign fields of the replies.
     fn read(of: &Layout, id: u64, field: &str, parts: &[OwnedFrame]) -> (Vec<Item>, String, usize) {
         let mut read = Read::of(Vec::new(), 0, Vec::new());
         of.read_row(id, field.as_bytes(), parts, &mut read);
@@ -637,7 +625,7 @@ mod tests {
         assert_eq!(keys("p:{id} p:{{id}}", true), [&b"p:7"[..], b"p:{7}"]);
     }
 
-    /// What another key has is not 0 because the hash lacks it, nor when the hash is gone.
+    /// A counter that the hash lacks, or a deleted hash, must not reset a counter in another key.
     #[test]
     fn a_hash_leaves_what_other_keys_have() {
         let mut hash = layout("hash key=post:{id} space=post");
@@ -654,7 +642,7 @@ mod tests {
         assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
         let (items, why, _) = read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(1)]);
         assert_eq!((items, why), (vec![], "the hash post:3 has a value for it, too".to_owned()));
-        // Others are not: what a hash has beside them is rejected.
+        // Keys of other layouts are not compared: their counters in the hash are rejected.
         let mut hash = plain;
         hash.note_others(&[layout("buckets key=likes space=post fields=like")]);
         let (items, why, _) = read(&hash, 3, "", &[pairs(&[("like", "1"), ("read", "2")])]);

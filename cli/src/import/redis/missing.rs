@@ -1,9 +1,9 @@
-//! The other direction: rows that are here, and that no key of the sources has any more. Keys that
-//! were deleted while no importer listened are in no scan and no notification, so the ids that are
-//! here are listed, and each source is asked for the keys that such an id would have.
+//! Finds rows of the server that no source has any more. A key deleted while no import was running
+//! appears in no scan and no notification. So the import lists the rows of the server and asks each
+//! source for their keys.
 //!
-//! Members cannot be listed, as a filter does not know them. So of sets only those are found whose
-//! row is missing, too.
+//! A filter cannot list its members. The members of a set are found missing only if their row is
+//! missing, too.
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-/// Ids whose keys the id does not tell, by layout: keys with zeros in front of the id, and ids in
-/// buckets that hold any. Noted while all keys are read.
+/// Ids that do not determine their keys, by layout: keys with leading zeros, and ids in buckets
+/// that hold any id. Collected during the scan.
 #[derive(Default)]
 pub(crate) struct Untold(HashMap<usize, HashSet<u64>>);
 
@@ -42,43 +42,39 @@ impl Untold {
     }
 }
 
-/// Counters of a row that are not 0 here, and that no source has; or a row of which no source has
-/// anything, be all its counters 0.
+/// Nonzero counters of a row that no source has, or a whole row that no source has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) id: u64,
-    /// The first layout of its space.
+    /// First layout of the space.
     pub(crate) layout: usize,
-    /// By layout and position in [`Layout::fields`], with the value that is here.
+    /// Layout, index in [`Layout::fields`] and value of each counter.
     pub(crate) counters: Vec<(usize, usize, i64)>,
-    /// No source has anything of the row, and all of its counters are those of layouts.
+    /// Whether no source has any part of the row, and the layouts cover all of its counters.
     pub(crate) is_whole: bool,
 }
 
-/// See the top of the file.
 pub(crate) struct Finder {
     ours: AllRows,
     theirs: Vec<Remote>,
     layouts: Arc<Vec<Layout>>,
-    /// The counters of each space, in the order in which CNT.GET answers them.
+    /// Counters of each space, in the order of CNT.GET replies.
     order: HashMap<String, Vec<String>>,
     rate: Option<Rate>,
 }
 
-/// What is asked of one layout: a row by its place in the page, and the counters that an answer
-/// concerns.
 struct Probe {
     row: usize,
     layout: usize,
     positions: Vec<usize>,
 }
 
-/// What the sources said of a key.
+/// Reply of the sources about a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Said {
     There,
     NotThere,
-    /// It is another's (a node of a cluster).
+    /// The key belongs to another node of the cluster.
     Nothing,
 }
 
@@ -94,12 +90,10 @@ impl Finder {
         Ok(Finder { ours, theirs, layouts, order, rate })
     }
 
-    /// The rows that are here.
     pub(crate) fn ours(&mut self) -> &mut AllRows {
         &mut self.ours
     }
 
-    /// The counter spaces that layouts go to.
     pub(crate) fn spaces(&self) -> Vec<String> {
         let rows = self.layouts.iter().filter(|layout| !layout.is_flags());
         let mut spaces: Vec<String> = rows.map(|layout| layout.space.clone()).collect();
@@ -108,7 +102,7 @@ impl Finder {
         spaces
     }
 
-    /// What of these rows no source has.
+    /// Returns the parts of these rows that no source has.
     pub(crate) fn missing(
         &mut self,
         space: &str,
@@ -123,7 +117,7 @@ impl Finder {
         let is_of_space = |of: &Layout| of.space == space && !of.is_flags();
         let Some(first) = layouts.iter().position(is_of_space) else { return Ok(Vec::new()) };
         let (lacking, is_gone) = self.lacking(space, rows, &order, untold)?;
-        // Which layout has which counter.
+        // Layout and index of each counter.
         let holder = |name: &String| {
             layouts.iter().enumerate().find_map(|(layout, of)| {
                 let is_of = of.space == space && !of.is_flags();
@@ -144,8 +138,8 @@ impl Finder {
         Ok(found.filter(|missing| missing.is_whole || !missing.counters.is_empty()).collect())
     }
 
-    /// Which counters of each row no key has, in the order of the space; and of which rows no key
-    /// has any. Keys of single counters are asked for where the others do not have all.
+    /// Returns for each row which counters no key has, in the order of the space, and which rows
+    /// have no key at all. Asks for keys of single counters only if the other keys lack some.
     fn lacking(
         &mut self,
         space: &str,
@@ -190,8 +184,8 @@ impl Finder {
         Ok((lacking, is_gone))
     }
 
-    /// What is to be written of these, as if their keys had been read. The sets of rows that are
-    /// missing as a whole are asked for as well.
+    /// Converts missing rows to items to write. Also asks for the sets of rows that are missing
+    /// completely.
     pub(crate) fn reads(
         &mut self,
         missing: Vec<Missing>,
@@ -219,7 +213,6 @@ impl Finder {
             probes.extend(rows.map(|row| Probe { row, layout, positions: vec![0] }));
         }
         let said = self.ask(&probes, untold, |probe| whole[probe.row])?;
-        // Several keys may have members of one space.
         let mut gone: BTreeMap<(usize, &str), (usize, bool)> = BTreeMap::new();
         for (probe, said) in probes.iter().zip(said) {
             let space = &layouts[probe.layout].space[..];
@@ -233,8 +226,8 @@ impl Finder {
         Ok(reads)
     }
 
-    /// What the sources say of each probe, position by position. A key is not there if one source
-    /// says so and none has it.
+    /// Asks all sources. Returns a reply for each position of each probe. A key is missing if at
+    /// least one source says so and none has it.
     fn ask(
         &mut self,
         probes: &[Probe],
@@ -268,11 +261,10 @@ impl Finder {
     }
 }
 
-/// Asks for the key of an id, or for the counters in it.
 fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
     let field = positions.first().map_or(&b""[..], name);
-    // Of a bucket that holds any id all were noted.
+    // All ids of such a bucket are in `untold`.
     let Some(keys) = layout.keys(id, field) else { return put_command(out, &[b"PING"]) };
     let key = &keys[0];
     match layout.container {
@@ -292,8 +284,8 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     }
 }
 
-/// What a reply says of each of so many counters. What is strange (another type of key) is there:
-/// nothing is deleted for it.
+/// Interprets a reply for `count` counters. An unexpected reply, such as another type of key,
+/// counts as present, so that nothing is deleted.
 fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
     let is_not = |is: bool| if is { Said::NotThere } else { Said::There };
     match reply {
@@ -301,7 +293,7 @@ fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
             values.iter().map(|value| is_not(matches!(value, OwnedFrame::Null))).collect()
         }
         OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
-        // A bucket that holds any id.
+        // The PING for a bucket that holds any id.
         OwnedFrame::SimpleString(_) => vec![Said::NotThere; count],
         elsewhere if is_elsewhere(&elsewhere) => vec![Said::Nothing; count],
         _ => vec![Said::There; count],

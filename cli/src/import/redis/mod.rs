@@ -1,9 +1,9 @@
-//! `tidemark import --from redis://...`: counters and flags out of a running Redis.
+//! `tidemark import --from redis://...`: copies counters and flags from a running Redis.
 //!
-//! One thread a source reads keys by SCAN, and those that have changed; this one turns what they
-//! hold into commands, which go out over several connections ([`super::pipe`]). All is set and
-//! nothing added, so each part may be done twice: after an end of either side the import goes on
-//! where it was, or from the beginning.
+//! One thread per source scans its keys and reads changed keys. The main thread converts their
+//! values to commands for several pipelined connections ([`super::pipe`]). Values are set, never
+//! incremented, so every step can be repeated. After a failure of either side, the import resumes
+//! from its state file or starts over.
 //!
 //! Long: the phases of one import share its counts and its connections.
 
@@ -51,21 +51,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use writer::{Failure, Writer};
 
-/// Messages of the readers that wait.
 const MESSAGES: usize = 16;
-/// How often it is looked what was acknowledged.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often the state is written, and the lag said where there is no terminal.
+/// Interval between writes of the state. `SAY`: interval of progress lines without a terminal.
 const WRITE: Duration = Duration::from_secs(1);
 const SAY: Duration = Duration::from_secs(10);
-/// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
-/// After a signal: how long nothing may move until it ends at once.
+/// Time without progress after which a stopping import exits immediately.
 const STUCK: Duration = Duration::from_secs(5);
-/// A source that has a tenth of its keys left has lost them, rather than deleted some.
+/// A source with less than a tenth of its former keys has lost its data.
 const LOST: u64 = 10;
 
-/// What came of it, over all attempts.
 #[derive(Default)]
 struct Summary {
     seen: Seen,
@@ -77,17 +73,16 @@ struct Summary {
     deleted: u64,
 }
 
-/// A source, as far as it was read.
 #[derive(Default)]
 struct Progress {
     place: Place,
-    /// Places, by the number of the last key before them.
+    /// Scan positions with the number of the last key before each.
     sent: VecDeque<(u64, Place)>,
-    /// Places before which all is acknowledged, and since when.
+    /// Acknowledged scan positions with the time of the acknowledgement.
     settling: VecDeque<(Instant, Place)>,
-    /// Changed keys, by the number of the last of them, and since when they waited.
+    /// Batches of changed keys: number of the last key, and time of the first change.
     following: VecDeque<(u64, Instant)>,
-    /// How many of the latter were acknowledged.
+    /// Number of acknowledged batches of changed keys.
     acknowledged: Arc<AtomicU64>,
 }
 
@@ -96,30 +91,29 @@ struct Import<'a> {
     sources: Vec<Source>,
     layouts: Arc<Vec<Layout>>,
     name: Vec<String>,
-    /// The data set of the server, as the state names it.
+    /// Lineage of the server's data set, as in the state file.
     target: String,
     file: StateFile,
     stop: Arc<AtomicBool>,
-    /// How many messages of readers were taken: whether anything moves.
+    /// Number of received reader messages. A constant value means no progress.
     moves: Arc<AtomicU64>,
-    /// The most keys that each source had.
+    /// Largest number of keys seen in each source.
     had: Vec<u64>,
-    /// With `--follow --delete-missing`: the ids of sets that were copied, by layout.
+    /// With `--follow --delete-missing`: ids of the copied sets, by layout.
     sets: HashMap<usize, HashSet<u64>>,
-    /// All keys of a source were deleted since: the members of these sets are unset first.
+    /// A source has been flushed: the next attempt first unsets the members of `sets`.
     is_flushed: bool,
     summary: Summary,
-    /// Something was acknowledged since the last failure.
+    /// Whether any key was acknowledged since the last failure.
     advanced: bool,
-    /// No reader was stopped before its end.
+    /// Whether no reader was stopped early.
     is_all: bool,
-    /// It went on where an earlier one had ended.
+    /// Whether this run resumed an earlier one.
     is_resumed: bool,
-    /// The file of --report.
     report: Option<Arc<File>>,
 }
 
-/// Runs it; an error also if something was not copied, or differs.
+/// Runs the import. Also fails if a key was not copied, or if the comparison found a difference.
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();
     let cacert = args.from_cacert.as_deref();
@@ -176,13 +170,13 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
 }
 
-/// Says, or refuses, what a source cannot give: a node of a cluster has the keys of its own slots
-/// only, and a Tidemark lists no sets.
+/// Warns about data that a source cannot provide, and refuses an incomplete cluster. A cluster node
+/// has only the keys of its own slots. A Tidemark server cannot list its sets.
 fn check_source(import: &Import<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
         source.resolve()?;
-        // One that does not answer is tried again by its reader.
+        // The reader retries an unreachable source.
         let Ok(mut remote) = source.open() else { continue };
         let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
         let info = String::from_utf8_lossy(&info).into_owned();
@@ -204,8 +198,8 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
     ))
 }
 
-/// The layouts that were named, or those that the server's own key patterns describe; all with the
-/// names of their counters.
+/// Returns the named layouts, or those of the server's own key patterns, with their counters
+/// declared.
 fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Vec<Layout>, String> {
     let named =
         |text: &String| Layout::parse_all(text).map_err(|e| format!("--layout \"{text}\": {e}"));
@@ -244,7 +238,7 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
             layout.declare(spaces.declared.get(&layout.space).map_or(&[][..], Vec::as_slice))?;
         }
     }
-    // A row may have keys of several of its space's own patterns.
+    // Several patterns of one space may belong to one row, so only named layouts can conflict.
     if !args.layout.is_empty() {
         check_conflicts(&layouts)?;
     }
@@ -256,7 +250,7 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
     Ok(layouts)
 }
 
-/// Refuses two layouts with the same counter: the one that is read last would hide the other.
+/// Refuses two layouts with the same counter. The key that is read last would overwrite the other.
 fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     for (at, one) in layouts.iter().enumerate() {
         let conflict = |other: &Layout| Some((other.text.clone(), one.conflict(other)?.to_owned()));
@@ -272,7 +266,6 @@ fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     Ok(())
 }
 
-/// What CONFIG GET says of one name.
 fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
     let reply = remote
         .ask(&[b"CONFIG", b"GET", name.as_bytes()])
@@ -281,8 +274,8 @@ fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
     Ok(pair.pop().and_then(bytes).map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// The first signal asks for an end, the second one is obeyed at once. So is the first where
-/// nothing moves, as when either side hangs.
+/// The first signal requests a stop, the second one exits immediately. The first one also exits if
+/// there is no progress, for example when either side hangs.
 fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
     let (stop, moves, state) = (import.stop.clone(), import.moves.clone(), import.file.name());
     let wait = move || {
@@ -333,7 +326,7 @@ fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
 }
 
 impl Import<'_> {
-    /// Attempts, until one succeeds or none has advanced for `--retry` seconds.
+    /// Runs attempts until one succeeds, or until none has advanced for `--retry` seconds.
     fn copy(&mut self) -> Result<(), String> {
         let mut failing: Option<Instant> = None;
         loop {
@@ -368,7 +361,7 @@ impl Import<'_> {
         let mut changes = Vec::new();
         if self.args.follow {
             for source in &self.sources {
-                // Before the first key is read.
+                // Subscribe before the first key is read, so that no change is missed.
                 let listening = follow::listen(source, &self.layouts);
                 changes.push(listening.map_err(|error| Failure::of(source, &error))?);
             }
@@ -378,7 +371,7 @@ impl Import<'_> {
         let (tell, told) = sync_channel(MESSAGES);
         self.start_readers(&progress, &changes, &tell)?;
         drop(tell);
-        // What an earlier attempt has read is not read again, if this one goes on where it was.
+        // An attempt that resumes does not read the earlier keys again.
         let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
         self.is_resumed |= may_be_any;
         let divided = Divided::new(may_be_any);
@@ -391,7 +384,7 @@ impl Import<'_> {
         let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
         self.is_flushed |= changes.iter().any(|changes| changes.is_flushed());
-        // What it has sent is executed, whatever it ends with.
+        // Commands that were sent are executed, even after a failure.
         let (bad, unknown) = match received {
             Ok(()) => writer.finish(),
             Err(failure) => (writer.abandon(), Err(failure)),
@@ -412,7 +405,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// The server may be another one after a failure: what was copied before is not there.
+    /// Fails if the server has another data set than before a failure: the copied data would be
+    /// missing.
     fn check_target(&self) -> Result<(), Failure> {
         let connect = &self.args.connect;
         let of = |error: io::Error| {
@@ -430,7 +424,7 @@ impl Import<'_> {
         )))
     }
 
-    /// FLUSHALL leaves no key by which a scan would find sets that are gone.
+    /// Unsets the members of copied sets after a FLUSHALL. No key remains for a scan to find them.
     fn unset_flushed(&self, writer: &mut Writer) {
         if !self.is_flushed {
             return;
@@ -443,7 +437,6 @@ impl Import<'_> {
         }
     }
 
-    /// Remembers which sets are copied, for [`Import::unset_flushed`].
     fn note_sets(&mut self, reads: &[Read]) {
         if !(self.args.follow && self.args.delete_missing) {
             return;
@@ -455,8 +448,8 @@ impl Import<'_> {
         }
     }
 
-    /// A source that has lost its keys (a restart without its file) is not one of which all were
-    /// deleted: nothing is deleted here for it, unless that is asked for.
+    /// Fails if a source seems to have lost its keys, for example by a restart without its file.
+    /// The import then deletes nothing unless `--allow-loss` is given.
     fn check_loss(&mut self, source: usize, keys: u64) -> Result<(), Failure> {
         let had = self.had[source];
         self.had[source] = had.max(keys);
@@ -476,14 +469,14 @@ impl Import<'_> {
         )))
     }
 
-    /// Where each source is read from.
+    /// Returns the start position of each source.
     fn progress(&self) -> Result<Vec<Progress>, Failure> {
         let state = self.file.read(&self.name, &self.target).map_err(Failure::Final)?;
         let begin = |source: &Source| {
             let name = source.to_string();
             let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
-            // Changes while it did not listen are in no notification, and what is missing is known
-            // only when all keys were read.
+            // With --follow, changes before the subscription are unknown. With --delete-missing,
+            // all keys must be read. Both need a full scan.
             let known = known.filter(|_| !self.args.follow && !self.args.delete_missing);
             let place = known.cloned().unwrap_or(Place { source: name, ..Place::default() });
             Progress { place, ..Progress::default() }
@@ -529,14 +522,13 @@ impl Import<'_> {
 
     fn pipe(&self) -> io::Result<Pipe> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // Each time: the masters of a cluster change.
+        // Reconnect for each attempt, because the masters of a cluster can change.
         let (lanes, spaces) =
             runtime.block_on(Lanes::open(&self.args.connect, self.args.connections))?;
         spaces.cluster.check().map_err(io::Error::other)?;
         Pipe::start(lanes, runtime)
     }
 
-    /// Takes what the readers tell until all have ended.
     fn receive(
         &mut self,
         told: &Receiver<(usize, Told)>,
@@ -549,7 +541,7 @@ impl Import<'_> {
         loop {
             match told.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                // What was read last must not wait for more.
+                // The queue is idle, so do not wait for full chunks.
                 Err(RecvTimeoutError::Timeout) => writer.pipe.flush(),
                 Ok((source, told)) => {
                     self.moves.fetch_add(1, Relaxed);
@@ -604,7 +596,7 @@ impl Import<'_> {
         }
     }
 
-    /// What was acknowledged meanwhile.
+    /// Updates the progress by the acknowledged keys.
     fn look(&mut self, progress: &mut [Progress], writer: &mut Writer, changes: &[Arc<Changes>]) {
         let answered = writer.answered;
         let (mut behind, mut since) = (0, None);
@@ -633,7 +625,7 @@ impl Import<'_> {
         if self.args.follow {
             let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
             let mut text = format!("{behind} changed keys to read, lag {lag} ms");
-            // Nothing that waits is no sign of being up to date where the source is not heard.
+            // An empty queue does not mean that the import is up to date if the source is silent.
             if silent >= follow::SILENT {
                 text = format!("the source has not answered for {} s; {text}", silent.as_secs());
             }
@@ -689,15 +681,15 @@ impl Import<'_> {
         for (shapes, what) in left.into_iter().filter(|(shapes, _)| shapes.total > 0) {
             text += &format!("; {} {what} ({shapes})", HumanCount(shapes.total));
         }
-        // A closed standard output is no reason to fail.
+        // A closed standard output is not a failure of the import.
         let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
     }
 
-    /// A copy of nothing is no success: the patterns or the address are wrong.
+    /// Fails if nothing was copied: the patterns or the address must be wrong.
     fn check_that_something_was_set(&self) -> Result<(), String> {
         let Summary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
         let keys = seen.keys;
-        // One that goes on where another ended, or waits for the first key, may have none to copy.
+        // A resumed import, or one that waits for the first key, may have nothing to copy.
         let is_begun = self.is_resumed || (self.args.follow && keys == 0);
         if rows + flags + deleted + bad > 0 || is_begun {
             return Ok(());
@@ -763,6 +755,6 @@ fn bar(from: &[String]) -> ProgressBar {
     let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {rate}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate);
-    // The length is known when the sources have told.
+    // The readers report the number of keys later.
     ProgressBar::new(from.len() as u64).with_style(style)
 }

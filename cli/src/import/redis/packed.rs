@@ -1,18 +1,18 @@
-//! Several counters in one value, as scripts in a Redis pack them: Lua's `struct.pack` and
+//! Unpacks values with several counters, as Lua scripts write them with `struct.pack` and
 //! `cmsgpack.pack`.
 
-/// A counter, or why it is rejected.
+/// A counter, or the reason why it is rejected.
 pub(crate) type Checked = Result<i64, String>;
 
-/// A format of `struct.pack`: byte order and alignment, then one letter a value.
+/// A format of `struct.pack`: byte order and alignment, then one letter per value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Format(Vec<Piece>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
-    /// An integer of so many bytes, at a multiple of `align`.
+    /// An integer of `bytes` bytes, aligned to a multiple of `align`.
     Integer { bytes: usize, align: usize, signed: bool, big: bool },
-    /// Bytes that are no counter.
+    /// Number of bytes to skip.
     Skip(usize),
 }
 
@@ -20,7 +20,7 @@ const NATIVE_INT: usize = 4;
 const NATIVE_LONG: usize = 8;
 
 impl Format {
-    /// Reads `<>=!N`, integers `bBhHlLTiIN`, and `x`, `cN` to be skipped; blanks mean nothing.
+    /// Parses `<>=!N`, the integers `bBhHlLTiIN`, and the skipped `x` and `cN`. Ignores spaces.
     pub(crate) fn parse(text: &str) -> Result<Format, String> {
         let (mut big, mut most_align) = (cfg!(target_endian = "big"), 1);
         let mut pieces = Vec::new();
@@ -62,12 +62,11 @@ impl Format {
         Ok(Format(pieces))
     }
 
-    /// How many integers a value has.
     pub(crate) fn numbers(&self) -> usize {
         self.0.iter().filter(|piece| matches!(piece, Piece::Integer { .. })).count()
     }
 
-    /// The integers of a value, or why one of them is none of ours.
+    /// Unpacks the integers of a value. Each one that fits no counter is an error of its own.
     pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Checked>, String> {
         let (mut at, mut found) = (0usize, Vec::new());
         for piece in &self.0 {
@@ -105,16 +104,14 @@ fn integer(bytes: &[u8], signed: bool, big: bool) -> Result<i64, String> {
     i64::try_from(value).map_err(|_| format!("{value} is above 9223372036854775807"))
 }
 
-/// What `cmsgpack.pack` was given.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unpacked {
-    /// One or more numbers, or a table of them.
+    /// One or more numbers, or a table of numbers.
     List(Vec<Checked>),
-    /// A table with names.
     Map(Vec<(Vec<u8>, Checked)>),
 }
 
-/// Unpacks a table of integers, or integers one after the other.
+/// Unpacks a table of integers, or a sequence of integers.
 pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
     let mut rest = value;
     let (kind, count) = match value.first() {
@@ -156,7 +153,7 @@ const CUT: &str = "msgpack: the value is cut, or has more than one table";
 enum Scalar<'a> {
     Integer(i64),
     Text(&'a [u8]),
-    /// A value that is no counter, and why.
+    /// Reason why a value is no counter.
     Other(String),
 }
 
@@ -231,7 +228,7 @@ mod tests {
             Ok(vec![4_294_967_295, -2, -128])
         );
         assert_eq!(unpack(">Hl", b"\x01\x00\0\0\0\0\0\0\0\x05"), Ok(vec![256, 5]));
-        // Aligned to 4: two bytes of padding behind the first.
+        // The second value is aligned to 4: two bytes of padding.
         assert_eq!(unpack("<!4HI4", b"\x01\0\xaa\xaa\x05\0\0\0"), Ok(vec![1, 5]));
         assert_eq!(unpack("<c3xB", b"abc\0\x09"), Ok(vec![9]));
         assert!(unpack("<I4", b"\x01").unwrap_err().contains("too few"));
@@ -258,7 +255,7 @@ mod tests {
         for bad in [&b"\x93\x05"[..], b"\x81\xa4like", b"\x91\x90", b"\x90\x05"] {
             assert!(list(bad).is_err(), "{bad:?}");
         }
-        // A value that is no counter leaves the others as they are.
+        // An invalid value does not affect the others.
         for bad in [
             &b"\xc0"[..],
             b"\xa1x",

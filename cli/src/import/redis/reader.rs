@@ -1,4 +1,4 @@
-//! Reads the keys of the layouts from one Redis: all of them by SCAN, and those that are named.
+//! Reads the keys of the layouts from a Redis: by SCAN, or by name.
 
 use super::follow::{Changed, check_setting};
 use super::items::{Item, Read};
@@ -12,20 +12,19 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Keys that a SCAN looks at, and fields or members that are asked for at once.
+/// Number of keys per SCAN, and of fields or members per request.
 const COUNT: &[u8] = b"1000";
-/// Bytes of a bitmap that are read at once.
 const BITS_BYTES: usize = 64 << 10;
 
-/// Keys of a scan, and what of them is not copied.
+/// Number of scanned keys, and names that are not copied.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) keys: u64,
-    /// Keys of no layout.
+    /// Keys without a layout.
     pub(crate) unfit: Shapes,
     /// Fields of hashes and buckets that are no counters.
     pub(crate) foreign: Shapes,
-    /// Keys of layouts that have an expiry.
+    /// Keys of layouts with an expiry.
     pub(crate) expiring: Shapes,
 }
 
@@ -38,21 +37,19 @@ impl Seen {
     }
 }
 
-/// A key of a layout.
 struct Job {
     key: Vec<u8>,
     layout: usize,
-    /// Or the number of a bucket.
+    /// Id of the row, or number of the bucket.
     id: u64,
-    /// The counter or the shard that the key names.
+    /// Counter or shard in the key's name.
     field: Vec<u8>,
-    /// Members that were set are unset first.
+    /// Whether to unset the present members first.
     anew: bool,
-    /// It has not changed itself, and may not be there.
+    /// Whether the key is read only because another key of its id changed. It may not exist.
     beside: bool,
 }
 
-/// So many keys per second are read.
 pub(crate) struct Rate {
     per_s: f64,
     since: Instant,
@@ -64,7 +61,7 @@ impl Rate {
         Rate { per_s, since: Instant::now(), taken: 0.0 }
     }
 
-    /// Waits until so many may be read. What was not used in the last second is forgotten.
+    /// Waits until `keys` more keys may be read. Unused capacity expires after a second.
     pub(crate) fn take(&mut self, keys: usize) {
         let elapsed = self.since.elapsed().as_secs_f64();
         self.taken = self.taken.max((elapsed - 1.0) * self.per_s) + keys as f64;
@@ -75,22 +72,20 @@ impl Rate {
     }
 }
 
-/// See the top of the file.
 pub(crate) struct Reader {
     remote: Remote,
-    /// The other sources: of a cluster one of them may have a key that is not here.
+    /// The other sources. In a cluster, one of them may hold a key that this one lacks.
     others: Vec<Other>,
     layouts: Arc<Vec<Layout>>,
     rate: Option<Rate>,
-    /// With --renew-sets: the sets that were read, by layout and id. All members of a set are unset
-    /// when it is read for the first time, be it in the scan or because it has changed.
+    /// With --renew-sets: sets that were read, by layout and id. The first read of a set, by the
+    /// scan or after a change, unsets all of its members.
     renewed: Option<HashSet<(usize, u64)>>,
-    /// Whether some keys have an expiry.
     has_expiries: bool,
 }
 
 impl Reader {
-    /// Of the source with this place among all.
+    /// Connects to the source at index `number`.
     pub(crate) fn open(
         sources: &[Source],
         number: usize,
@@ -105,14 +100,14 @@ impl Reader {
         Ok(Reader { remote, others, layouts, rate, renewed, has_expiries: false })
     }
 
-    /// How many keys there are, and which process of the server this is: a cursor of SCAN is one of
-    /// its hash table, whose order another process does not share.
+    /// Returns the number of keys and the run id of the server process. A SCAN cursor is a position
+    /// in a hash table, and another process has another order.
     pub(crate) fn about(&mut self) -> io::Result<(u64, String)> {
         let keys = match self.remote.ask(&[b"DBSIZE"])? {
             OwnedFrame::Integer(keys) => keys.unsigned_abs(),
             _ => 0,
         };
-        // Where INFO is forbidden, each start scans from the beginning.
+        // Without permission for INFO, each start scans from the beginning.
         let info = self.remote.ask(&[b"INFO", b"server"]).ok().and_then(bytes).unwrap_or_default();
         self.has_expiries = self.look_for_expiries();
         let info = String::from_utf8_lossy(&info).into_owned();
@@ -120,7 +115,7 @@ impl Reader {
         Ok((keys, id.unwrap_or_default().trim().to_owned()))
     }
 
-    /// Whether keys have an expiry, as far as it may be asked.
+    /// Returns whether keys have an expiry. False without permission for INFO.
     fn look_for_expiries(&mut self) -> bool {
         let info = self.remote.ask(&[b"INFO", b"keyspace"]).ok().and_then(bytes);
         let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
@@ -134,12 +129,10 @@ impl Reader {
         self.remote.ask(&[b"PTTL", &key]).is_ok()
     }
 
-    /// Whether the source still tells of changes.
     pub(crate) fn check_setting(&mut self) -> io::Result<()> {
         check_setting(&mut self.remote, &self.layouts, false)
     }
 
-    /// One step of a scan: the next cursor, and what was seen.
     pub(crate) fn scan(
         &mut self,
         cursor: u64,
@@ -168,7 +161,6 @@ impl Reader {
         Ok((next, seen))
     }
 
-    /// Counts those of these keys that a layout has and that expire.
     fn count_expiries(&mut self, keys: &[Vec<u8>], expiring: &mut Shapes) -> io::Result<()> {
         let is_read = |key: &&Vec<u8>| self.layouts.iter().any(|of| of.read(key).is_some());
         let keys: Vec<&Vec<u8>> = keys.iter().filter(is_read).collect();
@@ -182,8 +174,8 @@ impl Reader {
         })
     }
 
-    /// Reads these keys; those of no layout go to `unfit`. `tell_gone`: those that are not there
-    /// any more are told of, too.
+    /// Reads the keys. `unfit` receives keys without a layout. `tell_gone` also reports keys that
+    /// no longer exist.
     pub(crate) fn read(
         &mut self,
         keys: impl Iterator<Item = Changed>,
@@ -253,7 +245,8 @@ impl Reader {
         Ok(())
     }
 
-    /// A set that this node of a cluster does not have, `refusal` says: from the one that has it.
+    /// Reads a set that this node does not have, from the cluster node that has it. `refusal` is
+    /// the reply of this node.
     fn read_elsewhere(
         &mut self,
         job: &Job,
@@ -281,19 +274,19 @@ impl Reader {
                 None => {}
             }
         }
-        // No source has it, so what it holds is not copied.
+        // No source has the set, so its refusal becomes the reject reason.
         job.take(layout, 0, refusal, false, give);
         Ok(())
     }
 }
 
-/// A source that is asked when it is needed.
+/// A source that is connected on first use.
 struct Other {
     source: Source,
     remote: Option<Remote>,
 }
 
-/// Whether another node of a cluster has the key.
+/// Returns whether the reply redirects to another node of the cluster.
 pub(crate) fn is_elsewhere(reply: &OwnedFrame) -> bool {
     matches!(reply, OwnedFrame::Error(why) if why.starts_with("MOVED ") || why.starts_with("ASK "))
 }
@@ -303,7 +296,8 @@ fn strange() -> io::Error {
 }
 
 impl Job {
-    /// Reads the other keys with members of an id, as they are set again when all are unset.
+    /// Returns the other keys with members of an id. They must be set again after all members are
+    /// unset.
     fn beside<'l>(
         layouts: &'l [Layout],
         space: &'l str,
@@ -319,8 +313,8 @@ impl Job {
         })
     }
 
-    /// The requests for what follows `next`, a cursor or an offset; 0 begins. One per shard of a
-    /// row.
+    /// Encodes the requests for the part from `next`, a cursor or an offset (0 at the start). A row
+    /// has one request per shard.
     fn request(&self, layout: &Layout, next: u64, out: &mut Vec<u8>) {
         let from = next.to_string();
         let from = from.as_bytes();
@@ -348,7 +342,7 @@ impl Job {
         }
     }
 
-    /// Reads a large key from `next` on.
+    /// Reads the rest of a large key from `next`.
     fn read_rest(
         &self,
         layout: &Layout,
@@ -369,7 +363,7 @@ impl Job {
         }
     }
 
-    /// Takes the replies; gives what follows them, if anything does.
+    /// Processes the replies. Returns the cursor or offset of the next part, if any.
     fn take(
         &self,
         layout: &Layout,
@@ -378,7 +372,7 @@ impl Job {
         tell_gone: bool,
         give: &mut dyn FnMut(Read),
     ) -> Option<u64> {
-        // A scan meets each shard that is there; the first of them is enough.
+        // A scan finds every shard, but the row is read only once: at its first existing shard.
         let own = layout.shard(&self.field).unwrap_or(0);
         if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_there) {
             return None;
@@ -413,7 +407,7 @@ impl Job {
         next
     }
 
-    /// Takes members, or fields of a bucket; gives what follows them.
+    /// Processes members, or fields of a bucket. Returns the cursor or offset of the next part.
     fn take_members(
         &self,
         layout: &Layout,
@@ -445,7 +439,6 @@ impl Job {
     }
 }
 
-/// Whether a reply is that of a key which is there.
 fn is_there(reply: &OwnedFrame) -> bool {
     match reply {
         OwnedFrame::Null | OwnedFrame::Integer(0) => false,
@@ -454,7 +447,7 @@ fn is_there(reply: &OwnedFrame) -> bool {
     }
 }
 
-/// The bits that are set: Redis counts from the highest of each byte.
+/// Returns the bits that are set. Redis counts from the highest bit of each byte.
 fn members(id: u64, from: u64, value: &[u8]) -> Vec<Item> {
     let set = value.iter().zip(from..).flat_map(|(byte, at)| {
         (0..8).filter(move |bit| byte << bit & 0x80 != 0).map(move |bit| at * 8 + bit)

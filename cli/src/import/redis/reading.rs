@@ -1,4 +1,4 @@
-//! A thread that reads one source: all of its keys, and those that have changed.
+//! The thread that reads one source: first all keys, then changed keys.
 
 use super::follow::{Changed, Changes};
 use super::items::Read;
@@ -17,78 +17,70 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// Items of one message.
 const ITEMS: usize = 1000;
-/// Changed keys that are read together.
 const CHANGED_KEYS: usize = 500;
-/// Ids that are looked for together.
+/// Number of ids that are checked together for missing rows.
 const IDS: u64 = 1000;
-/// How often it is asked whether the source still tells of changes.
+/// Interval between checks that the source still sends notifications.
 const SETTING_EVERY: Duration = Duration::from_secs(5);
-/// Between two looks for changed keys.
+/// Pause between polls for changed keys.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a reader tells.
 pub(super) enum Told {
-    /// So many keys there are; it begins here.
+    /// Number of keys, and position of the start.
     Begins(u64, Place),
-    /// What some keys hold.
     Read(Vec<Read>),
-    /// All keys up to this place were told of.
+    /// All keys before this position were sent.
     Scanned(Place, Seen),
-    /// All keys that had changed since then were told of.
+    /// All keys that had changed at this time were sent.
     Followed(Instant),
-    /// It has ended: at the end of all keys, or because it was stopped.
+    /// The reader has ended: `true` after all keys, `false` if it was stopped.
     Ended(io::Result<bool>),
 }
 
-/// What deletes rows that are missing at the sources, for all readers.
+/// State that all readers share to delete rows which are missing at the sources.
 pub(super) struct Deletes {
     pub(super) connect: ConnectArgs,
     pub(super) sources: Vec<Source>,
     pub(super) untold: Mutex<Untold>,
-    /// Readers that have not read all keys yet.
+    /// Number of readers that have not finished their scan.
     pub(super) scanning: AtomicUsize,
 }
 
-/// Where rows may be missing here: the ids of a key that was changed, and how many times changed
-/// keys had been told of.
+/// Ids of a changed key that may have lost rows, and the number of batches sent by then.
 struct Suspects {
     told: u64,
     space: String,
     ids: Ids,
 }
 
-/// See the top of the file.
 pub(super) struct Reading {
     pub(super) number: usize,
-    /// All of them; this one's place among them is `number`.
     pub(super) sources: Vec<Source>,
     pub(super) layouts: Arc<Vec<Layout>>,
     pub(super) place: Place,
     pub(super) rate: Option<f64>,
     pub(super) changes: Option<Arc<Changes>>,
     pub(super) deletes: Option<Arc<Deletes>>,
-    /// Members of sets that are set already are unset first.
+    /// Whether to unset the members of sets before they are set.
     pub(super) renews: bool,
-    /// How many times changed keys that were told of were acknowledged.
+    /// Number of acknowledged batches of changed keys.
     pub(super) acknowledged: Arc<AtomicU64>,
     pub(super) until_idle: Option<Duration>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) tell: SyncSender<(usize, Told)>,
 }
 
-/// The other side has ended: so does this one.
+/// The receiver has ended, so the reader must end.
 struct Gone;
 
-/// A reader at work.
 struct Work {
     reading: Reading,
     reader: Reader,
-    /// Opened when it is needed first.
+    /// Opened on first use.
     finder: Option<Finder>,
     suspects: VecDeque<Suspects>,
-    /// How many times changed keys were told of.
+    /// Number of batches of changed keys that were sent.
     told: u64,
 }
 
@@ -104,7 +96,7 @@ impl Reading {
         self.tell.send((self.number, told)).map_err(|_| Gone)
     }
 
-    /// Whether it came to the end of all keys.
+    /// Returns whether the reader came to the end of all keys.
     fn read(mut self) -> Result<io::Result<bool>, Gone> {
         let rate = self.rate.map(Rate::new);
         let begin = || {
@@ -127,7 +119,7 @@ impl Reading {
     }
 }
 
-/// Ends with an error of a connection, which is told.
+/// Returns from the function with the connection's error, which the reader then reports.
 macro_rules! whole {
     ($outcome:expr) => {
         match $outcome {
@@ -143,13 +135,13 @@ impl Work {
             if self.is_stopped() {
                 return Ok(Ok(false));
             }
-            // What has changed meanwhile is not kept waiting for the end of the scan.
+            // Read changed keys between steps, so that they do not wait for the end of the scan.
             whole!(self.changed()?);
             whole!(self.scan()?);
         }
         if let Some(deletes) = self.reading.deletes.clone() {
             deletes.scanning.fetch_sub(1, Relaxed);
-            // One looks for what all sources lack.
+            // A single reader searches for rows that all sources lack.
             if self.reading.number == 0 && !whole!(self.delete_missing(&deletes)?) {
                 return Ok(Ok(false));
             }
@@ -165,7 +157,7 @@ impl Work {
                 continue;
             }
             let is_idle = self.reading.until_idle.is_some_and(|most| changes.idle() >= most);
-            // Where another source was stopped before its end, suspects stay.
+            // If another source was stopped during its scan, the suspects are dropped.
             let is_scanning = |deletes: &Arc<Deletes>| deletes.scanning.load(Relaxed) > 0;
             let is_done =
                 self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
@@ -181,7 +173,6 @@ impl Work {
         self.reading.stop.load(Relaxed)
     }
 
-    /// One step of the scan.
     fn scan(&mut self) -> Result<io::Result<()>, Gone> {
         let Work { reading, reader, .. } = self;
         let mut sender = Sender::new(reading);
@@ -202,12 +193,12 @@ impl Work {
         Ok(Ok(()))
     }
 
-    /// Reads some of the keys that have changed; whether there were any.
+    /// Reads a batch of changed keys, or checks a suspect. Returns whether there was any.
     fn changed(&mut self) -> Result<io::Result<bool>, Gone> {
         if whole!(self.read_changed()?) { Ok(Ok(true)) } else { self.look_for_suspects() }
     }
 
-    /// The same, without a look for what they have lost.
+    /// Reads a batch of changed keys and adds suspects. Returns whether there was any.
     fn read_changed(&mut self) -> Result<io::Result<bool>, Gone> {
         let Some(changes) = &self.reading.changes else { return Ok(Ok(false)) };
         let (mut keys, since) = whole!(changes.take(CHANGED_KEYS));
@@ -221,7 +212,7 @@ impl Work {
                 let Some(ids) = layout.ids(key) else { continue };
                 let space = layout.space.clone();
                 if ids == Ids::Any {
-                    // One look at all of them is enough for all changes until then.
+                    // One pass over the space covers all earlier changes.
                     self.suspects.retain(|other| other.ids != ids || other.space != space);
                 }
                 self.suspects.push_back(Suspects { told: self.told, space, ids });
@@ -236,15 +227,15 @@ impl Work {
         Ok(Ok(true))
     }
 
-    /// Looks for what keys have lost that have changed, when all that was read of them before is
-    /// acknowledged; whether there were any.
+    /// Checks the oldest suspect, once its batch of changed keys is acknowledged. Returns whether
+    /// there was one.
     fn look_for_suspects(&mut self) -> Result<io::Result<bool>, Gone> {
         let acknowledged = self.reading.acknowledged.load(Relaxed);
         let is_ripe = self.suspects.front().is_some_and(|some| some.told <= acknowledged);
         let (true, Some(deletes)) = (is_ripe, self.reading.deletes.clone()) else {
             return Ok(Ok(false));
         };
-        // Before all keys are read it is not known which keys have ids of their own.
+        // The ids that do not determine their keys are known only after all scans.
         if deletes.scanning.load(Relaxed) > 0 {
             return Ok(Ok(false));
         }
@@ -280,7 +271,7 @@ impl Work {
         self.finder.as_mut().ok_or_else(|| io::Error::other("no finder"))
     }
 
-    /// Tells of all rows that are here and missing at the sources; false if it was stopped.
+    /// Reports all rows that are missing at the sources. Returns false if the reader was stopped.
     fn delete_missing(&mut self, deletes: &Deletes) -> Result<io::Result<bool>, Gone> {
         while deletes.scanning.load(Relaxed) > 0 {
             if self.is_stopped() {
@@ -297,7 +288,6 @@ impl Work {
         Ok(Ok(true))
     }
 
-    /// The same of one space.
     fn delete_of(
         &mut self,
         deletes: &Deletes,
@@ -309,7 +299,6 @@ impl Work {
             if may_stop && self.is_stopped() {
                 return Ok(Ok(false));
             }
-            // What has changed meanwhile is not kept waiting.
             whole!(self.read_changed()?);
             let (rows, next) = whole!(whole!(self.finder(deletes)).ours().page(space, at));
             whole!(self.delete(deletes, space, &rows)?);
@@ -319,7 +308,6 @@ impl Work {
         Ok(Ok(true))
     }
 
-    /// Tells of those of these rows that are missing.
     fn delete(
         &mut self,
         deletes: &Deletes,
@@ -338,7 +326,6 @@ impl Work {
     }
 }
 
-/// Tells what was read in messages of some size.
 struct Sender<'a> {
     reading: &'a Reading,
     reads: Vec<Read>,

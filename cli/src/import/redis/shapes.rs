@@ -1,5 +1,5 @@
-//! Names counted by their shape, in which digits are `*`: `session:17` and `session:18` are
-//! `session:*`. A summary shows the most frequent shapes.
+//! Counts names by their shape, which replaces digits with `*`: `session:17` and `session:18` have
+//! the shape `session:*`. A summary shows the most frequent shapes.
 
 use super::layout::shown;
 use crate::import::summary::SHOWN;
@@ -7,16 +7,15 @@ use indicatif::HumanCount;
 use std::collections::HashMap;
 use std::fmt;
 
-/// Most shapes that are remembered. Names of further shapes only add to the total.
+/// Maximum number of shapes. Names of further shapes only add to the total.
 const MAX_SHAPES: usize = 1000;
-/// Bytes of a part of a name above which it is taken for a random text.
+/// Length of a part of a name, in bytes, above which it counts as random.
 const MAX_PART_BYTES: usize = 24;
 
-/// See the top of the file.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes {
     pub(crate) total: u64,
-    /// By shape: how many names, and the first of them.
+    /// Number of names of each shape, and the first name.
     shapes: HashMap<Vec<u8>, (u64, Vec<u8>)>,
 }
 
@@ -42,7 +41,8 @@ impl Shapes {
     }
 }
 
-/// The most frequent shapes with their counts; a name that is alone in its shape as it is.
+/// Formats the most frequent shapes with their counts. A shape with a single name is shown as that
+/// name.
 impl fmt::Display for Shapes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all: Vec<_> = self.shapes.iter().collect();

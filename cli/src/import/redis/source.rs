@@ -1,4 +1,4 @@
-//! A Redis to read from: its address, and a connection that sends many commands at once.
+//! A Redis as a source or target: its URL and its connections.
 
 use node::client::connect::{ConnectArgs, Link, is_of_rights, put_command, refused, timely};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -8,7 +8,6 @@ use std::net::ToSocketAddrs as _;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// A Redis.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     connect: ConnectArgs,
@@ -16,7 +15,6 @@ pub(crate) struct Source {
     side: Side,
 }
 
-/// Which option names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     From,
@@ -31,7 +29,8 @@ impl Side {
         }
     }
 
-    /// The environment variable with the password, which a URL shows to other users of a machine.
+    /// Environment variable with the password. A password in a URL is visible to other users of the
+    /// machine.
     fn variable(self) -> &'static str {
         match self {
             Side::From => "TIDEMARK_SOURCE_PASSWORD",
@@ -40,7 +39,7 @@ impl Side {
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.connect.tls { "rediss" } else { "redis" };
@@ -50,11 +49,10 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// Reads `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS, as this side's
-    /// option has it.
+    /// Parses `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS.
     pub(crate) fn parse(side: Side, url: &str, cacert: Option<&str>) -> Result<Source, String> {
         let wrong = |why: &str| {
-            // The password is not repeated.
+            // The error must not contain the password.
             let option = side.option();
             format!("{option}: {why}; the form is redis://[[user]:password@]host[:port][/db]")
         };
@@ -101,7 +99,7 @@ impl Source {
         })
     }
 
-    /// Fails if its host has no address: to try again would not help.
+    /// Fails if the host name cannot be resolved, because a retry would not help.
     pub(crate) fn resolve(&self) -> Result<(), String> {
         let ConnectArgs { host, port, .. } = &self.connect;
         match (host.as_str(), *port).to_socket_addrs() {
@@ -110,7 +108,6 @@ impl Source {
         }
     }
 
-    /// A connection to the database.
     pub(crate) fn open(&self) -> io::Result<Remote> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let link = runtime.block_on(async {
@@ -122,7 +119,7 @@ impl Source {
         let mut remote = Remote { runtime, link };
         if self.db > 0 {
             let db = self.db.to_string();
-            // Another attempt fares no better.
+            // `InvalidInput` prevents retries: another attempt would fail, too.
             let select = remote.ask(&[b"SELECT", db.as_bytes()]);
             select.map_err(|error| match error.kind() {
                 io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidInput, error),
@@ -133,7 +130,7 @@ impl Source {
     }
 }
 
-/// `%41` is `A`.
+/// Decodes percent escapes: `%41` is `A`.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut out = Vec::new();
@@ -149,14 +146,13 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// A connection that waits for its replies.
+/// A connection with blocking calls.
 pub(crate) struct Remote {
     runtime: Runtime,
     link: Link,
 }
 
 impl Remote {
-    /// A connection to one of ours.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<Remote> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let tls = connect.tls()?;
@@ -164,13 +160,12 @@ impl Remote {
         Ok(Remote { runtime, link })
     }
 
-    /// Does more than a request on it.
     pub(crate) fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> T) -> T {
         self.runtime.block_on(work(&mut self.link))
     }
 
-    /// Sends `count` requests and gives each reply to `take`. A lack of rights ends it: the next
-    /// request would meet it, too.
+    /// Sends `count` requests and passes each reply to `take`. Missing permissions end the batch,
+    /// because later requests would fail, too.
     pub(crate) fn batch(
         &mut self,
         requests: &[u8],
@@ -192,20 +187,20 @@ impl Remote {
         })
     }
 
-    /// One request; an error of the server is one here.
+    /// Sends a request and returns its reply. An error reply becomes `Err`.
     pub(crate) fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         self.runtime.block_on(timely(self.link.ask(args)))
     }
 
-    /// The next message, if one comes within this time.
+    /// Returns the next message, if one arrives within `patience`.
     pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
         let link = &mut self.link;
         let next = async { tokio::time::timeout(patience, link.next()).await };
-        // A message of which a part has come is not lost: the link keeps it.
+        // A timeout loses no partial message, because the link keeps it.
         self.runtime.block_on(next).ok().transpose()
     }
 
-    /// Sends a request whose reply is a message.
+    /// Sends a request whose reply arrives as a message.
     pub(crate) fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         let mut request = Vec::new();
         put_command(&mut request, args);
@@ -213,7 +208,6 @@ impl Remote {
     }
 }
 
-/// The bytes of a string.
 pub(crate) fn bytes(frame: OwnedFrame) -> Option<Vec<u8>> {
     match frame {
         OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => Some(bytes),

@@ -1,7 +1,7 @@
-//! How far an import has come, in a small file, so that it goes on there after an end of any kind.
+//! Stores the progress of an import in a small file, so that the import can resume after a crash.
 //!
-//! A cursor is written down when all rows and flags before it were acknowledged for [`SETTLED`]: a
-//! server with `fsync = "everysec"` that is killed loses what it acknowledged in the last second.
+//! A cursor is stored when all rows and flags before it have been acknowledged for [`SETTLED`]. A
+//! server with `fsync = "everysec"` can lose the writes of the last second when it crashes.
 
 use node::runtime::atomic_file;
 use serde::{Deserialize, Serialize};
@@ -9,35 +9,30 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How old an acknowledgement must be.
+/// Minimum age of an acknowledgement before the cursor is stored.
 pub(crate) const SETTLED: Duration = Duration::from_secs(2);
 
-/// Of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
-    /// Its address.
     pub(crate) source: String,
-    /// The process of which the cursor is.
+    /// Run id of the server process that issued the cursor.
     pub(crate) run_id: String,
-    /// Of SCAN; 0 before the first step, and behind the last.
+    /// Cursor of SCAN; 0 before the first step and after the last.
     pub(crate) cursor: u64,
-    /// Keys before it.
     pub(crate) keys: u64,
     pub(crate) done: bool,
 }
 
-/// All of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// What is imported into what: another import has another file.
+    /// Identity of the import: sources, layouts and target. Another import needs another file.
     pub(crate) import: Vec<String>,
-    /// The data set of the server that it goes into; empty: unknown.
+    /// Lineage of the server's data set; empty if unknown.
     #[serde(default)]
     pub(crate) target: String,
     pub(crate) places: Vec<Place>,
 }
 
-/// The file.
 pub(crate) struct StateFile(PathBuf);
 
 impl StateFile {
@@ -45,7 +40,7 @@ impl StateFile {
         StateFile(path.to_owned())
     }
 
-    /// What it says of this import; an error if it is of another.
+    /// Reads the state, or `None` without a file. Fails if the file belongs to another import.
     pub(crate) fn read(&self, import: &[String], target: &str) -> Result<Option<State>, String> {
         let text = match std::fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -78,9 +73,7 @@ impl StateFile {
         atomic_file::replace(&self.0, &text).map_err(|e| self.failed("cannot be written", &e))
     }
 
-    /// The import is complete.
     pub(crate) fn remove(&self) {
-        // It may never have been there.
         let _ = std::fs::remove_file(&self.0);
     }
 

@@ -1,4 +1,4 @@
-//! What the values of a key say of its rows and flags, by the key's [`Layout`].
+//! Converts the values of keys to rows and flags, by the [`Layout`] of the keys.
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout, Packing, decimal, in_field, shown};
@@ -6,10 +6,10 @@ use super::packed::{self, Checked};
 use dataset::key_patterns::Match;
 use redis_protocol::resp2::types::OwnedFrame;
 
-/// A row that is being read. Values of several shards are added up.
+/// A row that is being read. Values of several shards are summed.
 struct Row<'r> {
     layout: &'r Layout,
-    /// By position in [`Layout::fields`]; no value if one is rejected.
+    /// Values by index in [`Layout::fields`]; `None` if a part was rejected.
     values: Vec<(usize, Option<i64>)>,
     read: &'r mut Read,
 }
@@ -38,12 +38,11 @@ impl Row<'_> {
 }
 
 impl Layout {
-    /// What a field of a hash or of a bucket holds.
     pub(super) fn position(&self, name: &[u8]) -> Option<usize> {
         self.fields.iter().position(|(from, _)| from.as_bytes() == name)
     }
 
-    /// Counters of a value, each with its value or why it is rejected.
+    /// Returns the counters of a value, each with its value or reject reason.
     fn values(&self, value: &[u8]) -> Result<Vec<(usize, Checked)>, String> {
         let values: Vec<_> = match &self.packing {
             Packing::Decimal => vec![(0, decimal(value))],
@@ -63,7 +62,7 @@ impl Layout {
         Ok(values)
     }
 
-    /// Whether each key has one counter of a row, which other keys may have others of.
+    /// Returns whether each key holds one counter of a row, while other keys may hold others.
     pub(crate) fn is_cell(&self) -> bool {
         match self.container {
             Container::String | Container::Buckets(_) => self.names_field(),
@@ -72,7 +71,7 @@ impl Layout {
         }
     }
 
-    /// The values of a hash with those that it lacks, unless other keys have them.
+    /// Returns the values of a hash, with 0 for counters that it lacks and no other key may hold.
     pub(crate) fn with_lacking(
         &self,
         values: &[(usize, Option<i64>)],
@@ -85,8 +84,7 @@ impl Layout {
         there.chain(lacking.map(|at| (at, 0))).collect()
     }
 
-    /// Reads the values of the keys that make one row, a reply per shard. `field`: the counter that
-    /// the key names.
+    /// Reads the keys of one row, one reply per shard. `field` is the counter in the key's name.
     pub(crate) fn read_row(&self, id: u64, field: &[u8], parts: &[OwnedFrame], read: &mut Read) {
         let (parts, row) = parts.split_at(parts.len() - usize::from(self.row.is_some()));
         if let [OwnedFrame::Integer(1)] = row
@@ -103,7 +101,7 @@ impl Layout {
                     Some(shard) => format!("shard '{shard}': {why}"),
                     None => why,
                 });
-                // Of a sum a part is missing, so nothing is known.
+                // A sum with an unknown part is unknown.
                 return;
             }
         }
@@ -127,7 +125,6 @@ impl Layout {
         });
     }
 
-    /// Adds what one key has to the row.
     fn read_part(&self, field: &[u8], part: &OwnedFrame, row: &mut Row<'_>) -> Result<(), String> {
         match part {
             OwnedFrame::Error(reason) => return Err(reason.clone()),
@@ -156,13 +153,12 @@ impl Layout {
                     }
                 }
             }
-            // Not there.
             _ => {}
         }
         Ok(())
     }
 
-    /// An error for a counter whose values another layout names.
+    /// Fails if another layout holds the counter.
     fn leaves(&self, at: usize) -> Result<(), String> {
         let mut others = self.others.iter().filter(|other| other.at == at);
         match others.find_map(|other| other.text.as_ref()) {
@@ -180,7 +176,6 @@ impl Layout {
         in_field(field, &format!("the space '{}' has none", self.space))
     }
 
-    /// Reads one field of a bucket.
     pub(crate) fn read_bucket(&self, bucket: u64, field: &[u8], value: &[u8], read: &mut Read) {
         match self.id_in_bucket(bucket, field) {
             Err(why) => read.reject(in_field(field, &why)),
@@ -199,7 +194,7 @@ impl Layout {
         }
     }
 
-    /// The id that a field of a bucket is of, and the counter that it names.
+    /// Parses a field of a bucket. Returns its id and the counter that it names.
     fn id_in_bucket<'f>(&self, bucket: u64, field: &'f [u8]) -> Result<(u64, &'f [u8]), String> {
         let per = match self.container {
             Container::Buckets(per) => per,
@@ -223,7 +218,7 @@ impl Layout {
         Ok((id.ok_or("the id is above 18446744073709551615")?, b""))
     }
 
-    /// The key is not there any more.
+    /// Returns the item for a deleted key, if its former content is known.
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
         let is_row = self.has_all && !(0..self.fields.len()).any(|at| self.is_elsewhere(at));
         match self.container {
@@ -235,13 +230,13 @@ impl Layout {
             Container::Hash | Container::String | Container::Card | Container::Ones => {
                 Some(Item::Row(id, self.with_lacking(&[], false)))
             }
-            // Which ids or members it had is not known.
+            // The former ids or members are unknown.
             Container::Set | Container::Bits | Container::Buckets(_) => None,
         }
     }
 
-    /// The classes of keyspace notifications that tell of changes: of the type, of keys as such,
-    /// of expiry and of eviction.
+    /// Returns the required classes of keyspace notifications: of the type, generic, expired and
+    /// evicted.
     pub(crate) fn classes(&self) -> &'static str {
         match self.container {
             Container::Hash | Container::Buckets(_) => "ghxe",
@@ -250,14 +245,15 @@ impl Layout {
         }
     }
 
-    /// Whether an event may have removed members, fields of a hash, or the last key of a row.
+    /// Returns whether an event may have removed members, fields of a hash, or the last key of a
+    /// row.
     pub(crate) fn may_remove(&self, event: &[u8]) -> bool {
         match self.container {
             Container::Set => event != b"sadd",
-            // Whether a bit was set or cleared is not said.
+            // The event does not say whether a bit was set or cleared.
             Container::Bits => true,
             Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
-            // Its counters are 0 then; the row may have no key any more.
+            // The counters become 0, but the row may have no other key.
             Container::String | Container::Card | Container::Ones => {
                 matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from")
             }

@@ -1,7 +1,7 @@
-//! Reads everything from the sources once more, and compares it with what is here.
+//! Reads all keys of the sources again and compares them with the server.
 //!
-//! What differs is read again a few times before it counts: writes go on, and reach both sides one
-//! after the other.
+//! Keys with differences are read several more times before they count, because concurrent writes
+//! reach both sides at different times.
 
 use super::divided::Divided;
 use super::follow::Changed;
@@ -20,22 +20,19 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Items that are compared at once.
 const AT_ONCE: usize = 1000;
-/// Keys that are read again, at most.
+/// Maximum number of keys that are read again.
 const MOST_AGAIN: usize = 100_000;
-/// How often they are, and the time between.
+/// Number of comparisons of a differing key. `BETWEEN`: pause between them.
 const ROUNDS: usize = 5;
 const BETWEEN: Duration = Duration::from_millis(500);
-/// Differences that are shown.
 const SHOWN: usize = 10;
 
-/// What a comparison found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) rows: u64,
     pub(crate) flags: u64,
-    /// Flags below the horizon, of which nothing is known here.
+    /// Flags below the horizon, unknown to the server.
     pub(crate) unknown: u64,
     pub(crate) unreadable: u64,
     pub(crate) differ: u64,
@@ -43,33 +40,31 @@ pub(crate) struct Report {
     pub(crate) missing: u64,
 }
 
-/// See the top of the file.
 pub(crate) struct Verify<'a> {
     pub(crate) ours: Remote,
     pub(crate) layouts: Arc<Vec<Layout>>,
-    /// The counters of each space, in the order in which CNT.GET answers them.
+    /// Counters of each space, in the order of CNT.GET replies.
     pub(crate) order: &'a HashMap<String, Vec<String>>,
     pub(crate) progress: ProgressBar,
-    /// What a hash lacks is not compared there.
+    /// Rows where counters that a hash lacks are not compared.
     pub(super) divided: Divided,
     pub(super) untold: Untold,
-    /// The copy has written into the report which keys are bad.
+    /// Whether the copy has already written the rejected keys to the report.
     pub(crate) is_after_copy: bool,
-    /// Rows that only this server has are no difference.
+    /// Whether rows that exist only in the server are no differences.
     pub(crate) allow_extra: bool,
-    /// Differences that were shown.
     pub(crate) told: usize,
     pub(crate) report: Report,
 }
 
-/// One thing to be compared.
 struct One {
     key: Vec<u8>,
     layout: usize,
     item: Item,
 }
 
-/// What is found each time, of so many looks: writes that go on make differences for a moment.
+/// Repeats `look` up to [`ROUNDS`] times and keeps the suspects found every time. Concurrent writes
+/// cause temporary differences.
 fn each_time<T>(
     mut suspects: Vec<T>,
     mut look: impl FnMut(&[T]) -> io::Result<Vec<T>>,
@@ -87,7 +82,7 @@ fn each_time<T>(
 }
 
 impl Verify<'_> {
-    /// Compares all; the differences go to the file as well. `all`: the rows here.
+    /// Compares everything. Differences also go to `out`. `all` holds the rows of the server.
     pub(crate) fn run(
         mut self,
         all: AllRows,
@@ -121,7 +116,7 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Reads all keys; the keys of what differs.
+    /// Scans all keys. Returns the keys with differences.
     fn scan(&mut self, reader: &mut Reader, out: Option<&File>) -> io::Result<BTreeSet<Vec<u8>>> {
         let (mut cursor, mut suspects) = (0, BTreeSet::new());
         loop {
@@ -141,7 +136,7 @@ impl Verify<'_> {
                 }
             }
             for (key, what) in self.compare(some, true)? {
-                // So many differences are no matter of writes that go on.
+                // Concurrent writes do not cause this many differences.
                 if suspects.len() < MOST_AGAIN {
                     suspects.insert(key);
                 } else {
@@ -156,7 +151,6 @@ impl Verify<'_> {
         }
     }
 
-    /// Reads these keys again; what of them differs each time.
     fn read_again(
         &mut self,
         reader: &mut Reader,
@@ -180,7 +174,7 @@ impl Verify<'_> {
         Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
     }
 
-    /// The other direction: rows that are here, and of which no source has the counters.
+    /// Returns the rows of the server that no source has.
     fn here_only(&mut self, ours: AllRows, sources: &[Source]) -> io::Result<Vec<String>> {
         let (layouts, order) = (self.layouts.clone(), self.order.clone());
         let mut finder = Finder::open(ours, sources, layouts, order, None)?;
@@ -225,7 +219,7 @@ impl Verify<'_> {
         format!("{space} {}: {} only here", missing.id, counters.join(", "))
     }
 
-    /// The keys of what differs, and how.
+    /// Compares items. Returns the keys with differences and their descriptions.
     fn compare(&mut self, some: Vec<Read>, count: bool) -> io::Result<Vec<(Vec<u8>, String)>> {
         let mut all = Vec::new();
         for read in some {
@@ -286,7 +280,7 @@ impl Verify<'_> {
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
                     OwnedFrame::Array(list) => list.into_iter().map(number).collect(),
-                    // A row that there is not is one of zeros to a counter.
+                    // A missing row equals a row of zeros.
                     _ => Vec::new(),
                 };
                 let order = self.order.get(&layout.space).map(Vec::as_slice).unwrap_or_default();

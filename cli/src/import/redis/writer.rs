@@ -1,4 +1,4 @@
-//! Turns what was read into commands, and hears what the server says of them.
+//! Converts items to commands and processes the replies.
 
 use super::divided::Divided;
 use super::items::{Item, Read};
@@ -12,17 +12,16 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-/// Why an attempt ended.
 pub(super) enum Failure {
-    /// Another attempt may do better.
+    /// A retry may succeed.
     Broken(String),
-    /// None will.
+    /// A retry cannot succeed.
     Final(String),
 }
 
 impl Failure {
-    /// Of a connection to this one. Rights, a database or a setting that is not there, a
-    /// certificate that does not fit: these stay.
+    /// Classifies an error of a connection. Missing permissions, a missing database or setting, and
+    /// an invalid certificate are final.
     pub(super) fn of(whose: &dyn std::fmt::Display, error: &io::Error) -> Failure {
         use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
         let text = format!("{whose}: {}", printable(&error.to_string()));
@@ -33,7 +32,7 @@ impl Failure {
     }
 }
 
-/// Errors of the server that pass.
+/// Prefixes of temporary errors of the server.
 const PASSING: [&str; 9] = [
     "LOADING ",
     "MASTERDOWN ",
@@ -46,12 +45,11 @@ const PASSING: [&str; 9] = [
     "UNKNOWN outcome",
 ];
 
-/// Keys that are not copied as a whole, each counted once.
+/// Keys that were not copied completely. Each key counts once.
 pub(super) struct Bad {
     pub(super) count: u64,
-    /// By number, of those that are not acknowledged: more errors of them may come.
+    /// Numbers of the unacknowledged bad keys, which may get more errors.
     keys: BTreeSet<u64>,
-    /// The file of --report.
     report: Option<Arc<File>>,
     bar: ProgressBar,
 }
@@ -75,7 +73,6 @@ impl Bad {
         }
     }
 
-    /// What an event means for the attempt.
     fn event(&mut self, event: Event, names: &VecDeque<(u64, Vec<u8>)>) -> Result<(), Failure> {
         match event {
             Event::Bad { line, reason } => {
@@ -95,20 +92,19 @@ impl Bad {
     }
 }
 
-/// See the top of the file.
 pub(super) struct Writer {
     pub(super) pipe: Pipe,
     pub(super) layouts: Arc<Vec<Layout>>,
-    /// Of the key that was read last, from 1.
+    /// Number of the last key, from 1.
     pub(super) number: u64,
-    /// The keys that are not acknowledged.
+    /// Unacknowledged keys.
     pub(super) names: VecDeque<(u64, Vec<u8>)>,
-    /// All keys up to this one are acknowledged, and what was wrong with them is known.
+    /// Number of the key up to which all keys are acknowledged and all their errors are known.
     pub(super) answered: u64,
     pub(super) bad: Bad,
-    /// Keys that are gone, of which it is not known what they had.
+    /// Number of deleted keys whose former content is unknown.
     pub(super) lost: u64,
-    /// What is missing is deleted: it is looked for where a key does not tell what it had.
+    /// Whether missing rows are deleted. Then the content of deleted keys is searched for.
     pub(super) deletes: bool,
     pub(super) divided: Divided,
     pub(super) bar: ProgressBar,
@@ -177,9 +173,9 @@ impl Writer {
         self.names.push_back((self.number, read.key));
     }
 
-    /// Hears what the server has said, and notes up to which key.
+    /// Processes the events of the pipe and advances `answered`.
     pub(super) fn events(&mut self) -> Result<(), Failure> {
-        // Of keys up to here all errors are told already.
+        // Read the position first: the errors of all keys up to it are in the queue already.
         let answered = self.pipe.answered_through(self.number);
         for event in self.pipe.events() {
             self.bad.event(event, &self.names)?;
@@ -192,14 +188,14 @@ impl Writer {
         Ok(())
     }
 
-    /// After a failure: what is on its way is executed first, as another attempt may send newer
-    /// values of the same ids. How many of the keys are bad.
+    /// Waits until commands in flight are executed, because another attempt may send newer values
+    /// of the same ids. Returns the number of bad keys.
     pub(super) fn abandon(self) -> u64 {
         self.pipe.abandon();
         self.bad.count
     }
 
-    /// Waits for all replies: how many of the keys are bad, and how many flags unknown.
+    /// Waits for all replies. Returns the number of bad keys and of unknown flags.
     pub(super) fn finish(self) -> (u64, Result<u64, Failure>) {
         let (names, mut bad) = (self.names, self.bad);
         let tally = self.pipe.finish(

@@ -1,5 +1,4 @@
-//! `--from` and `export`, with a real redis-server at the other end: what is refused, what hangs,
-//! and what is another data set than before.
+//! `--from` and `export` with a real redis-server: refusals, hanging peers, and changed data sets.
 
 use super::said;
 use harness::program::{Program, call, cannot, freeze, refusal, until};
@@ -11,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A redis-server without a file; killed when dropped.
+/// A redis-server without persistence, killed on drop.
 pub(super) struct Redis {
     child: Child,
     pub(super) port: u16,
@@ -19,7 +18,7 @@ pub(super) struct Redis {
 }
 
 impl Redis {
-    /// None where it is not installed, which is said.
+    /// Returns `None`, with a warning, if redis-server is not installed.
     pub(super) fn start() -> Option<Redis> {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -32,11 +31,11 @@ impl Redis {
         }
     }
 
-    /// Two masters of a cluster, each with half of the slots.
+    /// Starts two masters of a cluster, each with half of the slots.
     fn cluster() -> Option<[Redis; 2]> {
         let start = || {
             let folder = tempfile::tempdir().unwrap();
-            // The port of the cluster's bus is 10,000 above.
+            // The cluster bus uses the port plus 10,000.
             let mut ports = std::iter::from_fn(|| {
                 let listener = TcpListener::bind("127.0.0.1:0").unwrap();
                 Some(listener.local_addr().unwrap().port())
@@ -71,7 +70,6 @@ impl Redis {
         Ok(child)
     }
 
-    /// kill -9, and an empty one in its place.
     fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -82,7 +80,6 @@ impl Redis {
         redis::Client::open(("127.0.0.1", self.port)).unwrap().get_connection().unwrap()
     }
 
-    /// Commands, a line each.
     pub(super) fn run(&self, lines: &[&str]) {
         let mut connection = self.connection();
         for line in lines {
@@ -91,7 +88,6 @@ impl Redis {
         }
     }
 
-    /// So many rows `post:ID`.
     fn rows(&self, count: u64) {
         for from in (1..=count).step_by(1000) {
             let mut pipe = redis::pipe();
@@ -115,7 +111,6 @@ impl Drop for Redis {
     }
 }
 
-/// `tidemark import --from REDIS --port SERVER ...`, in this folder.
 pub(super) fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     let mut command = Command::new(harness::program());
     command.current_dir(folder).env_remove("REDISCLI_AUTH");
@@ -158,7 +153,7 @@ pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
-/// What the server refuses is not set, and each key of it is bad, shown or not.
+/// Values that the server refuses are not set, and each such key is counted as bad, shown or not.
 #[test]
 fn refused_rows_are_bad_and_not_set() {
     let Some(redis) = Redis::start() else { return };
@@ -177,7 +172,7 @@ fn refused_rows_are_bad_and_not_set() {
     done(import(folder.path(), redis.port, program.port, &[]), 1, &words);
 }
 
-/// A server without room refuses what comes next, too: the import ends, and goes on later.
+/// A server without memory also refuses all later rows. The import ends and can be resumed.
 #[test]
 fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
@@ -195,7 +190,6 @@ fn full_server_stops_the_import_where_it_is() {
     let mut files = Command::new(harness::program());
     files.current_dir(folder.path()).args(["import", "--port", &program.port.to_string()]);
     done_of(files.arg("rows.csv"), 1, &["is refused: OOM", "importing again is harmless"]);
-    // The same command, when there is room.
     ask(&program, "TM.SPACE ALTER post SET memory_limit_bytes 0");
     let words = ["20,000 rows set, 0 flags; 0 bad keys"];
     done(import(folder.path(), redis.port, program.port, &more), 0, &words);
@@ -205,8 +199,8 @@ fn done_of(command: &mut Command, status: i32, words: &[&str]) -> String {
     ended(&command.output().unwrap(), status, words)
 }
 
-/// Keys that the space itself refuses are not taken from elsewhere, and those of its first counter
-/// need no `{field}`. A stranger's name steers no terminal.
+/// Keys that the space refuses are not imported, and keys of its first counter need no `{field}`.
+/// Foreign names cannot control the terminal.
 #[test]
 fn keys_mean_what_the_servers_patterns_say() {
     let Some(redis) = Redis::start() else { return };
@@ -232,13 +226,13 @@ fn keys_mean_what_the_servers_patterns_say() {
     assert_eq!(ask(&program, "DBSIZE"), "1");
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
     assert_eq!(ask(&program, "HGET post:32 stock"), "6");
-    // The hash alone, again and later: what the other key has stays.
+    // The hash is imported again later, and the counter in the other key remains.
     redis.run(&["HSET post:32 stock 9"]);
     done(import(folder.path(), redis.port, program.port, &[]), 1, &["3 bad keys"]);
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
 }
 
-/// A peer that says nothing holds neither side for ever, and a signal ends an import that hangs.
+/// A silent peer blocks neither side forever, and a signal ends a hanging import.
 #[test]
 fn silent_peers_are_left() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -266,7 +260,7 @@ fn silent_peers_are_left() {
         ended(&output, 1, &["has not answered for 10 s"]);
     }
     assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
-    // What is wrong for good is not tried again, and no Tidemark is said to be none.
+    // Permanent errors are not retried, and a server that is no Tidemark is reported.
     let Some(redis) = Redis::start() else { return };
     let began = Instant::now();
     let redis_port = redis.port.to_string();
@@ -289,7 +283,7 @@ fn silent_peers_are_left() {
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
-/// What was copied before is not in another data set: an import does not go on there.
+/// Another data set lacks what was copied before, so an import does not resume in it.
 #[test]
 fn import_does_not_go_on_in_another_data_set() {
     let Some(redis) = Redis::start() else { return };
@@ -313,7 +307,7 @@ fn import_does_not_go_on_in_another_data_set() {
     child.wait().unwrap();
     let port = program.port;
     program.sigkill();
-    // The same data set after a restart is the same.
+    // A restart does not change the data set.
     let mut program = start("first", port);
     let more = ["--rate", "1000"];
     let mut child = import(folder.path(), redis.port, port, &more).spawn().unwrap();
@@ -321,7 +315,6 @@ fn import_does_not_go_on_in_another_data_set() {
     let has_advanced = || std::fs::read_to_string(&state).is_ok_and(|text| text != before);
     within(Duration::from_secs(60), "the state has advanced again", has_advanced);
     assert!(child.try_wait().unwrap().is_none(), "it continues");
-    // In the middle, too.
     program.sigkill();
     let program = start("second", port);
     ended(&child.wait_with_output().unwrap(), 1, &["another data set than before"]);
@@ -334,8 +327,8 @@ fn import_does_not_go_on_in_another_data_set() {
 
 pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
-/// While it follows: fields of one hash of all ids, FLUSHALL, a source that tells nothing any more,
-/// and one that has lost its keys.
+/// While following: fields of a single hash with all ids, FLUSHALL, a source that stops its
+/// notifications, and one that has lost its keys.
 #[test]
 fn follow_deletes_what_is_deleted_and_nothing_else() {
     let Some(mut redis) = Redis::start() else { return };
@@ -356,7 +349,6 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         { child }.spawn().unwrap()
     };
     let child = start(&["--until-idle", "4"]);
-    // Rows come by several connections.
     until("all is here", || {
         ["10", "20", "30"].iter().zip(1..).all(|(value, id)| row(id, "repost") == *value)
             && ask(&program, "SISMEMBER liked:6 3") == "1"
@@ -379,14 +371,14 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         assert_eq!(ask(&program, &format!("SISMEMBER liked:5 {member}")), is_set, "{member}");
     }
 
-    // One that tells nothing any more is not mistaken for one where nothing changes.
+    // A source without notifications is not mistaken for an idle one.
     let child = start(&["--until-idle", "600"]);
     redis.listens();
     redis.run(&["CONFIG SET notify-keyspace-events "]);
     let output = child.wait_with_output().unwrap();
     ended(&output, 1, &["it does not tell of changes", "begin anew: what has changed meanwhile"]);
 
-    // A restart without a file is no deletion of all keys.
+    // A restart without a file is not a deletion of all keys.
     let fill: Vec<String> = (1..=100).map(|id| format!("HSET one {id} {id}")).collect();
     redis.run(&fill.iter().map(String::as_str).collect::<Vec<_>>());
     redis.run(&[TELLS, "SADD likers:8 1"]);
@@ -403,7 +395,7 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     assert_eq!(row(100, "repost"), "-");
 }
 
-/// A cluster: all masters are to be named, and members of one id may be in sets of two nodes.
+/// A cluster: all masters must be named, and members of one id may be in sets of two nodes.
 #[test]
 fn masters_of_a_cluster_are_read_together() {
     let Some([first, second]) = Redis::cluster() else { return };
@@ -411,7 +403,7 @@ fn masters_of_a_cluster_are_read_together() {
     let program = Program::start(&folder.path().join("server"), "no");
     let both = ["--from", &format!("redis://127.0.0.1:{}", second.port)];
     let import = |more: &[&str]| import(folder.path(), first.port, program.port, more);
-    // 5 is a slot of the first node as {5}, and of the second as liked:5.
+    // Id 5 is in a slot of the first node as {5}, and of the second one as liked:5.
     let slot = |key: &str| {
         cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut first.connection()).unwrap()
     };
@@ -426,7 +418,7 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
-    // The copy of two keys ends; nothing shows when.
+    // Nothing signals the end of the copy of two keys.
     std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
@@ -437,7 +429,7 @@ fn masters_of_a_cluster_are_read_together() {
     done(import(&[&both[..], &["--only-verify"]].concat()), 0, &["0 keys differ"]);
 }
 
-/// A row of zeros that no key has any more is missing as well as another one, with its flags.
+/// A row of zeros without a key is missing like any other, with its flags.
 #[test]
 fn rows_of_zeros_are_deleted_with_their_flags() {
     let Some(redis) = Redis::start() else { return };
@@ -455,7 +447,7 @@ fn rows_of_zeros_are_deleted_with_their_flags() {
     done(import(&nowhere), 1, &["--report: /nonexistent/report: No such file"]);
 }
 
-/// Nothing that waits is no sign of being up to date where the source does not answer.
+/// An empty queue does not mean up to date if the source is silent.
 #[test]
 fn follow_says_that_the_source_is_silent() {
     let Some(redis) = Redis::start() else { return };
@@ -466,7 +458,7 @@ fn follow_says_that_the_source_is_silent() {
     redis.listens();
     until("all is here", || ask(&program, "HGET post:1 like") == "5");
     freeze(&redis.child, true);
-    // Without a terminal it prints a line every ten seconds.
+    // Without a terminal, the import prints a line every ten seconds.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.contains("the source has not answered for")));
     interrupt(&child);
@@ -475,7 +467,7 @@ fn follow_says_that_the_source_is_silent() {
     assert_eq!(status.code(), Some(1));
 }
 
-/// A file that was there stays as it was until the new one is whole.
+/// An existing file remains until the new one is complete.
 #[test]
 fn export_replaces_a_file_when_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -498,8 +490,8 @@ fn export_replaces_a_file_when_it_is_whole() {
     assert!(!folder.path().join("rows.csv.partial").exists());
 }
 
-/// What is copied goes to the masters of its slots, also while a shard moves to another node; what
-/// is missing is looked for at all of them, and an export has the rows of all.
+/// The copy goes to the masters of its slots, even while a shard moves to another node. Missing
+/// rows are found on all masters, and an export has the rows of all.
 #[test]
 fn a_cluster_takes_a_copy_while_a_shard_moves() {
     const ROWS: u64 = 6000;
@@ -532,7 +524,7 @@ fn a_cluster_takes_a_copy_while_a_shard_moves() {
     let text = ended(&copy.wait_with_output().unwrap(), 0, &words);
     assert!(text.contains("; trying again for "), "the shard moved in the middle: {text}");
     assert_eq!(rows(&a) + rows(&c), ROWS);
-    // Nothing is here only.
+    // No row is only in the cluster, except for the deleted ones.
     redis.run(&["DEL post:1 post:2 post:3 post:4 post:5", "HDEL post:6 like"]);
     let words = ["6 rows are here only"];
     done(import(folder.path(), redis.port, c.port, &["--only-verify"]), 1, &words);

@@ -1,5 +1,5 @@
-//! What an import copies of keys that fit a layout in part, of counters and sets in several keys,
-//! and how it counts the rest.
+//! Partial matches of layouts, counters and sets in several keys, and the counts of what is not
+//! copied.
 
 use super::from::{BOUNDED, Redis, TELLS, ask, done, ended, import};
 use harness::program::{Program, until};
@@ -11,7 +11,6 @@ fn values(program: &Program, key: &str, fields: &[&str]) -> Vec<String> {
     fields.iter().map(|field| ask(program, &format!("HGET {key} {field}"))).collect()
 }
 
-/// `--layout TEXT` of each.
 fn layouts<'a>(all: &[&'a str]) -> Vec<&'a str> {
     all.iter().flat_map(|layout| ["--layout", layout]).collect()
 }
@@ -29,7 +28,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:1", &FIELDS), ["2", "23", "46", "0"]);
     assert_eq!(ask(&program, "EXISTS post:2"), "0");
-    // The rejected field keeps its value here, and the others follow.
+    // The rejected field keeps its value, and the others follow the source.
     ask(&program, "HSET post:1 read 7");
     let child = from(&["--follow", "--until-idle", "2"]).spawn().unwrap();
     redis.listens();
@@ -38,7 +37,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied as a whole"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // A packed value of several names, too: 12.5 of msgpack is no integer.
+    // The same for named packed values: msgpack's 12.5 is no integer.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);
@@ -46,7 +45,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     assert_eq!(values(&program, "post:3", &["like", "read"]), ["4", "0"]);
 }
 
-/// A value that the server refuses does not keep the other counters of the row away.
+/// A value that the server refuses does not block the other counters of its row.
 #[test]
 fn valid_fields_are_copied_beside_one_out_of_bounds() {
     let Some(redis) = Redis::start() else { return };
@@ -90,7 +89,6 @@ fn deleted_keys_with_all_fields_named_delete_the_row() {
         redis.run(&["DEL s:4"]);
         until("it is gone", || !exists(4));
     });
-    // Counters that the layout does not have stay.
     ask(&program, "HSET post:3 read 8");
     run("hash key=half:{id} space=post fields=l>like", &|| {
         until("it is here", || ask(&program, "HGET post:3 like") == "5");
@@ -107,7 +105,6 @@ fn shards_of_a_counter_are_summed() {
     let program = Program::start(&folder.path().join("server"), "no");
     let mut pipe = redis::pipe();
     for id in 1..=500u64 {
-        // Each post lacks some of its shards.
         for shard in (0..3).filter(|shard| id % 4 != *shard) {
             pipe.cmd("SET").arg(format!("view:{id}:shard:{shard}")).arg(id + shard).ignore();
         }
@@ -117,7 +114,7 @@ fn shards_of_a_counter_are_summed() {
     let sum = |id: u64| (0..3).filter(|s| id % 4 != *s).map(|s| id + s).sum::<u64>().to_string();
     let read = |id: u64| ask(&program, &format!("HGET post:{id} read"));
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
-    // Three sources of one counter.
+    // Three layouts with the same counter.
     let apart = ["0", "1", "2"]
         .map(|shard| format!("string key=view:{{id}}:shard:{shard} space=post fields=read"));
     let apart: Vec<&str> = layouts(&apart.each_ref().map(|text| &text[..]));
@@ -131,7 +128,7 @@ fn shards_of_a_counter_are_summed() {
     assert_eq!(read(501), "-");
     redis.run(&["DEL view:501:shard:1 view:501:shard:2"]);
     done(from(&[&layout[..], &["--verify"]].concat()), 0, &["; 0 keys differ; 0 rows are here"]);
-    // Any shard that changes is the sum again; the last one that is deleted is a row of zeros less.
+    // A change of any shard updates the sum. Deleting the last shard of a row deletes the row.
     let more = ["--follow", "--delete-missing", "--until-idle", "3"];
     let child = from(&[&layout[..], &more].concat()).spawn().unwrap();
     redis.listens();
@@ -143,7 +140,6 @@ fn shards_of_a_counter_are_summed() {
     ended(&child.wait_with_output().unwrap(), 0, &["0 bad keys"]);
     assert_eq!(ask(&program, "EXISTS post:10"), "0");
     done(from(&[&layout[..], &["--only-verify"]].concat()), 0, &["; 0 keys differ; 0 rows are"]);
-    // Shards that are hashes.
     redis.run(&["HSET h:1:a like 1 read 2", "HSET h:1:b like 10", "HSET h:2:b read 5"]);
     let hashes = layouts(&["hash key=h:{id}:{shard} space=post sum=a,b"]);
     done(from(&hashes), 0, &["2 rows set"]);
@@ -151,7 +147,7 @@ fn shards_of_a_counter_are_summed() {
     assert_eq!(values(&program, "post:2", &FIELDS), ["0", "0", "0", "5"]);
 }
 
-/// No value is dropped without a word: the layouts are refused, or the second value is rejected.
+/// No value is dropped silently: either the layouts are refused, or the second value is rejected.
 #[test]
 fn two_values_of_one_counter_are_refused() {
     let Some(redis) = Redis::start() else { return };
@@ -177,12 +173,11 @@ fn two_values_of_one_counter_are_refused() {
     for case in cases {
         done(from(&layouts(&case)), 1, &["'like' of the space 'post' has two sources"]);
     }
-    // By the server's own patterns, too.
     redis.run(&["HSET post:9 like 1", "SET post:9:like 2", "SET post:9:comment 3"]);
     let words = ["post:9:like: the hash post:9 has a value for it, too", "1 bad keys"];
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:9", &["like", "comment"]), ["1", "3"]);
-    // Sets of one space are one set.
+    // Sets of one space are merged.
     let sets = ["set key=a:{id} space=liked", "set key=b:{id} space=liked"];
     redis.run(&["SADD a:1 5", "SADD b:1 6"]);
     done(from(&layouts(&sets)), 0, &["2 flags"]);
@@ -208,7 +203,7 @@ fn fields_of_no_counter_are_counted_by_name() {
     done(from(&["--verify"]), 0, &words);
     assert_eq!(values(&program, "post:17", &FIELDS), ["17", "0", "0", "0"]);
     assert_eq!(ask(&program, "EXISTS post:300"), "0", "it has no counter");
-    // None at all is no success: the names are others.
+    // Without any known field, nothing is copied, which is an error.
     let more = layouts(&["hash key=post:{id} space=user"]);
     done(from(&more), 1, &["nothing was copied", "like 299", "fields="]);
 }
@@ -264,13 +259,13 @@ fn report_lists_all_bad_keys() {
         1,
         &["--report: /nonexistent/report: No such"],
     );
-    // With a comparison, each once.
+    // With a comparison, each key is listed once.
     redis.run(&["HSET post:21 like 5"]);
     done(from(&["--report", "rejects", "--verify"]), 1, &["20 bad keys", "20 keys not readable"]);
     assert_eq!(lines().iter().filter(|line| **line == one).count(), 1);
 }
 
-/// Fields of buckets that are whole old keys, and members of a post in several sets.
+/// Fields of buckets that are complete old keys, and members of a post in several sets.
 #[test]
 fn old_keys_as_fields_and_sets_in_buckets_are_read() {
     let Some(redis) = Redis::start() else { return };
@@ -309,7 +304,7 @@ fn old_keys_as_fields_and_sets_in_buckets_are_read() {
         let members: Vec<String> = (0..10).map(|n| is_set(id, 10 * id + n)).collect();
         assert_eq!(members, ["1", "1", "1", "1", "0", "1", "1", "1", "1", "0"]);
     }
-    // A member that leaves one set: the others of the post stay.
+    // A member that leaves one set: the other members of the post remain.
     let options = ["--follow", "--delete-missing", "--until-idle", "3"];
     let child = from(&[&more[..], &options].concat()).spawn().unwrap();
     redis.listens();

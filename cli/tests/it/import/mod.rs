@@ -1,4 +1,4 @@
-//! F20: `tidemark import` as a program: what it says, and its exit status.
+//! F20: output and exit status of `tidemark import`.
 
 mod from;
 mod layouts;
@@ -9,7 +9,6 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// `tidemark import` with these arguments into the server.
 fn import(program: &Program, args: &[&str]) -> Output {
     Command::new(harness::program())
         .args(["import", "--port", &program.port.to_string()])
@@ -19,7 +18,6 @@ fn import(program: &Program, args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What it said on standard output and error.
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
@@ -38,7 +36,7 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let flags = file("flags.csv", "id,member\n1,7\n2,by-name\n1,7\n");
     let events =
         file("events.csv", "created_at,post_id,origin_post_id,user_id\nt,5,1,9\nt,6,,9\nt,7,1,9\n");
-    // Line breaks inside of quotes, blanks of members, lines that end with CR.
+    // Line breaks inside quotes, spaces in members, lines that end with CR.
     let quoted = file("quoted.csv", "id,member\n5,\"two\nlines\"\n5,\"blank \"\n5,blank \n");
     let cr = file("cr.csv", "id,like\r6,60\r7,70\r");
     let open = file("open.csv", "id,member\n8,1\n8,\"2\n8,3\n");
@@ -164,7 +162,6 @@ fn refusal_of_every_line_ends_the_import() {
         .args(["import", "-p", &program.port.to_string(), &small])
         .env("REDISCLI_AUTH", "hidden");
     assert!(command.status().unwrap().success());
-    // Where no server is.
     drop(program);
     let output =
         Command::new(harness::program()).args(["import", "--port", "1", &small]).output().unwrap();
@@ -173,8 +170,9 @@ fn refusal_of_every_line_ends_the_import() {
     assert!(text.contains("cannot import into 127.0.0.1:1: Connection refused"), "{text}");
 }
 
-/// A server that is killed in the middle: the import says so at once, and up to which line all is
-/// loaded; and so it is, for a server that syncs before it answers.
+/// A server is killed during the import. The import reports it immediately, with the last line up
+/// to which all lines are loaded. For a server that syncs before it replies, these lines are
+/// present.
 #[test]
 fn kill_of_the_server_is_said_with_the_last_loaded_line() {
     let folder = tempfile::tempdir().unwrap();

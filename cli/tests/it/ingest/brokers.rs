@@ -1,5 +1,5 @@
-//! Real brokers as processes: nats-server and redis-server as Debian has them, and tansu, a broker
-//! of Kafka's protocol.
+//! Brokers as processes: nats-server and redis-server from Debian, and tansu, a broker with Kafka's
+//! protocol.
 
 use super::message;
 use harness::program::{cannot, freeze};
@@ -14,34 +14,29 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Messages that are sent before it is looked what was kept: of some 2,000 events.
+/// Number of messages per batch, about 2,000 events. The publisher then checks how many the broker
+/// has stored.
 fn sent_together() -> u64 {
     2000 / super::together()
 }
 
-/// A kind of broker.
 pub(crate) trait Broker: Sized + Send + Sync + 'static {
     const PROGRAM: &'static str;
-    /// The stream, topic or key.
     const STREAM: &'static str;
     const PARTITIONS: u64;
-    /// The offset of the first message.
     const FIRST: u64;
 
     fn command(program: &Path, port: u16, dir: &Path) -> Command;
     fn url(port: u16) -> String;
-    /// Makes the stream.
     fn prepare(port: u16);
-    /// Publishes messages of a partition from the first that the broker has not; ends early with
-    /// an error.
+    /// Publishes the messages of a partition that the broker lacks. Returns early on an error.
     fn publish(port: u16, partition: u64, to: u64) -> Result<(), String>;
 }
 
-/// A kind of broker that is installed.
 pub(crate) struct Brokers<B>(PathBuf, PhantomData<B>);
 
 impl<B: Broker> Brokers<B> {
-    /// None where there is none, which is said.
+    /// Returns `None`, with a warning, if the broker is not installed.
     pub(crate) fn here() -> Option<Brokers<B>> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin");
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -72,7 +67,6 @@ impl<B: Broker> Brokers<B> {
     }
 }
 
-/// A broker that runs. Killed when dropped.
 pub(crate) struct Running<B> {
     program: PathBuf,
     pub(crate) dir: PathBuf,
@@ -82,7 +76,6 @@ pub(crate) struct Running<B> {
 }
 
 impl<B: Broker> Running<B> {
-    /// Starts it on its data, with more options.
     pub(crate) fn up_with(&self, more: &[String]) {
         let mut command = B::command(&self.program, self.port, &self.dir);
         command.args(more);
@@ -116,7 +109,7 @@ impl<B: Broker> Running<B> {
         self.up_with(&[]);
     }
 
-    /// So many messages to each partition, in turns, however often the broker is killed.
+    /// Publishes `messages` messages to each partition, alternating, even if the broker is killed.
     pub(crate) fn publish_all(&self, messages: u64, is_over: &dyn Fn() -> bool) {
         let mut to = 0;
         while to < messages {
@@ -217,7 +210,7 @@ pub(crate) struct Kafka;
 
 impl Kafka {
     pub(crate) async fn client(port: u16) -> Result<Client, String> {
-        // Not again by itself: what was sent twice may be there twice.
+        // No automatic retries, because they could duplicate messages.
         let backoff = BackoffConfig { deadline: Some(Duration::ZERO), ..BackoffConfig::default() };
         let builder = ClientBuilder::new(vec![format!("127.0.0.1:{port}")]);
         timely(builder.backoff_config(backoff).build()).await
@@ -234,7 +227,7 @@ impl Broker for Kafka {
         let mut command = Command::new(program);
         let url = format!("tcp://127.0.0.1:{port}");
         command.args(["broker", "--listener-url", &url, "--advertised-listener-url", &url]);
-        // A file below where it works.
+        // A file in its working folder.
         command.args(["--storage-engine", "sqlite:///events.db"]).current_dir(dir);
         command
     }
@@ -283,7 +276,6 @@ impl Broker for Kafka {
                 };
                 let records: Vec<Record> =
                     (from..to.min(from + sent_together())).map(record).collect();
-                // Both of what brokers are given.
                 let compression = match from % 2 {
                     0 => Compression::Lz4,
                     _ => Compression::NoCompression,
@@ -349,7 +341,6 @@ impl Broker for Redis {
     }
 }
 
-/// How many messages lie before an offset.
 pub(crate) trait Counted {
     fn messages(offset: &str) -> Option<u64>;
 }

@@ -1,4 +1,4 @@
-//! Events of old posts, whose rows and flags lie on the disk.
+//! Events of old posts, whose rows and flags are on disk.
 
 use super::brokers::{Broker, Brokers, Redis};
 use super::{field, offsets, serve_as, text};
@@ -8,10 +8,10 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Rows, far more than there is memory for.
+/// Number of rows, far more than fit into memory.
 const POSTS: u64 = 300_000;
 const TOGETHER: u64 = 100;
-/// Events of old posts, behind those that make them.
+/// Number of events of old posts, after those that create them.
 const LATE: u64 = 20_000;
 
 const SPACES: &str = "view = []
@@ -33,10 +33,9 @@ flag = \"liked\"
 counter = \"post.like\"
 ";
 
-/// Event `n`: the id, and what it does there.
 fn event(n: u64) -> (u64, &'static str) {
     if n < 2 * POSTS {
-        // Each new post is read, and liked by one member.
+        // Each new post is read once and liked by one member.
         return (n / 2, if n.is_multiple_of(2) { "read" } else { "like" });
     }
     let mixed = n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
@@ -82,7 +81,6 @@ fn rows_and_flags_on_the_disk_are_read_before_a_step() {
     assert_eq!((field(&server, "poison"), field(&server, "unknown")), ("0".into(), "0".into()));
     let cold: u64 = server.info("cold_rows").parse().unwrap();
     assert!(cold > POSTS / 5, "{cold} rows are on the disk");
-    // Counted here.
     let mut rows = vec![([false; 2], 0i64); POSTS as usize];
     for (id, kind) in (0..events).map(event) {
         let (flags, reads) = &mut rows[id as usize];

@@ -1,5 +1,5 @@
-//! A broker that lost the end of its stream and gave the same numbers to other messages: the source
-//! halts instead of counting what comes behind our offset only.
+//! A broker loses the end of its stream and reuses its offsets for other messages. The source halts
+//! instead of counting only the messages after its own offset.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::gaps::{add, asked, counter, like, produce, redis_cmd, send, source, until, until_is};
@@ -12,7 +12,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Lets a broker forget what `loses` writes, and write `instead`.
+/// Makes a broker lose what `loses` writes, and write `instead`.
 fn forget<B: Broker>(broker: &Running<B>, loses: impl FnOnce(), instead: impl FnOnce()) {
     let kept = broker.dir.with_extension("kept");
     broker.down();
@@ -34,7 +34,7 @@ fn redis_stream_with_other_entries_halts() {
     let server = serve(&dir, 0, &config);
     (1..=5).for_each(|id| add(&broker, id, &like(id)));
     until("all is read", || offsets(&server) == ["0-6"]);
-    // The same stream after a pause is read on.
+    // The same stream continues after a pause.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
     add(&broker, 6, &like(6));
@@ -51,7 +51,7 @@ fn redis_stream_with_other_entries_halts() {
     assert_eq!(counter(&server, "like"), "6");
     asked(&server, "TM.INGEST SETOFFSET events 0 0-1");
     until("all of the other stream is read", || counter(&server, "like") == "15");
-    // One that never had our entry, though it begins behind it.
+    // A stream that never had the last read entry, though its first id is higher.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
@@ -61,7 +61,7 @@ fn redis_stream_with_other_entries_halts() {
     assert!(field(&server, "last_error").contains("another message at 0-9 "));
 }
 
-/// The hash is that of the message, of which a part may be taken.
+/// The hash covers the whole message, even if only a part of it was applied.
 #[test]
 fn message_taken_in_part_is_compared() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };

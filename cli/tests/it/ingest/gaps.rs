@@ -1,5 +1,5 @@
-//! What is done when the broker is not what it was: messages that were removed, streams that begin
-//! anew, offsets that an operator sets, poison that halts, entries that are events by their fields.
+//! Changed brokers: removed messages, recreated streams, offsets set by an operator, malformed
+//! messages that halt a source, and entries that are events by their fields.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{FIRST, field, listed, offsets, serve, text};
@@ -14,7 +14,6 @@ pub(crate) fn source<B: Broker>(broker: &Running<B>, more: &str) -> String {
     format!("[[ingest]]\nname = \"events\"\nurl = \"{url}\"\nstream = \"{stream}\"\n{more}\n")
 }
 
-/// A counter of the first row.
 pub(crate) fn counter(program: &Program, name: &str) -> String {
     text(&program.ask(&format!("HGET post:{FIRST} {name}")))
 }
@@ -34,7 +33,6 @@ pub(crate) fn add(broker: &Running<Redis>, id: u64, payload: &str) {
     redis_cmd(broker, &["XADD", Redis::STREAM, &format!("0-{id}"), "payload", payload]);
 }
 
-/// Waits up to a minute.
 pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, holds);
 }
@@ -48,8 +46,8 @@ pub(crate) fn asked(program: &Program, words: &str) {
     assert_eq!(refusal(&reply), "", "{words}");
 }
 
-/// XDEL of entries that were not read, the first of them and one in the middle; of one that was
-/// read it means nothing.
+/// XDEL of unread entries, the first one and one in the middle, is a gap. XDEL of an entry that was
+/// read is not.
 fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) {
     redis_cmd(broker, &["XDEL", Redis::STREAM, "0-5"]);
     asked(server, "TM.INGEST PAUSE events");
@@ -73,11 +71,10 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     let config = source(&broker, "");
     let dir = folder.path().join("here");
     let server = serve(&dir, 0, &config);
-    // Nothing is there yet.
     until_is(&server, "state", "running");
     (1..=3).for_each(|id| add(&broker, id, &like(id)));
     until("three are counted", || counter(&server, "like") == "3");
-    // Two are trimmed while the source is paused; one of them unread.
+    // Two entries are trimmed while the source is paused; one of them is unread.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
     add(&broker, 4, &like(4));
@@ -85,11 +82,11 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "1"]);
     asked(&server, "TM.INGEST RESUME events");
     until("the last one is counted", || counter(&server, "like") == "4");
-    // How many is not known, as the reader is a new one.
+    // The number is unknown, because the reader is a new one.
     assert_eq!((field(&server, "gaps"), field(&server, "gap_messages")), ("1".into(), "0".into()));
     assert!(field(&server, "last_error").contains("gap: an unknown number of messages from 0-4"));
     is_a_gap_when_entries_are_deleted(&broker, &server);
-    // An entry that is an event by its own fields; and one without any.
+    // An entry that is an event by its own fields, and one without any.
     redis_cmd(
         &broker,
         &[
@@ -107,11 +104,11 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     redis_cmd(&broker, &["XADD", Redis::STREAM, "0-67", "payload", ""]);
     until("it is counted", || counter(&server, "like") == "5");
     until("all is read", || offsets(&server) == ["0-68"]);
-    // All of it once more: likes are done already, and say so.
+    // Apply all again: likes are already set and count as repeated.
     asked(&server, "TM.INGEST SETOFFSET events 0 0-66");
     until_is(&server, "repeated", "1");
     assert_eq!(counter(&server, "like"), "5");
-    // Another stream of the same name.
+    // Another stream with the same name.
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     until_is(&server, "state", "failing");
     add(&broker, 1, &like(9));
@@ -147,7 +144,7 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     add(&broker, 1, &format!("{before}\nno event\n{after}"));
     asked(&server, "TM.INGEST RESUME events");
     until_is(&server, "state", "halted");
-    // What a pause holds up waits, and is said to.
+    // The message that halts the source counts as lag.
     assert_eq!(field(&server, "lag"), "1");
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
@@ -163,7 +160,6 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     assert_eq!(field(&server, "poison"), "0");
 }
 
-/// Dead letters have a limit, beyond which they are counted.
 #[test]
 fn dead_letters_are_bounded() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -173,7 +169,7 @@ fn dead_letters_are_bounded() {
     let server = serve(&dir, 0, &source(&broker, "dead_letter_bytes = 1000"));
     let mut connection = Redis::connection(broker.port).unwrap();
     for id in 1..=20 {
-        // No text, and out of what a space takes.
+        // Invalid UTF-8, and JSON that is no event.
         let payload: &[u8] = if id % 2 == 0 { b"\xff\xfe" } else { b"[1]\n{}" };
         let command = redis::cmd("XADD")
             .arg(Redis::STREAM)
@@ -192,7 +188,7 @@ fn dead_letters_are_bounded() {
     assert_eq!(field(&server, "state"), "running");
 }
 
-/// While the master takes no changes its source waits, and nothing is lost.
+/// While the master accepts no writes, its source waits, and no event is lost.
 #[test]
 fn a_pause_of_writes_holds_events_back() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -252,7 +248,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the others are counted", || counter(&server, "like") == "6");
     let gaps = (field(&server, "gaps"), field(&server, "gap_messages"));
     assert_eq!(gaps, ("1".into(), "3".into()), "{:?}", listed(&server));
-    // Another stream of the same name.
+    // Another stream with the same name.
     let deleted = nats(async |context| context.delete_stream(Nats::STREAM).await.unwrap(), port);
     assert!(deleted.success);
     Nats::prepare(port);
@@ -264,7 +260,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("it is read", || counter(&server, "like") == "7");
 }
 
-/// A node that begins with what comes from now on, and is killed before anything came.
+/// A node that starts with new messages only, and is killed before any arrived.
 #[test]
 fn what_is_new_is_not_another_message_after_a_kill() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };
@@ -320,7 +316,7 @@ fn a_broker_that_is_not_there_is_said_and_waited_for() {
 mod full {
     use super::*;
 
-    /// Binary events, by Kafka; a partition's offsets are its own.
+    /// Binary events from Kafka; each partition has its own offsets.
     #[test]
     fn binary_events_of_several_partitions_are_read() {
         let Some(brokers) = Brokers::<Kafka>::here() else { return };

@@ -1,4 +1,4 @@
-//! Links to brokers that want a login and TLS; and a handover in the middle of events.
+//! Brokers with a login and TLS, and a failover during events.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{expected, field, follow, listed, offsets, rows, serve};
@@ -7,7 +7,6 @@ use harness::within;
 use std::path::Path;
 use std::time::Duration;
 
-/// Certificates in a folder: an authority's, and one that it has signed for this machine.
 fn certificates(dir: &Path) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -32,7 +31,7 @@ fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, holds);
 }
 
-/// `options`: how the broker is told to want a login and TLS, with `{dir}` and `{port}` in them.
+/// `options` configures the login and TLS of the broker, with `{dir}` and `{port}` as placeholders.
 fn is_read_with_login_and_tls<B: Broker>(login: &str, options: &[&str]) {
     let Some(brokers) = Brokers::<B>::here() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -47,7 +46,7 @@ fn is_read_with_login_and_tls<B: Broker>(login: &str, options: &[&str]) {
     broker.up_with(&options.collect::<Vec<_>>());
     let ca = dir.join("ca.pem").display().to_string();
     let refused = [
-        // Neither, no login, no authority, another password.
+        // Neither TLS nor login, no login, no authority, a wrong password.
         String::new(),
         format!("tls = true\nca_file = \"{ca}\""),
         format!("tls = true\n{login}"),
@@ -100,7 +99,7 @@ fn a_redis_is_read_with_login_and_tls() {
     );
 }
 
-/// A broker that holds its connection and says nothing, as one on a machine that hangs.
+/// The broker hangs: it keeps the connection open and sends nothing.
 fn is_left_while_it_hangs<B: Broker>() {
     let Some(brokers) = Brokers::<B>::here() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +132,7 @@ fn a_redis_that_hangs_is_left_and_read_on() {
     is_left_while_it_hangs::<Redis>();
 }
 
-/// FAILOVER waits for the step at hand, and the replica goes on behind it.
+/// FAILOVER waits for the current step, and the replica continues after it.
 #[test]
 fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
     const MESSAGES: u64 = 10_000;

@@ -1,11 +1,11 @@
-//! Events of real brokers are taken over while the server, the broker and the master are killed
-//! (SIGKILL) again and again: each event counts once, and dead letters are those that there were.
+//! Ingests events of real brokers, while the server, the broker and the master are killed (SIGKILL)
+//! repeatedly. Each event counts once, and the dead letters are exactly the invalid events.
 //!
-//! What is expected is counted here, from the events that the broker's stream has: its messages
-//! are numbered, so after a kill of the broker the publisher goes on behind the last one it kept.
+//! The test computes the expected values from the events in the broker's stream. Messages are
+//! numbered, so after a kill of the broker the publisher continues after the last stored message.
 //!
-//! `TIDEMARK_RUNS`: so many thousand events by each broker (default 200). With 1,000 and more there
-//! are ten kills of either side, and two failovers.
+//! `TIDEMARK_RUNS`: thousands of events per broker (default 200). From 1,000 on, there are ten
+//! kills of either side and two failovers.
 
 mod brokers;
 mod cold;
@@ -25,13 +25,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const FIRST: u64 = 3_631_614_501_919_378;
-/// Rows that events are about; a multiple of the partitions, which are chosen by the row.
+/// Number of rows. A multiple of the number of partitions, which are chosen by row.
 const ROWS: u64 = 3000;
 const MEMBERS: u64 = 400;
-/// One in so many events is poison.
+/// One in this many events is malformed.
 const POISON: u64 = 5003;
 
-/// What event `n` is: likes and unlikes that often find it done, reposts, increments, sets.
+/// Kind of event `n`: likes and unlikes that are often already done, reposts, increments, sets.
 enum Event {
     Like(u64),
     Unlike(u64),
@@ -41,8 +41,8 @@ enum Event {
     Poison(&'static str),
 }
 
-/// Events of a message. The upkeep of the broker of Kafka's protocol looks at each message that it
-/// has: of very many it would do nothing else for many minutes after each start.
+/// Number of events per message. The Kafka broker checks every message after each start, which
+/// takes many minutes if there are very many.
 fn together() -> u64 {
     static TOGETHER: OnceLock<u64> = OnceLock::new();
     *TOGETHER.get_or_init(|| match seeds::given("TIDEMARK_RUNS") {
@@ -79,7 +79,6 @@ fn event(n: u64) -> Event {
     }
 }
 
-/// Event `n` as a line of JSON.
 fn line(n: u64, out: &mut String) {
     let id = id(row(n));
     let _ = match event(n) {
@@ -102,7 +101,6 @@ fn line(n: u64, out: &mut String) {
     };
 }
 
-/// Message `number` of a partition, of so many partitions.
 fn message(number: u64, partition: u64, of: u64) -> String {
     let mut text = String::new();
     for place in 0..together() {
@@ -111,7 +109,7 @@ fn message(number: u64, partition: u64, of: u64) -> String {
     text
 }
 
-/// What all events make of the rows, counted in plain sets.
+/// Returns the expected rows, computed with plain sets.
 fn expected(events: u64) -> Vec<[i64; 4]> {
     let mut rows = vec![[0i64; 4]; ROWS as usize];
     let mut set = [vec![false; (ROWS * MEMBERS) as usize], vec![false; (ROWS * MEMBERS) as usize]];
@@ -136,14 +134,14 @@ fn expected(events: u64) -> Vec<[i64; 4]> {
     rows
 }
 
-/// The places of the poison: partition, message, event.
+/// Returns the malformed events by partition, message and event.
 fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
     let is_poison = |n: &u64| matches!(event(*n), Event::Poison(_));
     let place = |n: u64| (n % of, n / of / together(), n / of % together());
     (0..events).filter(is_poison).map(place).collect()
 }
 
-/// Filters that stay nearly empty, so that no event meets a false yes: each is one step or none.
+/// Nearly empty filters, so that no event meets a false positive: each event is one step or none.
 const SPACES: &str = "view = []
 [durability]
 snapshot_log_bytes = 4_000_000
@@ -171,16 +169,16 @@ flag = \"reposted\"
 counter = \"post.repost\"
 ";
 
-/// On any free port, or on this one.
+/// Starts a server on the given port, or on a free one for 0.
 fn serve(dir: &Path, port: u16, sources: &str) -> Program {
     serve_as(dir, port, &format!("{SPACES}{sources}"))
 }
 
-/// As a replica from the first moment: as a master it would take events over by itself.
+/// Starts a replica. It must never be a master, because a master would ingest events.
 fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
     let of = format!("[replication]\nreplicaof = \"127.0.0.1 {}\"", master.port);
     let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
-    // One that was a master here knows another role.
+    // A former master has another role stored.
     call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     until_long("the replica follows", || program.info("master_link_status") == "up");
     program
@@ -196,7 +194,6 @@ fn serve_as(dir: &Path, port: u16, text: &str) -> Program {
         .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// The values of a map, by name.
 fn map(frame: OwnedFrame) -> BTreeMap<String, OwnedFrame> {
     let OwnedFrame::Array(parts) = frame else { panic!("no map: {frame:?}") };
     let mut parts = parts.into_iter();
@@ -216,7 +213,7 @@ fn text(frame: &OwnedFrame) -> String {
     }
 }
 
-/// What TM.INGEST LIST says of the only source; none where there is no reply.
+/// Returns the entry of the only source in TM.INGEST LIST. `None` without a reply.
 fn listed(program: &Program) -> Option<BTreeMap<String, OwnedFrame>> {
     match program.ask("TM.INGEST LIST") {
         OwnedFrame::Array(mut sources) if sources.len() == 1 => Some(map(sources.remove(0))),
@@ -228,14 +225,12 @@ fn field(program: &Program, name: &str) -> String {
     listed(program).map_or_else(String::new, |all| text(&all[name]))
 }
 
-/// The offsets of the partitions.
 fn offsets(program: &Program) -> Vec<String> {
     let Some(mut all) = listed(program) else { return Vec::new() };
     let Some(OwnedFrame::Array(partitions)) = all.remove("partitions") else { return Vec::new() };
     partitions.into_iter().map(|partition| text(&map(partition)["offset"])).collect()
 }
 
-/// What is there of all rows.
 fn rows(program: &Program) -> Vec<[i64; 4]> {
     let mut client = program.client();
     let values = |row: u64| {
@@ -250,11 +245,11 @@ fn rows(program: &Program) -> Vec<[i64; 4]> {
     (0..ROWS).map(values).collect()
 }
 
-/// The letters in a file, each once: a kill may leave one twice.
+/// Returns the distinct dead letters in the file. A kill may leave a duplicate.
 fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
     let text = std::fs::read_to_string(dir.join("data/events.dead")).unwrap_or_default();
     let letter = |line: &str| {
-        // The last line of a killed process may be cut off.
+        // The last line of a killed process may be incomplete.
         let letter: serde_json::Value = serde_json::from_str(line).ok()?;
         let offset = letter["offset"].as_str().unwrap().rsplit('-').next().unwrap();
         let message = offset.parse::<u64>().unwrap() - messages_from;
@@ -263,7 +258,7 @@ fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
     text.lines().filter_map(letter).collect()
 }
 
-/// What is done to the servers, in turns.
+/// A fault; faults alternate.
 #[derive(Clone, Copy, Debug)]
 enum Blow {
     Server,
@@ -330,7 +325,7 @@ fn exactly_once<B: Broker>() {
                 used.push(dirs[at].clone());
                 let now = progress(&master);
                 until_long("the master goes on", || progress(&master) > now || now == all);
-                // One that was a master here may still be connecting to the broker.
+                // A former master may still be connecting to the broker.
                 until_long("a replica is idle", || field(&replica, "state") == "idle");
                 master.sigkill();
                 let order = call(&mut replica.client(), "REPLICAOF NO ONE");
@@ -349,11 +344,10 @@ fn exactly_once<B: Broker>() {
     for name in ["gaps", "poison_dropped", "unknown"] {
         assert_eq!(field(&master, name), "0", "{name}");
     }
-    // Once more, from the disk.
     let port = master.port;
     master.sigkill();
     let master = serve(&dirs[at], port, &sources);
-    // What the log lacked when it was killed is taken again.
+    // The server ingests again what its log lacked at the kill.
     until_long("all is taken", || progress(&master) == all);
     assert_eq!(rows(&master), expected);
     let again = take_again::<B>(&master, all, events);
@@ -373,7 +367,7 @@ fn exactly_once<B: Broker>() {
     stop.store(true, SeqCst);
 }
 
-/// All of it once more, with nothing in the way but the broker: how fast that goes.
+/// Ingests everything again without faults, to measure the speed.
 fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
     let ticks = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", master.child.id())).unwrap();
@@ -398,7 +392,6 @@ fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
     )
 }
 
-/// For long runs.
 fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {

@@ -1,5 +1,5 @@
-//! What brokers do now and then: a stream that is made anew, messages and batches of many MiB, a
-//! stream that is trimmed to nothing; and a list of events that names what is not there.
+//! Unusual states of brokers: a recreated stream, messages and batches of many MiB, a stream
+//! trimmed to nothing. Also events of an action that does not exist.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis};
 use super::gaps::{
@@ -8,7 +8,7 @@ use super::gaps::{
 use super::{field, follow, offsets, serve};
 use harness::program::Program;
 
-/// Its numbers go on where ours are, so only the stream itself tells.
+/// The new stream continues the numbers, so only the identity of the stream shows the change.
 #[test]
 fn a_jetstream_made_anew_halts_its_source() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };
@@ -32,7 +32,7 @@ fn a_jetstream_made_anew_halts_its_source() {
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
     until("all of the new one is counted", || counter(&server, "like") == "15");
     assert_eq!(field(&server, "last_error"), "");
-    // While no server runs, and on a replica that takes over.
+    // Recreated while no server runs, and on a replica that takes over.
     let replica = follow(&folder.path().join("there"), &server, &source(&broker, ""));
     asked(&server, "WAITAOF 1 1 10000");
     server.kill();
@@ -45,7 +45,6 @@ fn a_jetstream_made_anew_halts_its_source() {
     }
 }
 
-/// A line of so many bytes.
 fn long(member: u64, bytes: usize) -> Vec<u8> {
     let line = like(member);
     let filler = "x".repeat(bytes);
@@ -78,7 +77,7 @@ fn a_message_above_the_size_of_a_fetch_is_read_by_itself() {
     assert_eq!(field(&server, "poison"), "0");
 }
 
-/// A line with letters behind it that do not compress.
+/// Appends random letters, which do not compress.
 fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(7);
     line.pop();
@@ -88,7 +87,7 @@ fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
     line
 }
 
-/// What was trimmed was read, which the reader that begins then knows by the last number.
+/// All trimmed messages were read, which a new reader knows by the last number.
 #[test]
 fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -108,7 +107,7 @@ fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     assert_eq!(field(&server, "gaps"), "0");
 }
 
-/// Events whose action is not there yet wait for it: they are no poison.
+/// Events of an action that does not exist yet wait for it and are not malformed.
 #[test]
 fn events_of_an_action_that_is_not_there_wait_for_it() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -116,7 +115,6 @@ fn events_of_an_action_that_is_not_there_wait_for_it() {
     let broker = brokers.start(&folder.path().join("broker"));
     let more = "events = [\"like = act cheer\"]";
     let server = serve(&folder.path().join("here"), 0, &source(&broker, more));
-    // Before the first message.
     until_is(&server, "state", "waiting");
     let said = field(&server, "last_error");
     assert!(said.contains("there is no action 'cheer'"), "{said}");
@@ -142,12 +140,12 @@ mod full {
         }
         let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
         until("all are counted", || counter(&server, "like") == "3");
-        // It is asked of the broker now and then.
+        // The server asks the broker for the lag periodically.
         until("nothing is left", || field(&server, "lag") == "0");
         assert_eq!(field(&server, "state"), "running");
     }
 
-    /// A broker that is away is said once, not with each attempt.
+    /// The server logs an unreachable broker once, not at each attempt.
     #[test]
     fn a_kafka_that_is_away_does_not_fill_the_log() {
         let Some(_) = Brokers::<Kafka>::here() else { return };

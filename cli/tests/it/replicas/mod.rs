@@ -1,6 +1,6 @@
-//! The real program as a replica that meets what it has no room, no name or no common past for. It
-//! goes on answering reads, says why its link is down, and gives nothing up that it has not kept
-//! first.
+//! Replicas of the real program that lack disk space, a valid name, or a common history with the
+//! master. They keep serving reads, report why their link is down, and discard no data without
+//! saving it first.
 
 mod stops;
 mod takes_over;
@@ -47,7 +47,7 @@ fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
         .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
 }
 
-/// Rows of so many tables, each of which is a file of the snapshot.
+/// Fills `tables` tables, each of which is a file of the snapshot.
 fn fill(program: &Program, tables: u64) {
     let mut client = program.client();
     for id in (0..tables * 1000).map(|row| text(FIRST + row * 4096)) {
@@ -98,15 +98,15 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     fine(&old, &format!("CNT.SET post {FIRST} like 1"));
     follow(&new, &old);
     in_step(&new, &old);
-    // Its link is down, so the old one stays a master beside it.
+    // The link of `new` is down, so both nodes are masters.
     fine(&new, "REPLICAOF 127.0.0.1 1");
     fine(&new, "REPLICAOF NO ONE");
     fine(&new, &format!("CNT.SET post {FIRST} like 2"));
     for i in 1..6 {
         fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
-    // The longer of the two, so that the position of the other would be in it, if that segment were
-    // there.
+    // The longer history, so that it would include the position of the other one if the segment
+    // still existed.
     for i in 100..130 {
         fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
@@ -143,7 +143,7 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     let full_syncs = replica.info("repl_full_syncs");
     disk.fill(256 << 10);
 
-    // Through one connection: a node that is opened anew would close it.
+    // Use one connection, because the replica closes connections when it replaces its data.
     let mut reader = replica.client();
     let mut reads = |id: u64| call(&mut reader, &format!("HGET post:{id} like"));
     let (mut last, mut client) = (FIRST, master.client());
@@ -176,8 +176,8 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     assert_eq!(like_of(&replica, last), bulk(5));
 }
 
-/// The file of a data folder that is there says nothing new; the catalogue does, and a replica that
-/// was away has it from its master.
+/// A new space in the configuration file does not change an existing data folder. A replica that
+/// was down gets a new space from the catalogue of its master.
 #[test]
 fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_replica() {
     let more = format!(
@@ -212,8 +212,8 @@ fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_repl
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
 }
 
-/// All that it had is gone, by a command that counts as any other does: no older state of its
-/// master brings it back.
+/// Deleting all rows is a change like any other: an older state of the master must not bring them
+/// back.
 #[test]
 fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -222,7 +222,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     fine(&master, &format!("CNT.SET post {FIRST} like 5"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    // A copy of the folder is the master's state of then.
+    // The copy of the folder preserves the master's earlier state.
     assert!(master.terminate().success());
     for entry in std::fs::read_dir(folders[0].path()).unwrap() {
         let entry = entry.unwrap();
@@ -247,7 +247,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
         (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
         (OwnedFrame::Null, full_syncs)
     );
-    // An operator knows better; what is given up is kept all the same.
+    // An operator can force it, and the discarded data is saved.
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
     until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
     let names =
@@ -292,8 +292,8 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
     assert_eq!(like_of(&replica, FIRST), bulk(5));
 }
 
-/// What a link has brought is looked at when the next one goes on with it. On a slow disk that
-/// takes longer than a master waits for a word.
+/// A full sync resumes with the files of the previous link, after verifying them. On a slow disk,
+/// that takes longer than the master's timeout.
 #[test]
 fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     if std::process::Command::new("strace").arg("-V").output().is_err() {
@@ -343,21 +343,22 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     }
 }
 
-/// A master says why it does not serve us, in words that are more lines of INFO, and many.
+/// A master's reason for refusing a replica may contain line breaks and be long. It must not inject
+/// lines into INFO.
 #[test]
 fn what_a_master_says_is_one_line_of_info() {
     const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        // What it says to TM.REPLICATE, and in place of Welcome.
+        // Its reply to TM.REPLICATE, and its frame in place of Welcome.
         let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
         let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
         let frame = store::frame_head(store::Check::new().u64(0), &refused);
         let answers = [error.into_bytes(), [b"+OK\r\n", &frame[..], &refused].concat()];
         for (stream, answer) in listener.incoming().zip(answers.iter().cycle()) {
             let mut stream = stream.unwrap();
-            // It may have gone.
+            // The client may be gone.
             let _ = stream.read(&mut [0; 1000]);
             let _ = stream.write_all(answer);
             std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
@@ -379,7 +380,7 @@ fn what_a_master_says_is_one_line_of_info() {
     }
 }
 
-/// As a replica of Redis's, which says so, too.
+/// The same error as a replica of Redis.
 #[test]
 fn a_node_told_to_follow_itself_keeps_its_master() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -399,12 +400,11 @@ fn a_node_told_to_follow_itself_keeps_its_master() {
     );
 }
 
-/// A master with a replica that has everything, and this in the replica's configuration.
 fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
     in_step_as(|_| more.to_owned())
 }
 
-/// The same, with what depends on the master.
+/// Starts a master and a synced replica, whose configuration depends on the master.
 fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2], Program, Program) {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let master = start(folders[0].path(), SPACES);

@@ -1,5 +1,5 @@
-//! A master that is to stop waits for its replicas, and for the one that is to take over, as long
-//! as it was told and no longer.
+//! A stopping master waits for its replicas, and for the one that takes over, up to the configured
+//! timeout.
 
 use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// A port that leads to a server, and whether what comes from there waits on the way.
+/// Returns a port that forwards to a server, and a flag that blocks the data from the server.
 fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, is_shut) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(false)));
@@ -40,8 +40,8 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     (port, is_shut)
 }
 
-/// Its reply, while the test goes on; none where the connection ends
-/// without a reply.
+/// Sends a request in the background. Returns its reply, or `None` if the connection ends without
+/// one.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
     let (mut client, words) = (program.client(), words.to_owned());
     std::thread::spawn(move || {
@@ -49,7 +49,7 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
     })
 }
 
-/// The reply to SHUTDOWN; none: it is a signal.
+/// Stops the program. Returns the reply to SHUTDOWN, or `None` for a signal.
 fn told_to_stop(
     program: &Program,
     how: &str,
@@ -61,17 +61,17 @@ fn told_to_stop(
     Some(told(program, how))
 }
 
-/// A master that is to stop, and waits for a replica that does not hear of its last row, like 3.
-/// No writer may wait longer than that.
+/// A stopping master that waits for a replica. The gate withholds its last row, like 3. Writers
+/// wait until the stop ends.
 struct Leaving {
     folders: [tempfile::TempDir; 2],
     master: Program,
     replica: Program,
-    /// Keeps from the replica what the master sends.
+    /// Blocks the data from the master to the replica.
     gate: Arc<AtomicBool>,
-    /// SHUTDOWN's reply; none: it was a signal.
+    /// Reply to SHUTDOWN, `None` for a signal.
     asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
-    /// The reply to a write that was sent since.
+    /// Reply to a write that was sent afterwards.
     paused: std::thread::JoinHandle<Option<OwnedFrame>>,
 }
 
@@ -101,7 +101,7 @@ fn is_leaving(master: &Program) -> bool {
     master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
 }
 
-/// It ends of its own accord in less than a minute; gives whether well.
+/// Waits up to a minute until the program exits. Returns whether it succeeded.
 fn ended(program: &mut Program) -> bool {
     let began = Instant::now();
     loop {
@@ -113,13 +113,11 @@ fn ended(program: &mut Program) -> bool {
     }
 }
 
-/// The same, and well.
 fn ends(program: &mut Program) {
     assert!(ended(program));
 }
 
-/// A planned restart under Sentinel: the replica that takes over has what the master had
-/// acknowledged.
+/// A planned restart under Sentinel: the replica that takes over has all acknowledged writes.
 #[test]
 fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
     for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
@@ -151,7 +149,7 @@ fn a_stop_that_waits_can_be_taken_back() {
         Leaving::by("SHUTDOWN");
     let also = told(&master, "SHUTDOWN NOW");
     until("as in Redis, both wait, beside the writer", || master.info("blocked_clients") == "3");
-    // As in Redis 7.2; before it, that crashed.
+    // As in Redis 7.2; before that version, it crashed.
     let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
     assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
     for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
@@ -175,7 +173,6 @@ fn a_stop_that_waits_can_be_taken_back() {
     assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
     fine(&master, &format!("CNT.SET post {FIRST} like 4"));
 
-    // And then it is stopped all the same.
     master.sigterm();
     until("it waits again", || is_leaving(&master));
     gate.store(false, SeqCst);
@@ -209,7 +206,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         let (began, mut asked) = (Instant::now(), None);
         match how {
             "SIGTERM" => master.sigterm(),
-            // Each waits but for SIGINT at last: an operator's second ctrl-C.
+            // All of them wait, except for SIGINT, an operator's second Ctrl-C.
             "SIGINT" => {
                 master.sigterm();
                 until("it waits", || is_leaving(&master));
@@ -274,8 +271,8 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
     );
 }
 
-/// A master that has handed its role to its replica, which is frozen and has not read that; it is
-/// to stop within so many seconds.
+/// Starts a hand-over to a frozen replica that has not read its order. Sets the shutdown timeout in
+/// seconds.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
     let (folders, old, new) = in_step_with("");
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
@@ -286,7 +283,7 @@ fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program
     (folders, old, new)
 }
 
-/// A planned restart that begins with FAILOVER: when the old master has gone there is a new one.
+/// A planned restart after FAILOVER: when the old master has exited, there is a new one.
 #[test]
 fn a_stop_waits_for_the_replica_that_is_to_take_over() {
     for how in ["SIGTERM", "SHUTDOWN"] {
@@ -318,7 +315,7 @@ fn a_failover_while_a_master_stops_leaves_a_master() {
     }
 }
 
-/// Then this one is the master when it starts again, or asks the other one again.
+/// Then the old master is the master after a restart, or asks the replica again.
 #[test]
 fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
     for is_aborted in [true, false] {
@@ -326,7 +323,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
         old.sigterm();
         if is_aborted {
             until("it waits for its successor", || is_leaving(&old));
-            // It may have stopped before it says so.
+            // It may exit before its reply.
             told(&old, "FAILOVER ABORT");
         }
         ends(&mut old);
@@ -352,7 +349,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
     }
 }
 
-/// What is not in the log by then no replica gets; what is there the replica still gets.
+/// Replicas get everything in the log at that time, and nothing else.
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(disk) = SmallDisk::mount(16) else {
@@ -378,7 +375,7 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
     gate.store(false, SeqCst);
-    // Its exit status says whether something acknowledged was not synced.
+    // The exit status says whether acknowledged writes were not synced.
     ended(&mut master);
     assert_eq!(asked.join().unwrap(), None, "no reply");
     assert_eq!(like_of(&replica, FIRST), bulk(3));

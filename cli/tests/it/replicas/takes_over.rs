@@ -1,5 +1,5 @@
-//! What a replica that is to take over answers, or does not, and what its master makes of it. Two
-//! masters there are never.
+//! Replies of a replica that is ordered to take over, or their absence, and the reaction of its
+//! master. There must never be two masters.
 
 use super::{
     SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start,
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// It would be told no by a new master, and be one again itself.
+/// A new master that refuses the old one as a replica would leave both as masters.
 #[test]
 fn a_replica_without_room_for_the_old_master_is_not_promoted() {
     let (_folders, old, new) = in_step_with("max_replicas = 1");
@@ -32,20 +32,18 @@ fn a_replica_without_room_for_the_old_master_is_not_promoted() {
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory";
 const NOT_NOW: &str = "-NOMASTERLINK not now";
 
-/// What a play of a replica answers to TM.REPLICATE, so long as it says this, and how often it was
-/// asked.
+/// A simulated replica: its reply to TM.REPLICATE, and the number of requests.
 #[derive(Default)]
 struct Played {
-    /// Nothing, and the connection ends.
+    /// Reply; if empty, the connection is closed.
     says: Mutex<&'static str>,
-    /// What it says to PING, if not +PONG.
+    /// Reply to PING, if not +PONG.
     greets: Mutex<&'static str>,
     asked: AtomicUsize,
 }
 
 impl Played {
-    /// A master and its replica, which has everything; the address that it announces is that of
-    /// this play, which greets and says this.
+    /// Starts a master and a synced replica, which announces the address of the simulated replica.
     fn instead_of_a_replica(
         greets: &'static str,
         says: &'static str,
@@ -71,7 +69,8 @@ impl Played {
                 "" => *self.says.lock().unwrap(),
                 greets => greets,
             };
-            // A reader of the count finds the reply to the request before.
+            // Count before replying: a test that reads the count then finds the reply to the
+            // previous request.
             self.asked.fetch_add(usize::from(!is_ping || !reply.starts_with('+')), SeqCst);
             if reply.is_empty() || stream.write_all(format!("{reply}\r\n").as_bytes()).is_err() {
                 return;
@@ -87,20 +86,20 @@ impl Played {
         *self.says.lock().unwrap() = reply;
     }
 
-    /// FAILOVER, by which it is asked and asked again.
+    /// Runs FAILOVER, so that the simulated replica is asked repeatedly.
     fn is_asked_by(&self, old: &Program) {
         fine(old, "FAILOVER");
         self.is_asked_again();
     }
 
-    /// It is asked twice since, so it has answered once like this, and that has been read.
+    /// Waits for two more requests, so that the master has read a reply with the current text.
     fn is_asked_again(&self) {
         let before = self.asked.load(SeqCst);
         until("it is asked again", || self.asked.load(SeqCst) >= before + 2);
     }
 }
 
-/// It may have taken over before it was started again.
+/// It may have taken over before its restart.
 #[test]
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "-ERR no");
@@ -114,14 +113,13 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     is_master(&old, 3);
 }
 
-/// A replica that was asked to take over and did not answer may have done so: there is no way back
-/// but its own word, and an operator's.
+/// A replica that did not reply may have taken over. Only its own refusal or an operator can end
+/// the hand-over.
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     for end in ["no", "NO ONE", "the same"] {
         let (played, _folders, old, new) = Played::instead_of_a_replica("", "");
         played.is_asked_by(&old);
-        // Its master has not parted with it: it is fed all the while.
         let is_in_doubt = |says: &str| {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
             assert_eq!(state, ["slave", "failover-in-progress"], "{says}");
@@ -147,14 +145,14 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 new.freeze(true);
                 played.says("-NOFAILOVER this replica has another history");
                 until("it is the master again", || old.info("role") == "master");
-                // It is not known which node is: one with replicas of its own, for example.
+                // Another node may have the role, for example one with replicas of its own.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
                 assert!(
                     refusal(&refused).contains("fenced until its role is known"),
                     "{refused:?}"
                 );
                 assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
-                // One that was there all the time follows anew.
+                // The real replica still exists and follows again.
                 new.freeze(false);
             }
             "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
@@ -173,7 +171,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     }
 }
 
-/// What it says for a reason of the moment means no, if it has been asked nothing else.
+/// A temporary refusal is final if the replica has got no other request.
 #[test]
 fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     for says in ["-ERR max number of replicas reached", "-NOPERM no", "-NOFAILOVER no"] {
@@ -183,8 +181,8 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         played.says(says);
         is_master(&old, 3);
     }
-    // And while it is asked later it is not asked now. A server without room for a client says so
-    // to its PING, and reads nothing.
+    // A replica that asks for a later retry has not taken over. A server with too many clients
+    // refuses at PING and reads nothing more.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);
@@ -193,13 +191,13 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     }
 }
 
-/// A frozen one may wake up, and obey, long after Sentinels have chosen.
+/// A frozen replica may wake up and obey long after Sentinels have chosen another master.
 #[test]
 fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "");
         if speaks {
-            // FAILOVER is refused beside a single one.
+            // With a single Sentinel, FAILOVER is refused.
             for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
                 let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
                 fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
@@ -221,7 +219,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     }
 }
 
-/// Its configuration was copied, with what it announces of itself.
+/// The configuration was copied with the announced address.
 #[test]
 fn a_node_refuses_a_failover_to_itself() {
     let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
