@@ -29,7 +29,7 @@ pub struct Order {
     pub master: Option<Master>,
     /// Whether the node discards its data for the master's.
     pub forced: bool,
-    /// FAILOVER: `master` is a replica of this node and shall take over.
+    /// FAILOVER: `master` is a replica of this node and must take over.
     pub handing: Option<Handing>,
     /// Whether the new master starts fenced, as another node may have replaced it.
     pub fenced: bool,
@@ -43,21 +43,21 @@ pub struct Order {
 /// How a replica becomes a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promotion {
-    /// With its present data.
+    /// Keeps its present data.
     #[default]
     AtOnce,
-    /// After a hand-over by its master. The replica has all data.
+    /// Its master has handed the role over, so it has all data.
     HandedOver,
     /// If its link is up, its master steps down first and sends the rest of its log (replica.rs).
     TakesOver,
 }
 
-/// FAILOVER: progress of the replica that shall take over.
+/// FAILOVER: progress of the replica that takes over.
 #[derive(Clone, Copy)]
 pub struct Handing {
     /// Log offset that the replica must have.
     pub(crate) offset: u64,
-    /// Whether the replica has all data of this node. Then this node may be promoted again at once.
+    /// Whether the replica has all data of this node, which may then be promoted again at once.
     pub(crate) has_all: bool,
 }
 
@@ -93,7 +93,7 @@ pub struct Replication {
     was_master: AtomicBool,
     /// Permanent error since the last order, such as REPLICAOF of a Redis. One line; empty if none.
     pub last_error: Mutex<String>,
-    /// Whether it becomes a master after its own master has stepped down.
+    /// Whether this node waits for its master to step down before it becomes the master.
     taking_over: AtomicBool,
     /// Whether Sentinels must be notified that it took over from a living master.
     announces: AtomicBool,
@@ -103,11 +103,11 @@ pub struct Replication {
     sentinels: Sentinels,
     /// Master that it followed before its promotion.
     replaces: Mutex<Option<Master>>,
-    /// Whether its log must begin a new term, as another node may have been the master.
+    /// Whether the log must begin a new term because another node may have been the master.
     renews: AtomicBool,
-    /// Master by which Sentinel last replaced this node.
+    /// Master that Sentinel has chosen in place of this node.
     deposed_by: Mutex<Option<Master>>,
-    /// Rises with every change of the role.
+    /// Incremented with every change of the role.
     orders: watch::Sender<u64>,
     /// State of a FAILOVER.
     pub failover: Failover,
@@ -115,7 +115,7 @@ pub struct Replication {
     pub link: Mutex<Link>,
     /// Replicas of this node.
     pub feeds: Feeds,
-    /// Whether writes need a lease by HEARTBEAT.
+    /// Whether writes need a lease (CLUSTERX HEARTBEAT).
     leased: AtomicBool,
     /// Number of full syncs of this node as a replica.
     pub full_syncs: AtomicU64,
@@ -231,8 +231,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Changes the role if `next` returns one. It is durable when this returns. `told` runs when
-    /// the role becomes visible.
+    /// Changes the role if `next` returns one. The role is durable when this returns. `told` is
+    /// called when the role becomes visible.
     fn change(
         &self,
         config: &Config,
@@ -251,7 +251,7 @@ impl Replication {
         Ok(true)
     }
 
-    /// As `change`, for a fact that takes effect even if the disk fails.
+    /// Like `change`, for a fact that takes effect even if the disk fails.
     fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
         if let Err(error) = self.change(config, &next, || ()) {
             tracing::error!("the role cannot be written down: {error}");
@@ -262,8 +262,8 @@ impl Replication {
         }
     }
 
-    /// Executes an order of REPLICAOF or FAILOVER. It is durable when this returns; the thread
-    /// `log` obeys it. Returns false if it changes nothing. A former master must sync with its
+    /// Executes an order of REPLICAOF or FAILOVER. The role is durable when this returns; the
+    /// thread `log` obeys it. Returns false if nothing changes. A former master must sync with its
     /// master before it may be promoted, since their histories may differ. `told`: see `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced, promotion, fit } = order;
@@ -287,7 +287,7 @@ impl Replication {
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
             if forced {
-                // The discarded data are not the next master's.
+                // The discarded data are not those of the next master.
                 next = next.among_others();
                 next.synced = false;
             }
@@ -335,7 +335,7 @@ impl Replication {
             let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);
             (role.master.is_none() && next != *role).then_some(next)
         };
-        // Before another thread persists the epochs again.
+        // Under the lock of `change`, so that no other thread persists the epochs again.
         self.change(config, forget, || {
             self.fence.forget();
             if missed > 0 {
@@ -369,7 +369,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// Notes that the old master has stepped down. `is_ordered`: by a Sentinel, which knows of it.
+    /// Records that the old master has stepped down. `is_ordered`: by order of a Sentinel, which
+    /// needs no announcement.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }
@@ -431,7 +432,7 @@ impl Replication {
         self.renews.load(SeqCst) && self.is_master()
     }
 
-    /// Whether the node discards its data for the master's, once.
+    /// Whether the node must discard its data for the master's, once.
     pub(crate) fn is_forced(&self) -> bool {
         self.role.load().forced
     }
@@ -518,8 +519,8 @@ impl Replication {
         }
     }
 
-    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if it
-    /// is.
+    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if the
+    /// log is one.
     pub(crate) fn promoting(&self) -> u32 {
         self.role.load().promoting
     }
@@ -579,7 +580,8 @@ impl Replication {
         self.is_master() && self.fence.believes_replicas()
     }
 
-    /// Notes that a replica follows. If it `knows` this node as its master, that lifts the fence.
+    /// Handles a replica that connected. If the replica `knows` this node as its master, the fence
+    /// is lifted.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {
         if knows && self.fence.followed() {
             tracing::info!("this node is the master still: writes are taken again");
