@@ -176,7 +176,6 @@ impl Acl {
         changed.unwrap_or(false)
     }
 
-    /// Applies a new `security.password`.
     pub(crate) fn set_default_password(&self, password: &str) -> Result<(), String> {
         let rule = format!(">{password}");
         let rules: &[&str] = if password.is_empty() { &["nopass"] } else { &["resetpass", &rule] };
@@ -264,7 +263,6 @@ impl Acl {
     }
 }
 
-/// Returns the error for a command in `security.deny_commands`.
 fn not_allowed(name: &str) -> String {
     format!("{name} command not allowed: the configuration denies it to all users")
 }

@@ -90,7 +90,6 @@ ft.cursor|read
 static KNOWN: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     NAMES.split_ascii_whitespace().chain(MODULE_NAMES.split_ascii_whitespace()).collect()
 });
-/// Commands with subcommands.
 static CONTAINERS: LazyLock<HashSet<&str>> =
     LazyLock::new(|| KNOWN.iter().filter_map(|name| Some(name.split_once('|')?.0)).collect());
 

@@ -94,13 +94,11 @@ impl Denied {
     }
 }
 
-/// A set of commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Commands {
     bits: Box<[u64]>,
 }
 
-/// Error of a rule with an unknown name.
 const UNKNOWN: &str = "Unknown command or category name in ACL";
 
 impl Commands {
@@ -227,7 +225,6 @@ const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the '
                                   to start with an empty list of channels";
 
 impl Selector {
-    /// Creates a selector without permissions.
     pub(super) fn new() -> Selector {
         Selector {
             commands: Commands::none(),
@@ -246,7 +243,6 @@ impl Selector {
         self.all_commands && self.rules.is_empty() && self.all_keys && self.all_channels
     }
 
-    /// Applies one rule.
     pub(super) fn apply(&mut self, rule: &str) -> Result<(), &'static str> {
         let lower = rule.to_ascii_lowercase();
         match lower.as_str() {
@@ -535,7 +531,6 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
-    /// Whether a subscription is allowed.
     pub(super) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
         self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
     }

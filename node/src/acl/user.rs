@@ -14,7 +14,6 @@ pub(super) const MAX_RULES_BYTES: usize = 64 << 10;
 /// SHA-256 of a password. The password itself is not stored.
 pub(crate) type Digest = [u8; 32];
 
-/// Returns the digest of a password.
 pub(crate) fn digest(password: &[u8]) -> Digest {
     Sha256::digest(password).into()
 }
@@ -24,7 +23,6 @@ pub(crate) fn digest(password: &[u8]) -> Digest {
 pub struct User {
     name: String,
     on: bool,
-    /// Whether any password is accepted.
     nopass: bool,
     passwords: Vec<Digest>,
     /// The root selector, followed by those in parentheses.
@@ -182,7 +180,6 @@ impl User {
         Ok(())
     }
 
-    /// Updates rules for renamed spaces: [`Selector::follow_renames`].
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],

@@ -12,7 +12,6 @@ use std::net::{TcpStream, ToSocketAddrs};
 /// One connection.
 pub struct Client {
     stream: TcpStream,
-    /// Encoded commands to be sent.
     out: Vec<u8>,
     /// Received bytes; `inbox[start..]` is not decoded yet.
     inbox: Vec<u8>,

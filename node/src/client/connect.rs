@@ -75,7 +75,6 @@ const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: 
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// Timeout for a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
 /// Maximum bytes of received and undecoded replies: Redis's limit for a query buffer.
 const MOST_INBOX: usize = 1 << 30;

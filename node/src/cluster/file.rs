@@ -89,7 +89,6 @@ impl Kept {
         std::fs::remove_file(dir.join(name))
     }
 
-    /// Writes the state durably.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         checked_file::write(dir, NAME, &self.encode())
     }

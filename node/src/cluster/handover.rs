@@ -168,7 +168,6 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     Ok(paused)
 }
 
-/// A pause that ends when dropped.
 struct Pausing<'a, G: Giver>(&'a G);
 
 impl<G: Giver> Pausing<'_, G> {
@@ -277,7 +276,6 @@ async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Membe
     join_all(told).await.into_iter().flatten().collect()
 }
 
-/// Returns an error that lists the nodes that have not received the topology.
 fn all_told(version: i64, failed: &[(&Member, String)]) -> Outcome {
     if failed.is_empty() {
         return Ok(());

@@ -63,7 +63,6 @@ pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
-    /// Whether slots were given away in this topology and not all new owners have confirmed it.
     giving: AtomicBool,
     /// Health of the other nodes.
     pub health: health::Health,

@@ -109,10 +109,8 @@ impl From<KeyError<'_>> for Refusal {
     }
 }
 
-/// Maximum number of key patterns in an error.
 const PATTERNS_SHOWN: usize = 8;
 
-/// Returns the error for a key that matches no pattern.
 #[cold]
 fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
     if streams::is_stream(key) {

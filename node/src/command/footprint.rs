@@ -68,7 +68,6 @@ pub enum Reach {
 pub struct Footprint<'a> {
     spec: &'a Spec,
     keys: KeyArgs,
-    /// Position of the name before the ids.
     name: usize,
     args: Args<'a>,
     engines: &'a Engines,
@@ -184,7 +183,6 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Resolves the key at this position.
     #[inline]
     fn key(&self, at: usize) -> Option<KeyRef<'a>> {
         self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
@@ -267,7 +265,6 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Calls `each` for the id at this position.
     #[inline]
     fn touch_id(
         &self,
@@ -324,7 +321,6 @@ impl<'a> Footprint<'a> {
         view.filter(|view| view.is_joined())
     }
 
-    /// Resolves the name before the ids.
     #[inline]
     fn named(&self, of: Of) -> Option<Named<'a>> {
         let name = self.args.at(self.name);

@@ -46,7 +46,6 @@ pub fn of(spec: &Spec) -> Vec<KeySpec> {
 
 /// How a request uses its keys, in terms of [`KeySpec::uses`].
 pub struct Uses {
-    /// Position of the first key.
     at: usize,
     first: &'static str,
     others: &'static str,

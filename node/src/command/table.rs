@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 const SLOTS: usize = 1024;
 const EMPTY: u16 = u16::MAX;
 
-/// Commands by number, and a hash table of their names.
 struct Table {
     specs: Vec<Spec>,
     /// Index of each command among all commands and subcommands. The last element is their total
@@ -187,7 +186,6 @@ mod tests {
         }
     }
 
-    /// Commands for the tests of this crate.
     #[rustfmt::skip]
     pub(super) const ROWS: &[Spec] = &[
         row("get", "string", READ),

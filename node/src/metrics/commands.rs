@@ -8,7 +8,6 @@ use crate::roles::node::Node;
 use crate::runtime::command_stats::Sums;
 use prometheus_client::encoding::DescriptorEncoder;
 
-/// Counters of each command.
 pub(super) const COMMANDS: &[Metric<Sums>] = &[
     Metric::new("", Counter, "tidemark_command_calls", "Calls, by command.", |s: &Sums| {
         s.calls.into()

@@ -9,7 +9,6 @@ use super::server::{CLIENTS, MEMORY, SERVER};
 use super::stats::STATS;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Groups in the order of INFO.
 pub(super) const GROUPS: &[&[M]] =
     &[SERVER, CLIENTS, MEMORY, PERSISTENCE, STATS, REPLICATION, COLD];
 
@@ -24,7 +23,6 @@ fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
     Durations { sum, classes }
 }
 
-/// Function that reads the durations of a histogram.
 type ReadDurations = fn(&Sample) -> Durations;
 
 pub(super) const HISTOGRAMS: &[(Distribution, ReadDurations)] = &[

@@ -60,7 +60,6 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Unit in the name of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// A plain number.
@@ -140,7 +139,6 @@ impl<S: ?Sized> Metric<S> {
         }
     }
 
-    /// Returns the name in `/metrics`.
     pub(super) fn full_name(&self) -> String {
         let total = if self.kind == Kind::Counter { "_total" } else { "" };
         format!("{}{}{total}", self.name, self.unit.suffix())

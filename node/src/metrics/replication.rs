@@ -87,7 +87,6 @@ pub(super) const REPLICATION: &[M] = &[
     ),
 ];
 
-/// A replica, and the log's end offset.
 pub(super) struct Replica {
     fed: Fed,
     end: u64,

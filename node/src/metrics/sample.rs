@@ -114,12 +114,10 @@ impl Sample {
         *self.cold.get_or_init(|| cold_sums(&self.node))
     }
 
-    /// Returns a sum over all counter spaces.
     pub(super) fn of_counters(&self, of: impl Fn(&CounterSpace) -> u64) -> u64 {
         self.node.loaded().map_or(0, |engines| engines.counters().iter().map(of).sum())
     }
 
-    /// Returns a sum over all existence spaces.
     pub(super) fn of_existences(&self, of: impl Fn(&ExistenceSpace) -> u64) -> u64 {
         self.node.loaded().map_or(0, |engines| engines.existences().iter().map(of).sum())
     }

@@ -93,7 +93,6 @@ pub const CLIENTS: &[M] = &[
 const PARTS: &str = "Memory by part. What the process has beyond their sum is the program \
                      and the allocator's reserve.";
 
-/// Declares a part of the memory.
 const fn part(of: &'static str, name: &'static str, read: Read) -> M {
     field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
 }

@@ -53,7 +53,6 @@ pub fn encode(node: Arc<Node>, format: Format) -> String {
     text
 }
 
-/// Collector for one scrape.
 struct All(Arc<Node>);
 
 impl fmt::Debug for All {

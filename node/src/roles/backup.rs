@@ -157,7 +157,6 @@ impl Keeper {
         }
     }
 
-    /// Whether a scheduled backup is due.
     fn is_due(&mut self, lineage: Lineage, config: &crate::config::Backup) -> bool {
         if config.every_s == 0 || self.not_before.is_some_and(|at| Instant::now() < at) {
             return false;
@@ -236,7 +235,6 @@ impl Keeper {
         store::back_up(&node.store, folder, previous, &run)
     }
 
-    /// Whether the archive is due for a copy of the log.
     fn is_behind(&self) -> bool {
         self.followed.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY)
     }
@@ -332,7 +330,6 @@ fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
     found
 }
 
-/// A running backup.
 struct Run<'a> {
     node: &'a Node,
     pace: IoThrottle<'a>,

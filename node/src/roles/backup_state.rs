@@ -202,7 +202,6 @@ impl Backups {
     }
 }
 
-/// Lock of a folder.
 pub(super) type Lock = Box<dyn Send + Sync>;
 
 /// State of the backup thread.

@@ -198,7 +198,6 @@ impl Failover {
         was
     }
 
-    /// Ends the failover after the replica has taken over.
     pub(crate) fn done(&self, node: &Node) {
         if self.end(node) {
             tracing::info!("failover: the replica has taken over");

@@ -45,7 +45,6 @@ const UNHEARD: u64 = 1000;
 /// Maximum length of a group's name, in bytes.
 pub(crate) const MOST_NAME: usize = 255;
 
-/// State of the fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fenced {
     No,
@@ -55,7 +54,6 @@ pub(crate) enum Fenced {
     Deposed,
 }
 
-/// State of one group of Sentinels.
 #[derive(Default)]
 struct Group {
     name: String,
@@ -90,7 +88,6 @@ pub(crate) struct Effect {
     pub(crate) is_news: bool,
 }
 
-/// See the module's documentation.
 #[derive(Default)]
 pub(crate) struct Fence {
     heard: Mutex<Heard>,
@@ -140,7 +137,6 @@ impl Fence {
         self.heard.lock().now()
     }
 
-    /// Number of groups heard.
     pub(crate) fn groups(&self) -> usize {
         self.heard.lock().groups.len()
     }
@@ -215,7 +211,6 @@ impl Fence {
         heard.believes_replicas() && std::mem::take(&mut heard.is_raised)
     }
 
-    /// Whether a replica that connects lifts the fence.
     pub(crate) fn believes_replicas(&self) -> bool {
         self.heard.lock().believes_replicas()
     }

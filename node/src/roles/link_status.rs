@@ -41,7 +41,6 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates the state of a new replica.
     pub(crate) fn new() -> Link {
         Link {
             state: LinkState::Connect,

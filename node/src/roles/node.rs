@@ -51,7 +51,6 @@ impl<T> Default for Loaded<T> {
 }
 
 impl<T> Loaded<T> {
-    /// Sets the value, once.
     pub(crate) fn fill(&self, value: T) {
         assert!(self.0.set(value).is_ok(), "data are loaded once");
     }
@@ -261,7 +260,6 @@ impl Host {
         Host { node: ArcSwap::from_pointee(Node::new(0, process.clone())), process }
     }
 
-    /// Replaces the current node by an empty one.
     pub(crate) fn replace_node(&self) {
         let generation = self.node.load().generation + 1;
         self.node.store(Arc::new(Node::new(generation, self.process.clone())));

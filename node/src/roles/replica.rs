@@ -53,7 +53,6 @@ const TAKE_OVER: Duration = Duration::from_secs(10);
 const NAMED_WITHIN: Duration = Duration::from_millis(1300);
 /// Poll interval while waiting to be named.
 const NAMED_TICK: Duration = Duration::from_millis(5);
-/// Interval of the link's timer.
 const TICK: Duration = Duration::from_millis(100);
 /// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] it stays under a second.
 const SYNC_AFTER_MS: u64 = 800;
@@ -80,7 +79,6 @@ struct Here {
     log: FollowLog,
     /// Last catalogue received over this link.
     told: Option<Catalogue>,
-    /// Whether a full sync has completed.
     is_whole: bool,
     /// Deadline of the current turn's wait for room; set by the first batch that waits.
     waits_until: Option<Instant>,
@@ -341,7 +339,8 @@ async fn keep_up(
                 true
             }
             LinkError::Unready(_) | LinkError::Damaged => true,
-            // No room, for instance. Files that were already received are verified at each attempt.
+            // For instance because of a full disk. Files that were already received are verified at
+            // each attempt.
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
             _ => false,
         };
@@ -487,9 +486,9 @@ async fn connect(
         }
         Some(offset) => {
             // A frozen node must not find the request after this node has become the master again,
-            // so a PING goes first. A node that is loading also accepts the request, since it may
-            // have taken over before its restart. A node that is out of connections closes the
-            // connection without reading the request.
+            // so it must answer a PING first. An error also fails, unless the node continues to
+            // read requests: a loading node may have taken over before, and a node at its client
+            // limit closes the connection.
             let is_read = |reply: &str| {
                 ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
             };

@@ -32,7 +32,6 @@ pub struct Fed {
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval at which a lasting refusal is logged.
 pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of refusing replicas remembered.
 const MAX_REFUSING: usize = 64;
 
 /// A replica that keeps data of another history and does not follow.
@@ -67,7 +66,6 @@ pub struct Feeds {
     /// Number of links that began with a full sync; `by_log` counts those that needed the log only.
     pub(crate) by_files: AtomicU64,
     pub(crate) by_log: AtomicU64,
-    /// Replicas that refuse to follow, by address.
     refusing: Mutex<BTreeMap<(String, u16), Refusing>>,
     /// Number of full syncs forced by a diverged replica.
     pub(crate) refused_log: AtomicU64,
@@ -183,7 +181,6 @@ impl Feeds {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
 
-    /// Returns the announced address of the replica with this connection.
     pub(crate) fn address_of(&self, client: u64) -> Option<Master> {
         let all = self.all.lock();
         let fed = all.get(&client).filter(|fed| fed.port != 0)?;

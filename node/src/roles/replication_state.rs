@@ -99,7 +99,6 @@ pub struct Replication {
     announces: AtomicBool,
     /// Whether it stepped down for a replica.
     stepped_down: AtomicBool,
-    /// Sentinels that watch it.
     sentinels: Sentinels,
     /// Master that it followed before its promotion.
     replaces: Mutex<Option<Master>>,
@@ -395,12 +394,10 @@ impl Replication {
         self.sentinels.announcements(self.replaces.lock().take())
     }
 
-    /// Whether a Sentinel was heard within the last seconds.
     pub(crate) fn is_watched(&self) -> bool {
         self.sentinels.watch()
     }
 
-    /// Whether a Sentinel has named this node as the master since its last order.
     pub(crate) fn is_named(&self) -> bool {
         self.sentinels.have_named()
     }
@@ -427,7 +424,6 @@ impl Replication {
         is_missed && !self.announces.swap(true, SeqCst)
     }
 
-    /// Whether this master's log must begin a new term.
     pub(crate) fn renews(&self) -> bool {
         self.renews.load(SeqCst) && self.is_master()
     }

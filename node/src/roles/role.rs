@@ -70,7 +70,6 @@ pub struct Role {
     /// Whether there are other nodes: it had replicas, or it was a replica and is no longer
     /// `synced`.
     pub(crate) replicated: bool,
-    /// Highest configuration epoch of each group of Sentinels.
     pub(crate) sentinels: Vec<Epoch>,
     /// FAILOVER: offset up to which `master` must have the log. Set until it confirms that it took
     /// over.
@@ -81,7 +80,6 @@ pub struct Role {
     /// Number of promotions by which the log's next term must rise; 0 if the log is already a
     /// master's.
     pub(crate) promoting: u32,
-    /// Whether its history diverges from its master's.
     pub(crate) unfit: bool,
 }
 
@@ -175,7 +173,6 @@ impl Role {
         checked_file::read(dir, NAME, Role::decode, "remove it to begin as a master")
     }
 
-    /// Writes the role durably.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         checked_file::write(dir, NAME, &self.encode())
     }

@@ -46,7 +46,6 @@ struct Heard {
     at: Instant,
 }
 
-/// Sentinels heard recently.
 #[derive(Default)]
 pub(crate) struct Sentinels(Mutex<State>);
 
@@ -62,7 +61,6 @@ struct State {
 }
 
 impl Sentinels {
-    /// Records a hello.
     pub(crate) fn hear(&self, said: Sentinel<'_>) {
         let identity = said.identity.join(",");
         let group = said.group;
@@ -105,18 +103,15 @@ impl Sentinels {
         state.replaced.as_ref().is_some_and(|master| master.to_string() == address)
     }
 
-    /// Whether a Sentinel has named this node as the master since its last order.
     pub(crate) fn have_named(&self) -> bool {
         self.0.lock().has_named
     }
 
-    /// Number of Sentinels heard recently.
     pub(crate) fn count(&self) -> usize {
         let state = self.0.lock();
         state.heard.iter().filter(|heard| since(heard.at) <= HEARD_WITHIN).count()
     }
 
-    /// Whether a Sentinel was heard recently.
     pub(crate) fn watch(&self) -> bool {
         self.count() > 0
     }

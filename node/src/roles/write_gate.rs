@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::time::elapsed_ms;
 
-/// Reason why writes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Shut {
@@ -32,7 +31,6 @@ pub(crate) enum Shut {
     Leased,
 }
 
-/// The write gate; shut initially.
 pub(crate) struct Gate {
     shut: AtomicU8,
     began: Instant,
@@ -56,7 +54,6 @@ impl Gate {
         self.shut.store(shut as u8, SeqCst);
     }
 
-    /// Grants a lease from now on.
     pub(crate) fn lease(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.late_ms.store(0, SeqCst);
@@ -75,7 +72,6 @@ impl Gate {
         }
     }
 
-    /// Returns the error for writes, if they are refused.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         // Needs no further synchronization: a thread that shuts the gate waits for the turns that
@@ -86,7 +82,6 @@ impl Gate {
         }
     }
 
-    /// Returns the current state.
     pub(crate) fn shut(&self) -> Shut {
         match self.shut.load(SeqCst) {
             0 => Shut::No,

@@ -8,7 +8,6 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Interval of the ticks.
 const TICK: Duration = Duration::from_millis(50);
 /// Delay after which the worker counts as stopped.
 const STILL: Duration = Duration::from_millis(150);

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-/// Not blocked.
 const NOT: u8 = 0;
 const WAITS: u8 = 1;
 /// Unblocked by CLIENT UNBLOCK.

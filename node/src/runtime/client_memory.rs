@@ -27,7 +27,6 @@ impl Budget {
         self.judge(self.taken());
     }
 
-    /// Returns the limit, if any.
     pub(crate) fn most(&self) -> Option<usize> {
         Some(self.most.load(Relaxed)).filter(|most| *most > 0)
     }
@@ -81,7 +80,6 @@ impl Share {
         }
     }
 
-    /// Number of counted bytes.
     pub(crate) fn counted(&self) -> usize {
         self.counted.load(Relaxed)
     }

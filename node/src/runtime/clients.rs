@@ -120,7 +120,6 @@ pub struct Client {
     left_ms: AtomicU64,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
-    /// Whether the connection has ended.
     gone: AtomicBool,
     ended: Arc<Ended>,
 }
@@ -141,7 +140,6 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Resets all counts: CONFIG RESETSTAT.
     pub(crate) fn reset(&self) {
         for count in [
             &self.by_input,

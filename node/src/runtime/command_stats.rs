@@ -42,7 +42,6 @@ struct Cell {
 pub struct Calls {
     /// Cells by the index of the command among all commands and subcommands.
     cells: Box<[Cell]>,
-    /// Number of errors by code.
     errors: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -202,7 +201,6 @@ impl Sums {
         classes.push((f64::INFINITY, 0));
         for (class, count) in self.classes.iter().enumerate() {
             let end_s = end_of(class) as f64 / 1e9;
-            // Durations beyond the last class are counted in it.
             let end_s = if class == CLASSES - 1 { f64::INFINITY } else { end_s };
             if let Some(within) = classes.iter_mut().find(|within| end_s <= within.0) {
                 within.1 += count;

@@ -105,7 +105,6 @@ impl LongestTurns {
         now.max(self.0.lock().iter().copied().max()).unwrap_or(0)
     }
 
-    /// Returns the longest turn since the start.
     pub(crate) fn ever_us(workers: &[Tallies]) -> u64 {
         workers.iter().map(|worker| worker.longest_turn_us.load(Relaxed)).max().unwrap_or(0)
     }

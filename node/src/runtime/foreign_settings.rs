@@ -59,7 +59,6 @@ const IDLE: &[(&str, &str)] = &[
     ("zset-max-ziplist-value", "64"),
 ];
 
-/// Error of a setting that cannot change at run time.
 pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 
 /// Maximum output buffer in bytes; the value 0 (no limit) is replaced by it.
@@ -76,7 +75,6 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// Returns all idle settings.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
@@ -97,7 +95,6 @@ impl Idle {
     }
 }
 
-/// Returns the fixed settings with their values.
 pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     let every_s = config.durability.snapshot_every_s;
     let text = str::to_owned;
@@ -121,7 +118,6 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Returns why a fixed setting cannot have another value.
 pub(crate) fn why_fixed(name: &str) -> &'static str {
     match name {
         "appendonly" => "the log is always written; durability.fsync says when it is synced",

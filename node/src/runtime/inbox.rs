@@ -75,7 +75,6 @@ impl Inbox {
         true
     }
 
-    /// Bytes counted in the memory of all clients.
     pub(crate) fn counted(&self) -> usize {
         self.share.counted()
     }

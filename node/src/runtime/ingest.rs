@@ -92,7 +92,6 @@ pub struct Source {
     /// Timeout for the broker's answers, in seconds; 0 for the default.
     pub patience_s: AtomicU64,
     last_error: Mutex<String>,
-    /// Current problem of each partition.
     troubles: Mutex<BTreeMap<u32, String>>,
 }
 

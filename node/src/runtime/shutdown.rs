@@ -21,7 +21,6 @@ struct Shared {
     sleepers: (Mutex<()>, Condvar),
     /// Handler of signals to stop.
     leave: OnceLock<Box<Leave>>,
-    /// Handler of SIGHUP.
     reload: OnceLock<Box<Reload>>,
     /// Whether signals are handled: the server owns its process.
     has_signals: AtomicBool,
@@ -33,7 +32,6 @@ struct Shared {
     kept_open: Mutex<Vec<OwnedFd>>,
     /// Whether the data folder is released, so that such sockets close at once.
     is_folder_free: AtomicBool,
-    /// Last signal to stop, and its time.
     signalled: Mutex<Option<(&'static str, Instant)>>,
 }
 
@@ -144,7 +142,6 @@ impl Stop {
         !self.is_stopped() && self.0.saves.swap(false, Relaxed)
     }
 
-    /// Whether a stop was refused.
     pub(crate) fn is_warned(&self) -> bool {
         self.0.warned.load(Relaxed)
     }
@@ -218,7 +215,6 @@ impl Stop {
 
     /// Sets the handler of SIGHUP.
     pub fn on_reload(&self, reload: impl Fn() + Send + Sync + 'static) {
-        // Only the first handler is kept.
         let _ = self.0.reload.set(Box::new(reload));
     }
 
@@ -260,7 +256,6 @@ impl Stop {
         Ok(())
     }
 
-    /// Handles a signal to stop.
     fn stop_by(&self, name: &'static str) {
         let before = self.0.signalled.lock().replace((name, Instant::now()));
         let is_repeated =
@@ -281,12 +276,10 @@ impl Stop {
     }
 }
 
-/// Reaction to a signal.
 #[derive(Clone, Copy)]
 enum Act {
     /// Stops gracefully.
     Stop,
-    /// Reloads the certificates.
     Reload,
     /// Writes a log line.
     Say,

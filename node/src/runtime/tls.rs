@@ -85,11 +85,9 @@ pub(crate) struct Names {
     pub(crate) ca_file: &'static str,
 }
 
-/// Names in the configuration.
 const SETTINGS: Names =
     Names { cert_file: "tls.cert_file", key_file: "tls.key_file", ca_file: "tls.ca_file" };
 
-/// Returns the error for a file that cannot be read as PEM.
 fn bad_file(setting: &str, path: &str, error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("{setting}: cannot read '{path}': {error}"),
@@ -125,7 +123,6 @@ fn certificates(setting: &str, path: &str) -> Result<Vec<CertificateDer<'static>
     if all.is_empty() { Err(no_item(setting, path)) } else { Ok(all) }
 }
 
-/// Loads the authorities of a file.
 pub(crate) fn roots(setting: &str, path: &str) -> Result<Arc<RootCertStore>, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(setting, path)? {

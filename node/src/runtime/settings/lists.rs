@@ -5,7 +5,6 @@ use dataset::catalogue::is_same;
 use toml::{Table, Value};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, TableLike};
 
-/// Lists, and the keys of their entries.
 const LISTS: &[(&str, &[Key])] = &[
     ("counter", Counter::KEYS),
     ("existence", Existence::KEYS),

@@ -25,7 +25,6 @@ pub struct Settings {
     /// Serializes changes. Never held across a wait.
     changing: Mutex<()>,
     idle: Mutex<Idle>,
-    /// Held while the file is written.
     writing: Mutex<()>,
     version: AtomicU64,
 }

@@ -97,7 +97,6 @@ pub struct Tracker {
 /// Registry of all trackers.
 #[derive(Default)]
 pub struct Tracking {
-    /// Number of trackers.
     clients: Arc<AtomicUsize>,
     trackers: RwLock<HashMap<u64, Arc<Tracker>>>,
     last_number: AtomicU64,
@@ -113,7 +112,6 @@ pub struct Tracking {
     pub(crate) evicted: AtomicU64,
     /// Limit `max_tracked_keys`; 0 for none.
     most_items: AtomicUsize,
-    /// Limit `max_push_buffer_bytes`.
     most_push_bytes: AtomicUsize,
 }
 
@@ -126,7 +124,6 @@ struct Changes {
     taken: Vec<Taken>,
     /// Changed places, for broadcasts.
     places: Vec<Place>,
-    /// Whether all keys may have changed.
     all: bool,
 }
 
@@ -185,7 +182,6 @@ pub fn write_all(client: &Client, out: &mut Vec<u8>) {
 }
 
 impl Tracking {
-    /// Applies the configured limits.
     pub(crate) fn configure(&self, config: &Config) {
         self.most_items.store(config.server.max_tracked_keys, Relaxed);
         self.most_push_bytes.store(config.server.max_push_buffer_bytes, Relaxed);
@@ -197,7 +193,6 @@ impl Tracking {
         self.clients.load(Relaxed) != 0
     }
 
-    /// Number of tracking clients.
     pub(crate) fn clients(&self) -> usize {
         self.clients.load(Relaxed)
     }
@@ -314,8 +309,6 @@ impl Tracking {
         true
     }
 
-    // --- changes ---
-
     /// Starts collecting the changes of a command or a record.
     pub fn begin(&self, client: Option<&Client>, tracker: Option<&Tracker>) {
         let changes = Changes {
@@ -348,12 +341,10 @@ impl Tracking {
         alone.into_iter().for_each(|changes| _ = self.send(&changes, engines));
     }
 
-    /// Returns a listener for a data set.
     pub(crate) fn listener(self: &Arc<Tracking>) -> Listener {
         Listener::new(self.clients.clone(), self.clone())
     }
 
-    /// Handles a change of a place.
     #[cold]
     pub(crate) fn changed(&self, engines: &Engines, place: Place) {
         let taken = self.table.take(place);
@@ -468,8 +459,6 @@ impl Tracking {
         let hears = protocol == Protocol::Resp3 || target.listens();
         hears && push(&target, message.bytes(protocol))
     }
-
-    // --- maintenance ---
 
     /// Maintains the table. Notifies readers of ids below a new horizon, removes entries of former
     /// trackers, and enforces the limit. Called by the maintenance thread.

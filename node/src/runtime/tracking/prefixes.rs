@@ -12,7 +12,6 @@ pub const MAX_PREFIX: usize = crate::runtime::pubsub::MAX_PATTERN;
 /// Trackers with a prefix, and the keys that match it.
 type Matches<'p, 'n> = (&'p BTreeSet<u64>, Vec<&'n [u8]>);
 
-/// All prefixes with their trackers.
 #[derive(Default)]
 pub(crate) struct Prefixes {
     trackers: BTreeMap<Box<[u8]>, BTreeSet<u64>>,

@@ -21,7 +21,6 @@ const ALLOCATION: usize = 16;
 /// Spaces whose changes make a key stale.
 pub type Spaces = SmallVec<[u32; 4]>;
 
-/// A key that was read.
 struct Key {
     text: Box<[u8]>,
     spaces: Spaces,
@@ -40,7 +39,6 @@ impl Key {
     }
 }
 
-/// Keys of one id.
 struct OfId {
     id: u64,
     keys: Vec<Key>,
@@ -160,10 +158,8 @@ pub(crate) struct Taken {
     pub(crate) is_evicted: bool,
 }
 
-/// The tracking table.
 pub(crate) struct Table {
     shards: Box<[Mutex<Shard>]>,
-    /// Number of entries in all shards.
     items: AtomicUsize,
 }
 
