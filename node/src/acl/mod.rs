@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use user::{MAX_RULES_BYTES, digest};
 
-/// User of a connection until it authenticates as another one.
+/// User of connections before authentication.
 pub use crate::runtime::clients::DEFAULT_USER as DEFAULT;
 /// Maximum length of a user's name, in bytes.
 const MAX_WORD: usize = 1024;

@@ -1,8 +1,8 @@
 //! Blocking client with pipelining, for the import and the demo.
 //!
-//! Redis-protocol decodes the replies, as this is not a hot path. At most [`Client::IN_FLIGHT`]
-//! commands are pending, so that the socket buffers of both sides never fill up while both sides
-//! write.
+//! The crate redis-protocol decodes the replies, as this is not a hot path. At most
+//! [`Client::IN_FLIGHT`] commands are pending, so that the socket buffers of both sides never fill
+//! up while both sides write.
 
 use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;

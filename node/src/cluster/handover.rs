@@ -6,8 +6,8 @@
 //! 1. The master asks all nodes whether they know another topology of its version, or a later one.
 //!    It asks the replicas that will get slots whether they accept the next topology and can write
 //!    it to disk. They must be in sync. Nothing has changed yet, nor if the second step fails.
-//! 2. Writes are paused until these replicas have the whole log, and then until the end. The pause
-//!    has no timeout, since a write after it could be lost.
+//! 2. Writes are paused until these replicas have the whole log, and then until the end. No
+//!    timeout ends the pause early, since a write accepted then could be lost.
 //! 3. All requests are paused. The master adopts the next topology durably. From now on it never
 //!    serves these slots again.
 //! 4. Its other replicas receive the topology, if reachable, so that none of them is promoted with

@@ -26,9 +26,9 @@ const TRIM_EVERY: Duration = Duration::from_secs(60);
 /// Delay after a failed scheduled backup.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Prefix of the names of scheduled backups.
+/// Name prefix of scheduled backups.
 const AUTO: &str = "auto-";
-/// Prefix of the names of BACKUP TO without a name.
+/// Name prefix of backups that BACKUP TO makes without a name.
 const MANUAL: &str = "backup-";
 
 /// Returns the folder that the argument of BACKUP TO names. It is always below `backup.dir`.

@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Error code of a replica that has not taken over and will not, whatever it was asked before.
+/// Error code of a replica that has not taken over and rejects all requests so far.
 pub const NO: &str = "NOFAILOVER";
 /// Error codes of replicas that may accept a later request.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];

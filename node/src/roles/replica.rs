@@ -263,7 +263,7 @@ pub async fn follow(
 }
 
 /// Links to the master again and again.
-// Long: a loop whose steps each may end it.
+// Long: one loop; any of its steps may end it.
 async fn keep_up(
     host: &Host,
     here: &mut Here,
@@ -688,7 +688,7 @@ pub(crate) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Waits until this node must take over, and either clients know or waiting longer is useless.
+/// Waits until this node must take over, and then until clients know it or the wait times out.
 async fn takes_over(node: &Node) {
     node.replication.takes_over().await;
     let began = now();

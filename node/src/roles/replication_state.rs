@@ -1,4 +1,4 @@
-//! What a node knows of its role, its master and its replicas, and whether it takes writes.
+//! Replication state of a node: its role, its master, its replicas, and whether it accepts writes.
 //!
 //! The role is on disk before any client or thread sees it. The disk may be slow, so a worker never
 //! changes the role (`Call::answer_later`), and readers never wait. The gate is one atomic: it is
@@ -374,7 +374,7 @@ impl Replication {
         self.announces.store(!is_ordered, SeqCst);
     }
 
-    /// Notes that this master has stepped down for a replica.
+    /// Records that this master has stepped down for a replica.
     pub(crate) fn note_stepped_down(&self) {
         self.stepped_down.store(true, SeqCst);
     }
@@ -433,7 +433,7 @@ impl Replication {
         self.role.load().forced
     }
 
-    /// Notes that the log is now a master's or a replica's. Returns false if the role has changed
+    /// Records that the log is now a master's or a replica's. Returns false if the role has changed
     /// since, so that the log does not match it.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
@@ -464,7 +464,7 @@ impl Replication {
         self.settled.load(SeqCst)
     }
 
-    /// Notes that the replica has caught up with its master, which completes a FAILOVER to it.
+    /// Records that the replica has caught up with its master, which completes a FAILOVER to it.
     pub(crate) fn synced(&self, config: &Config) {
         self.unmet.store(false, SeqCst);
         self.note(config, |role| {
@@ -479,7 +479,7 @@ impl Replication {
         });
     }
 
-    /// Notes that a full sync is complete. The replica may be promoted even if the master is lost
+    /// Records that a full sync is complete. The replica may be promoted even if the master is lost
     /// now.
     pub(crate) fn is_whole(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
@@ -521,19 +521,19 @@ impl Replication {
         self.role.load().promoting
     }
 
-    /// Notes that the log has a new term.
+    /// Records that the log has a new term.
     pub(crate) fn renewed(&self) {
         self.renews.store(false, SeqCst);
     }
 
-    /// Notes that the log is a master's.
+    /// Records that the log is a master's.
     pub(crate) fn promoted(&self, config: &Config) {
         self.note(config, |role| {
             (role.promoting > 0 && !self.renews()).then(|| Role { promoting: 0, ..role.clone() })
         });
     }
 
-    /// Notes that the replica discards its data for its master's. Durable when this returns.
+    /// Records that the replica discards its data for its master's. Durable when this returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
@@ -541,7 +541,7 @@ impl Replication {
         self.change(config, gives_up, || ()).map(|_| ())
     }
 
-    /// Notes that the replica's history diverges from its master's. Only an operator may promote
+    /// Records that the replica's history diverges from its master's. Only an operator may promote
     /// it, also after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {

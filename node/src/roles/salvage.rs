@@ -79,7 +79,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     match made() {
         Ok(()) => Ok(Some(kept)),
         Err(error) => {
-            // Frees the space, which may be what was missing.
+            // Frees the space; the disk may be full.
             let _ = std::fs::remove_dir_all(&unfinished);
             Err(io(error))
         }

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// User of connections that have not authenticated as another one.
+/// User of connections before authentication.
 pub const DEFAULT_USER: &str = "default";
 
 /// Names of a client and its library.
