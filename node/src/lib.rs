@@ -1,11 +1,9 @@
-//! One node of the service, without its clients' sockets: its settings, the facts of its commands,
-//! its users, its role, and what is measured of it.
+//! One node of the service without its sockets and command handlers, which are in `server`:
+//! settings, command specifications, users, roles and metrics.
 //!
 //! ```text
 //!   metrics -> roles -> acl, cluster -> runtime, client -> command, config
 //! ```
-//!
-//! No handler of a command is here, and no socket of a client: `server` brings both.
 #![forbid(unsafe_code)]
 
 pub mod acl;

@@ -1,10 +1,9 @@
-//! Categories of commands: Redis's, as its own commands are in them, and one for each family of
-//! ours.
+//! ACL categories of commands: those of Redis, and one for each family of Tidemark's own commands.
 
 use crate::command::spec::{Spec, flag};
 
-/// All categories, in the order of ACL CAT. Redis's that have no command here stay, so that rules
-/// written for Redis can be read.
+/// All categories, in the order of ACL CAT. Includes Redis's categories without commands here, so
+/// that rules written for Redis are accepted.
 pub const CATEGORIES: [&str; 27] = [
     "keyspace",
     "read",
@@ -27,7 +26,7 @@ pub const CATEGORIES: [&str; 27] = [
     "connection",
     "transaction",
     "scripting",
-    // Redis 8 has these two as well.
+    // Categories of Redis 8.
     "bloom",
     "cuckoo",
     "feed",
@@ -36,11 +35,11 @@ pub const CATEGORIES: [&str; 27] = [
     "schema",
 ];
 
-/// The categories of a command.
+/// Returns the categories of a command.
 pub fn of(spec: &Spec) -> Vec<&'static str> {
     let mut all = Vec::with_capacity(4);
     all.extend(match spec.group {
-        // Redis's group of what waits, but not its category.
+        // In Redis WAIT is in the group "generic" but not in the category "keyspace".
         "generic" if spec.name.starts_with("wait") => None,
         "generic" => Some("keyspace"),
         "transactions" => Some("transaction"),

@@ -1,23 +1,23 @@
-//! ACL LOG: what was refused to whom, the newest first; what repeats within a minute is counted.
+//! ACL LOG: refusals, newest first. Equal refusals within a minute share an entry.
 
 use dataset::clock::unix_us;
 use std::collections::VecDeque;
 
-/// Why something was refused.
+/// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A wrong password.
+    /// Wrong password.
     Auth,
-    /// A command that the user may not run.
+    /// Command without permission.
     Command,
-    /// A key that the user may not touch so.
+    /// Key without the required permission.
     Key,
-    /// A channel that the user may not use.
+    /// Channel without permission.
     Channel,
 }
 
 impl Reason {
-    /// As ACL LOG calls it.
+    /// Returns the name in ACL LOG.
     pub fn name(self) -> &'static str {
         match self {
             Reason::Auth => "auth",
@@ -28,29 +28,29 @@ impl Reason {
     }
 }
 
-/// One kind of refusal.
+/// A refusal and its repetitions.
 pub struct Entry {
-    /// No other entry ever has this number.
+    /// Unique number.
     pub number: u64,
     pub count: u64,
     pub reason: Reason,
     pub object: Vec<u8>,
     pub user: Vec<u8>,
-    /// What CLIENT INFO says of the last one it was refused to.
+    /// CLIENT INFO of the last client.
     pub client: Vec<u8>,
     pub first_us: u64,
     pub last_us: u64,
 }
 
-/// Entries that are counted together lie so many microseconds apart at most.
+/// Maximum age of an entry to which a repetition is added, in microseconds.
 const TOGETHER_US: u64 = 60_000_000;
-/// Bytes of an object or a name that are kept.
+/// Maximum stored bytes of an object or a name.
 const KEPT_BYTES: usize = 128;
 
-/// The log.
+/// Refusals, newest first.
 pub struct Log {
     entries: VecDeque<Entry>,
-    /// `security.acl_log_entries`.
+    /// Maximum number of entries: `security.acl_log_entries`.
     pub(crate) most: usize,
     last_number: u64,
 }
@@ -62,7 +62,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Adds a refusal, or counts it with the same one of a short while ago.
+    /// Adds a refusal, or increments the count of an equal recent one.
     pub fn note(&mut self, reason: Reason, object: &[u8], user: &[u8], client: Vec<u8>) {
         let cut = |text: &[u8]| text[..text.len().min(KEPT_BYTES)].to_vec();
         let (object, user, now) = (cut(object), cut(user), unix_us());
@@ -72,7 +72,7 @@ impl Log {
                 && e.user == user
                 && now.saturating_sub(e.first_us) < TOGETHER_US
         };
-        // As many as Redis looks at.
+        // Redis compares the same number of entries.
         let known =
             self.entries.iter().take(10).position(same).and_then(|at| self.entries.remove(at));
         let entry = match known {
@@ -96,12 +96,12 @@ impl Log {
         self.entries.truncate(self.most);
     }
 
-    /// Forgets all of them: ACL LOG RESET.
+    /// Removes all entries: ACL LOG RESET.
     pub fn clear(&mut self) {
         self.entries.clear();
     }
 
-    /// The newest ones.
+    /// Returns the newest entries.
     pub fn newest(&self, most: usize) -> impl ExactSizeIterator<Item = &Entry> {
         self.entries.iter().take(most)
     }

@@ -1,19 +1,19 @@
-//! Users and their rights, in Redis's terms (ACL).
+//! Access control lists: users and their permissions, as in Redis.
 //!
-//! A user has passwords (kept as SHA-256 only) and *selectors*, each a set of commands with
-//! patterns of keys, spaces and channels that they may touch; a request is allowed if one selector
-//! allows all of it. What a request touches comes from the command table and nowhere else: its key
-//! arguments, the space, view or action that it names, its channels.
+//! A user has passwords, stored as SHA-256 digests, and *selectors*. A selector is a set of
+//! commands with patterns of keys, spaces and channels. A request is allowed if one selector allows
+//! all of it. The command table alone determines what a request touches: its key arguments, the
+//! space, view or action that it names, and its channels.
 //!
-//! `$home` is ours: the space, view or action named so, for our own commands, which have no keys
-//! (`CNT.GET post 17`). `$post` allows the keys of the space post, too (`HGETALL post:17`). A user
-//! with all keys (`~*`) may use everything.
+//! `$home` extends Redis: it allows the space, view or action `home` in commands without keys
+//! (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL post:17`). A user
+//! with all keys (`~*`) may use every space.
 //!
-//! Rules may name commands that Redis has and this server lacks (`redis_names`).
+//! Rules may name commands of Redis that do not exist here (`redis_names`).
 //!
-//! A connection holds its user ([`Access`]); when users change it takes the new one before its next
-//! request. The user `default` as it is at first may do everything, and then a request costs one
-//! test of a flag.
+//! A connection caches its user ([`Access`]) and reloads it before the next request when users
+//! change. The initial user `default` has all permissions; its requests are checked by a single
+//! flag.
 
 mod category;
 mod log;
@@ -42,23 +42,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use user::{MAX_RULES_BYTES, digest};
 
-/// The user that a connection has until it logs in as another.
+/// User of connections before authentication.
 pub use crate::runtime::clients::DEFAULT_USER as DEFAULT;
-/// Most bytes of a user's name, and of one rule.
+/// Maximum length of a user's name, in bytes.
 const MAX_WORD: usize = 1024;
 
 type Users = BTreeMap<String, Arc<User>>;
 
-/// All users, and what was refused.
+/// All users, and the log of refusals.
 pub struct Acl {
     users: ArcSwap<Users>,
     /// Held while users are changed.
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
-    /// What was refused: ACL LOG.
+    /// Refusals: ACL LOG.
     pub log: Mutex<Log>,
-    /// Refusals, by [`Reason`].
+    /// Number of refusals by [`Reason`].
     pub refused: [AtomicU64; 4],
 }
 
@@ -77,14 +77,14 @@ impl Default for Acl {
     }
 }
 
-/// Redis's word for users that live in no file of their own.
+/// Redis's error of ACL LOAD and ACL SAVE without an ACL file.
 const NO_FILE: &str = "This Redis instance is not configured to use an ACL file. You may want to \
                        specify users via the ACL SETUSER command and then issue a CONFIG REWRITE \
                        (assuming you have a Redis configuration file set) in order to store users \
                        in the Redis configuration.";
 
 impl Acl {
-    /// Takes over what the configuration says of users: at the start, before a client can connect.
+    /// Loads the users of the configuration, before the first client connects.
     pub fn configure(&self, security: &Security) -> Result<(), String> {
         let mut denied = Commands::none();
         for name in &security.deny_commands {
@@ -108,23 +108,22 @@ impl Acl {
         Ok(())
     }
 
-    /// The user of this name.
+    /// Returns the user with this name.
     pub fn get(&self, name: &str) -> Option<Arc<User>> {
         self.users.load().get(name).cloned()
     }
 
-    /// Whether every client is the user default without a password.
+    /// Whether clients need no password.
     pub fn is_open(&self) -> bool {
         self.get(DEFAULT).is_some_and(|user| user.needs_no_login())
     }
 
-    /// All, by name.
+    /// Returns all users, by name.
     pub fn all(&self) -> Vec<Arc<User>> {
         self.users.load().values().cloned().collect()
     }
 
-    /// The users as a configuration file has them. The user default is left out where it is what
-    /// `security.password` makes of it.
+    /// Returns the users as lines of a configuration file, without those that are there by default.
     pub fn lines(&self, security: &Security) -> Vec<String> {
         let plain = fresh(security);
         let differs =
@@ -132,7 +131,7 @@ impl Acl {
         self.users.load().values().filter(|user| differs(user)).map(|user| user.line()).collect()
     }
 
-    /// Changes the users: `change` edits a copy. The caller is to tell the connections
+    /// Changes a copy of the users and publishes it. The caller must notify the connections
     /// ([`crate::runtime::settings::Settings::touch`]).
     fn change<T>(&self, change: impl FnOnce(&mut Users) -> Result<T, String>) -> Result<T, String> {
         let _one = self.changing.lock();
@@ -142,7 +141,7 @@ impl Acl {
         Ok(done)
     }
 
-    /// ACL SETUSER: makes or changes a user, by all of the rules or none.
+    /// ACL SETUSER: creates or changes a user. Applies all rules or none.
     pub fn set_user(&self, name: &str, rules: &[&str], most: usize) -> Result<(), String> {
         self.change(|users| {
             let known = users.get(name);
@@ -155,8 +154,8 @@ impl Acl {
         })
     }
 
-    /// Spaces have other names: rules that name one by its whole name follow, in each user.
-    /// `stays`: whether a view or an action has the old name. Whether there was any such rule.
+    /// Updates rules that name a renamed space exactly. `stays` tells whether a view or action has
+    /// the old name. Returns whether any user changed.
     pub(crate) fn follow_renames(
         &self,
         renamed: &[(String, String)],
@@ -177,14 +176,14 @@ impl Acl {
         changed.unwrap_or(false)
     }
 
-    /// `security.password` has a new value.
     pub(crate) fn set_default_password(&self, password: &str) -> Result<(), String> {
         let rule = format!(">{password}");
         let rules: &[&str] = if password.is_empty() { &["nopass"] } else { &["resetpass", &rule] };
         self.set_user(DEFAULT, rules, usize::MAX)
     }
 
-    /// ACL DELUSER: how many of them there were. Their connections are to be closed.
+    /// ACL DELUSER: deletes users and returns their number. The caller must close their
+    /// connections.
     pub fn delete(&self, names: &[&str]) -> Result<usize, String> {
         self.change(|users| {
             if names.contains(&DEFAULT) {
@@ -194,7 +193,7 @@ impl Acl {
         })
     }
 
-    /// ACL LOAD: all users of the file, or, if one of them is wrong, none.
+    /// ACL LOAD: replaces all users by those of the file; no effect if the file has an error.
     pub fn load(&self, security: &Security) -> Result<(), String> {
         if security.acl_file.is_empty() {
             return Err(NO_FILE.to_owned());
@@ -206,7 +205,7 @@ impl Acl {
         })
     }
 
-    /// ACL SAVE: when it returns the file is safe on the disk.
+    /// ACL SAVE: writes the users to the file, durably.
     pub fn save(&self, security: &Security) -> Result<(), String> {
         if security.acl_file.is_empty() {
             return Err(NO_FILE.to_owned());
@@ -221,8 +220,8 @@ impl Acl {
         })
     }
 
-    /// The command of this request that `security.deny_commands` names, if there is one: its own,
-    /// or the one that an option runs.
+    /// Returns the command of this request that `security.deny_commands` denies, if any: the
+    /// command itself, or one that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
         let also = request.also_runs().map(|(number, _)| number).filter(|n| denied.has(*n));
@@ -232,7 +231,7 @@ impl Acl {
             .or_else(|| also.map(crate::command::table::name_of_bit))
     }
 
-    /// ACL DRYRUN: why this user's request would be refused, if it would.
+    /// ACL DRYRUN: returns why the user's request would be refused, or `None`.
     pub fn dry_run(
         &self,
         user: &User,
@@ -247,14 +246,15 @@ impl Acl {
         Some(format!("This user has no permissions to {}", denied.dry_words(request)))
     }
 
-    /// The user, if the password is right. Takes as long for an unknown one.
+    /// Returns the user if the password is correct. The time does not reveal whether the user
+    /// exists.
     pub fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
         let right = user.as_deref().unwrap_or(&User::without_rights()).accepts(&digest(password));
         user.filter(|_| right)
     }
 
-    /// Notes a refusal.
+    /// Records a refusal.
     pub fn note(&self, reason: Reason, object: &[u8], user: &[u8], client: &Client) {
         self.refused[reason as usize].fetch_add(1, Relaxed);
         let mut info = Vec::new();
@@ -263,12 +263,11 @@ impl Acl {
     }
 }
 
-/// Why a command in `security.deny_commands` is refused.
 fn not_allowed(name: &str) -> String {
     format!("{name} command not allowed: the configuration denies it to all users")
 }
 
-/// The users of a server whose configuration names none.
+/// Returns the users of an empty configuration.
 fn fresh(security: &Security) -> Users {
     let mut user = User::default_user();
     if !security.password.is_empty() {
@@ -292,7 +291,7 @@ fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User
     Ok(user)
 }
 
-/// One user of a file: the name, then rules.
+/// Adds the user of one line: a name, followed by rules.
 fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), String> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next().ok_or("a name is missing")?;
@@ -300,7 +299,7 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
         return Err(format!("too many users: security.max_users is {}", security.max_users));
     }
     let rules: Vec<&str> = words.collect();
-    // A line says all of a user: it does not add to what the default one is at first.
+    // The line is complete: its rules do not extend those of the initial default user.
     let user = changed(None, name, &rules)?;
     let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_as_made());
     if users.insert(name.to_owned(), Arc::new(user)).is_some() && !made_here {
@@ -309,7 +308,7 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
     Ok(())
 }
 
-/// The text of a file of users: lines `user name rules`, empty ones, and comments.
+/// Parses an ACL file: lines `user name rules`, empty lines, and comments.
 pub fn parse_file(text: &str, security: &Security) -> Result<BTreeMap<String, Arc<User>>, String> {
     let mut users = fresh(security);
     let mut errors = String::new();
@@ -342,38 +341,38 @@ fn read_file(security: &Security) -> Result<Users, String> {
     parse_file(&text, security)
 }
 
-/// What a connection may do.
+/// Permissions of a connection.
 pub struct Access {
-    /// `None` until it has logged in.
+    /// User; `None` before authentication.
     pub user: Option<Arc<User>>,
-    /// It may do everything: nothing else needs to be asked.
+    /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,
-    /// At the last look its user had lost a rule about channels.
+    /// Whether the last reload removed a channel rule of the user.
     pub hears_less: bool,
-    /// The settings' version when this was found out.
+    /// Version of the settings at the last reload.
     pub version: u64,
 }
 
 impl Access {
-    /// What a new connection may do.
+    /// Creates the permissions of a new connection.
     pub fn new(acl: &Acl, version: u64) -> Access {
         let mut access = Access { user: None, free: false, hears_less: false, version };
         access.enter(acl, acl.get(DEFAULT).filter(|user| user.needs_no_login()));
         access
     }
 
-    /// It is this user from now on.
+    /// Sets the user.
     pub fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
         self.free =
             user.as_ref().is_some_and(|u| u.may_everything()) && acl.denied.load().is_empty();
         self.user = user;
     }
 
-    /// Users have changed. False: its own is no more.
+    /// Reloads the user after a change. Returns false if the user was deleted.
     pub fn look_again(&mut self, acl: &Acl) -> bool {
         let known = match &self.user {
             Some(user) => acl.get(user.name()),
-            // A password that was taken away is not asked for any more.
+            // The default user may no longer need a password.
             None => acl.get(DEFAULT).filter(|user| user.needs_no_login()),
         };
         let lost = self.user.is_some() && known.is_none();
@@ -385,7 +384,7 @@ impl Access {
         !lost
     }
 
-    /// Whether a request would be executed; nothing is noted.
+    /// Whether a request is allowed; records nothing.
     #[cold]
     pub fn allows(&self, acl: &Acl, engines: Option<&Engines>, request: &Request<'_>) -> bool {
         let may = |user: &Arc<User>| user.check(request, engines).is_ok();
@@ -394,7 +393,7 @@ impl Access {
             || (self.user.as_ref().is_some_and(may) && acl.denied_to_all(request).is_none())
     }
 
-    /// Whether a request may be executed; if not, that is noted.
+    /// Checks a request, and records a refusal.
     #[cold]
     pub fn check(
         &self,

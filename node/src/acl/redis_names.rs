@@ -1,14 +1,14 @@
-//! The names that rules of users may use although no command here has them: those of Redis 8, of
-//! its subcommands, of the modules that come with it, and of their categories.
+//! Names of Redis 8 that ACL rules may use although the commands do not exist here: commands,
+//! subcommands, commands of bundled modules, and their categories.
 //!
-//! A rule written for Redis (`-eval`, `-script|load`, `-@search`) is accepted and kept as it
-//! stands, so that users and ACL files can be brought over; where the command does not exist it
-//! changes nothing. A name that Redis does not know either is refused.
+//! Rules written for Redis (`-eval`, `-script|load`, `-@search`) are accepted and stored unchanged,
+//! so that users and ACL files can be migrated. They have no effect here. A name that Redis does
+//! not know either is refused.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Categories of modules' commands. Those for which commands exist here are in
+/// Categories of module commands. Those with commands here are in
 /// [`CATEGORIES`](crate::acl::CATEGORIES).
 pub const MODULE_CATEGORIES: [&str; 6] = ["search", "tdigest", "cms", "topk", "timeseries", "json"];
 
@@ -64,7 +64,7 @@ zremrangebyscore zrevrange zrevrangebylex zrevrangebyscore zrevrank zscan zscore
 zunionstore
 ";
 
-/// Commands of the modules of Redis 8.
+/// Commands of Redis 8's modules.
 const MODULE_NAMES: &str = "
 bf.add bf.card bf.debug bf.exists bf.info bf.insert bf.loadchunk bf.madd bf.mexists
 bf.reserve bf.scandump cf.add cf.addnx cf.compact cf.count cf.debug cf.del cf.exists cf.info
@@ -90,17 +90,15 @@ ft.cursor|read
 static KNOWN: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     NAMES.split_ascii_whitespace().chain(MODULE_NAMES.split_ascii_whitespace()).collect()
 });
-/// Those of them that have subcommands.
 static CONTAINERS: LazyLock<HashSet<&str>> =
     LazyLock::new(|| KNOWN.iter().filter_map(|name| Some(name.split_once('|')?.0)).collect());
 
-/// Whether Redis has a command, or a subcommand, of this name (in lower case).
+/// Whether Redis has this command or subcommand (in lower case).
 pub(super) fn is_known(name: &str) -> bool {
     KNOWN.contains(name)
 }
 
-/// Whether Redis has a command of this name whose first argument may be anything: it has no
-/// subcommands.
+/// Whether Redis has a command of this name without subcommands, whose first argument is arbitrary.
 pub(super) fn takes_first_arg(name: &str) -> bool {
     is_known(name) && !CONTAINERS.contains(name)
 }

@@ -1,5 +1,4 @@
-//! A selector: commands, and what they may touch. A bit per command and subcommand; globs for keys,
-//! names and channels.
+//! ACL selector: a bit for each command and subcommand, and globs for keys, names and channels.
 
 use crate::acl::category::{CATEGORIES, of as categories};
 use crate::acl::redis_names;
@@ -16,18 +15,18 @@ use resp::Args;
 use std::cell::LazyCell;
 use std::fmt::Write as _;
 
-/// A request, as far as permissions go.
+/// A request to be checked.
 pub struct Request<'a> {
-    /// Of which command.
+    /// Command.
     pub spec: &'static Spec,
-    /// The command's number among all commands and subcommands ([`table::bit_of`]).
+    /// Index among all commands and subcommands ([`table::bit_of`]).
     pub number: usize,
-    /// The whole request.
+    /// All arguments.
     pub args: Args<'a>,
 }
 
 impl Request<'_> {
-    /// AUTH and its like, which cannot be denied.
+    /// Whether every client may send it, such as AUTH.
     pub(super) fn applies_to_all_users(&self) -> bool {
         self.spec.has(flag::NO_AUTH)
     }
@@ -36,23 +35,23 @@ impl Request<'_> {
         self.spec.name
     }
 
-    /// The number of the command that an option of this request runs as well, and the position of
-    /// what would be its first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. Its
-    /// permission is needed in addition to the request's own.
+    /// Returns the index of a command that an option runs in addition, and the position of its
+    /// first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. It needs its own
+    /// permission.
     pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
         let action = self.spec.mark(self.args)?;
         Some((table::numbers_named(ACT).start, action))
     }
 }
 
-/// The command that `FEED.GET ... MARK` runs.
+/// Command that `FEED.GET ... MARK` runs.
 const ACT: &str = "feed.act";
 
-/// What of a request is not allowed; the position of the argument.
+/// Denied part of a request; the number is the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Denied {
     Command,
-    /// The command that an option runs ([`Request::also_runs`]).
+    /// A command that an option runs ([`Request::also_runs`]).
     Option,
     Key(usize),
     /// A space, view or action.
@@ -61,7 +60,7 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// As Redis's error says it.
+    /// Returns the text of Redis's NOPERM error.
     pub(super) fn words(self, request: &Request<'_>) -> String {
         match self {
             Denied::Command => format!("run the '{}' command", request.name()),
@@ -74,7 +73,7 @@ impl Denied {
         }
     }
 
-    /// What ACL LOG shows: the command, or the argument.
+    /// Returns the object for ACL LOG: the command or the argument.
     pub(super) fn object<'a>(self, request: &Request<'a>) -> &'a [u8] {
         match self {
             Denied::Command => request.name().as_bytes(),
@@ -83,7 +82,7 @@ impl Denied {
         }
     }
 
-    /// As ACL DRYRUN says it.
+    /// Returns the text for ACL DRYRUN.
     pub(crate) fn dry_words(self, request: &Request<'_>) -> String {
         let object = |at| String::from_utf8_lossy(request.args.at(at)).into_owned();
         match self {
@@ -95,13 +94,11 @@ impl Denied {
     }
 }
 
-/// A set of commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Commands {
     bits: Box<[u64]>,
 }
 
-/// Why a rule about commands is none.
 const UNKNOWN: &str = "Unknown command or category name in ACL";
 
 impl Commands {
@@ -127,8 +124,8 @@ impl Commands {
         if on { *word |= bit } else { *word &= !bit }
     }
 
-    /// Switches a command with its subcommands, a subcommand (`config|get`), or a category
-    /// (`@read`). A name that only Redis has changes nothing.
+    /// Sets or clears a command with its subcommands, a subcommand (`config|get`), or a category
+    /// (`@read`). Ignores names that only Redis has.
     pub(super) fn set_named(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
         if let Some(category) = name.strip_prefix('@') {
             let category = category.to_ascii_lowercase();
@@ -165,7 +162,7 @@ impl Commands {
     }
 }
 
-/// A glob and what it allows.
+/// A glob with its permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     glob: String,
@@ -174,7 +171,7 @@ struct Pattern {
 }
 
 impl Pattern {
-    /// Adds it to a list. As in Redis, `%R~a %W~a` is `~a`.
+    /// Adds the pattern to a list and merges equal globs. As in Redis, `%R~a %W~a` equals `~a`.
     fn grant(self, list: &mut Vec<Pattern>) {
         match list.iter_mut().find(|known| known.glob == self.glob) {
             Some(known) => {
@@ -185,7 +182,8 @@ impl Pattern {
         }
     }
 
-    /// `needs`: whether it is read, and whether it is changed.
+    /// Whether the pattern allows `text`. `needs` returns whether it is read and whether it is
+    /// written.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
         glob::matches(self.glob.as_bytes(), text, false)
@@ -201,16 +199,16 @@ impl Pattern {
     }
 }
 
-/// Commands, with what they may touch. A request is allowed if one of a user's selectors allows it.
+/// A set of commands with the keys, names and channels that they may touch.
 #[derive(Clone, Debug)]
 pub struct Selector {
     commands: Commands,
-    /// All commands, later ones too, but for the rules that follow.
+    /// Whether the rules start from all commands, including future ones, instead of none.
     all_commands: bool,
-    /// Of commands that are not in `commands`: first arguments, in lower case, with which they are
-    /// allowed all the same (`+select|0`).
+    /// First arguments, in lower case, that are allowed for a command that is not in `commands`
+    /// (`+select|0`).
     first_args: Vec<(usize, String)>,
-    /// The rules that lead to `commands`, as they were given, without those that later ones undid.
+    /// Rules that produced `commands`, without overridden ones.
     rules: Vec<String>,
     all_keys: bool,
     keys: Vec<Pattern>,
@@ -227,7 +225,6 @@ const AFTER_ALL_CHANNELS: &str = "Adding a pattern after the * pattern (or the '
                                   to start with an empty list of channels";
 
 impl Selector {
-    /// Allows nothing.
     pub(super) fn new() -> Selector {
         Selector {
             commands: Commands::none(),
@@ -246,7 +243,6 @@ impl Selector {
         self.all_commands && self.rules.is_empty() && self.all_keys && self.all_channels
     }
 
-    /// Applies one rule.
     pub(super) fn apply(&mut self, rule: &str) -> Result<(), &'static str> {
         let lower = rule.to_ascii_lowercase();
         match lower.as_str() {
@@ -285,16 +281,16 @@ impl Selector {
         Ok(())
     }
 
-    /// `+name` or `-name`, in lower case.
+    /// Applies `+name` or `-name`; `name` is in lower case.
     fn switch(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
-        // A command, or one of its subcommands, that exists here.
+        // A command or subcommand that exists here.
         let is_ours = |name: &str| !table::numbers_named(name).is_empty();
         let first_arg = name
             .split_once('|')
             .filter(|(_, arg)| !name.starts_with('@') && !is_ours(name) && !arg.contains('|'));
         let Some((command, arg)) = first_arg else {
             self.commands.set_named(name, on)?;
-            // What allows or denies a command says so for all first arguments.
+            // A rule about the whole command overrides those about first arguments.
             let (named, category) = (table::numbers_named(name), name.strip_prefix('@'));
             let is_in = |number: usize, category: &str| {
                 let spec = table::with_numbers().nth(number);
@@ -309,13 +305,13 @@ impl Selector {
         if on && arg.is_empty() {
             return Err("Syntax error");
         }
-        // In Redis what follows DEBUG is a first argument.
+        // In Redis DEBUG takes first arguments.
         let takes_any = if command == "debug" {
             true
         } else if number.is_empty() {
             redis_names::takes_first_arg(command)
         } else {
-            // A container is more than one command.
+            // A command with subcommands takes none.
             number.len() == 1
         };
         if !(redis_names::is_known(name) || on && takes_any) {
@@ -329,7 +325,7 @@ impl Selector {
         Ok(())
     }
 
-    /// Whether it allows the command with this number, given its first argument.
+    /// Whether the command with this index is allowed with this first argument.
     fn runs(&self, number: usize, first_arg: &[u8]) -> bool {
         let allows = |(other, arg): &(usize, String)| {
             *other == number && arg.as_bytes().eq_ignore_ascii_case(first_arg)
@@ -349,14 +345,14 @@ impl Selector {
         self.all_keys = true;
     }
 
-    /// `~keys`, `$names`, and either behind `%R`, `%W` or `%RW`.
+    /// Applies `~keys` or `$names`, with an optional prefix `%R`, `%W` or `%RW`.
     fn allow_pattern(&mut self, rule: &str) -> Result<(), &'static str> {
         let (mut read, mut write) = (true, true);
         let mut rest = rule;
         if let Some(flags) = rule.strip_prefix('%') {
             let at = flags.find(['~', '$']).filter(|at| *at > 0).ok_or("Syntax error")?;
             let (flags, pattern) = flags.split_at(at);
-            // Each letter once, as in Redis.
+            // As in Redis, each letter may occur once.
             let (reads, writes) =
                 (flags.matches(['r', 'R']).count(), flags.matches(['w', 'W']).count());
             if reads > 1 || writes > 1 || reads + writes < flags.len() {
@@ -377,8 +373,8 @@ impl Selector {
         Ok(())
     }
 
-    /// Rules that name a space by its whole name follow where it has another one. `stays`: whether
-    /// something else has the old name, which the rule goes on to grant.
+    /// Updates rules that name a renamed space exactly. If `stays`, a view or action has the old
+    /// name, and the rule continues to grant that too.
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],
@@ -395,8 +391,8 @@ impl Selector {
         }
     }
 
-    /// A rule about a command replaces those about it and its subcommands, one about a category
-    /// those about the same.
+    /// Records a rule. It replaces rules about the same command and its subcommands, or about the
+    /// same category.
     fn note_rule(&mut self, rule: &str) {
         let about = &rule[1..];
         let replaced = |old: &String| {
@@ -408,7 +404,7 @@ impl Selector {
         self.rules.push(rule.to_owned());
     }
 
-    /// The rules about commands.
+    /// Returns the rules about commands.
     pub fn command_rules(&self) -> String {
         let mut out = if self.all_commands { "+@all" } else { "-@all" }.to_owned();
         for rule in &self.rules {
@@ -417,7 +413,7 @@ impl Selector {
         out
     }
 
-    /// The patterns of keys.
+    /// Returns the patterns of keys.
     pub fn key_rules(&self) -> String {
         let mut out = if self.all_keys { "~* ".to_owned() } else { String::new() };
         self.keys.iter().for_each(|p| p.describe('~', &mut out));
@@ -425,7 +421,7 @@ impl Selector {
         out.trim_end().to_owned()
     }
 
-    /// The patterns of channels.
+    /// Returns the patterns of channels.
     pub fn channel_rules(&self) -> String {
         if self.all_channels {
             return "&*".to_owned();
@@ -433,7 +429,7 @@ impl Selector {
         self.channels.iter().map(|c| format!("&{c}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// As ACL LIST shows it.
+    /// Returns all rules as ACL LIST shows them.
     pub(super) fn describe(&self) -> String {
         let mut out = self.key_rules();
         if !out.is_empty() {
@@ -449,7 +445,7 @@ impl Selector {
         out + &self.command_rules()
     }
 
-    /// Whether it allows the whole of a request.
+    /// Checks a request.
     pub(super) fn check(
         &self,
         request: &Request<'_>,
@@ -470,12 +466,12 @@ impl Selector {
             if let Some(at) = key_positions(spec, args).find(|at| !may(at)) {
                 return Err(Denied::Key(at));
             }
-            // Behind a subcommand's name, or a key, the rest begins one later.
+            // A subcommand's name or a key precedes the space's name.
             let is_later = spec.name.contains('|') || spec.keys == KeyArgs::Shown;
             let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write);
-            // A space takes its rules along to its new name.
+            // Also the new name, since the space keeps its rules when it is renamed.
             let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
             let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());
             if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {
@@ -506,7 +502,7 @@ impl Selector {
         if self.keys.iter().any(|p| p.allows(key, &needs)) {
             return true;
         }
-        // Of the keys of a space that may be used as a whole; so may its changes.
+        // A pattern for a space allows all its keys and its stream of changes.
         if let Some(space) = streams::space_in(key) {
             return self.names.iter().any(|p| p.allows(space, &needs));
         }
@@ -518,7 +514,7 @@ impl Selector {
         self.names.iter().any(|p| p.allows(space.as_bytes(), &needs))
     }
 
-    /// Whether all keys that begin so may be read, as far as one pattern says so.
+    /// Whether a single pattern allows reading all keys with this prefix.
     pub(super) fn reads_all_with(&self, prefix: &[u8]) -> bool {
         let covers = |pattern: &Pattern| {
             let start = pattern.glob.strip_suffix('*');
@@ -535,7 +531,6 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
-    /// Whether a subscription is allowed.
     pub(super) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
         self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
     }
@@ -548,8 +543,8 @@ impl Selector {
         &self.channels
     }
 
-    /// A pattern that is subscribed to must be one of ours as it stands: what it would match cannot
-    /// be told.
+    /// Whether a channel is allowed. A subscribed pattern must equal one of the selector's
+    /// patterns, since its matches are unknown.
     fn allows_channel(&self, channel: &[u8], is_pattern: bool) -> bool {
         let matches = |own: &String| {
             if is_pattern {
@@ -562,7 +557,7 @@ impl Selector {
     }
 }
 
-/// Positions of the channels in a request. Leaving a channel is always allowed.
+/// Returns the positions of the channels in a request. Unsubscribing is always allowed.
 fn channel_positions(spec: &Spec, args: Args<'_>) -> std::ops::Range<usize> {
     match spec.name {
         "publish" | "spublish" => 1..2.min(args.len()),

@@ -1,4 +1,4 @@
-//! One user: switched on or off, passwords, selectors.
+//! ACL user: state, passwords and selectors.
 
 use crate::acl::selector::{Denied, Request, Selector};
 use crate::runtime::clients::DEFAULT_USER;
@@ -8,33 +8,31 @@ use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// Largest size of a user's rules.
+/// Maximum size of a user's rules, in bytes.
 pub(super) const MAX_RULES_BYTES: usize = 64 << 10;
 
-/// SHA-256 of a password: all that is kept of it.
+/// SHA-256 of a password. The password itself is not stored.
 pub(crate) type Digest = [u8; 32];
 
-/// The digest of a password.
 pub(crate) fn digest(password: &[u8]) -> Digest {
     Sha256::digest(password).into()
 }
 
-/// A user. Changed as a copy, then replaced.
+/// A user. Immutable once published; changes are made to a copy.
 #[derive(Clone, Debug)]
 pub struct User {
     name: String,
     on: bool,
-    /// Any password will do.
     nopass: bool,
     passwords: Vec<Digest>,
-    /// The first is the user's own, the others stand in parentheses.
+    /// The root selector, followed by those in parentheses.
     selectors: Vec<Selector>,
-    /// Unchanged since it was made.
+    /// Whether this is the unchanged initial default user.
     as_made: bool,
 }
 
 impl User {
-    /// Switched off, without password, allowed nothing.
+    /// Creates a user that is off, with no password and no permissions.
     pub(super) fn new(name: &str) -> User {
         User {
             name: name.to_owned(),
@@ -46,7 +44,7 @@ impl User {
         }
     }
 
-    /// The user default as it is at first: on, without password, allowed everything.
+    /// Creates the initial default user: on, without a password, with all permissions.
     pub(super) fn default_user() -> User {
         let mut user = User::new(DEFAULT_USER);
         user.apply_all(&["on", "nopass", "~*", "&*", "+@all"]).expect("these rules are legal");
@@ -54,13 +52,13 @@ impl User {
         user
     }
 
-    /// Has a random password: what an unknown name is compared with, so that it takes as
-    /// long.
+    /// Creates a user whose password cannot match. It stands in for an unknown user, so that both
+    /// take the same time.
     pub(super) fn without_rights() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
 
-    /// Its name.
+    /// Name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -74,28 +72,28 @@ impl User {
         self.passwords = vec![digest(password.as_bytes())];
     }
 
-    /// Whether the user can be had without a password.
+    /// Whether the user is on and accepts any password.
     pub(crate) fn needs_no_login(&self) -> bool {
         self.on && self.nopass
     }
 
-    /// Whether any password opens it: `nopass`.
+    /// Whether any password is accepted: `nopass`.
     pub fn has_no_password(&self) -> bool {
         self.nopass
     }
 
-    /// Whether nothing is refused to it, so that nothing need be looked up.
+    /// Whether the user has all permissions, so that checks can be skipped.
     pub fn may_everything(&self) -> bool {
         self.selectors.iter().any(Selector::is_everything)
     }
 
-    /// Whether all keys that begin so may be read.
+    /// Whether all keys with this prefix may be read.
     pub fn reads_all_with(&self, prefix: &[u8]) -> bool {
         self.selectors.iter().any(|selector| selector.reads_all_with(prefix))
     }
 
-    /// Whether a password with this digest is the user's. Looks at all of them, and at all bytes of
-    /// each.
+    /// Whether a password has this digest. Takes constant time: it compares all passwords
+    /// completely.
     pub(super) fn accepts(&self, given: &Digest) -> bool {
         let mut right = Choice::from(u8::from(self.nopass));
         for password in &self.passwords {
@@ -104,8 +102,7 @@ impl User {
         (right & Choice::from(u8::from(self.on))).into()
     }
 
-    /// Whether a request is allowed; if not, what stands against it in the selector that came
-    /// furthest.
+    /// Checks a request. On refusal returns the reason of the selector that allowed most of it.
     pub(crate) fn check(
         &self,
         request: &Request<'_>,
@@ -121,16 +118,15 @@ impl User {
         Err(worst)
     }
 
-    /// Applies rules, as ACL SETUSER takes them. The error is for the client; some rules may have
-    /// been applied then.
+    /// Applies rules of ACL SETUSER. After an error some of the rules may be applied.
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
         self.as_made = false;
         for rule in joined(rules)? {
-            // As in Redis, an empty rule says nothing.
+            // As in Redis, an empty rule has no effect.
             if rule.is_empty() {
                 continue;
             }
-            // A password may be any bytes: what is kept of it is its digest.
+            // A password may have control characters, because only its digest is stored.
             let is_password = rule.starts_with(['>', '<']);
             let spoils = !is_password && rule.chars().any(char::is_control);
             if rule.len() > MAX_RULES_BYTES || spoils {
@@ -145,7 +141,7 @@ impl User {
         match rule.to_ascii_lowercase().as_str() {
             "on" => self.on = true,
             "off" => self.on = false,
-            // Of Redis's RESTORE: there is nothing to sanitise here.
+            // Options of Redis's RESTORE, without effect here.
             "sanitize-payload" | "skip-sanitize-payload" => {}
             "nopass" => {
                 self.nopass = true;
@@ -169,7 +165,7 @@ impl User {
                         .ok_or("Syntax error")?;
                     let mut selector = Selector::new();
                     for word in inner.split_ascii_whitespace() {
-                        // Written down, it would end the selector.
+                        // It would end the selector when the rules are parsed again.
                         if word.ends_with(')') {
                             return Err("Syntax error".to_owned());
                         }
@@ -184,7 +180,6 @@ impl User {
         Ok(())
     }
 
-    /// See [`Selector::follow_renames`].
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],
@@ -211,30 +206,30 @@ impl User {
         Ok(())
     }
 
-    /// Its flags, for ACL GETUSER.
+    /// Returns the flags for ACL GETUSER.
     pub fn flags(&self) -> Vec<&'static str> {
         let mut flags = vec![if self.on { "on" } else { "off" }];
         flags.extend(self.nopass.then_some("nopass"));
         flags
     }
 
-    /// Its passwords' digests in hexadecimal.
+    /// Returns the digests of the passwords in hexadecimal.
     pub fn passwords(&self) -> impl ExactSizeIterator<Item = String> {
         self.passwords.iter().map(|p| hex(p))
     }
 
-    /// Its own selector, and those in parentheses.
+    /// Returns the root selector, and those in parentheses.
     pub fn selectors(&self) -> (&Selector, &[Selector]) {
         (&self.selectors[0], &self.selectors[1..])
     }
 
-    /// Whether one of its selectors allows a subscription.
+    /// Whether a selector allows a subscription.
     pub fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
         self.selectors.iter().any(|selector| selector.may_hear(kind, name))
     }
 
-    /// Whether a rule about channels that `before` had is missing here, so that a subscription may
-    /// not be allowed any more. As in Redis rules are compared as they stand.
+    /// Whether this user lacks a channel rule of `before`, so that a subscription may no longer be
+    /// allowed. As in Redis, rules are compared literally.
     pub fn hears_less_than(&self, before: &User) -> bool {
         if self.selectors.iter().any(Selector::hears_all) {
             return false;
@@ -243,7 +238,7 @@ impl User {
         before.selectors.iter().any(|old| old.hears_all() || !old.channels().iter().all(has))
     }
 
-    /// All rules, without the name.
+    /// Returns all rules without the name.
     pub(crate) fn describe(&self) -> String {
         let mut out = self.flags().join(" ");
         for password in self.passwords() {
@@ -257,20 +252,20 @@ impl User {
         out
     }
 
-    /// Name and rules, as a file has them.
+    /// Returns name and rules, as in an ACL file.
     pub fn line(&self) -> String {
         format!("{} {}", self.name, self.describe())
     }
 }
 
 fn in_modifier(rule: &str, why: &str) -> String {
-    // A password must not appear in an error, nor in what logs it.
+    // Passwords must not appear in errors or logs.
     let shown = if rule.starts_with(['>', '<']) { &rule[..1] } else { rule };
     let shown: String = shown.chars().take(128).collect();
     format!("Error in ACL SETUSER modifier '{shown}': {why}")
 }
 
-/// Joins the words of a selector, which stand between parentheses.
+/// Joins the words of each selector in parentheses.
 fn joined(rules: &[&str]) -> Result<Vec<String>, String> {
     let mut all: Vec<String> = Vec::new();
     let mut open: Option<String> = None;
@@ -350,8 +345,7 @@ mod tests {
         }
     }
 
-    /// Rules that are written for Redis are kept as they stand where they name what only Redis has;
-    /// what Redis refuses is refused.
+    /// Names that only Redis has are stored unchanged; rules that Redis refuses are refused.
     #[test]
     fn rules_may_name_what_only_redis_has() {
         for rule in [
@@ -390,7 +384,7 @@ mod tests {
         }
     }
 
-    /// As Redis's own test suite has it.
+    /// Case from Redis's test suite.
     #[test]
     fn rights_to_read_and_to_write_one_pattern_are_one_rule() {
         let mut user = User::new("u");
@@ -409,7 +403,7 @@ mod tests {
         assert_eq!(user.describe(), "on resetchannels -@all");
     }
 
-    /// F7: only a rule about channels that is taken away is a reason to look at subscriptions.
+    /// F7: only a removed channel rule requires a check of the subscriptions.
     #[test]
     fn rules_about_channels_are_compared_as_they_stand() {
         use crate::runtime::pubsub::Kind::{Channel, Pattern, Shard};

@@ -1,40 +1,38 @@
-//! A small blocking client, for the import and the demo: many commands out, as many replies in.
+//! Blocking client with pipelining, for the import and the demo.
 //!
-//! Replies are decoded by redis-protocol (this is not the hot path). At most [`Client::IN_FLIGHT`]
-//! commands are under way at once, so that neither side's socket buffers can fill up while both are
-//! writing.
+//! The crate redis-protocol decodes the replies, as this is not a hot path. At most
+//! [`Client::IN_FLIGHT`] commands are pending, so that the socket buffers of both sides never fill
+//! up while both sides write.
 
 use redis_protocol::resp2::decode::decode;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 
-/// One connection. See the top of the file.
+/// One connection.
 pub struct Client {
     stream: TcpStream,
-    /// Commands that were not sent yet.
     out: Vec<u8>,
-    /// Received and not decoded yet: `inbox[start..]`.
+    /// Received bytes; `inbox[start..]` is not decoded yet.
     inbox: Vec<u8>,
     start: usize,
     waiting: usize,
 }
 
 impl Client {
-    /// The most commands whose replies are outstanding. Their replies (tens of bytes each) fit in
-    /// the kernel's buffers.
+    /// Maximum number of pending commands. Their replies, tens of bytes each, fit in the kernel's
+    /// buffers.
     pub const IN_FLIGHT: usize = 1024;
 
-    /// Connects; the address is a host and a port.
+    /// Connects to a host and a port.
     pub fn connect(address: impl ToSocketAddrs) -> Result<Client> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         Ok(Client { stream, out: Vec::new(), inbox: Vec::new(), start: 0, waiting: 0 })
     }
 
-    /// Queues one command. Replies come in the order of the commands.
+    /// Queues a command. Replies arrive in the order of the commands.
     pub fn push(&mut self, args: &[&[u8]]) {
-        // Writing to a Vec cannot fail.
         let _ = write!(self.out, "*{}\r\n", args.len());
         for arg in args {
             let _ = write!(self.out, "${}\r\n", arg.len());
@@ -44,24 +42,25 @@ impl Client {
         self.waiting += 1;
     }
 
-    /// How many replies are outstanding, those of unsent commands included.
+    /// Number of pending replies, including those of unsent commands.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Whether [`Client::IN_FLIGHT`] commands wait: take replies before pushing more.
+    /// Whether [`Client::IN_FLIGHT`] replies are pending; then the caller must take some before it
+    /// pushes more.
     pub fn is_full(&self) -> bool {
         self.waiting >= Client::IN_FLIGHT
     }
 
-    /// Sends what is queued.
+    /// Sends the queued commands.
     pub fn send(&mut self) -> Result<()> {
         self.stream.write_all(&self.out)?;
         self.out.clear();
         Ok(())
     }
 
-    /// Sends what is queued and takes the next reply.
+    /// Sends the queued commands and returns the next reply.
     pub fn reply(&mut self) -> Result<OwnedFrame> {
         if !self.out.is_empty() {
             self.send()?;
@@ -100,7 +99,7 @@ impl Client {
         }
     }
 
-    /// One command, one reply.
+    /// Sends one command and returns its reply.
     pub fn call(&mut self, args: &[&[u8]]) -> Result<OwnedFrame> {
         self.push(args);
         self.reply()

@@ -1,4 +1,5 @@
-//! How the command line's clients reach a server. Options are named as redis-cli names them.
+//! Connections of the command-line clients and of nodes to a server. Options have the names of
+//! redis-cli.
 
 use crate::config::DEFAULT_PORT;
 use crate::runtime::tls;
@@ -14,7 +15,7 @@ use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 
-/// Where the server is, and as whom to log in.
+/// Address and credentials of the server.
 #[derive(Args, Clone, Debug)]
 pub struct ConnectArgs {
     /// The server's host.
@@ -46,7 +47,7 @@ pub struct ConnectArgs {
     /// TLS: the name that the server's certificate must be for, if not --host.
     #[arg(long, value_name = "HOST", requires = "tls")]
     pub sni: Option<String>,
-    /// It is a node of the same cluster, or a Sentinel, which says little.
+    /// Whether the server is a cluster node or a Sentinel, whose replies are short.
     #[arg(skip)]
     pub is_peer: bool,
 }
@@ -68,26 +69,24 @@ impl Default for ConnectArgs {
     }
 }
 
-/// As the options are called, for errors.
+/// Names of the options, for errors.
 const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: "--cacert" };
-/// How long it may take until a server has let us in: its port, TLS, the login.
+/// Timeout for connecting, including TLS and the login.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a server may be silent that owes a reply: a dead link would be waited for for ever.
+/// Timeout for a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of replies that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Most bytes of a reply, and of those behind it that have come: Redis's limit for what a server is
-/// sent.
+/// Maximum bytes of received and undecoded replies: Redis's limit for a query buffer.
 const MOST_INBOX: usize = 1 << 30;
-/// The same of what another node, or a Sentinel, says.
+/// The same limit for replies of nodes and Sentinels.
 const MOST_INBOX_OF_PEER: usize = 16 << 20;
-/// Where systems keep the authorities that they trust: Debian, Fedora, Alpine and the BSDs.
+/// Files of trusted authorities on Debian, Fedora, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
 impl ConnectArgs {
-    /// To another server of ours, or a Sentinel: with the user and the password that the
-    /// configuration has for it, each empty if there is none, and the password for [`open_as`].
+    /// Creates the arguments for another Tidemark server or a Sentinel, and the password for
+    /// [`open_as`]. An empty user or password means none.
     ///
     /// [`open_as`]: ConnectArgs::open_as
     pub fn to_peer(
@@ -103,12 +102,12 @@ impl ConnectArgs {
         (ConnectArgs { host, port, user, is_peer: true, ..ConnectArgs::default() }, pass)
     }
 
-    /// `host:port`, for people.
+    /// Returns `host:port`.
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// The certificates that the options name, once for all connections.
+    /// Loads the certificates named by the options. The result serves all connections.
     pub fn tls(&self) -> io::Result<Option<Tls>> {
         if !self.tls {
             return Ok(None);
@@ -126,14 +125,15 @@ impl ConnectArgs {
         Ok(Some(Tls::of_client(client)))
     }
 
-    /// A connection that is logged in, also by the environment.
+    /// Connects and authenticates. The password may come from the environment.
     pub async fn open(&self, tls: Option<&Tls>) -> io::Result<Link> {
         let environment = std::env::var("REDISCLI_AUTH").ok().filter(|pass| !pass.is_empty());
         let pass = self.pass.clone().or(environment);
         self.open_as(tls, pass, "Give --user and --pass, or set REDISCLI_AUTH.").await
     }
 
-    /// A connection that is logged in with this password. `advice`: how a missing one is given.
+    /// Connects and authenticates with `pass`. `advice` tells the user how to provide a missing
+    /// password.
     pub async fn open_as(
         &self,
         tls: Option<&Tls>,
@@ -168,7 +168,7 @@ impl ConnectArgs {
             OwnedFrame::Error(reason) if reason.starts_with("NOAUTH") => {
                 Err(refused(format!("{reason} {advice}")))
             }
-            // It lets us in, and says some things also before it has its data.
+            // A peer that is loading still answers some commands.
             OwnedFrame::Error(reason) if self.is_peer && reason.starts_with("LOADING") => Ok(link),
             OwnedFrame::Error(reason) => Err(refused(reason)),
             _ => Ok(link),
@@ -176,12 +176,12 @@ impl ConnectArgs {
     }
 }
 
-/// What a server owes us, if it comes in time.
+/// Runs `work` with the timeout of a reply.
 pub async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     within(PATIENCE, work).await
 }
 
-/// What a server answers, if it does within this time.
+/// Runs `work` with a timeout.
 pub async fn within<T>(
     patience: Duration,
     work: impl Future<Output = io::Result<T>>,
@@ -192,8 +192,8 @@ pub async fn within<T>(
     })
 }
 
-/// For clients of other libraries: what a server's certificate must be signed by, in a file or as
-/// the system has it.
+/// Returns a TLS configuration for other client libraries, with the authorities of `ca_file`, or
+/// the system's if empty.
 #[cfg(feature = "kafka")]
 pub fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
     let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };
@@ -208,7 +208,7 @@ fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
     let path = path.ok_or("the system has no file of authorities: name one with --cacert")?;
     let all = CertificateDer::pem_file_iter(path).map_err(|e| format!("{path}: {e}"))?;
     let mut roots = RootCertStore::empty();
-    // What cannot be read is not trusted.
+    // Certificates that cannot be parsed are not trusted.
     roots.add_parsable_certificates(all.filter_map(Result::ok));
     Ok(std::sync::Arc::new(roots))
 }
@@ -226,23 +226,23 @@ pub fn put_bulk(out: &mut Vec<u8>, arg: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a type's sign and a length.
+/// Appends a RESP type byte and a length.
 pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
     out.push(sign);
     match length {
-        // Nearly all of them.
+        // The common case.
         0..=9 => out.push(b'0' + length as u8),
         _ => out.extend_from_slice(length.to_string().as_bytes()),
     }
     out.extend_from_slice(b"\r\n");
 }
 
-/// Whether an error of the peer is of rights: another attempt fares no better.
+/// Whether the error is about authentication or permissions, so that a retry is useless.
 pub fn is_of_rights(reason: &str) -> bool {
     ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|word| reason.starts_with(word))
 }
 
-/// An error of the peer. Of rights it is `PermissionDenied`.
+/// Converts the peer's error reply; errors of permissions become `PermissionDenied`.
 pub fn refused(reason: String) -> io::Error {
     match is_of_rights(&reason) {
         true => io::Error::new(ErrorKind::PermissionDenied, reason),
@@ -250,18 +250,18 @@ pub fn refused(reason: String) -> io::Error {
     }
 }
 
-/// What the peer did, where the system's words do not say it.
+/// Returns the error for a connection closed by the peer.
 pub fn closed() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
-/// A server that says more than is kept.
+/// Returns the error for a reply above the limit.
 pub fn too_long(most: usize) -> io::Error {
     let why = format!("the server's reply takes more than {most} bytes");
     io::Error::new(ErrorKind::InvalidData, why)
 }
 
-/// The next reply in `bytes`, and its length; `None` if it is not whole.
+/// Decodes the next reply and its length; `None` if it is incomplete.
 pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     decode(bytes).map_err(|e| {
         io::Error::new(ErrorKind::InvalidData, format!("the server's reply is no RESP: {e}"))
@@ -270,17 +270,17 @@ pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
 
 /// One connection.
 pub struct Link {
-    /// For those that read and write by themselves.
+    /// Socket, for callers that read and write directly.
     pub socket: Socket,
     inbox: Vec<u8>,
-    /// Bytes of it that were taken.
+    /// Number of decoded bytes in `inbox`.
     start: usize,
-    /// Bytes that it may have.
+    /// Maximum bytes in `inbox`.
     most: usize,
 }
 
 impl Link {
-    /// One command, one reply.
+    /// Sends one command and returns its reply.
     pub async fn call(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         let mut out = Vec::new();
         put_command(&mut out, args);
@@ -288,7 +288,7 @@ impl Link {
         self.next().await
     }
 
-    /// The same; an error of the peer is one here.
+    /// Like [`Link::call`], but returns the peer's error reply as an error.
     pub async fn ask(&mut self, args: &[&[u8]]) -> io::Result<OwnedFrame> {
         match self.call(args).await? {
             OwnedFrame::Error(reason) => Err(refused(reason)),
@@ -296,14 +296,13 @@ impl Link {
         }
     }
 
-    /// Sends requests. Their replies are to be taken before so many more are sent that the sockets'
-    /// buffers are full.
+    /// Sends requests. The caller must take replies before both sockets' buffers are full.
     pub async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         self.socket.write_all(requests).await?;
         self.socket.flush().await
     }
 
-    /// The next reply.
+    /// Returns the next reply.
     pub async fn next(&mut self) -> io::Result<OwnedFrame> {
         loop {
             let rest = &self.inbox[self.start..];
@@ -316,7 +315,7 @@ impl Link {
             if self.inbox.len() > self.most {
                 return Err(too_long(self.most));
             }
-            // A reply that is not whole is decoded anew with each read: read much at a time.
+            // An incomplete reply is decoded again after each read, so reads are large.
             self.inbox.reserve(READ_BYTES.max(self.inbox.len()));
             if self.socket.read_buf(&mut self.inbox).await? == 0 {
                 return Err(closed());

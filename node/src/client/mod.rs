@@ -1,4 +1,4 @@
-//! The other end of RESP: what subcommands, sources of events and tests reach a server with.
+//! RESP clients for subcommands, event sources and tests.
 
 mod blocking;
 pub mod connect;

@@ -1,4 +1,4 @@
-//! What a master that may have been replaced asks the other nodes before it believes a topology.
+//! Confirmation of a topology by the other nodes, for a master that may have been replaced.
 
 use crate::client::connect::within;
 use crate::cluster::topology::VERSION;
@@ -9,23 +9,24 @@ use futures_util::future::join_all;
 use std::io;
 use std::time::Duration;
 
-/// How long other nodes are asked.
+/// Timeout for a node's answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So many of them together: each is sent all of the text.
+/// Number of nodes asked concurrently; bounds memory, as each request has a copy of the topology.
 const AT_ONCE: usize = 64;
-/// How a node answers that may know better, and cannot say so.
+/// Error codes of nodes that may know a later topology but cannot say so.
 const MUTE: [&str; 4] = ["LOADING", "NOAUTH", "NOPERM", "WRONGPASS"];
 
-/// Whether a node knows better, and is not only unable to say.
+/// Whether the refusal is final: another node knows a later topology, rather than being unable to
+/// answer.
 pub fn is_final(refusal: &Refusal) -> bool {
     String::from_utf8_lossy(refusal.text()).contains(VERSION)
 }
 
-/// Refuses a topology that another of its nodes would refuse: perhaps it is of before this master
-/// was replaced, and was long on its way; then others know of a later one, or of another of this
-/// version. Those that cannot be reached do not count; one that answers, and has no data yet or
-/// does not let this node in, could know better, too. `check` sends it to one of them, which is to
-/// say whether it would take it (`CLUSTERX SETNODES ... CHECK`).
+/// Refuses a topology that another of its nodes would refuse. A delayed message may carry a
+/// topology from before this master was replaced. Then other nodes know a later one, or a different
+/// one of the same version. Unreachable nodes are ignored. A node that is loading, or denies
+/// access, could know a later topology, so it counts as a refusal. `check` sends the topology to
+/// one node (`CLUSTERX SETNODES ... CHECK`).
 pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result<()>) -> Outcome {
     let others: Vec<&Member> = next.members().iter().filter(|it| it.id != next.own_id).collect();
     let ask = async |member: &Member| {

@@ -1,14 +1,14 @@
-//! What a node of a cluster keeps in its data folder: `tidemark.cluster`, text, replaced as a whole
-//! and durably before the command that changes it is answered.
+//! Cluster state in the file `tidemark.cluster` of the data folder. The text file is replaced
+//! atomically, and durably before the command that changes it is answered.
 //!
 //! ```text
 //!   tidemark cluster 1
 //!   version 7
 //!   id <own id>                or -
-//!   lease 3 10000              the highest election of which a HEARTBEAT has spoken, and the
-//!                              milliseconds of its lease; 0 0: none has
-//!   giving                     by this topology it has given slots away, and those that got them
-//!                              have not all said yet that they know
+//!   lease 3 10000              highest election of a HEARTBEAT, and the lease in milliseconds; 0 0
+//!                              without one
+//!   giving                     it has given slots away in this topology, and not all new owners
+//!                              have confirmed it
 //!   node <a line of the topology's text>
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
@@ -18,19 +18,19 @@ use crate::runtime::checked_file;
 use std::io;
 use std::path::Path;
 
-/// Its name in the data folder.
+/// File name in the data folder.
 pub const NAME: &str = "tidemark.cluster";
 
-/// See the top of the file.
+/// Cluster state that survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// The topology.
+    /// Topology.
     pub topology: Topology,
-    /// The highest election of which a HEARTBEAT has spoken.
+    /// Highest election of a HEARTBEAT; 0 if none.
     pub election: u64,
-    /// The milliseconds of its lease.
+    /// Duration of its lease, in milliseconds.
     pub lease_ms: u64,
-    /// Slots were given away, and it is not known yet whether those that got them know.
+    /// Whether slots were given away and not all new owners have confirmed it.
     pub giving: bool,
 }
 
@@ -76,20 +76,19 @@ impl Kept {
         Some(Kept { topology, election, lease_ms, giving })
     }
 
-    /// As the folder has it.
+    /// Reads the state; `None` if the folder has none.
     pub fn read(dir: &Path) -> io::Result<Option<Kept>> {
         let advice = "remove it, and the cluster's controller says anew what this node is";
         checked_file::read(dir, NAME, Kept::decode, advice)
     }
 
-    /// Whether the disk would take it: it is written beside the file, and removed.
+    /// Tests whether the disk would accept the state, by writing a temporary file.
     pub(crate) fn try_write(&self, dir: &Path) -> io::Result<()> {
         let name = format!("{NAME}.try");
         checked_file::write(dir, &name, &self.encode())?;
         std::fs::remove_file(dir.join(name))
     }
 
-    /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         checked_file::write(dir, NAME, &self.encode())
     }

@@ -1,31 +1,31 @@
-//! Slots go from a master to replicas of it, under load: a shard is split, or moves. This is the
-//! order of the steps; what a step does is the node's ([`Giver`]).
+//! Hand-over of slots from a master to its replicas under load, to split or move a shard. This
+//! module has the order of the steps; [`Giver`] implements each step.
 //!
-//! A replica has the rows already, so nothing is copied now. It takes these steps:
+//! The replicas already have the rows, so nothing is copied.
 //!
-//! 1. The master asks all nodes whether they know another topology of the version that it has, or
-//!    a later one. It reaches the replicas that get slots, and asks whether they are those that the
-//!    next topology says, and can write it down. They are in step. Until here nothing has changed,
-//!    nor has it when the second step fails.
-//! 2. Writes wait until these replicas have all that was written, and then until the end: no clock
-//!    ends a pause behind which something may be lost.
-//! 3. All requests wait. The next topology is the master's, durably: whatever happens from here on,
-//!    it never serves these slots again.
-//! 4. Its other replicas get the same topology, those that can be reached: none of them may be
-//!    promoted with these slots, should the master end now. Then those that get slots do, and are
-//!    masters.
-//! 5. Requests go on, and those of these slots are told where they are. All other nodes hear of it.
+//! 1. The master asks all nodes whether they know another topology of its version, or a later one.
+//!    It asks the replicas that will get slots whether they accept the next topology and can write
+//!    it to disk. They must be in sync. Nothing has changed yet, nor if the second step fails.
+//! 2. Writes are paused until these replicas have the whole log, and then until the end. No
+//!    timeout ends the pause early, since a write accepted then could be lost.
+//! 3. All requests are paused. The master adopts the next topology durably. From now on it never
+//!    serves these slots again.
+//! 4. Its other replicas receive the topology, if reachable, so that none of them is promoted with
+//!    these slots should the master crash. Then the new owners receive it and become masters.
+//! 5. Requests resume, and those for these slots are redirected. All other nodes receive the
+//!    topology.
 //!
-//! So no two nodes serve a slot at any time. If the master or a replica ends after the third step,
-//! none does, until the same command is given again to the master or the topology to the replica
-//! (CLUSTERX SETNODES): the replica has all that was acknowledged, or gets it from there.
+//! So no two nodes serve a slot at any time. If the master or a new owner crashes after step 3, the
+//! slots are unavailable until the command is repeated on the master, or the new owner receives the
+//! topology (CLUSTERX SETNODES). The new owner has all acknowledged writes, or gets them from the
+//! master.
 //!
-//! Until it knows that they know, the master notes that it is giving slots away. If it ends, they
-//! may never hear of it, and a controller may give one of them all slots of the master: so it is
-//! fenced when it starts again, until the same command has been heard by all masters, and by its
-//! replicas.
+//! Until all new owners have confirmed, the master persists that it is giving slots away. If it
+//! crashes, they may never receive the topology, and a controller may give one of them all slots of
+//! the master. So after a restart the master is fenced until the command is repeated and received
+//! by all masters and by its replicas.
 //!
-//! `tidemark cluster split` drives it; a simulator kills both at every step
+//! `tidemark cluster split` uses this; a simulator crashes both sides at every step
 //! (`cli/src/cluster/simulation`).
 
 use crate::client::connect::within;
@@ -40,55 +40,54 @@ use std::io;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest wait of writers for replicas that are to have all.
+/// Maximum wait of paused writes for the replicas.
 const CATCH_UP: Duration = Duration::from_millis(200);
-/// How long a replica may take to become a master; all requests wait meanwhile.
+/// Timeout for a replica to become a master; all requests are paused during that time.
 const TAKE_OVER: Duration = Duration::from_millis(500);
-/// How long a node that only has to hear of it may take.
+/// Timeout for all other messages to nodes.
 const HEAR: Duration = Duration::from_secs(2);
 
 /// A master that may give slots away.
 #[allow(async_fn_in_trait, reason = "each use is of one type, whose futures are known")]
 pub trait Giver {
-    /// A connection to another node.
+    /// Connection to another node.
     type Link;
-    /// A replica as this master feeds it.
+    /// A replica of this master.
     type Fed;
 
-    /// What this node knows of its cluster.
+    /// Returns this node's cluster state.
     fn cluster(&self) -> &Cluster;
 
-    /// An error if it does not serve its slots at all.
+    /// Fails if this node does not serve its slots.
     fn may_give(&self) -> Outcome;
 
-    /// A connection to a node that says that it is this one.
+    /// Connects to a node and verifies its id.
     async fn reach(&self, member: &Member) -> io::Result<Self::Link>;
 
-    /// CLUSTERX SETNODES of this topology; `option` may be empty.
+    /// Sends CLUSTERX SETNODES with this topology; `option` may be empty.
     async fn tell(link: &mut Self::Link, next: &Topology, option: &[u8]) -> io::Result<()>;
 
-    /// The replica as it is fed. An error: it is not in step.
+    /// Returns the replica; fails if it is not in sync.
     fn fed(&self, taker: &Member) -> Result<Self::Fed, Refusal>;
 
-    /// Clients' requests of this kind wait, until [`Giver::go_on`].
+    /// Pauses clients' requests of this kind until [`Giver::go_on`].
     fn pause(&self, kind: Paused);
 
-    /// No request waits any more.
+    /// Ends the pause.
     fn go_on(&self);
 
-    /// Waits until a replica has all that was written here.
+    /// Waits until a replica has the whole log.
     async fn caught_up(&self, fed: &Self::Fed);
 
-    /// The next topology is this node's, if it still has this version: durable when this returns,
-    /// and seen by every turn that begins after it.
+    /// Adopts the next topology if this node's version is `version`. It is durable when this
+    /// returns, and visible to every later turn.
     async fn adopt(&self, version: i64, next: Topology) -> Outcome;
 
-    /// Those that get slots know this topology: durable when this returns. The node becomes what
-    /// that says.
+    /// Records durably that all new owners know this topology, and applies it to this node's role.
     async fn gave(&self, version: i64) -> Outcome;
 }
 
-/// CLUSTERX SETNODES ... HANDOVER. Gives how long requests have waited.
+/// Executes CLUSTERX SETNODES ... HANDOVER. Returns the time for which requests were paused.
 pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<Duration, Refusal> {
     let Ok(_one) = giver.cluster().handing.try_lock() else {
         return Err(refuse!("ERR slots are being handed over"));
@@ -98,8 +97,8 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     if next.version == now.version && next.agrees_with(&now) {
         let is_giving = giver.cluster().is_giving();
         let told = tell_all(giver, &next).await;
-        // Each that got slots is among these, and each that could have been given this node's; and
-        // one that refuses it knows better.
+        // All masters, which include the new owners, and all replicas of this node must have
+        // received it. A node that refuses it knows a later topology.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)
@@ -108,7 +107,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
         if let Some((_, error)) = told.iter().find(is_needed) {
             return Err(refuse!("ERR {error}: give this command again"));
         }
-        // That lifts the fence, but not one that is there for another reason.
+        // Lifts only a fence that was raised for this hand-over.
         if is_giving {
             giver.gave(version).await?;
         }
@@ -139,7 +138,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     }
     giver.pause(Paused::All);
     giver.adopt(now.version, next.clone()).await?;
-    // At once, so that a silent one keeps no other from hearing of it.
+    // Concurrently, so that a silent node does not delay the others.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
         async move { within(TAKE_OVER, G::tell(&mut link, next, b"")).await }
@@ -169,7 +168,6 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     Ok(paused)
 }
 
-/// A pause that ends with this.
 struct Pausing<'a, G: Giver>(&'a G);
 
 impl<G: Giver> Pausing<'_, G> {
@@ -185,7 +183,7 @@ impl<G: Giver> Drop for Pausing<'_, G> {
     }
 }
 
-/// The nodes that get slots of this one: replicas of it.
+/// Returns the replicas that get slots of this node.
 fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     if next.own().is_none() {
         return Err(refuse!("ERR this node is to stay in the topology until it has handed over"));
@@ -221,8 +219,8 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     Ok(takers)
 }
 
-/// Refuses to go on from a topology beside which there is another of its version, or a later one: a
-/// failover, say, that the next version would bring to nothing.
+/// Fails if another node knows a later topology or a different one of this version, from a failover
+/// for instance, which the next version would undo.
 async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
     let others = now.members().iter().filter(|member| member.id != now.own_id);
     let asked = others.map(|member| async move {
@@ -239,7 +237,7 @@ async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
     }
 }
 
-/// Connections to the nodes that get slots, which would take the topology.
+/// Connects to the new owners and checks that they would accept the topology.
 async fn reach_takers<G: Giver>(
     giver: &G,
     takers: &[Member],
@@ -259,7 +257,7 @@ async fn reach_takers<G: Giver>(
     Ok(links)
 }
 
-/// Connections to those of its other replicas that can be reached.
+/// Connects to the other replicas that are reachable.
 async fn reach_others<G: Giver>(giver: &G, now: &Topology, takers: &[Member]) -> Vec<G::Link> {
     let is_taker = |id: &str| takers.iter().any(|taker| taker.id == id);
     let others = now.replicas(&now.own_id).filter(|replica| !is_taker(&replica.id));
@@ -267,7 +265,7 @@ async fn reach_others<G: Giver>(giver: &G, now: &Topology, takers: &[Member]) ->
     join_all(reached).await.into_iter().flatten().collect()
 }
 
-/// Tells all other nodes. Gives those that have not heard it, and why.
+/// Sends the topology to all other nodes. Returns those that failed, with the reasons.
 async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Member, String)> {
     let others = next.members().iter().filter(|member| member.id != next.own_id);
     let told = others.map(|member| async move {
@@ -278,7 +276,6 @@ async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Membe
     join_all(told).await.into_iter().flatten().collect()
 }
 
-/// An error if some nodes have not heard of a topology.
 fn all_told(version: i64, failed: &[(&Member, String)]) -> Outcome {
     if failed.is_empty() {
         return Ok(());

@@ -1,35 +1,34 @@
-//! Whether the other nodes of the cluster answer this one, as it finds by asking each of them now
-//! and then. What a client, an operator or a proxy is told of them; which node is a master of what
-//! does not depend on it.
+//! Health of the other cluster nodes, found by polling each of them. It is only reported to clients
+//! and operators. It does not affect which node is a master.
 
 use crate::cluster::Topology;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// How a node stands.
+/// Health of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// It answers, or was not asked for long enough to say.
+    /// It answers, or the timeout has not expired.
     #[default]
     Online,
-    /// It answers, and has no data yet.
+    /// It answers and is loading its data.
     Loading,
-    /// A question is open for longer than `cluster.node_timeout_ms`.
+    /// It has not answered for longer than `cluster.node_timeout_ms`.
     Failed,
 }
 
-/// What is known of one node. Times are in milliseconds since 1970.
+/// Poll state of one node. Times are in milliseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulse {
-    /// When it was asked what it has not answered yet; 0: nothing is open.
+    /// Time of the oldest unanswered poll; 0 if none.
     pub asked_ms: u64,
-    /// When it answered last; 0: never.
+    /// Time of the last answer; 0 if none.
     pub heard_ms: u64,
     is_loading: bool,
 }
 
 impl Pulse {
-    /// How the node stands at this time.
+    /// Returns the node's health at this time.
     pub fn state(&self, now_ms: u64, timeout_ms: u64) -> State {
         let waited = if self.asked_ms == 0 { 0 } else { now_ms.saturating_sub(self.asked_ms) };
         if waited > timeout_ms {
@@ -42,12 +41,12 @@ impl Pulse {
     }
 }
 
-/// See the top of the file. By the ids of nodes.
+/// Poll states by node id.
 #[derive(Default)]
 pub struct Health(Mutex<HashMap<String, Pulse>>);
 
 impl Health {
-    /// A node is asked at this time. A question that is still open stays the older one.
+    /// Records a poll. The time of an older unanswered poll is kept.
     pub fn asked(&self, id: &str, now_ms: u64) {
         let mut all = self.0.lock();
         let pulse = all.entry(id.to_owned()).or_default();
@@ -56,25 +55,25 @@ impl Health {
         }
     }
 
-    /// It has answered.
+    /// Records an answer.
     pub fn heard(&self, id: &str, now_ms: u64, is_loading: bool) {
         let pulse = Pulse { asked_ms: 0, heard_ms: now_ms, is_loading };
         self.0.lock().insert(id.to_owned(), pulse);
     }
 
-    /// Only nodes of this topology are remembered.
+    /// Forgets nodes that are not in this topology.
     pub fn follow(&self, topology: &Topology) {
         let members: std::collections::HashSet<&str> =
             topology.members().iter().map(|member| member.id.as_str()).collect();
         self.0.lock().retain(|id, _| members.contains(id.as_str()));
     }
 
-    /// What is known of a node.
+    /// Returns the poll state of a node.
     pub fn of(&self, id: &str) -> Pulse {
         self.0.lock().get(id).copied().unwrap_or_default()
     }
 
-    /// How many nodes have failed.
+    /// Number of failed nodes.
     pub fn failed(&self, now_ms: u64, timeout_ms: u64) -> usize {
         let all = self.0.lock();
         all.values().filter(|pulse| pulse.state(now_ms, timeout_ms) == State::Failed).count()

@@ -1,9 +1,8 @@
-//! A node of a cluster: slots, the topology that it knows, and what of that its data folder keeps.
+//! Cluster state of a node: slots, the topology, and their persistence.
 //!
-//! Nothing here decides which node is a master. A controller does, and hands over a whole topology
-//! of a version, by Kvrocks' CLUSTERX commands. It is durable before it is published, and an older
-//! version is refused: so a controller that was away, or a message that was late, takes nothing
-//! back.
+//! No code here decides which node is a master. A controller does, and sends whole topologies with
+//! versions by Kvrocks' CLUSTERX commands. A topology is durable before it is published, and older
+//! versions are refused. So a stale controller or a delayed message cannot revert anything.
 
 pub mod confirm;
 pub mod file;
@@ -26,13 +25,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 pub use topology::{Member, Role, Server, Topology};
 
-/// Why a change was refused: text for the client, or what the disk says.
+/// Reason why a change failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// It does not fit what is known.
+    /// Invalid, or conflicts with the current state.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be written down.
+    /// The state cannot be persisted.
     #[error("the topology cannot be written to the data folder: {0}")]
     Disk(#[from] io::Error),
 }
@@ -43,69 +42,67 @@ impl From<ClusterError> for Refusal {
     }
 }
 
-/// The terms on which this node is a master, if a HEARTBEAT has given any.
+/// Lease that a HEARTBEAT has granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// By which election.
+    /// Election that granted it.
     pub election: u64,
-    /// How long it lasts from each HEARTBEAT on, in milliseconds.
+    /// Duration from each HEARTBEAT on, in milliseconds.
     pub ms: u64,
 }
 
-/// Longest lease: a day. A controller sends several HEARTBEATs in the time of one.
+/// Maximum duration of a lease: a day. A controller sends several HEARTBEATs within one.
 pub const MOST_LEASE_MS: u64 = 24 * 3600 * 1000;
 
-/// Longest time for which one command holds the cluster.
+/// Maximum time of CLUSTERX HOLD.
 pub const MOST_HOLD_MS: u64 = 60_000;
 
-/// See the top of the file.
+/// Cluster state of a node.
 #[derive(Default)]
 pub struct Cluster {
     enabled: bool,
     now: ArcSwap<Topology>,
     lease: Mutex<Option<Lease>>,
-    /// By this topology slots were given away, and those that got them have not all said yet that
-    /// they know.
     giving: AtomicBool,
-    /// Which of the other nodes answer.
+    /// Health of the other nodes.
     pub health: health::Health,
-    /// Requests that other nodes were asked to do their part of.
+    /// Number of partial requests sent to other nodes.
     pub asked: AtomicU64,
-    /// Those of them that came to nothing: no answer in time, or no connection.
+    /// Number of partial requests that failed, by a timeout or without a connection.
     pub unanswered: AtomicU64,
-    /// Held while something of it changes, its way to the disk included.
+    /// Held while the state changes, including the write to disk.
     changing: Mutex<()>,
     /// Held while slots of this node go to its replicas.
     pub handing: tokio::sync::Mutex<()>,
-    /// Held while other nodes are asked whether they know a later topology.
+    /// Held while other nodes are asked to confirm a topology.
     pub confirming: Mutex<()>,
-    /// The token of the command that changes the cluster now, and until when no other may.
+    /// Token and deadline of CLUSTERX HOLD.
     held: Mutex<Option<(Vec<u8>, Instant)>>,
 }
 
 impl Cluster {
-    /// Of a node with this configuration.
+    /// Creates the state of an empty node.
     pub fn new(config: &Config) -> Cluster {
         Cluster { enabled: config.cluster.enabled, ..Cluster::default() }
     }
 
-    /// Whether this is a node of a cluster at all.
+    /// Whether cluster mode is enabled.
     #[inline]
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// The topology as it is now.
+    /// Returns the current topology.
     pub fn topology(&self) -> Arc<Topology> {
         self.now.load_full()
     }
 
-    /// The terms of its lease, if a HEARTBEAT has ever spoken of one.
+    /// Returns the lease; `None` before the first HEARTBEAT.
     pub fn lease(&self) -> Option<Lease> {
         *self.lease.lock()
     }
 
-    /// At start: what the data folder remembers.
+    /// Restores the state at a start.
     pub fn recall(&self, dir: &Path) -> io::Result<()> {
         if !self.enabled {
             return Ok(());
@@ -118,7 +115,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Another topology, if `next` gives one: durable when this returns. Whether it is new.
+    /// Replaces the topology if `next` returns one. It is durable when this returns. Returns
+    /// whether it changed.
     pub fn change(
         &self,
         dir: &Path,
@@ -127,8 +125,8 @@ impl Cluster {
         self.replace(dir, false, next)
     }
 
-    /// The node has this id from now on; `only_first`: it is refused if it has another one. Of two
-    /// commands that add a node at once one has given it an id, by which others know it.
+    /// Sets the node's id. With `only_first` an existing id cannot be changed, since another
+    /// concurrent command may have announced it to other nodes.
     pub fn set_own_id(&self, dir: &Path, id: &str, only_first: bool) -> Result<bool, ClusterError> {
         self.change(dir, |now| match now.own_id.as_str() {
             own if own == id => Ok(None),
@@ -139,7 +137,8 @@ impl Cluster {
         })
     }
 
-    /// The same of a master that gives slots away, until [`Cluster::gave`].
+    /// Like [`Cluster::change`], for a master that gives slots away; [`Cluster::gave`] completes
+    /// it.
     pub fn give(
         &self,
         dir: &Path,
@@ -165,13 +164,12 @@ impl Cluster {
         Ok(true)
     }
 
-    /// Whether slots were given away, and it is not known yet whether those that got them know.
+    /// Whether slots were given away and not all new owners have confirmed it.
     pub fn is_giving(&self) -> bool {
         self.giving.load(SeqCst)
     }
 
-    /// All nodes that get slots by the topology of this version have said that they know it:
-    /// durable when this returns.
+    /// Records durably that all new owners know the topology of this version.
     pub fn gave(&self, dir: &Path, version: i64) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
         let now = self.now.load();
@@ -187,9 +185,9 @@ impl Cluster {
         Kept { topology: topology.clone(), election, lease_ms, giving: self.giving.load(SeqCst) }
     }
 
-    /// CLUSTERX HOLD: whether the command with this token may change the cluster for so long; other
-    /// commands may not. No time: it has ended. Nothing that is told to this node is refused for
-    /// it, and a restart forgets it: it keeps two operators apart, not two masters.
+    /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
+    /// another command holds it. A zero time releases it. The hold is advisory and lost on restart:
+    /// it keeps two operators apart, not two masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
         let mut held = self.held.lock();
         let now = Instant::now();
@@ -200,8 +198,8 @@ impl Cluster {
         !is_other
     }
 
-    /// CLUSTERX SETNODES ... CHECK: whether [`Cluster::set_nodes`] would take it, the disk
-    /// included. Nothing changes.
+    /// CLUSTERX SETNODES ... CHECK: tests whether [`Cluster::set_nodes`] would succeed, including
+    /// the disk. Changes nothing.
     pub fn check_nodes(
         &self,
         dir: &Path,
@@ -216,9 +214,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// CLUSTERX SETNODES. An older version is refused, as is another topology of the same version;
-    /// the same one changes nothing. `is_here`: whether a host and port are this node's, for one
-    /// without an id; that is refused if several are, as it must not guess which node it is.
+    /// CLUSTERX SETNODES. Refuses an older version, and a different topology of the same version;
+    /// an equal topology changes nothing. A node without an id finds itself by `is_here`, which
+    /// tells whether a host and port are its own. The topology is refused if that matches several
+    /// nodes.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -228,8 +227,8 @@ impl Cluster {
         self.change(dir, |now| nodes.behind(now, is_here))
     }
 
-    /// CLUSTERX HEARTBEAT: a lease of an election, whose number is durable when this returns. One
-    /// of an older election is refused.
+    /// CLUSTERX HEARTBEAT: grants a lease. Its election is durable when this returns. Refuses an
+    /// older election.
     pub fn heartbeat(&self, dir: &Path, lease: Lease) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
         let now = self.lease();
@@ -249,9 +248,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether this node is a master without a replica, as the last topology says that it heard of.
-    /// Then no other one can have its slots without its doing. A replica that was to get some may
-    /// not have heard of it, and have been given all of them instead.
+    /// Whether this node is a master without replicas in its topology. Then no other node can have
+    /// its slots, unless it was giving slots away: a replica that did not receive the topology may
+    /// have been given all of them.
     pub fn rules_alone(&self) -> bool {
         let topology = self.topology();
         !self.giving.load(SeqCst)
@@ -259,7 +258,7 @@ impl Cluster {
             && topology.replicas(&topology.own_id).next().is_none()
     }
 
-    /// CLUSTER RESET: as a node that has never been of a cluster.
+    /// CLUSTER RESET: discards all cluster state.
     pub fn reset(&self, dir: &Path) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
         Kept::default().write(dir)?;
@@ -270,20 +269,20 @@ impl Cluster {
     }
 }
 
-/// What CLUSTERX SETNODES says.
+/// Arguments of CLUSTERX SETNODES.
 pub struct Nodes<'a> {
-    /// Lines as those of CLUSTER NODES.
+    /// Lines in the format of CLUSTER NODES.
     pub text: &'a str,
-    /// Of the topology.
+    /// Version of the topology.
     pub version: i64,
-    /// FORCE: whatever this node has.
+    /// FORCE: replaces whatever this node has.
     pub forced: bool,
-    /// This node has not all of its master's data, so it is no master of others unless `forced`.
+    /// Whether this node lacks data of its master. Then it may become a master only by FORCE.
     pub lacks_data: bool,
 }
 
 impl Nodes<'_> {
-    /// What comes behind the topology of this node, if that is not the same.
+    /// Returns the next topology, or `None` if it equals the current one.
     fn behind(
         &self,
         now: &Topology,
@@ -297,7 +296,7 @@ impl Nodes<'_> {
             next
         };
         next.check()?;
-        // Names may have to be looked up, which takes its time: only if it is not known.
+        // May need DNS lookups, so only if the own id is unknown.
         let mut here = Vec::new();
         if now.own_id.is_empty() || forced {
             let members = next.members().iter();
@@ -305,7 +304,7 @@ impl Nodes<'_> {
         }
         let own_id = match here[..] {
             [member] => Some(member.id.clone()),
-            // Which one it is only its id can say.
+            // Ambiguous: the node needs an id first.
             [one, other] if now.own_id.is_empty() => {
                 return Err(format!(
                     "Invalid cluster nodes info: nodes {} and {} are both at addresses of this \
@@ -330,8 +329,8 @@ impl Nodes<'_> {
     }
 }
 
-/// What comes behind the topology of this node, if that is not the same. Two that a version has
-/// cannot both be right: one of them was made without knowing the other.
+/// Returns the next topology, or `None` if it equals the current one. Different topologies of one
+/// version conflict: one of them was made without knowledge of the other.
 fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, String> {
     if version < 0 || version < now.version {
         return Err(topology::VERSION.to_owned());

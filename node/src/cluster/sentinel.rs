@@ -1,9 +1,8 @@
-//! A topology from Redis Sentinel: which node is the master of which shard, as Sentinels say it.
+//! Topology from Redis Sentinel, which names the master of each shard.
 //!
-//! Each failover of Sentinel has a configuration epoch, which only rises. So a Sentinel that was
-//! away, and says what was true once, is told from one that knows. What Sentinels say of the same
-//! epoch is settled by their number. The version of the topology is the sum of the epochs: it never
-//! falls, also not by a restart, since the data folder has it.
+//! Each failover has a higher configuration epoch, so a lower epoch marks a stale Sentinel. Within
+//! one epoch the majority decides. The topology's version is the sum of the epochs. It never
+//! decreases, not even by a restart, since the data folder has it.
 
 use crate::cluster::Topology;
 use crate::cluster::slot::{SLOTS, parse_ranges};
@@ -11,27 +10,27 @@ use crate::config::{Config, Shard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Where a node is reached.
+/// Host and port.
 pub type Place = (String, u16);
 
-/// What a Sentinel says of a shard.
+/// A Sentinel's view of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// The configuration epoch.
+    /// Configuration epoch.
     pub epoch: u64,
-    /// The master.
+    /// Master.
     pub master: Place,
-    /// Its replicas that this Sentinel reaches.
+    /// Replicas that this Sentinel reaches.
     pub replicas: Vec<Place>,
 }
 
-/// What all Sentinels have said: by Sentinel and shard.
+/// Views of all Sentinels, by Sentinel and shard.
 #[derive(Default)]
 pub struct Sentinels {
     said: BTreeMap<(usize, usize), Said>,
 }
 
-/// A host and a port, as host:port or [host]:port.
+/// Parses `host:port` or `[host]:port`.
 fn place(text: &str) -> Option<Place> {
     let (host, port) = text.rsplit_once(':')?;
     let host = host.trim_matches(['[', ']']);
@@ -39,12 +38,12 @@ fn place(text: &str) -> Option<Place> {
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
 
-/// Where the Sentinels of a configuration are.
+/// Returns the addresses of the configured Sentinels.
 pub fn places(config: &Config) -> Vec<Place> {
     config.cluster.sentinels.iter().filter_map(|text| place(text)).collect()
 }
 
-/// Checks the Sentinels of a configuration, and the shards that they choose masters for.
+/// Checks the configuration of Sentinels and shards.
 pub fn check(config: &Config) -> Result<(), String> {
     let (sentinels, shards) = (&config.cluster.sentinels, &config.shard);
     if let Some(text) = sentinels.iter().find(|text| place(text).is_none()) {
@@ -78,7 +77,7 @@ pub fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// The id of a node that Sentinels know by its address.
+/// Derives a node id from an address.
 pub fn id_of((host, port): &Place) -> String {
     let half =
         |seed| xxhash_rust::xxh3::xxh3_128_with_seed(format!("{host} {port}").as_bytes(), seed);
@@ -88,7 +87,7 @@ pub fn id_of((host, port): &Place) -> String {
 }
 
 impl Sentinels {
-    /// A Sentinel has said something of a shard. False: it is older than what it said before.
+    /// Records a Sentinel's view of a shard. Returns false if it is older than its previous view.
     pub fn hear(&mut self, sentinel: usize, shard: usize, said: Said) -> bool {
         let known = self.said.entry((sentinel, shard)).or_insert_with(|| said.clone());
         let is_older = known.epoch > said.epoch;
@@ -98,7 +97,8 @@ impl Sentinels {
         !is_older
     }
 
-    /// What holds of a shard: of the highest epoch what most Sentinels say, or the present master.
+    /// Returns the master that most Sentinels name in the highest epoch; a tie is resolved for the
+    /// present master.
     fn of_shard(&self, shard: usize, now: Option<&Place>) -> Option<Said> {
         let said = || self.said.iter().filter(|((_, of), _)| *of == shard).map(|(_, said)| said);
         let epoch = said().map(|said| said.epoch).max()?;
@@ -113,8 +113,8 @@ impl Sentinels {
         Some(Said { epoch, master: master.clone(), replicas })
     }
 
-    /// The topology, if it is another one than `now`. None as well while no Sentinel has spoken of
-    /// a shard, and if what they say is older. `is_here`: whether an address is this node's.
+    /// Returns the topology if it differs from `now`. Returns `None` also while a shard has no
+    /// view, or if the views are older. `is_here` tells whether an address is this node's.
     pub fn topology(
         &self,
         shards: &[Shard],
@@ -140,7 +140,7 @@ impl Sentinels {
         if version < now.version {
             return Ok(None);
         }
-        // A node that its Sentinels do not reach for a moment is the one that it was.
+        // A node keeps its id while its Sentinels cannot reach it.
         let own = own.unwrap_or_else(|| now.own_id.clone());
         let next = Topology::parse(&text, version, &own)?;
         Ok(Some(next).filter(|next| next != now))
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Three Sentinels, two shards, this node is port 1.
+    /// Three Sentinels and two shards; this node has port 1.
     #[test]
     fn a_sentinel_that_was_away_takes_no_topology_back() {
         let next = |all: &Sentinels, now: &Topology| {
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((first.version, first.server_of(0)), (0, Server::Own));
         assert!(matches!(first.server_of(16_383), Server::Other(m) if m.port == 3));
         assert_eq!(next(&all, &first), None, "the same is no news");
-        // A failover, of which one of them knows.
+        // A failover that only one Sentinel knows of.
         assert!(all.hear(1, 0, said(7, 2, 1)));
         let second = next(&all, &first).unwrap();
         assert!(matches!(second.server_of(0), Server::OwnMaster(m) if m.port == 2));
@@ -215,11 +215,11 @@ mod tests {
         assert_eq!(next(&all, &second), None, "more of them know nothing yet");
         assert!(!all.hear(1, 0, said(6, 1, 2)), "it said 7 before");
         assert_eq!(next(&all, &second), None);
-        // After a restart of this node only one that was away answers.
+        // After a restart of this node only a stale Sentinel answers.
         let mut stale = Sentinels::default();
         assert!(stale.hear(0, 0, said(0, 1, 2)) && stale.hear(0, 1, said(0, 3, 4)));
         assert_eq!(next(&stale, &second), None);
-        // Of one epoch what most say holds, and where they are as many what holds already.
+        // Within an epoch the majority wins, and a tie keeps the present master.
         assert!(all.hear(0, 0, said(7, 1, 2)));
         assert_eq!(next(&all, &second), None, "one against one");
         assert!(all.hear(2, 0, said(7, 1, 2)));

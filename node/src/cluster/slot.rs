@@ -1,13 +1,13 @@
-//! Slots: the 16,384 parts of the ids that shards divide among themselves, numbered as in Redis.
+//! Hash slots: 16,384 parts of the ids, which are distributed over shards as in Redis.
 //!
-//! The slot of a key is that of its hash tag, the text in its first braces; the slot of an id is
-//! that of its decimal text. So `post:{1001}`, `liked:{1001}` and the bare argument `1001` share
-//! one. A key without a hash tag would have a slot of its own, apart from its row's: it is refused.
+//! The slot of a key is that of its hash tag, the text in its first braces. The slot of an id is
+//! that of its decimal text. So `post:{1001}`, `liked:{1001}` and the argument `1001` share a slot.
+//! A key without a hash tag is refused, since its slot would differ from that of its id.
 
-/// How many there are.
+/// Number of slots.
 pub const SLOTS: u16 = 16_384;
 
-/// Longest decimal text of an id.
+/// Maximum length of an id's decimal text.
 const ID_BYTES: usize = 20;
 
 /// CRC-16/XMODEM of each byte.
@@ -27,7 +27,7 @@ const TABLE: [u16; 256] = {
     table
 };
 
-/// CRC-16/XMODEM, as Redis has it.
+/// CRC-16/XMODEM, as in Redis.
 const fn crc16(bytes: &[u8]) -> u16 {
     let (mut crc, mut at) = (0u16, 0);
     while at < bytes.len() {
@@ -39,18 +39,18 @@ const fn crc16(bytes: &[u8]) -> u16 {
 
 const _: () = assert!(crc16(b"123456789") == 0x31c3, "the check value of CRC-16/XMODEM");
 
-/// What stands in the first braces of a key, if that is not empty.
+/// Returns the hash tag of a key: the text in its first braces, if not empty.
 pub fn tag_of(key: &[u8]) -> Option<&[u8]> {
     let rest = &key[key.iter().position(|&b| b == b'{')? + 1..];
     rest.iter().position(|&b| b == b'}').filter(|&length| length > 0).map(|end| &rest[..end])
 }
 
-/// The slot of a key, as Redis has it: of its hash tag, or of all of it.
+/// Returns the slot of a key, from its hash tag or else from the whole key, as in Redis.
 pub fn of_key(key: &[u8]) -> u16 {
     crc16(tag_of(key).unwrap_or(key)) % SLOTS
 }
 
-/// The slot of an id.
+/// Returns the slot of an id.
 pub fn of_id(id: u64) -> u16 {
     let (mut text, mut at, mut rest) = ([0; ID_BYTES], ID_BYTES, id);
     loop {
@@ -63,19 +63,18 @@ pub fn of_id(id: u64) -> u16 {
     }
 }
 
-/// The slot of an id by its decimal text.
+/// Returns the slot of an id by its decimal text.
 #[inline]
 pub fn of_text(text: &[u8]) -> u16 {
     crc16(text) % SLOTS
 }
 
-/// A range of slots as it is written: `7`, or `0-5460`.
+/// Formats a range of slots: `7` or `0-5460`.
 pub fn write_range(first: u16, last: u16) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
-/// Slots and ranges of slots, parted by blanks: `0-5460 7000`. The error names the word that is
-/// none.
+/// Parses slots and ranges separated by spaces: `0-5460 7000`. The error is the invalid word.
 pub fn parse_ranges(text: &str) -> Result<Vec<(u16, u16)>, String> {
     let slot = |text: &str| text.parse::<u16>().ok().filter(|slot| *slot < SLOTS);
     let range = |word: &str| {
@@ -90,7 +89,7 @@ pub fn parse_ranges(text: &str) -> Result<Vec<(u16, u16)>, String> {
 mod tests {
     use super::*;
 
-    /// Slots that redis-server 7.0 gives.
+    /// Expected values are from redis-server 7.0.
     #[test]
     fn slots_of_keys_are_those_of_redis() {
         for (key, slot) in [

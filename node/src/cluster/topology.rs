@@ -1,8 +1,7 @@
-//! A topology: which node is the master of which slots, and which nodes are its replicas. One
-//! immutable value of a version; a change makes another one.
+//! Topology: the master of each slot and the replicas of each master. A topology is immutable and
+//! has a version; a change makes a new one.
 //!
-//! The text of it, a line per node, is that of Kvrocks' CLUSTERX SETNODES, and also what the data
-//! folder keeps:
+//! Its text has a line per node, as in Kvrocks' CLUSTERX SETNODES and in the data folder:
 //!
 //! ```text
 //!   <id> <host> <port> master - [<slot>|<first>-<last> ...]
@@ -13,46 +12,47 @@ use crate::cluster::slot::{self, SLOTS};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
-/// Bytes of a node's id.
+/// Length of a node's id, in bytes.
 pub const ID_BYTES: usize = 40;
-/// Most nodes. A client of CLUSTERX decides on the topology, but not on our memory.
+/// Maximum number of nodes. Bounds the memory that a client of CLUSTERX can allocate.
 pub const MOST_NODES: usize = 2_000;
-/// Most bytes of a topology's text.
+/// Maximum length of a topology's text, in bytes.
 pub const MOST_TEXT: usize = 1 << 20;
-/// Longest name of a host, in bytes.
+/// Maximum length of a host name, in bytes.
 const MOST_HOST: usize = 255;
 
 const NO_NODE: u16 = u16::MAX;
 const _: () = assert!(MOST_NODES < NO_NODE as usize);
 
-/// Kvrocks' words.
+/// Error texts of Kvrocks.
 const NODES_INFO: &str = "Invalid cluster nodes info";
-/// The same.
+/// Error of Kvrocks for an invalid id.
 pub const NODE_ID: &str = "Invalid cluster node id";
-/// The same.
+/// Error of Kvrocks for an outdated version.
 pub const VERSION: &str = "Invalid cluster version";
 const OUT_OF_RANGE: &str = "Slot is out of range";
 
-/// One node.
+/// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// 40 characters.
+    /// Id of 40 characters.
     pub id: String,
-    /// Where clients and other nodes reach it.
+    /// Host for clients and other nodes.
     pub host: String,
-    /// The same.
+    /// Port for clients and other nodes.
     pub port: u16,
-    /// The id of its master, if it is a replica.
+    /// Id of its master; `None` for a master.
     pub master: Option<String>,
 }
 
 impl Member {
-    /// `host:port`
+    /// Returns `host:port`.
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Its line in a topology's text; `slots` of a master, a blank before each.
+    /// Returns the node's line in a topology's text. `slots` are a master's, each with a leading
+    /// space.
     pub fn line(&self, slots: &str) -> String {
         let Member { id, host, port, master } = self;
         match master {
@@ -62,12 +62,12 @@ impl Member {
     }
 }
 
-/// Which node serves a slot, as one of them sees it.
+/// Node that serves a slot, from the point of view of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server<'a> {
-    /// The node itself, as its master.
+    /// This node, as a master.
     Own,
-    /// Its master: the node can answer reads.
+    /// This node's master; this node can serve reads.
     OwnMaster(&'a Member),
     /// The master of another shard.
     Other(&'a Member),
@@ -75,17 +75,18 @@ pub enum Server<'a> {
     None,
 }
 
-/// What a node is by its topology.
+/// Role of this node in its topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role<'a> {
-    /// It follows no other node.
+    /// It is a master.
     Master,
-    /// It follows this one.
+    /// It is a replica of this node.
     ReplicaOf(&'a Member),
 }
 
 impl Server<'_> {
-    /// Whether the node itself answers: of its master's slots what it may read.
+    /// Whether this node answers requests for the slot. `may_read`: whether a replica may answer
+    /// this request.
     pub fn is_here(self, may_read: impl FnOnce() -> bool) -> bool {
         match self {
             Server::Own => true,
@@ -95,17 +96,18 @@ impl Server<'_> {
     }
 }
 
-/// See the top of the file.
+/// Immutable topology of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Rises with every change; -1: there is none yet.
+    /// Version; -1 if there is no topology yet.
     pub version: i64,
-    /// This node's id; empty: it has none yet.
+    /// Id of this node; empty if it has none yet.
     pub own_id: String,
     members: Vec<Member>,
-    /// Of each slot the position of its master, or [`NO_NODE`].
+    /// Index of the master of each slot, or [`NO_NODE`].
     slots: Box<[u16; SLOTS as usize]>,
-    /// The position of this node, and of its master; [`NO_NODE`] if it is not among them.
+    /// Indexes of this node and its master; [`NO_NODE`] if not in the topology. For a master both
+    /// are equal.
     own: u16,
     own_master: u16,
 }
@@ -123,14 +125,13 @@ impl Default for Topology {
     }
 }
 
-/// Whether a text can be a node's id.
+/// Whether a text is a valid node id.
 pub fn is_id(id: &str) -> bool {
     id.len() == ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic())
 }
 
 impl Topology {
-    /// The topology that a text describes, of the node with this id. The error is in Kvrocks'
-    /// words.
+    /// Parses a topology for the node with this id. Errors have the texts of Kvrocks.
     pub fn parse(text: &str, version: i64, own_id: &str) -> Result<Topology, String> {
         let mut next = Topology { version, own_id: own_id.to_owned(), ..Topology::default() };
         for line in text.split('\n').filter(|line| !line.is_empty()) {
@@ -147,7 +148,7 @@ impl Topology {
         Ok(next)
     }
 
-    /// Refuses what no cluster can be like: two nodes at one address, a replica of a replica.
+    /// Refuses two nodes at one address and replicas of replicas.
     pub fn check(&self) -> Result<(), String> {
         let replicas = self.members.iter().filter(|member| member.master.is_some());
         let replicas: HashSet<&str> = replicas.map(|member| member.id.as_str()).collect();
@@ -163,8 +164,8 @@ impl Topology {
         Ok(())
     }
 
-    /// Whether this node is a replica of a master that was, by the topology `before`, of another
-    /// shard than this node. Of one that `before` has not nothing is known.
+    /// Whether this node has become a replica of a master that belonged to another shard in
+    /// `before`. Returns false if `before` does not know the master.
     pub fn joins_another_shard(&self, before: &Topology) -> bool {
         let shard_of = |id: &str| {
             let member = before.members.iter().find(|member| member.id == id)?;
@@ -175,7 +176,7 @@ impl Topology {
         own.zip(master).is_some_and(|(own, master)| own != master)
     }
 
-    /// A line of the text: one more node.
+    /// Adds the node of one line.
     fn add(&mut self, line: &str) -> Result<(), String> {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let [id, host, port, role, master, slots @ ..] = &words[..] else {
@@ -215,7 +216,7 @@ impl Topology {
         slots.iter().try_for_each(|word| self.assign(word, number))
     }
 
-    /// Slots of a node that no node has yet.
+    /// Assigns free slots to a node.
     fn assign(&mut self, word: &str, number: u16) -> Result<(), String> {
         if is_id(word) && word.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(
@@ -233,14 +234,14 @@ impl Topology {
         Ok(())
     }
 
-    /// The next version: these slots are this node's.
+    /// Returns the next version, with these slots assigned to node `id`.
     pub fn with_slots(
         &self,
         ranges: &[(u16, u16)],
         id: &str,
         version: i64,
     ) -> Result<Topology, String> {
-        // It changes what is there, so it has to follow it.
+        // The change is relative, so it needs the version before it.
         if version <= 0 || Some(version) != self.version.checked_add(1) {
             return Err(VERSION.to_owned());
         }
@@ -255,7 +256,7 @@ impl Topology {
         Ok(next)
     }
 
-    /// The same, of the node with this id.
+    /// Returns the topology for the node with this id.
     pub fn with_own_id(&self, id: &str) -> Topology {
         let mut next = Topology { own_id: id.to_owned(), ..self.clone() };
         next.find_own();
@@ -278,24 +279,25 @@ impl Topology {
         self.members.get(usize::from(at))
     }
 
-    /// This node, if it is one of them.
+    /// Returns this node, if it is in the topology.
     pub fn own(&self) -> Option<&Member> {
         self.member(self.own)
     }
 
-    /// How many topologies lie between `before` and this one, if this node is a master by both.
+    /// Number of versions between `before` and this topology, if this node is a master in both;
+    /// otherwise 0.
     pub fn skipped(&self, before: &Topology) -> u64 {
         let next = before.version.saturating_add(1).min(self.version);
         if before.leads() && self.leads() { self.version.abs_diff(next) } else { 0 }
     }
 
-    /// Whether this node is one of the masters.
+    /// Whether this node is a master.
     pub fn leads(&self) -> bool {
         self.own().is_some_and(|own| own.master.is_none())
     }
 
-    /// What this node is to be; `None`: whatever it is, as it is not one of the nodes, or its
-    /// master is not.
+    /// Returns the role of this node. `None`, which keeps the current role, if the node or its
+    /// master is not in the topology.
     pub fn own_role(&self) -> Option<Role<'_>> {
         match self.own()?.master {
             None => Some(Role::Master),
@@ -303,27 +305,27 @@ impl Topology {
         }
     }
 
-    /// Its master, if it is a replica of a node of this topology.
+    /// Returns this node's master, if it is a replica.
     pub fn own_master(&self) -> Option<&Member> {
         self.member(self.own_master).filter(|_| self.own_master != self.own)
     }
 
-    /// The masters.
+    /// Returns the masters.
     pub fn masters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.master.is_none())
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The replicas of a node.
+    /// Returns the replicas of a node.
     pub fn replicas<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Member> {
         self.members.iter().filter(move |member| member.master.as_deref() == Some(id))
     }
 
-    /// Which node serves a slot.
+    /// Returns the node that serves a slot.
     #[inline]
     pub fn server_of(&self, slot: u16) -> Server<'_> {
         let at = self.slots[usize::from(slot % SLOTS)];
@@ -337,20 +339,20 @@ impl Topology {
         }
     }
 
-    /// The position among [`Topology::members`] of a slot's master.
+    /// Returns the index of a slot's master in [`Topology::members`].
     #[inline]
     pub fn number_of(&self, slot: u16) -> Option<usize> {
         let at = usize::from(self.slots[usize::from(slot % SLOTS)]);
         (at < self.members.len()).then_some(at)
     }
 
-    /// The slots of a node, in order.
+    /// Returns the slots of a node, in ascending order.
     pub fn slots_of(&self, id: &str) -> Vec<u16> {
         let Some(at) = self.position(id) else { return Vec::new() };
         (0..SLOTS).filter(|&slot| self.slots[usize::from(slot)] == at).collect()
     }
 
-    /// Ranges of slots with their masters, in order; slots without a master are left out.
+    /// Returns ranges of slots with their masters, in ascending order, without unassigned slots.
     pub fn ranges(&self) -> Vec<(u16, u16, &Member)> {
         let mut ranges = Vec::new();
         let mut first = 0;
@@ -362,18 +364,18 @@ impl Topology {
         ranges
     }
 
-    /// How many slots have a master.
+    /// Number of slots with a master.
     pub fn assigned(&self) -> usize {
         self.slots.iter().filter(|of| **of != NO_NODE).count()
     }
 
-    /// Whether both say the same of all nodes and slots, in whatever order.
+    /// Whether both have the same version, nodes and slots, in any order.
     pub fn agrees_with(&self, other: &Topology) -> bool {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<HashSet<_>>();
         self.version == other.version && lines(&self.describe()) == lines(&other.describe())
     }
 
-    /// The text: see the top of the file.
+    /// Returns the text of the topology.
     pub fn describe(&self) -> String {
         let mut of_master: HashMap<&str, String> = HashMap::new();
         for (first, last, member) in self.ranges() {

@@ -1,5 +1,4 @@
-//! Refusals: why a command did nothing, in the words that go to the client. Redis's words where
-//! Redis has words for it.
+//! Error replies of commands, with Redis's texts where Redis has the same error.
 
 use crate::command::streams;
 use dataset::catalogue::EditError;
@@ -9,47 +8,47 @@ use dataset::key_patterns::{Kind, Pattern};
 use std::borrow::Cow;
 use std::fmt;
 
-/// The text of an error reply, prefix included.
+/// Text of an error reply, including the code.
 #[derive(Clone, Debug)]
 pub struct Refusal(Cow<'static, [u8]>);
 
 impl Refusal {
-    /// Before the data are there.
+    /// Data are still loading.
     pub const LOADING: Refusal =
         Refusal::fixed(b"LOADING Tidemark is loading the dataset in memory");
     pub(crate) const NO_AUTH: Refusal = Refusal::fixed(b"NOAUTH Authentication required.");
-    /// AUTH that failed.
+    /// AUTH failed.
     pub const WRONG_PASS: Refusal =
         Refusal::fixed(b"WRONGPASS invalid username-password pair or user is disabled.");
-    /// An argument that is no number of 64 bits.
+    /// An argument is not a 64-bit integer.
     pub const NOT_AN_INTEGER: Refusal =
         Refusal::fixed(b"ERR value is not an integer or out of range");
-    /// The same of the hash commands.
+    /// The same for hash commands.
     pub const HASH_NOT_AN_INTEGER: Refusal = Refusal::fixed(b"ERR hash value is not an integer");
     pub(crate) const OVERFLOW: Refusal =
         Refusal::fixed(b"ERR increment or decrement would overflow");
-    /// A decrement whose negation does not fit.
+    /// The negated decrement overflows.
     pub const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
-    /// Options that are not understood.
+    /// Unknown options.
     pub const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
-    /// A key of another kind than the command's.
+    /// The key belongs to another type.
     pub const WRONG_TYPE: Refusal =
         Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
-    /// An id whose table was recycled.
+    /// The table of the id was recycled.
     pub const BELOW_HORIZON: Refusal =
         Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
 
-    /// As RedisBloom says it.
+    /// RedisBloom's text.
     pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
-    /// An action on an id that has no counters any more.
+    /// A count or a list of members was requested from a filter.
     pub const NOT_COUNTED: Refusal = Refusal::fixed(
         b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids \
          of its table together. Ask for members one by one, keep a counter for their number \
          (FEED.ACT moves both), and see TM.TABLES for the table",
     );
 
-    /// A command that names members, of a space that has none.
+    /// A command names members of a space that has none.
     #[cold]
     pub fn no_members(space: &ExistenceSpace) -> Refusal {
         let name = space.name();
@@ -60,23 +59,23 @@ impl Refusal {
         Refusal::new(text.into_bytes())
     }
 
-    /// A text that never changes.
+    /// Creates an error with a constant text.
     pub const fn fixed(text: &'static [u8]) -> Refusal {
         Refusal(Cow::Borrowed(text))
     }
 
-    /// A text made for this request.
+    /// Creates an error with a text for this request.
     pub fn new(text: Vec<u8>) -> Refusal {
         Refusal(Cow::Owned(text))
     }
 
-    /// The error without its sign and line end.
+    /// Returns the text without the leading `-` and the line end.
     pub fn text(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// A refusal from a format string.
+/// Creates a [`Refusal`](crate::command::error::Refusal) from a format string.
 #[macro_export]
 macro_rules! refuse {
     ($($arg:tt)*) => { $crate::command::error::Refusal::new(format!($($arg)*).into_bytes()) };
@@ -110,10 +109,8 @@ impl From<KeyError<'_>> for Refusal {
     }
 }
 
-/// Key patterns that an error shows.
 const PATTERNS_SHOWN: usize = 8;
 
-/// For a key that fits no pattern.
 #[cold]
 fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
     if streams::is_stream(key) {
@@ -127,7 +124,7 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
              hash of it"
         );
     }
-    // Of several forms of the same keys the first.
+    // If several patterns map to the same keys, only the first is shown.
     let forms = patterns.chunk_by(|a, b| (a.1, a.2) == (b.1, b.2));
     let mut texts: Vec<String> = forms.map(|forms| forms[0].0.to_string()).collect();
     if texts.len() > PATTERNS_SHOWN {
@@ -141,7 +138,7 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
     )
 }
 
-/// For a field that a space's schema lacks.
+/// Returns the error for a field that the space does not have.
 #[cold]
 pub fn no_field(space: &str, field: &[u8]) -> Refusal {
     refuse!("ERR No schema field '{}' in space '{space}'", Printable(field))
@@ -157,7 +154,8 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
             }
-            // In the words by which clients know it; the limit is the space's share, or its own.
+            // Redis's text, by which clients recognize the error. The limit is the space's own or
+            // its share.
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }
@@ -223,8 +221,7 @@ impl From<ChangeError> for Refusal {
     }
 }
 
-/// A client's bytes in one of our texts: at most 128 of them, those that are not printable ASCII as
-/// `\xNN`.
+/// Displays a client's bytes in an error: at most 128 of them, and non-printable ones as `\xNN`.
 pub struct Printable<'a>(pub &'a [u8]);
 
 impl fmt::Display for Printable<'_> {

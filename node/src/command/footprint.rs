@@ -1,9 +1,9 @@
-//! What a request touches: rows and pairs, by the ids and keys among its arguments.
+//! Rows and pairs that a request touches, derived from the ids and keys among its arguments.
 //!
-//! This is the one place where that is worked out. Before a request runs it tells what to fetch
-//! into the cache and from the disk, how much room in the log the changes need, which other writers
-//! a transaction keeps out, what a permission must allow, and what a client that tracks its reads
-//! remembers; afterwards, what a read has shown.
+//! All users of this information share this module. Before a request runs it tells what to prefetch
+//! into the cache, what to read from disk, how much log space to reserve, which writers a
+//! transaction excludes, which permissions are needed, and what CLIENT TRACKING records. After a
+//! read it tells what was shown.
 
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
 use crate::command::stream_options;
@@ -13,18 +13,18 @@ use phantom::Member;
 use resp::{Args, natural};
 use std::cell::LazyCell;
 
-/// One thing that a request touches.
+/// An object that a request touches.
 pub enum Touch<'a> {
     /// A row of counters, or one of its cells.
     Row(&'a CounterSpace, u64),
-    /// A pair; without a member all pairs of the id.
+    /// A pair; `None` stands for all pairs of the id.
     Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
-    /// What a view shows of an id to a viewer. It is only read.
+    /// The fields that a view shows of an id to a viewer. Read-only.
     Shown(&'a View, u64, Member<'a>),
 }
 
 impl Touch<'_> {
-    /// Its id.
+    /// Returns the object's id.
     #[inline]
     pub fn id(&self) -> u64 {
         match self {
@@ -33,7 +33,7 @@ impl Touch<'_> {
     }
 }
 
-/// What a name in front of ids stands for.
+/// Object that the name before the ids refers to.
 #[derive(Clone, Copy)]
 enum Named<'a> {
     Rows(&'a CounterSpace),
@@ -44,7 +44,7 @@ enum Named<'a> {
     Flags(&'a ExistenceSpace),
 }
 
-/// What decides where in a cluster a request is answered.
+/// Key or id that determines the cluster node of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed<'a> {
     /// A key.
@@ -53,48 +53,46 @@ pub enum Placed<'a> {
     Id(u64),
 }
 
-/// How far it is known what a request touches.
+/// How precisely the touched objects are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Reach {
-    /// What its keys and ids say, and nothing else.
+    /// Exactly the objects named by keys and ids.
     Named,
-    /// Anything: it walks what is there, or changes a schema.
+    /// Unknown: the request scans the data or changes a schema.
     Everything,
 }
 
-/// What one request touches. See the top of the file.
+/// Footprint of one request.
 #[derive(Clone, Copy)]
 pub struct Footprint<'a> {
     spec: &'a Spec,
     keys: KeyArgs,
-    /// The position of the name in front of ids.
     name: usize,
     args: Args<'a>,
     engines: &'a Engines,
 }
 
 impl<'a> Footprint<'a> {
-    /// Of a request of this command. Whatever is wrong with its arguments is for the command itself
-    /// to say: what they do not name is not touched.
+    /// Creates the footprint of a request. Invalid arguments are ignored; the command reports them.
     #[inline]
     pub fn new(spec: &'a Spec, args: Args<'a>, engines: &'a Engines) -> Footprint<'a> {
         Footprint { spec, keys: spec.keys, name: 1, args, engines }
     }
 
-    /// What an option does beside: the action of `FEED.GET ... MARK`.
+    /// Returns the footprint of an option that performs an action: `FEED.GET ... MARK`.
     pub fn marked(&self) -> Option<Footprint<'a>> {
         let name = self.spec.mark(self.args)?;
         Some(Footprint { keys: KeyArgs::ids_of(Of::Action), name, ..*self })
     }
 
-    /// Tells `each` what is touched, with the position of the argument that names it.
+    /// Calls `each` for each touched object, with the position of the argument that names it.
     pub fn each(&self, each: impl FnMut(usize, Touch<'a>)) {
         self.walk(|_| None, each);
     }
 
-    /// As [`Footprint::each`], for the first key or id alone, and the first member behind it: what
-    /// one command in a row of many small ones needs.
+    /// Like [`Footprint::each`], but only for the first key or id and its first member. For
+    /// pipelines of small commands.
     #[inline]
     pub fn first(&self, mut each: impl FnMut(Touch<'a>)) {
         let mut each = |_, touch| each(touch);
@@ -117,8 +115,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Whether ledgers are asked of what it touches: there are some, and it changes that, or says
-    /// EXACT.
+    /// Whether the request consults ledgers: some space has one, and the request writes or has the
+    /// option EXACT.
     pub fn is_exact(&self) -> bool {
         self.engines.ledgers().next().is_some()
             && (self.spec.has(flag::WRITE)
@@ -126,22 +124,22 @@ impl<'a> Footprint<'a> {
                 || exact(self.spec, self.args).is_some())
     }
 
-    /// As [`Footprint::each`], without ids that are younger than anything on the disk. Most ids of
-    /// most requests are, and lie in memory: these cost one look. `is_exact`: as
-    /// [`Footprint::is_exact`] says.
+    /// Like [`Footprint::each`], without ids newer than all data on disk. Most requests only touch
+    /// such ids, which this filters with one comparison. `is_exact` is the result of
+    /// [`Footprint::is_exact`].
     pub fn old(&self, is_exact: bool, mut each: impl FnMut(Touch<'a>)) {
         self.walk(|named| Some(self.cold_end(named, is_exact)), |_, touch| each(touch));
     }
 
-    /// Whether it is known what is touched.
+    /// How precisely the touched objects are known.
     pub fn reach(&self) -> Reach {
         let any = self.spec.has(flag::READONLY) || self.spec.may_write(self.args);
         if self.keys == KeyArgs::None && any { Reach::Everything } else { Reach::Named }
     }
 
-    /// Tells `each` the ids that are named.
+    /// Calls `each` for each id.
     pub fn ids(&self, mut each: impl FnMut(u64)) -> Reach {
-        // Where cursors of consumer groups are marked.
+        // Id 0 stands for the cursors of consumer groups.
         if self.spec.group == "stream" && self.spec.has(flag::WRITE) {
             each(0);
         }
@@ -171,8 +169,8 @@ impl<'a> Footprint<'a> {
         self.reach()
     }
 
-    /// Tells `each` its keys, or the ids that it names, for a node of a cluster. Streams of changes
-    /// are not among them: each node has its own.
+    /// Calls `each` for each key or id that determines the request's cluster node. Streams of
+    /// changes are omitted, since each node has its own.
     pub fn placed(&self, mut each: impl FnMut(Placed<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
@@ -180,23 +178,22 @@ impl<'a> Footprint<'a> {
                 .map(|at| self.args.at(at))
                 .filter(|key| !streams::is_stream(key))
                 .for_each(|key| each(Placed::Key(key))),
-            // What is named is known by the ids alone.
+            // The node depends on the ids alone, not on the space.
             KeyArgs::Ids(..) => _ = self.ids(|id| each(Placed::Id(id))),
         }
     }
 
-    /// What the key at this position names.
     #[inline]
     fn key(&self, at: usize) -> Option<KeyRef<'a>> {
         self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
     }
 
-    /// `end`: only ids below it, if any.
+    /// Calls `each` for each touched object. `end`, if any, is an exclusive upper bound for ids.
     fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
             KeyArgs::Keys(..) => {
-                // Behind the keys are members, or options, which touch nothing that is there.
+                // Members, or options, follow the keys.
                 let behind = LazyCell::new(|| {
                     key_positions(self.spec, self.args).last().map_or(0, |last| last + 1)
                 });
@@ -233,14 +230,14 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// The view, and the id of the row whose key comes first ([`KeyArgs::Shown`]).
+    /// Returns the view, and the id in the first key ([`KeyArgs::Shown`]).
     #[inline]
     fn shown(&self) -> Option<(&'a View, u64)> {
         let Some(KeyRef::Row { id, .. }) = self.key(1) else { return None };
         Some((self.engines.view(self.args.at(2))?, id))
     }
 
-    /// The key at this position; `members`: those that the request names.
+    /// Calls `each` for the key at this position; `members` are those in the request.
     #[inline]
     fn touch_key<M: ExactSizeIterator<Item = &'a [u8]>>(
         &self,
@@ -268,7 +265,6 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// The id at this position.
     #[inline]
     fn touch_id(
         &self,
@@ -300,7 +296,7 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// The counters that an action moves beside.
+    /// Calls `each` for the additional counters that an action changes.
     #[cold]
     fn touch_beside(
         &self,
@@ -319,13 +315,12 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// The view, if its entries have several ids.
+    /// Returns the view, if its entries have several ids.
     fn joined(&self, of: Of) -> Option<&'a View> {
         let view = if of == Of::View { self.engines.view(self.args.at(self.name)) } else { None };
         view.filter(|view| view.is_joined())
     }
 
-    /// What the name in front of the ids stands for.
     #[inline]
     fn named(&self, of: Of) -> Option<Named<'a>> {
         let name = self.args.at(self.name);
@@ -341,7 +336,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Below it are the ids of what is on the disk: all, of pairs in a ledger that is asked.
+    /// Returns the exclusive upper bound of ids on disk. A ledger on disk that is consulted has no
+    /// bound.
     fn cold_end(&self, named: Named<'a>, is_exact: bool) -> u64 {
         let engines = self.engines;
         let of_pairs = |space: &ExistenceSpace| match space.ledger() {
@@ -358,7 +354,7 @@ impl<'a> Footprint<'a> {
             Named::Kin(space) => {
                 engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
             }
-            // None is read.
+            // No cold pairs are read.
             Named::Flags(_) => 0,
             Named::View(view) => {
                 let rows = engines.sources(view).map(|space| space.cold_end());
@@ -368,7 +364,7 @@ impl<'a> Footprint<'a> {
     }
 }
 
-/// The ids among arguments, with their positions. An argument that is no id is an option.
+/// Returns the ids among the arguments with their positions. Any other argument is an option.
 #[inline]
 fn ids<'a>(
     args: Args<'a>,
@@ -378,8 +374,8 @@ fn ids<'a>(
     (first..args.len()).step_by(step).filter_map(move |at| Some((at, natural(args.at(at))?)))
 }
 
-/// The ids among arguments that are entries of several, `1001/77`: positions of the argument and
-/// of the id in it, and the id.
+/// Returns the ids in entries with several ids (`1001/77`): position of the argument, position in
+/// the entry, and the id.
 fn entries<'a>(
     args: Args<'a>,
     first: usize,
@@ -390,7 +386,7 @@ fn entries<'a>(
     })
 }
 
-/// The position of EXACT in a request that has it as an option.
+/// Returns the position of the option EXACT, for commands that have it.
 pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
     if !matches!(spec.name, "feed.get" | "feed.row" | "ph.exists") {
         return None;
@@ -398,23 +394,23 @@ pub fn exact(spec: &Spec, args: Args<'_>) -> Option<usize> {
     (MEMBER + 1..args.len()).find(|at| args.at(*at).eq_ignore_ascii_case(b"EXACT"))
 }
 
-/// Positions of the keys in a request of this command.
+/// Returns the positions of the keys in a request.
 #[inline]
 pub fn key_positions(spec: &Spec, args: Args<'_>) -> impl Iterator<Item = usize> + use<> {
     let (first, last, step) = match spec.keys {
         KeyArgs::Streams(_) => match stream_options::Options::read(spec, args) {
             Ok(options) => {
                 let last = options.keys.0 + options.keys.1 - 1;
-                // A request has fewer than 2^31 words.
+                // The cast cannot overflow: a request has fewer than 2^31 arguments.
                 (options.keys.0 as i32, last as i32, 1)
             }
-            // It is refused.
+            // The command will be refused.
             Err(_) => (0, 0, 0),
         },
         keys => keys.positions(),
     };
     let count = i64::try_from(args.len()).unwrap_or(i64::MAX);
-    // Of a request that cannot be taken all words count as keys.
+    // For an invalid SINTERCARD all arguments count as keys.
     let numbered =
         || natural(args.at(1)).and_then(|keys| i64::try_from(keys).ok()).filter(|&keys| keys > 0);
     let last = match last {

@@ -1,17 +1,17 @@
-//! What commands do with their keys, in the words of Redis's COMMAND: key specifications.
+//! Key specifications of commands, as in Redis's COMMAND.
 //!
-//! Where the keys are follows from [`Spec::keys`]; what is done with them from the flags, unless
-//! [`Spec::uses`] says it.
+//! [`Spec::keys`] determines the positions of the keys. The flags determine how a command uses
+//! them, unless [`Spec::uses`] overrides that.
 
 use crate::command::spec::{KeyArgs, Spec, flag};
 use resp::Args;
 
-/// Some of a command's keys, and what is done with them.
+/// A range of a command's keys and their use.
 pub struct KeySpec {
-    /// As in [`Spec::keys`].
+    /// Positions, as in [`Spec::keys`].
     pub keys: KeyArgs,
-    /// `RO`, `RW`, `OW` (overwritten) or `RM` (removed), then what of their content is touched,
-    /// parted by spaces.
+    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by what is done with the content.
+    /// Words are separated by spaces.
     pub uses: &'static str,
 }
 
@@ -20,7 +20,7 @@ const UPDATE: &str = "RW update";
 const EXCHANGE: &str = "RW access update";
 const OVERWRITE: &str = "OW update";
 
-/// The key specifications of a command.
+/// Returns the key specifications of a command.
 pub fn of(spec: &Spec) -> Vec<KeySpec> {
     let (first, last, step) = match spec.keys {
         KeyArgs::Keys(..) | KeyArgs::Shown => spec.keys.positions(),
@@ -44,20 +44,19 @@ pub fn of(spec: &Spec) -> Vec<KeySpec> {
     vec![KeySpec { keys: spec.keys, uses }]
 }
 
-/// What a request does with its keys, in the words of [`KeySpec::uses`].
+/// How a request uses its keys, in terms of [`KeySpec::uses`].
 pub struct Uses {
-    /// Where the first key stands.
     at: usize,
     first: &'static str,
     others: &'static str,
 }
 
 impl Uses {
-    /// Of a request of this command.
+    /// Returns the uses of a request.
     pub fn of(spec: &Spec, args: Args<'_>) -> Uses {
         let at = usize::try_from(spec.keys.positions().0).unwrap_or(0);
         if spec.name == "set" {
-            // Whether SET also reads depends on its options.
+            // SET reads the key only with the option GET.
             let gets = args.from(3).iter().any(|word| word.eq_ignore_ascii_case(b"get"));
             let uses = if gets { EXCHANGE } else { OVERWRITE };
             return Uses { at, first: uses, others: uses };
@@ -67,13 +66,13 @@ impl Uses {
         Uses { at, first: of(specs.first()), others: of(specs.last()) }
     }
 
-    /// What is done with the key at this position.
+    /// Returns how the key at this position is used.
     pub fn at(&self, position: usize) -> &'static str {
         if position == self.at { self.first } else { self.others }
     }
 
-    /// Whether the content of the key at this position is read, and whether it is changed: the
-    /// rights that this needs. Neither where it is only looked whether something is there.
+    /// Whether the request reads, and whether it changes, the content of the key at this position.
+    /// These are the permissions that it needs. A test for existence needs neither.
     pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
         let uses = self.at(position);
         let has = |word| uses.split(' ').any(|used| used == word);

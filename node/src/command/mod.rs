@@ -1,4 +1,4 @@
-//! Facts about commands: names, arity, flags, key specifications, ACL categories, error texts.
+//! Properties of commands: names, arity, flags, key specifications, ACL categories and errors.
 
 pub mod error;
 pub mod footprint;

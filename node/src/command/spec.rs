@@ -1,9 +1,9 @@
-//! What a command is: one row of the table.
+//! Specification of a command: one row of the command table.
 
 use crate::command::error::Refusal;
 use resp::Args;
 
-/// What a command is, as COMMAND tells clients. Bits of `Spec::flags`.
+/// Properties of a command: bits of `Spec::flags`. COMMAND INFO shows the first 14.
 pub mod flag {
     /// Changes data.
     pub const WRITE: u32 = 1;
@@ -13,25 +13,25 @@ pub mod flag {
     pub const DENYOOM: u32 = 1 << 2;
     /// For operators.
     pub const ADMIN: u32 = 1 << 3;
-    /// Takes constant time, or a little per argument.
+    /// Takes constant time, or time linear in its arguments.
     pub const FAST: u32 = 1 << 4;
-    /// Also while data are being loaded.
+    /// Allowed while data are loading.
     pub const LOADING: u32 = 1 << 5;
-    /// Also on a replica that has lost its master.
+    /// Allowed on a replica without a link to its master.
     pub const STALE: u32 = 1 << 6;
-    /// Also before a client has logged in.
+    /// Allowed before authentication.
     pub const NO_AUTH: u32 = 1 << 7;
-    /// Not from scripts.
+    /// Refused in scripts.
     pub const NOSCRIPT: u32 = 1 << 8;
-    /// About channels.
+    /// Related to channels.
     pub const PUBSUB: u32 = 1 << 9;
-    /// Not between MULTI and EXEC: its reply comes later.
+    /// Refused in a transaction, since its reply is asynchronous.
     pub const NO_MULTI: u32 = 1 << 10;
-    /// Changes no data here, but something that others get.
+    /// Changes no local data but has an effect on other nodes or clients.
     pub const MAY_REPLICATE: u32 = 1 << 11;
-    /// MONITOR does not show it.
+    /// Hidden from MONITOR.
     pub const SKIP_MONITOR: u32 = 1 << 12;
-    /// SLOWLOG does not show it: what it executes is shown.
+    /// Hidden from SLOWLOG, which shows the commands that it executes instead.
     pub const SKIP_SLOWLOG: u32 = 1 << 13;
     /// Names in the order of the bits.
     pub const NAMES: [&str; 14] = [
@@ -51,43 +51,41 @@ pub mod flag {
         "skip_slowlog",
     ];
 
-    // For this server only:
-    /// Executed also between MULTI and EXEC.
+    // Internal flags:
+    /// Executed immediately inside a transaction instead of being queued.
     pub const AT_ONCE: u32 = 1 << 24;
-    /// A RESP2 client that listens to channels may send it.
+    /// Allowed for a RESP2 client in subscriber mode.
     pub const LISTENER: u32 = 1 << 25;
-    /// An option makes it change data (FEED.GET ... MARK).
+    /// Changes data if an option says so (FEED.GET ... MARK).
     pub const MAY_WRITE: u32 = 1 << 26;
-    /// Its first argument (behind the name of a subcommand, or a key) names a space, view or
-    /// action.
+    /// The first argument names a space, view or action. A subcommand's name or a key may precede
+    /// it.
     pub const NAMED: u32 = 1 << 27;
-    /// It writes, and also tells what was stored.
+    /// A write that also returns stored data.
     pub const READS: u32 = 1 << 28;
-    /// Its reply has one element for each id: a node of a cluster joins it from those of others.
+    /// Replies with one element for each id, so a cluster node can merge the replies of others.
     pub const PER_ID: u32 = 1 << 29;
 }
 
-/// Which arguments of a command say what it touches. What they name is worked out in `footprint`.
+/// Positions of the arguments that identify the touched data. `footprint` resolves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyArgs {
-    /// None: it touches no data, or whatever there is.
+    /// None: the command touches no data, or all of them.
     None,
-    /// Keys: the position of the first and of the last one (negative: counted from the end), and
-    /// the step.
+    /// Keys: position of the first and of the last one (negative: counted from the end), and the
+    /// step.
     Keys(i32, i32, i32),
-    /// Keys of streams, behind the word STREAMS, which stands at this position or later; as many
-    /// ids follow them.
+    /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
+    /// ids follows them.
     Streams(u8),
-    /// The key of a row; behind it stand a view, which shows what else there is of that id, and a
-    /// viewer.
+    /// The key of a row, followed by a view, which shows other data of that id, and a viewer.
     Shown,
-    /// Ids of what the first argument names: the position of the first one, and the step. Behind
-    /// them may be options.
+    /// Ids of the space, view or action in the first argument: position of the first id, and the
+    /// step. Options may follow them.
     Ids(Of, usize, usize),
 }
 
-/// What ids are ids of. In front of all but those of rows, and of what is forgotten, stands a
-/// member.
+/// What the ids belong to. A member precedes the ids, except for rows and FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A counter space.
@@ -98,7 +96,7 @@ pub enum Of {
     Action,
     /// A view.
     View,
-    /// A counter space with all spaces in which its ids mean the same, or an existence space.
+    /// An existence space, or a counter space with all spaces that share its ids.
     Kin,
 }
 
@@ -106,22 +104,22 @@ pub enum Of {
 pub const NO_KEYS: KeyArgs = KeyArgs::None;
 /// One key, the first argument.
 pub const ONE_KEY: KeyArgs = KeyArgs::Keys(1, 1, 1);
-/// Two keys, the first arguments.
+/// Two keys, the first two arguments.
 pub const TWO_KEYS: KeyArgs = KeyArgs::Keys(1, 2, 1);
-/// One key, behind the name of a subcommand or a number of keys.
+/// One key after a subcommand's name or a number of keys.
 pub const SECOND_KEY: KeyArgs = KeyArgs::Keys(2, 2, 1);
 /// All arguments are keys.
 pub const ALL_KEYS: KeyArgs = KeyArgs::Keys(1, -1, 1);
-/// The position of the member in front of ids.
+/// Position of the member before the ids.
 pub const MEMBER: usize = 2;
 
 impl KeyArgs {
-    /// Ids behind a name and a member.
+    /// Returns ids after a name and a member.
     pub const fn ids_of(of: Of) -> KeyArgs {
         KeyArgs::Ids(of, MEMBER + 1, 1)
     }
 
-    /// As COMMAND INFO says it: all 0 where no argument is a key.
+    /// Returns the positions that COMMAND INFO shows; all 0 if no argument is a key.
     pub fn positions(self) -> (i32, i32, i32) {
         match self {
             KeyArgs::Keys(first, last, step) => (first, last, step),
@@ -130,116 +128,117 @@ impl KeyArgs {
         }
     }
 
-    /// Whether there are keys.
+    /// Whether the arguments are keys.
     pub fn are_keys(self) -> bool {
         matches!(self, KeyArgs::Keys(..) | KeyArgs::Shown | KeyArgs::Streams(_))
     }
 }
 
-/// Why a command did nothing.
+/// Result of a command; the error is its reply.
 pub type Outcome = Result<(), Refusal>;
 
-/// What a command costs, as COMMAND DOCS says it.
+/// Complexity of a command, as shown by COMMAND DOCS.
 #[derive(Clone, Copy)]
 pub enum Cost {
     /// Constant time.
     Constant,
-    /// Time that is linear in the number of these.
+    /// Time linear in the number of these.
     Linear(&'static str),
-    /// As it is said here.
+    /// A free text.
     Other(&'static str),
 }
 
-/// One command. See the top of the file.
+/// Specification of one command.
 #[derive(Clone, Copy)]
 pub struct Spec {
-    /// In lower case; of a subcommand `command|subcommand`.
+    /// Lower-case name; `command|subcommand` for a subcommand.
     pub name: &'static str,
-    /// How many arguments, the name included; negative: at least so many.
+    /// Number of arguments including the name; negative for a minimum.
     pub arity: i32,
     /// Bits of [`flag`].
     pub flags: u32,
-    /// Where its keys are.
+    /// Positions of the keys.
     pub keys: KeyArgs,
-    /// The family: Redis's group, and the ACL category of the same name.
+    /// Redis's command group, which is also an ACL category.
     pub group: &'static str,
-    /// The Redis version that brought it, or ours.
+    /// First Redis or Tidemark version with this command.
     pub since: &'static str,
-    /// What follows the name.
+    /// Arguments after the name.
     pub usage: &'static str,
-    /// What it does, in a sentence or a few.
+    /// Description in one or a few sentences.
     pub summary: &'static str,
-    /// What it costs.
+    /// Complexity.
     pub cost: Cost,
-    /// What it does with its first key and with the others, in the words of
-    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty where the flags say it.
+    /// How the command uses its first key and the others, in terms of
+    /// [`KeySpec::uses`](crate::command::keyspec::KeySpec::uses); empty if the flags imply it.
     pub uses: (&'static str, &'static str),
-    /// For clients of clusters: how to send it to several servers, how to join the replies, and
-    /// whether these are the same each time.
+    /// Hints for cluster clients: request and response policy, and whether replies are
+    /// deterministic.
     pub tips: &'static [&'static str],
-    /// If not empty, the first argument chooses one of these; without it the command answers.
+    /// Subcommands, chosen by the first argument. If empty, the command itself executes.
     pub subcommands: &'static [Spec],
 }
 
 impl Spec {
-    /// Whether it has any of these [`flag`]s.
+    /// Whether the command has any of these [`flag`]s.
     #[inline]
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Whether this request may change data, or what others get.
+    /// Whether this request may change data, or what others receive.
     pub fn may_write(&self, args: Args<'_>) -> bool {
         self.has(flag::WRITE | flag::MAY_REPLICATE) || self.mark(args).is_some()
     }
 
-    /// The position of the action that a request of this command does beside: `FEED.GET ... MARK`.
+    /// Returns the position of the action that the request performs in addition to reading:
+    /// `FEED.GET ... MARK`.
     pub fn mark(&self, args: Args<'_>) -> Option<usize> {
         if !self.has(flag::MAY_WRITE) {
             return None;
         }
-        // A view and a viewer may have that name.
+        // Starts after the view and the viewer, which may be called MARK themselves.
         let mut words = MEMBER + 1..args.len().saturating_sub(1);
         words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
     }
 
-    /// Whether its keys are those of pairs only: BFSET and its kin, which share their keys with
-    /// counters.
+    /// Whether the keys can only be pairs (BFSET and related commands), although counters share the
+    /// key space.
     pub(crate) fn is_about_pairs(&self) -> bool {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
-    /// Whether its keys may be sets with a ledger, each of which may take a read of the disk.
-    /// Strings are counters.
+    /// Whether the keys may be sets with a ledger, each of which may need a disk read. String
+    /// commands touch counters only.
     pub fn may_read_sets(&self) -> bool {
         self.keys.are_keys() && self.group != "string"
     }
 
-    /// Whether it takes so many arguments, its name included.
+    /// Whether the number of arguments, including the name, matches the arity.
     #[inline]
     pub fn fits(&self, args: usize) -> bool {
         let arity = self.arity.unsigned_abs() as usize;
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 
-    /// Its own name, without its command's.
+    /// Returns the name without that of the parent command.
     pub fn own_name(&self) -> &'static str {
         self.name.split_once('|').map_or(self.name, |(_, own)| own)
     }
 
-    /// Whether it has this subcommand.
+    /// Whether the command has this subcommand; case-insensitive.
     pub fn knows(&self, name: &[u8]) -> bool {
         self.subcommands.iter().any(|sub| sub.own_name().as_bytes().eq_ignore_ascii_case(name))
     }
 
-    /// Upper-case name and arguments, as the reference shows them.
+    /// Returns the upper-case name and the arguments, as in the reference.
     pub fn synopsis(&self) -> String {
         let name = self.name.to_ascii_uppercase().replace('|', " ");
         if self.usage.is_empty() { name } else { format!("{name} {}", self.usage) }
     }
 }
 
-/// Flags of a command that is allowed while loading and on a stale replica, not in scripts.
+/// Flags of a command allowed while loading and on a stale replica, but not in scripts.
 pub const ALWAYS: u32 = flag::LOADING | flag::STALE | flag::NOSCRIPT;
-/// Flags of a read that takes constant time.
+/// Flags of a constant-time read.
 pub const READ: u32 = flag::READONLY | flag::FAST;

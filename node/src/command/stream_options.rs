@@ -1,4 +1,4 @@
-//! Options of XREAD and XREADGROUP, which stand before the keys.
+//! Options of XREAD and XREADGROUP, which precede the keys.
 
 use crate::command::error::{Refusal, refuse};
 use crate::command::spec::Spec;
@@ -20,7 +20,7 @@ pub struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Parses the options as Redis does. The only place that decides which words are keys.
+    /// Parses the options as Redis does. No other code determines which arguments are keys.
     pub fn read(spec: &Spec, args: Args<'a>) -> Result<Options<'a>, Refusal> {
         let name = spec.name;
         let is_group = name == "xreadgroup";

@@ -1,32 +1,31 @@
-//! All commands by name and by number.
+//! Table of all commands, by name and by number.
 
 use crate::command::spec::Spec;
 use std::sync::OnceLock;
 
-/// Slots of the lookup: a power of two, several times the number of commands.
+/// Slots of the hash table: a power of two, several times the number of commands.
 const SLOTS: usize = 1024;
 const EMPTY: u16 = u16::MAX;
 
-/// The commands by number, and a hash table of their names.
 struct Table {
     specs: Vec<Spec>,
-    /// Each command's number among all commands and subcommands; behind the last one, how many
-    /// there are.
+    /// Index of each command among all commands and subcommands. The last element is their total
+    /// number.
     bits: Vec<usize>,
     slots: [u16; SLOTS],
 }
 
 static TABLE: OnceLock<Table> = OnceLock::new();
 
-/// Makes these commands the ones of this process, before it has a node. Only the first call does
-/// something.
+/// Sets the commands of this process. Must be called before a node exists; later calls have no
+/// effect.
 pub fn install(specs: impl FnOnce() -> Vec<Spec>) {
     TABLE.get_or_init(|| Table::new(specs()));
 }
 
 #[inline]
 fn table() -> &'static Table {
-    /// Of a process that executes no commands.
+    /// Used by processes that execute no commands.
     static NONE: Table = Table { specs: Vec::new(), bits: Vec::new(), slots: [EMPTY; SLOTS] };
     #[cfg(test)]
     install(|| tests::ROWS.to_vec());
@@ -54,7 +53,7 @@ impl Table {
     }
 }
 
-/// FNV-1a over the name with the case bit cleared, so that upper and lower case meet.
+/// FNV-1a of the name with the case bit cleared, which makes the hash case-insensitive.
 #[inline]
 fn slot_of(name: &[u8]) -> usize {
     let mut hash = 0xcbf2_9ce4u32;
@@ -64,10 +63,10 @@ fn slot_of(name: &[u8]) -> usize {
     (hash >> 8) as usize % SLOTS
 }
 
-/// A command as it was looked up: its number and its row.
+/// Number and specification of a command.
 pub type Found = Option<(u16, &'static Spec)>;
 
-/// Number and row of a command, in any case.
+/// Finds a command by name, case-insensitive.
 #[inline]
 pub fn find(name: &[u8]) -> Found {
     let table = table();
@@ -82,10 +81,10 @@ pub fn find(name: &[u8]) -> Found {
     }
 }
 
-/// The longest name that [`Lookup`] knows again, in bytes.
+/// Maximum length of a name that [`Lookup`] caches, in bytes.
 const KNOWN_BYTES: usize = 16;
 
-/// [`find`] for one connection, which mostly asks for what it asked for before.
+/// [`find`] with a cache of one entry, for a connection, which tends to repeat commands.
 #[derive(Default)]
 pub struct Lookup {
     name: [u8; KNOWN_BYTES],
@@ -94,7 +93,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// As [`find`].
+    /// Like [`find`].
     #[inline]
     pub fn find(&mut self, name: &[u8]) -> Found {
         if self.name.get(..self.length) == Some(name) {
@@ -109,30 +108,30 @@ impl Lookup {
     }
 }
 
-/// All top-level commands.
+/// Returns all top-level commands.
 pub fn all() -> &'static [Spec] {
     &table().specs
 }
 
-/// The number of a command, or of its subcommand `sub` (0: none), among all commands and
-/// subcommands.
+/// Returns the index of a command (`sub` 0), or of its subcommand `sub` (from 1), among all
+/// commands and subcommands.
 #[inline]
 pub fn bit_of(number: u16, sub: u32) -> usize {
     table().bits[usize::from(number)] + sub as usize
 }
 
-/// How many commands and subcommands there are.
+/// Number of commands and subcommands.
 pub fn bits() -> usize {
     table().bits.last().copied().unwrap_or_default()
 }
 
-/// All commands and subcommands by their numbers.
+/// Returns all commands and subcommands with their indexes.
 pub fn with_numbers() -> impl Iterator<Item = (usize, &'static Spec)> {
     all().iter().flat_map(|spec| std::iter::once(spec).chain(spec.subcommands)).enumerate()
 }
 
-/// The numbers of a command with its subcommands, or of one subcommand (`config|get`); none if
-/// there is no such.
+/// Returns the indexes of a command with its subcommands, or of one subcommand (`config|get`);
+/// empty if the name is unknown.
 pub fn numbers_named(name: &str) -> std::ops::Range<usize> {
     let (command, own) =
         name.split_once('|').map_or((name, None), |(command, own)| (command, Some(own)));
@@ -149,13 +148,13 @@ pub fn numbers_named(name: &str) -> std::ops::Range<usize> {
     }
 }
 
-/// The name of the command or subcommand with this number among all of them ([`bit_of`]).
+/// Returns the name of a command or subcommand by its index ([`bit_of`]).
 pub(crate) fn name_of_bit(bit: usize) -> &'static str {
     with_numbers().nth(bit).map_or("NULL", |(_, spec)| spec.name)
 }
 
-/// The name of a command by its number, which lies in the lower 16 bits; above them the number of
-/// the subcommand, from 1.
+/// Returns a name by numbers: the command in the low 16 bits, and its subcommand (from 1) above
+/// them.
 pub fn name_of(numbers: u32) -> &'static str {
     let Some(spec) = table().specs.get((numbers & 0xffff) as usize) else { return "NULL" };
     match (numbers >> 16).checked_sub(1) {
@@ -187,7 +186,6 @@ mod tests {
         }
     }
 
-    /// The commands of this crate's tests.
     #[rustfmt::skip]
     pub(super) const ROWS: &[Spec] = &[
         row("get", "string", READ),
@@ -224,8 +222,8 @@ mod tests {
         }
     }
 
-    /// Whatever was asked for before: the same, another case, a part of it, more than it, what is
-    /// none, what is too long to be known again.
+    /// Covers repeated names, other cases, prefixes, extensions, unknown names and names too long
+    /// to cache.
     #[test]
     fn what_is_known_again_is_what_is_found() {
         let mut names: Vec<Vec<u8>> =

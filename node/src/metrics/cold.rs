@@ -3,7 +3,7 @@
 use super::metric::Kind::{Counter, Gauge};
 use super::sample::{M, apart, field};
 
-/// Section Cold.
+/// Metrics of section Cold.
 pub const COLD: &[M] = &[
     field("cold_files", Gauge, "tidemark_cold_files", "Cold files.", |s| s.cold().files.into()),
     field("cold_rows", Gauge, "tidemark_cold_rows", "Rows in cold files.", |s| {

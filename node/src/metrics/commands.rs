@@ -1,4 +1,4 @@
-//! Metrics by command, and errors by their first word.
+//! Metrics by command, and errors by their code.
 
 use super::encode::{Distribution, Durations, write_all};
 use super::metric::Kind::Counter;
@@ -8,7 +8,6 @@ use crate::roles::node::Node;
 use crate::runtime::command_stats::Sums;
 use prometheus_client::encoding::DescriptorEncoder;
 
-/// Commands that were called, rejected or failed since the start.
 pub(super) const COMMANDS: &[Metric<Sums>] = &[
     Metric::new("", Counter, "tidemark_command_calls", "Calls, by command.", |s: &Sums| {
         s.calls.into()
@@ -43,7 +42,7 @@ pub(super) const ERRORS: [Metric<u64>; 1] = [Metric::new(
     |n: &u64| Value::Int(*n),
 )];
 
-/// All commands that have anything to tell, and all errors.
+/// Writes all commands with non-zero counters, and all errors.
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
     let sums: Vec<(&str, Sums)> = with_numbers()
         .map(|(number, spec)| (spec.name, node.calls.sums(number)))

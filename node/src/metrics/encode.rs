@@ -6,7 +6,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit as Suffix;
 use std::fmt::Result;
 
-/// Label of a sample.
 pub(super) trait Labels {
     /// Returns the label, in addition to the metric's own one.
     fn label(&self) -> Option<(&'static str, &str)>;
@@ -82,13 +81,11 @@ fn write_value(kind: Kind, value: Value, out: &mut MetricEncoder<'_>) -> Result 
 
 /// Number of durations by upper bound, in seconds.
 pub(super) struct Durations {
-    /// Sum in seconds.
     pub(super) sum: f64,
     /// Upper bound, and the number of durations between the previous bound and this one.
     pub(super) classes: Vec<(f64, u64)>,
 }
 
-/// A histogram of durations.
 pub(super) struct Distribution {
     pub(super) name: &'static str,
     pub(super) help: &'static str,

@@ -1,4 +1,4 @@
-//! All metrics that are not by space or command, in the order of INFO's sections.
+//! Groups of metrics without a space, source, command or replica, in the order of INFO's sections.
 
 use super::cold::COLD;
 use super::encode::{Distribution, Durations};
@@ -9,22 +9,20 @@ use super::server::{CLIENTS, MEMORY, SERVER};
 use super::stats::STATS;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What is not by space, command or replica.
 pub(super) const GROUPS: &[&[M]] =
     &[SERVER, CLIENTS, MEMORY, PERSISTENCE, STATS, REPLICATION, COLD];
 
-/// Classes of durations whose upper bounds are powers of two of microseconds.
+/// Returns classes whose upper bounds are powers of two, in microseconds.
 fn by_powers_of_two(counts: impl Iterator<Item = u64>, sum: f64) -> Durations {
     let mut classes: Vec<(f64, u64)> =
         counts.enumerate().map(|(bit, count)| ((1u64 << bit) as f64 / 1e6, count)).collect();
-    // The last class has no end.
+    // The last class is unbounded.
     if let Some(last) = classes.last_mut() {
         last.0 = f64::INFINITY;
     }
     Durations { sum, classes }
 }
 
-/// Reads the durations of a histogram.
 type ReadDurations = fn(&Sample) -> Durations;
 
 pub(super) const HISTOGRAMS: &[(Distribution, ReadDurations)] = &[

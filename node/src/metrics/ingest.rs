@@ -1,4 +1,4 @@
-//! Metrics by source of events. INFO has them in one line per source.
+//! Metrics by event source. INFO has one line per source.
 
 use super::encode::write_all;
 use super::metric::Kind::{Counter, Gauge};
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 type S = Metric<Source>;
 
-/// As in `ingest_likes:` of INFO.
+/// Metrics of a source, as in the line `ingest_likes:` of INFO.
 pub const SOURCES: &[S] = &[
     S::new(
         "",

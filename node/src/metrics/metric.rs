@@ -1,13 +1,13 @@
-//! A metric: its name, unit, help and field of INFO, and how its value is read.
+//! Declaration of a metric: name, unit, help, field of INFO, and the function that reads its value.
 
 use std::fmt::Write as _;
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Rises until a restart or CONFIG RESETSTAT. Its name in `/metrics` ends in `_total`.
+    /// Increases until a restart or CONFIG RESETSTAT. Its name in `/metrics` ends in `_total`.
     Counter,
-    /// Rises and falls.
+    /// Increases and decreases.
     Gauge,
     /// Counts by upper bound, with a sum and a total count.
     Histogram,
@@ -60,10 +60,9 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Unit in the name of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// A number of things.
+    /// A plain number.
     None,
     Bytes,
     Seconds,
@@ -140,7 +139,6 @@ impl<S: ?Sized> Metric<S> {
         }
     }
 
-    /// Returns the name in `/metrics`.
     pub(super) fn full_name(&self) -> String {
         let total = if self.kind == Kind::Counter { "_total" } else { "" };
         format!("{}{}{total}", self.name, self.unit.suffix())

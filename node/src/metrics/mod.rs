@@ -1,9 +1,9 @@
-//! Metrics: each one is declared once, with its name, unit, help, and the field of INFO that has
-//! the same value.
+//! Metrics. Each is declared once, with its name, unit, help, and the field of INFO with the same
+//! value.
 //!
-//! INFO prints its fields from these declarations where it can; `/metrics` of the admin port
-//! encodes all of them. Both read the server's own counters at the time of the request, so a metric
-//! costs nothing until it is requested.
+//! INFO prints fields from these declarations where possible, and `/metrics` of the admin port
+//! encodes all of them. Both read existing counters on demand, so a metric costs nothing until it
+//! is requested.
 
 mod cold;
 mod commands;
@@ -31,8 +31,8 @@ pub use text::{Format, encode};
 
 use metric::Value;
 
-/// Values of all metrics that are not per space, command or replica, by their fields of INFO. A
-/// metric without a field has its name and label in `/metrics`.
+/// Returns the values of all metrics that are not per space, command or replica, by their fields of
+/// INFO. A metric without a field has its name and label in `/metrics`.
 pub fn values(sample: &Sample) -> impl Iterator<Item = (String, serde_json::Value)> {
     groups::GROUPS.iter().copied().flatten().map(|metric| {
         let name = match (metric.field, metric.label) {
@@ -48,7 +48,7 @@ pub fn values(sample: &Sample) -> impl Iterator<Item = (String, serde_json::Valu
     })
 }
 
-/// All metrics, in the order of `/metrics`.
+/// Returns all metrics, in the order of `/metrics`.
 pub fn all() -> Vec<Described> {
     fn some<S: ?Sized>(metrics: &[Metric<S>], labels: &str) -> Vec<Described> {
         metrics.iter().map(|metric| metric.describe(labels)).collect()
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// docs/metrics.md; `TIDEMARK_PRINT=1` writes it.
+    /// Compares docs/metrics.md; `TIDEMARK_PRINT=1` writes it.
     #[test]
     fn the_documentation_lists_every_metric() {
         let mut text = "# Metrics\n\n\

@@ -4,7 +4,7 @@ use super::metric::Kind::{Counter, Gauge};
 use super::sample::{M, apart, field};
 use crate::roles::backup_state::{Fate, Kept};
 
-/// Section Persistence.
+/// Metrics of section Persistence.
 pub const PERSISTENCE: &[M] = &[
     field("loading", Gauge, "tidemark_loading", "1 while the data are loaded.", |s| {
         (!s.node.is_loaded()).into()

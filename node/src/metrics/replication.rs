@@ -87,7 +87,6 @@ pub(super) const REPLICATION: &[M] = &[
     ),
 ];
 
-/// A replica, and the log's end that it is to reach.
 pub(super) struct Replica {
     fed: Fed,
     end: u64,
@@ -110,7 +109,7 @@ pub(super) const REPLICA_HEARD: Metric<Replica> = Metric::new(
 )
 .seconds();
 
-/// Metrics by replica, which are named by their addresses.
+/// Writes the metrics of each replica, labelled with its address.
 pub(super) fn write_replicas(
     sample: &Sample,
     encoder: &mut DescriptorEncoder<'_>,

@@ -1,4 +1,4 @@
-//! What one INFO, or one scrape, reads.
+//! Values shared by the metrics of one INFO or one scrape.
 
 use super::metric::{self, Metric, Value};
 use crate::roles::Link;
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use store::{CommitStats, Position};
 
-/// What one INFO, or one scrape, reads: sums that several metrics need are made once.
+/// Values read by one INFO or one scrape. Sums that several metrics need are computed once.
 pub struct Sample {
-    /// Whose.
+    /// Node to read.
     pub node: Arc<Node>,
     totals: OnceCell<Totals>,
     clients: OnceCell<Vec<Arc<Client>>>,
@@ -31,7 +31,7 @@ pub struct Sample {
     damaged: OnceCell<Vec<(String, usize)>>,
 }
 
-/// What lies on the disk, of all spaces.
+/// Totals of cold data over all spaces.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ColdSums {
     pub(super) files: u64,
@@ -46,7 +46,7 @@ pub(super) struct ColdSums {
 }
 
 impl Sample {
-    /// Of this moment.
+    /// Creates an empty sample.
     pub fn new(node: Arc<Node>) -> Sample {
         Sample {
             node,
@@ -67,7 +67,7 @@ impl Sample {
         self.totals.get_or_init(|| self.node.totals())
     }
 
-    /// Connected clients.
+    /// Returns the connected clients.
     pub fn clients(&self) -> &[Arc<Client>] {
         self.clients.get_or_init(|| self.node.clients.list())
     }
@@ -84,17 +84,17 @@ impl Sample {
         *self.positions.get_or_init(|| self.node.durability.positions())
     }
 
-    /// The newest snapshot.
+    /// Returns the newest snapshot.
     pub fn saved(&self) -> &Saved {
         self.saved.get_or_init(|| self.node.snapshots.saved.borrow().clone())
     }
 
-    /// Backups of this process.
+    /// Returns the state of backups.
     pub fn backups(&self) -> &Status {
         self.backups.get_or_init(|| self.node.backups.status())
     }
 
-    /// The link to the master; nothing on a master.
+    /// Returns the state of the link to the master; `None` on a master.
     pub(super) fn link(&self) -> Option<&Link> {
         let replication = &self.node.replication;
         let link = || replication.master().map(|_| replication.link.lock().clone());
@@ -114,12 +114,10 @@ impl Sample {
         *self.cold.get_or_init(|| cold_sums(&self.node))
     }
 
-    /// A sum over all counter spaces.
     pub(super) fn of_counters(&self, of: impl Fn(&CounterSpace) -> u64) -> u64 {
         self.node.loaded().map_or(0, |engines| engines.counters().iter().map(of).sum())
     }
 
-    /// A sum over all existence spaces.
     pub(super) fn of_existences(&self, of: impl Fn(&ExistenceSpace) -> u64) -> u64 {
         self.node.loaded().map_or(0, |engines| engines.existences().iter().map(of).sum())
     }
@@ -129,7 +127,7 @@ impl Sample {
         engines.map_or(0, |engines| of(&engines.cold.figures).load(Relaxed)).into()
     }
 
-    /// The damaged cold files, and how many parts of each are.
+    /// Returns the damaged cold files, and the number of damaged parts of each.
     pub fn damaged(&self) -> &[(String, usize)] {
         let files = || {
             let there = |name: &str| self.node.store.manifest().file(name).is_some();
@@ -169,10 +167,10 @@ fn cold_sums(node: &Node) -> ColdSums {
     sums
 }
 
-/// What a connection takes beside its buffers: its task, and its place among the clients.
+/// Bytes of a connection in addition to its buffers: its task and its entry in the list of clients.
 pub const CONNECTION_BYTES: usize = 8 << 10;
 
-/// Bytes that a client's buffers take.
+/// Returns the bytes of a client's buffers.
 pub fn buffer_bytes(client: &Client) -> usize {
     let of_worker = [&client.query_bytes, &client.output_bytes, &client.queued_bytes];
     of_worker.iter().map(|bytes| bytes.load(Relaxed)).sum::<usize>()
@@ -183,7 +181,7 @@ pub fn buffer_bytes(client: &Client) -> usize {
 pub(super) type M = Metric<Sample>;
 pub(super) type Read = fn(&Sample) -> Value;
 
-/// A metric with the same value as a field of INFO.
+/// Declares a metric with the same value as a field of INFO.
 pub(super) const fn field(
     field: &'static str,
     kind: metric::Kind,
@@ -194,7 +192,7 @@ pub(super) const fn field(
     Metric::new(field, kind, name, help, read)
 }
 
-/// A metric that INFO has not.
+/// Declares a metric without a field of INFO.
 pub(super) const fn apart(
     kind: metric::Kind,
     name: &'static str,

@@ -42,7 +42,7 @@ pub(super) const SERVER: &[M] = &[
     }),
 ];
 
-/// Section Clients.
+/// Metrics of section Clients.
 pub const CLIENTS: &[M] = &[
     field("connected_clients", Gauge, "tidemark_clients", "Connected clients.", |s| {
         s.clients().len().into()
@@ -93,7 +93,6 @@ pub const CLIENTS: &[M] = &[
 const PARTS: &str = "Memory by part. What the process has beyond their sum is the program \
                      and the allocator's reserve.";
 
-/// A part of the memory.
 const fn part(of: &'static str, name: &'static str, read: Read) -> M {
     field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
 }

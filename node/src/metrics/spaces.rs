@@ -1,4 +1,4 @@
-//! Metrics by space. INFO has them in one line per space.
+//! Metrics by space. INFO has one line per space.
 
 use super::encode::{Labels, write_all};
 use super::metric::Kind::{Counter, Gauge};
@@ -13,13 +13,13 @@ type C = Metric<CounterSpace>;
 type E = Metric<ExistenceSpace>;
 type L = Metric<PairLedger>;
 
-/// Rows in the newest table, and after how many it rolls.
+/// Returns the fill ratio of the newest table: 1 means that it rolls.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);
     rows as f64 / space.rows_per_table().max(1) as f64
 }
 
-/// Of a counter space, as in `counter_post:` of INFO.
+/// Metrics of a counter space, as in the line `counter_post:` of INFO.
 pub const COUNTER_SPACES: &[C] = &[
     C::new("rows", Gauge, "tidemark_counters_rows", "Rows in memory, by counter space.", |s| {
         s.rows().into()
@@ -87,7 +87,7 @@ pub const COUNTER_SPACES: &[C] = &[
     ),
 ];
 
-/// Of an existence space, as in `existence_liked:` of INFO.
+/// Metrics of an existence space, as in the line `existence_liked:` of INFO.
 pub const EXISTENCE_SPACES: &[E] = &[
     E::new("pairs", Gauge, "tidemark_existence_pairs", "Pairs set, by existence space.", |s| {
         s.pairs().into()
@@ -137,7 +137,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         Gauge,
         "tidemark_existence_recycled_in",
         "Time until the oldest table is recycled at the present rate; -1 for never.",
-        // Redis's tools read numbers: -1 for never.
+        // Tools for Redis expect numbers, so -1 means never.
         |s| Value::Float(s.recycled_in_s().unwrap_or(-1.0), 0),
     )
     .seconds(),
@@ -195,7 +195,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
     }),
 ];
 
-/// Of the ledger of an existence space, as in `ledger_liked:` of INFO.
+/// Metrics of a ledger, as in the line `ledger_liked:` of INFO.
 pub const LEDGERS: &[L] = &[
     L::new(
         "asked",
@@ -305,7 +305,7 @@ impl Labels for &str {
     }
 }
 
-/// All spaces' metrics; nothing before the data are loaded.
+/// Writes the metrics of all spaces; nothing before the data are loaded.
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
     let Some(engines) = node.loaded() else { return Ok(()) };
     let counters: Vec<_> = engines.counters().iter().map(|space| (space.name(), space)).collect();

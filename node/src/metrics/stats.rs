@@ -10,18 +10,16 @@ use std::sync::atomic::Ordering::Relaxed;
 const DISCONNECTED: &str = "Clients that the server disconnected: by its limits of buffers, memory \
                             and time, and failed TLS handshakes.";
 
-/// Clients disconnected for one reason.
 const fn disconnected(of: &'static str, reason: &'static str, read: Read) -> M {
     field(of, Counter, "tidemark_client_disconnections", DISCONNECTED, read).label("reason", reason)
 }
 
-/// Requests that the ACL has refused for one reason.
 const fn denied(of: &'static str, reason: &'static str, read: Read) -> M {
     let help = "Refusals by the ACL, failed logins included.";
     field(of, Counter, "tidemark_acl_denied", help, read).label("reason", reason)
 }
 
-/// Section Stats.
+/// Metrics of section Stats.
 pub const STATS: &[M] = &[
     field(
         "total_connections_received",

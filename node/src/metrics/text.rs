@@ -1,4 +1,4 @@
-//! The text of `/metrics`, through the Prometheus project's own encoder.
+//! Text of `/metrics`, written by the encoder of the Prometheus project.
 
 use super::encode::write_all;
 use super::sample::Sample;
@@ -10,17 +10,17 @@ use prometheus_client::registry::Registry;
 use std::fmt::{self, Result};
 use std::sync::Arc;
 
-/// The two text formats.
+/// Text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus's own, version 0.0.4.
+    /// Prometheus's own format, version 0.0.4.
     Prometheus,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
 impl Format {
-    /// What a client gets that accepts these media types: OpenMetrics if it names that.
+    /// Returns the format for an Accept header: OpenMetrics if the header names it.
     pub fn accepted(accept: &str) -> Format {
         let names_it = accept.split(',').any(|media| {
             let kind = media.split(';').next().unwrap_or_default();
@@ -29,7 +29,7 @@ impl Format {
         if names_it { Format::OpenMetrics } else { Format::Prometheus }
     }
 
-    /// The header that names the format.
+    /// Returns the Content-Type header.
     pub fn content_type(self) -> &'static str {
         match self {
             Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -38,7 +38,7 @@ impl Format {
     }
 }
 
-/// All metrics of a node.
+/// Encodes all metrics of a node.
 pub fn encode(node: Arc<Node>, format: Format) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(All(node)));
@@ -53,7 +53,6 @@ pub fn encode(node: Arc<Node>, format: Format) -> String {
     text
 }
 
-/// The collector of one scrape.
 struct All(Arc<Node>);
 
 impl fmt::Debug for All {

@@ -1,9 +1,9 @@
-//! Backups: by BACKUP TO, by a timetable, and the log that is kept beside them
+//! Backup thread: BACKUP TO, scheduled backups, and the log archive
 //! (`store/src/{backup,archive}.rs`).
 //!
-//! One thread does all of it, one thing at a time, so nothing else works in `backup.dir`; another
-//! server does not either, as the folder is locked. While the node is replaced (a full sync), or
-//! the server stops, work is given up, and nothing is left of it.
+//! One thread does all work in `backup.dir`, one task at a time. A lock on the folder excludes
+//! other servers. A task is cancelled, without leaving files, when the server stops or when a full
+//! sync replaces the node.
 
 use crate::config::Config;
 use crate::roles::backup_state::{Keeper, Kept};
@@ -19,18 +19,19 @@ use store::{
     ARCHIVE, Archive, Backup, BackupProgress, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
 };
 
-/// How often the log is brought to the archive, and the archive looked through for what is old.
+/// Interval between two copies of the log to the archive; `TRIM_EVERY` is that of removing old
+/// parts.
 const FOLLOW_EVERY: Duration = Duration::from_secs(2);
 const TRIM_EVERY: Duration = Duration::from_secs(60);
-/// After a failure.
+/// Delay after a failed scheduled backup.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// What names of backups begin with that are made by a timetable.
+/// Name prefix of scheduled backups.
 const AUTO: &str = "auto-";
-/// Those of BACKUP TO without a name.
+/// Name prefix of backups that BACKUP TO makes without a name.
 const MANUAL: &str = "backup-";
 
-/// The folder that BACKUP TO means, by its name alone: nothing outside `backup.dir`.
+/// Returns the folder that the argument of BACKUP TO names. It is always below `backup.dir`.
 pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     let root = &config.backup.dir;
     if root.as_os_str().is_empty() {
@@ -75,7 +76,8 @@ pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     Ok(parts.iter().fold(root, |path, part| path.join(part)))
 }
 
-/// Whether that folder can be made: no link leads out of `backup.dir`, and it is not there.
+/// Checks that the folder can be created: it does not exist, and no symbolic link leads out of
+/// `backup.dir`.
 pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
     let root = std::path::absolute(&config.backup.dir).map_err(|error| error.to_string())?;
     store::create_folder(&root).map_err(|error| format!("{}: {error}", root.display()))?;
@@ -97,7 +99,7 @@ pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
     }
 }
 
-/// The backup thread.
+/// Runs the backup thread until the server stops.
 pub fn backups(host: &Host) {
     let keeper = &mut *host.backups.keeper.lock();
     let is_stopped = || host.stop.is_stopped();
@@ -113,7 +115,7 @@ pub fn backups(host: &Host) {
     }
 }
 
-/// When the log is closed: brings its end to the archive.
+/// Copies the rest of the log to the archive, after the log is closed.
 pub fn finish(host: &Host) {
     let node = host.node();
     let config = node.config().backup.clone();
@@ -143,8 +145,8 @@ impl Keeper {
         } else if self.is_due(node.store.lineage(), &config) {
             let root = std::path::absolute(&config.dir).unwrap_or_else(|_| config.dir.clone());
             let folder = root.join(format!("{AUTO}{}", utc::name(unix_ms())));
-            // The name has the second, in which another server may have made one here: then the
-            // next look tries again.
+            // The name has a resolution of one second, so another server may have used it. The next
+            // check tries again.
             if folder.symlink_metadata().is_err() && node.backups.begin(folder.clone()) {
                 node.backups.shared.lock().wanted = None;
                 self.make(host, node, folder, Some(config.keep));
@@ -155,7 +157,6 @@ impl Keeper {
         }
     }
 
-    /// Whether the timetable wants a backup.
     fn is_due(&mut self, lineage: Lineage, config: &crate::config::Backup) -> bool {
         if config.every_s == 0 || self.not_before.is_some_and(|at| Instant::now() < at) {
             return false;
@@ -163,12 +164,12 @@ impl Keeper {
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
             autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
-        // A clock that was set back makes none that would be the last for long.
+        // If the clock was set back, a backup is due at once instead of after the difference.
         let now_ms = unix_ms();
         now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
     }
 
-    /// Takes the folder for backups, and removes what a kill has left there.
+    /// Locks the backup folder.
     fn take_root(&mut self, dir: &Path) -> Result<PathBuf, Error> {
         let root = std::path::absolute(dir).map_err(|e| io(dir, "naming", e))?;
         if self.root.as_ref().is_none_or(|(taken, _)| *taken != root) {
@@ -183,7 +184,7 @@ impl Keeper {
         Ok(root)
     }
 
-    /// Makes a backup. `keep`: it is the timetable's, and so many of those are kept.
+    /// Makes a backup. For a scheduled one, `keep` is the number of scheduled backups to keep.
     fn make(&mut self, host: &Host, node: &Node, folder: PathBuf, keep: Option<usize>) {
         let began = Instant::now();
         let outcome = self.attempt(host, node, &folder);
@@ -212,7 +213,7 @@ impl Keeper {
     fn attempt(&mut self, host: &Host, node: &Node, folder: &Path) -> Result<Backup, Error> {
         let config = node.config().backup.clone();
         let root = self.take_root(&config.dir)?;
-        // Nothing that restores to nothing may pass for a backup.
+        // An empty backup would look like a good one.
         if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
             return Err(Error::Refused("this replica has no data of its master yet".to_owned()));
         }
@@ -224,7 +225,7 @@ impl Keeper {
         let previous = newest.as_ref().map(|(path, _)| path.as_path());
         let is_over = || is_over(host, node) || node.backups.stopped.load(Relaxed);
         let pace = IoThrottle::new(config.bytes_per_s, &is_over);
-        // A long copy does not keep the log from the archive.
+        // The archive must not fall behind during a long copy.
         let mut follow = || {
             if config.keep_log_s > 0 && self.is_behind() {
                 self.keep_log(node, &config, &is_over);
@@ -234,12 +235,11 @@ impl Keeper {
         store::back_up(&node.store, folder, previous, &run)
     }
 
-    /// Whether it is time to bring the log to the archive.
     fn is_behind(&self) -> bool {
         self.followed.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY)
     }
 
-    /// Brings the log to the archive, and removes from there what is old.
+    /// Copies the log to the archive, and removes parts past their retention.
     fn keep_log(
         &mut self,
         node: &Node,
@@ -271,7 +271,7 @@ impl Keeper {
         };
     }
 
-    /// Gives the offset up to which the archive has the log.
+    /// Copies the log to the archive and returns the offset up to which the archive has it.
     fn follow(
         &mut self,
         node: &Node,
@@ -285,7 +285,7 @@ impl Keeper {
             (*of, *archive) = (node.generation, Archive::new(&root));
         }
         let durable = node.durability.positions().1;
-        // A stop waits for the end of the log, at full speed.
+        // A shutdown waits for the rest of the log, so it is copied without throttling.
         let hurries = || is_over() || node.stop.is_stopped();
         let pace = IoThrottle::new(config.bytes_per_s, &hurries);
         let copied = std::cell::Cell::new(0);
@@ -304,7 +304,7 @@ impl Keeper {
     }
 }
 
-/// Whether work on this node is to be given up.
+/// Whether work on this node must be cancelled.
 fn is_over(host: &Host, node: &Node) -> bool {
     host.stop.is_stopped() || host.now().generation != node.generation
 }
@@ -313,8 +313,8 @@ fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Error {
     Error::Io { path: path.to_owned(), doing, source }
 }
 
-/// The backups of this history that the timetable made, with the times at which they were
-/// complete, oldest first. Those of another history, or of other names, are the operator's.
+/// Returns the scheduled backups of this history and their times of completion in milliseconds,
+/// oldest first. Other backups belong to the operator.
 fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
     let is_auto = |path: &Path| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -330,12 +330,11 @@ fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
     found
 }
 
-/// A backup under way.
 struct Run<'a> {
     node: &'a Node,
     pace: IoThrottle<'a>,
     is_over: &'a dyn Fn() -> bool,
-    /// Brings the log to the archive, if it is time.
+    /// Copies the log to the archive, if due.
     follow: RefCell<&'a mut dyn FnMut()>,
 }
 

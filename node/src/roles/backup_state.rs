@@ -76,9 +76,9 @@ impl Kept {
 
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Folder of a backup that was requested and has not begun.
+    /// Folder of a backup that was requested and has not started.
     pub(super) wanted: Option<PathBuf>,
-    /// Folder and start of the backup that was requested or runs.
+    /// Folder and start of a requested or running backup.
     pub(super) running: Option<(PathBuf, Instant)>,
     pub(super) last: Option<Ended>,
     /// End of the last complete backup, in seconds since 1970; 0: none.
@@ -140,7 +140,7 @@ impl Backups {
         is_running
     }
 
-    /// Returns the present state.
+    /// Returns the current state.
     pub fn status(&self) -> Status {
         let shared = self.shared.lock();
         Status {
@@ -202,7 +202,6 @@ impl Backups {
     }
 }
 
-/// Lock of a folder.
 pub(super) type Lock = Box<dyn Send + Sync>;
 
 /// State of the backup thread.
@@ -213,7 +212,7 @@ pub(super) struct Keeper {
     /// Log archive, and the generation of its node.
     pub(super) archive: Option<(u64, Archive)>,
     pub(super) followed: Option<Instant>,
-    /// Whether the folder's backups were listed.
+    /// Whether the folder's existing backups were listed.
     pub(super) is_known: bool,
     pub(super) trimmed: Option<Instant>,
     /// End of the last scheduled backup, in milliseconds since 1970.

@@ -1,30 +1,27 @@
-//! FAILOVER: a master hands its role to one of its replicas, and nothing is lost on the way.
+//! FAILOVER: a master hands its role to one of its replicas without losing a write.
 //!
 //! ```text
-//!   waiting-for-sync       writes are paused, until a replica has all that was written
-//!   failover-in-progress   this node is that one's replica already, and asks it to take over:
+//!   waiting-for-sync       writes are paused until a replica has all of the log
+//!   failover-in-progress   this node follows that replica and asks it to take over:
 //!                          TM.REPLICATE protocol FAILOVER offset lineage term
-//!   no-failover            it has; the pause ends, and writes are answered -READONLY
+//!   no-failover            the replica is the master; paused writes fail with -READONLY
 //! ```
 //!
-//! As in Redis, the master steps down first and its replica up afterwards. If the replica says no,
-//! or on FAILOVER ABORT, this node is the master again, and takes the writes that waited. If it
-//! cannot be reached, it is asked again and again. A write while this node is a replica already is
-//! refused at once. Meanwhile no other order may change the role, REPLICAOF is refused; but for
-//! Sentinels, where they have spoken: the replica may answer long after they have made another one
-//! the master.
+//! As in Redis, the master steps down before its replica is promoted. If the replica refuses, or on
+//! FAILOVER ABORT, this node becomes the master again and executes the paused writes. If the
+//! replica is unreachable, this node retries until it answers. During a failover REPLICAOF is
+//! refused. The exception is a failover in progress under Sentinel: it may have chosen another
+//! master by the time the replica answers.
 //!
-//! That there are never two: from the moment the request leaves until it is answered the replica
-//! may have obeyed, or be about to. So it is sent only to a replica that has just answered a PING
-//! (it would wait in the socket of a frozen one), and while its answer is missing (`Asked`)
-//! neither ABORT nor a refusal for a reason of the moment, a lack of room say, makes this node the
-//! master: only the replica's word that it has not taken over and will not (-NOFAILOVER), or an
-//! operator's that it does not matter, which is REPLICAOF NO ONE.
+//! There are never two masters. Once the request to take over is sent, the replica may have obeyed.
+//! So this node sends it only to a replica that has just answered a PING, since a frozen replica
+//! would find it in its socket later. While the answer is missing (`Asked`), neither ABORT nor a
+//! transient refusal makes this node the master again. Only -NOFAILOVER does, or REPLICAOF NO ONE
+//! by an operator.
 //!
-//! A node that is to be a master, by REPLICAOF NO ONE or because its replica said no, is one when
-//! its log has begun, which takes a sync or two. From the answer to that command on no write is
-//! refused because of its role: it waits until then, or until this node is to be a replica after
-//! all. If the disk says no it is refused with what the disk says, until it is mended.
+//! A node ordered to be a master (REPLICAOF NO ONE, or a refusal by its replica) becomes one once
+//! its log has a new segment, which takes a sync or two. Until then writes wait instead of failing
+//! with a role error. If the disk fails, they fail with the disk's error until it recovers.
 
 use crate::roles::failover_state::{Asked, Failover, Stage};
 pub use crate::roles::failover_state::{HANDING, WAITING};
@@ -40,38 +37,37 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Without a deadline.
+/// Timeout of a failover or pause without a deadline.
 pub const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Between two looks at what cannot be waited for.
+/// Poll interval for conditions without a notification.
 const LOOK: Duration = Duration::from_millis(1);
-/// Between two looks at a disk that says no.
+/// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The code of a refusal by a replica that has not taken over, and will not, whatever it was asked
-/// before.
+/// Error code of a replica that has not taken over and rejects all requests so far.
 pub const NO: &str = "NOFAILOVER";
-/// Of refusals by a replica that may be asked again.
+/// Error codes of replicas that may accept a later request.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
-/// A node that may not be the master any more hands nothing over.
+/// Error of FAILOVER on a fenced master.
 pub const FENCED: &str = "another node may be the master by now";
-/// Why there is no way back by ABORT.
+/// Error of FAILOVER ABORT after the request was sent.
 const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be \
                         the master by now. It is asked again. REPLICAOF NO ONE makes this node a \
                         master all the same.";
 
-/// What was asked for.
+/// Arguments of FAILOVER.
 pub struct Wanted {
-    /// Address of a replica; none: whichever has everything first.
+    /// Address of the replica; `None` chooses the first one that has caught up.
     pub to: Option<Master>,
-    /// After the time is over `to` takes over, whatever it has.
+    /// Whether `to` takes over after the timeout even if it has not caught up.
     pub force: bool,
-    /// TIMEOUT: when it is given up, or forced.
+    /// TIMEOUT: time after which the failover is aborted or forced.
     pub timeout: Option<Duration>,
 }
 
 impl Failover {
-    /// No other order may change the role, unless it is unknown how this goes on, or Sentinels
-    /// watch.
+    /// Whether REPLICAOF must be refused. It is allowed when the replica's answer was lost, or when
+    /// Sentinels decide on the master.
     pub fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => false,
@@ -82,20 +78,22 @@ impl Failover {
         }
     }
 
-    /// REPLICAOF: as [`crate::roles::Replication::order`]. None while a FAILOVER forbids it.
+    /// Executes REPLICAOF, like [`crate::roles::Replication::order`]. Returns `None` while a
+    /// failover forbids it.
     pub fn order(&self, node: &Node, order: Order) -> Option<std::io::Result<bool>> {
         let _one = self.ordering.lock();
         if self.forbids_orders(&node.replication) {
             return None;
         }
         let mut stage = self.stage.lock();
-        // If nothing comes of the order: what is under way may have ended by then, unheard.
+        // If the order fails, the request under way may have ended in the meantime without being
+        // recorded.
         stage.answered(Asked::Lost);
         Some(self.give(node, order, stage))
     }
 
-    /// A replica of this node was ordered to be the master: this node accepts no more writes, and
-    /// follows it. The error says why it is not for this node to step down.
+    /// Makes this node a replica of `successor`, which was ordered to be the master. Fails if this
+    /// node follows another master.
     fn step_down(&self, node: &Node, successor: &Master) -> Result<(), String> {
         let _one = self.ordering.lock();
         let replication = &node.replication;
@@ -104,7 +102,7 @@ impl Failover {
             Some(master) => return Err(format!("it follows {master}")),
             None => {}
         }
-        // A FAILOVER that waits for a replica: this one takes over before that.
+        // Ends a failover that still waits for a replica: the successor takes precedence.
         self.end(node);
         let order = Order { master: Some(successor.clone()), fit: true, ..Order::default() };
         match self.give(node, order, self.stage.lock()) {
@@ -113,7 +111,7 @@ impl Failover {
                 tracing::info!("{successor} takes over: this node accepts no more writes");
             }
             Err(error) => {
-                // The next start is fenced anyway, as there are others.
+                // The next start is fenced in any case, because the role file lists other nodes.
                 replication.raise_fence(&node.config());
                 tracing::error!(
                     "{successor} takes over, and that cannot be written down: this node is \
@@ -124,9 +122,9 @@ impl Failover {
         Ok(())
     }
 
-    /// A node that was a master until it was told to follow `master`, and can never do so, is a
-    /// master again: it has all its data. If it was one of several it may have been replaced
-    /// meanwhile, and is fenced. False if it is none, or if the role cannot be written down.
+    /// Makes a former master a master again if it can never follow `master`: it still has all its
+    /// data. It is fenced if it had replicas, one of which may have replaced it. Returns false if
+    /// this node was no master or if the role cannot be persisted.
     pub(crate) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
         let _one = self.ordering.lock();
         let replication = &node.replication;
@@ -142,9 +140,8 @@ impl Failover {
         is_given
     }
 
-    /// Gives an order, with which a FAILOVER is over. Until the disk has it no replica is asked to
-    /// take over: there would be a master beside the one that the order names. The caller holds
-    /// `ordering`.
+    /// Gives an order, which ends a failover. Until the order is on disk no replica is asked to
+    /// take over, as that could create a second master. The caller holds `ordering`.
     fn give(
         &self,
         node: &Node,
@@ -158,7 +155,7 @@ impl Failover {
         drop(stage);
         let is_master = order.master.is_none();
         let given = node.replication.order(&node.config(), order, || {
-            // Before the order is obeyed, which ends the pause.
+            // Runs before the `log` thread obeys the order, which ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
                 *stage = Stage::Settling;
@@ -170,7 +167,7 @@ impl Failover {
         });
         let mut stage = self.stage.lock();
         if *stage == Stage::Aborting {
-            // Nothing came of it.
+            // The order failed or changed nothing.
             *stage = was;
         }
         drop(stage);
@@ -178,7 +175,7 @@ impl Failover {
         given
     }
 
-    /// The request is about to leave. None: this node does not hand its role over any more.
+    /// Marks the request as sent. Returns `None` if the failover was cancelled.
     pub(crate) fn asking(&self) -> Option<Asking<'_>> {
         let mut stage = self.stage.lock();
         let Stage::Handing { offset, asked: before } = *stage else { return None };
@@ -186,7 +183,7 @@ impl Failover {
         Some(Asking { failover: self, before })
     }
 
-    /// It is over: nothing waits for it any more. False if it has ended already.
+    /// Ends a failover and its pause. Returns false if none was under way.
     pub(crate) fn end(&self, node: &Node) -> bool {
         let mut stage = self.stage.lock();
         let was = !matches!(*stage, Stage::Nothing | Stage::Settling);
@@ -195,38 +192,37 @@ impl Failover {
             self.ended.notify_waiters();
             node.pause.end(By::Role);
         }
-        // A later look takes the stage.
+        // Unlocked first because a waiter of `acknowledged` locks the stage.
         drop(stage);
         node.durability.acknowledged();
         was
     }
 
-    /// The replica has taken over.
     pub(crate) fn done(&self, node: &Node) {
         if self.end(node) {
             tracing::info!("failover: the replica has taken over");
         }
     }
 
-    /// Everything is as it was before; an error if there was nothing to abort, or too late.
-    /// `refused`: by the replica, which had been asked like this before.
+    /// Restores the master after ABORT, a timeout, or a refusal by the replica. `refused` is the
+    /// state of the earlier request for a refusal. Fails if there is no failover, or if the replica
+    /// may have taken over.
     fn take_back(&self, node: &Node, why: &str, refused: Option<Asked>) -> Result<(), String> {
         let _one = self.ordering.lock();
         let mut stage = self.stage.lock();
         match *stage {
-            // Nothing else aborts: this is the only thread that orders.
+            // `Aborting` cannot be seen here: only the holder of `ordering` sets it.
             Stage::Nothing | Stage::Settling | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
-            // The one before was taken back a moment ago, and this node is not the master again
-            // yet.
+            // The previous failover was aborted just now, and this node is not yet a master again.
             Stage::Waiting(_) if !node.replication.is_settled() => {
                 *stage = Stage::Settling;
                 drop(stage);
                 self.ended.notify_waiters();
             }
             Stage::Waiting(_) => {
-                // While no other thread can hand it over.
+                // Under the lock, so that no other thread hands the role over.
                 *stage = Stage::Nothing;
                 drop(stage);
                 self.ended.notify_waiters();
@@ -236,15 +232,16 @@ impl Failover {
                 return Err(IN_DOUBT.to_owned());
             }
             Stage::Handing { .. } => {
-                // Not this replica, but perhaps another one, while this node was away or heard
-                // nothing.
+                // After a lost answer another replica may have been promoted, so this node starts
+                // fenced.
                 let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
                 let unwritten =
                     |error| format!("ERR the role cannot be written to the data folder: {error}");
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
-                    // A replica that follows once more lifts the fence, where no Sentinel does.
+                    // Disconnects all replicas. A replica that reconnects lifts the fence where no
+                    // Sentinel does.
                     let is_fed = |client: &Arc<Client>| client.flags.load(SeqCst) & REPLICA != 0;
                     node.clients.list().into_iter().filter(is_fed).for_each(|client| client.kill());
                 }
@@ -255,13 +252,13 @@ impl Failover {
         Ok(())
     }
 
-    /// FAILOVER ABORT, or its time is over: everything is as it was before; an error if there was
-    /// nothing to abort, or too late.
+    /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if there is none, or if the replica
+    /// may have taken over.
     pub fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
         self.take_back(node, why, None)
     }
 
-    /// This node has the role that it was given last, unless it was given another meanwhile.
+    /// Ends the pause once the log matches the role, unless another order is pending.
     pub(crate) fn settled(&self, node: &Node) {
         let mut stage = self.stage.lock();
         if *stage == Stage::Settling && node.replication.is_settled() {
@@ -270,11 +267,11 @@ impl Failover {
         }
     }
 
-    /// The log of a node that is to be a master cannot be begun, for this reason, which is the
-    /// answer to writes, and to a FAILOVER that cannot get on without it. True if that is news.
+    /// Handles a failure to begin the log of a new master: `error` becomes the reply to writes and
+    /// aborts a failover that waits. Returns true if the error is new.
     pub(crate) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
-        // It may be a replica by now, and a replica's disk is its link's affair.
+        // A node that has become a replica reports disk errors through its link.
         let is_news = node.replication.is_master() && node.durability.unable(error);
         if matches!(*stage, Stage::Settling | Stage::Waiting(_)) {
             if matches!(*stage, Stage::Waiting(_)) {
@@ -290,24 +287,23 @@ impl Failover {
     }
 }
 
-/// Describes a refusal by the peer of a link.
 pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
     format!("{verb} was answered {reply}")
 }
 
-/// A request to take over, from before it leaves until it is answered. Dropped without an answer it
-/// stays open for good.
+/// A request to take over, from before it is sent until it is answered. Dropping it without an
+/// answer records the answer as lost.
 pub(crate) struct Asking<'a> {
     failover: &'a Failover,
     before: Asked,
 }
 
 impl Asking<'_> {
-    /// The replica's error reply: this node is the master again, if that means no. Gives what is to
-    /// be told.
+    /// Handles the replica's error reply: this node becomes the master again if the reply is a
+    /// final refusal. Returns the text to log.
     pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
-        // What refuses this request says nothing of one that is still on its way.
+        // A transient refusal says nothing about an earlier request whose answer is still missing.
         let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
         let why = was_answered("TM.REPLICATE", reply);
         let failed =
@@ -323,8 +319,8 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Begins. The caller has checked what can be checked. False if another one, or an order, has come
-/// meanwhile; none if an order is on its way to the disk, which is waited for if `may_wait`.
+/// Starts a failover. The caller has validated the arguments. Returns false if another failover or
+/// order came first. Returns `None` if an order is being written to disk and `may_wait` is false.
 pub fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
     let _one = if may_wait { failover.ordering.lock() } else { failover.ordering.try_lock()? };
@@ -354,7 +350,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             Some(to) if wanted.force => (to, 0, false),
             _ if !is_wanted() => return,
             _ => {
-                // It is not handed over yet, so this cannot fail.
+                // Cannot fail, as the role has not been handed over.
                 let _ = failover.abort(&node, "no replica has caught up before the time was over");
                 return;
             }
@@ -366,19 +362,18 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
         ..Order::default()
     };
     let on_disk = node.clone();
-    // It goes on also if nothing waits for it any more.
+    // The hand-over completes even if this task is dropped.
     let _ = apart(move || hand_over(&on_disk, order, offset, number)).await;
 }
 
 fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
-    // Until the disk has it: an ABORT in between would take back an order that is yet to be given,
-    // and this node would be a replica for good.
+    // Held until the order is on disk. Otherwise an ABORT in between would revoke an order that is
+    // not given yet, and this node would stay a replica.
     let _one = failover.ordering.lock();
     let is_fenced = node.replication.is_fenced();
     {
         let mut stage = failover.stage.lock();
-        // A stopped server asks no replica any more.
         if *stage != Stage::Waiting(number) || node.stop.is_stopped() {
             return;
         }
@@ -401,7 +396,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
 }
 
 /// Steps down for a replica that was ordered to be the master, and waits until no change is on its
-/// way to the log. Gives where the log ends.
+/// way to the log. Returns the log's end offset, or the reason for a refusal.
 pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64, String> {
     let at = node.clone();
     let given = apart(move || at.replication.failover.step_down(&at, &successor)).await;
@@ -410,13 +405,13 @@ pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64,
     while !replication.is_master() && !replication.is_settled() {
         tokio::time::sleep(LOOK).await;
     }
-    // Fenced as a master, its log is written by rounds still.
+    // A fenced master, unlike a replica, still commits its own log in rounds.
     Ok(all_written(&node, true).await)
 }
 
-/// Waits until all that was written before writes were paused is in the log, and may be had by
-/// replicas; gives where that ends. While the disk says no it waits for it to say yes, unless
-/// `gives_up`: then for what is there.
+/// Waits until all changes made before the pause are in the log and visible to replicas. Returns
+/// the log's end offset. Retries while the disk fails, unless `gives_up`: then it returns the
+/// current end.
 pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
@@ -437,10 +432,10 @@ pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     }
 }
 
-/// Waits until a replica, or this one, has all that was written.
+/// Waits until a replica, `to` if given, has the whole log. Returns its address and offset.
 pub async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
     let offset = all_written(node, false).await;
-    // The log may still be sealed, and so become longer.
+    // Sealing a segment may still extend the log.
     let has_all = |fed: &Fed| {
         let is_wanted = to.is_none_or(|to| (&fed.ip, fed.port) == (&to.host, to.port));
         is_wanted
@@ -460,8 +455,7 @@ mod tests {
     use crate::roles::node::Host;
     use crate::runtime::shutdown::Stop;
 
-    /// A node that is to be a master, and has replicas, is to hand its role over before it has a
-    /// log.
+    /// FAILOVER on a node that was ordered to be a master, before its log has begun.
     #[tokio::test]
     async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();
@@ -477,7 +471,7 @@ mod tests {
             node.durability.refusal().unwrap().contains("no room"),
             "each waiter gets that answer"
         );
-        // The task that waits for the replica finds nothing to do any more.
+        // The task that waits for a replica ends without effect.
         tokio::task::yield_now().await;
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
     }

@@ -7,17 +7,17 @@ use tokio::sync::Notify;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Nothing,
-    /// Waits for a replica to catch up: the number of this attempt. An aborted attempt may still
-    /// run.
+    /// Waits for a replica to catch up; the number identifies the attempt. An aborted attempt may
+    /// still run.
     Waiting(u64),
-    /// Hands over to a replica that has the log up to `offset`.
+    /// Hands the role to a replica that has the log up to `offset`.
     Handing {
         offset: u64,
         asked: Asked,
     },
-    /// The replica is not asked any more. The role is not on disk yet.
+    /// The replica receives no further requests; the restored role is not on disk yet.
     Aborting,
-    /// No FAILOVER, but this node becomes a master. Writes wait until it is one.
+    /// No FAILOVER, but this node is becoming a master and writes wait.
     Settling,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Asked {
     No,
     /// Sent and not answered yet.
     Now,
-    /// Not answered, or sent by an earlier process.
+    /// Answer lost, or sent by an earlier process.
     Lost,
 }
 

@@ -1,79 +1,72 @@
-//! The fence: a node that was a master, and perhaps is none any more, takes no writes.
+//! Write fence: a node that may have been replaced as the master refuses writes.
 //!
 //! ```text
-//!   started again as a master that has had replicas, or has been one
-//!       --> Unknown    until a Sentinel names this node, or REPLICAOF; where no Sentinel has ever
-//!                      spoken, until a replica follows
-//!   a Sentinel has named this node, and with a higher epoch it names another one
-//!       --> Deposed    until a Sentinel names this node again, or REPLICAOF
+//!   restart as a master that has had replicas, or was one
+//!       --> Unknown    until a Sentinel names this node, or REPLICAOF; without any Sentinel,
+//!                      until a replica connects
+//!   a Sentinel has named this node, and names another one with a higher epoch
+//!       --> Deposed    until a Sentinel names this node with a later epoch, or REPLICAOF
 //! ```
 //!
-//! Every two seconds each Sentinel says on the channel `__sentinel__:hello` whom it takes for the
-//! master, and by which configuration epoch it does; each failover has a higher one. So one that
-//! was away and says what was true once is told from one that knows: what it says has a lower
-//! epoch. An old master that comes back is a replica only when Sentinel has made it one, ten
-//! seconds later with default periods; what it took until then would be lost. Nor does a replica
-//! know better that comes back together with it: so where Sentinels have spoken only they, or an
-//! operator, say what a node is, and the epochs that they were at are kept on the disk
-//! ([`crate::roles::role`]) before what they say counts for this node: after the next start it must
-//! not be less.
+//! Every two seconds each Sentinel publishes the master's address and its configuration epoch on
+//! the channel `__sentinel__:hello`. Every failover increments the epoch, so a lower epoch marks a
+//! stale hello. Sentinel demotes a restarted master only after about ten seconds, and the writes
+//! accepted in between would be lost. A replica that restarts with its old master is as stale as
+//! that master. Therefore, once a Sentinel has been heard, only Sentinels and operators lift the
+//! fence. The epochs are on disk ([`crate::roles::role`]) before they lift it, so a restart never
+//! accepts an older epoch.
 //!
-//! Epochs count for Sentinels that watch a master by the same name, a *group*, which agree on them.
-//! Others, old ones that still ask for this node, say, are at epochs of their own: what one group
-//! says is held against what the same group said before. Of two groups that both watch this node
-//! each can depose it, and takes that back itself.
+//! Epochs are compared within a *group*: the Sentinels that watch a master under one name. Groups
+//! have independent epochs. If two groups watch this node, either can depose it, and only the same
+//! group can revoke that.
 //!
-//! A node that is the master again, after another one was, or may have been, begins a term that is
-//! later than theirs ([`Fence::missed`]): else its replicas would take their own history for the
-//! later one, and never follow it. Sentinel may choose it before it has made it a replica.
+//! A node that becomes the master again starts a term later than that of any master in between
+//! ([`Fence::missed`]). Otherwise its replicas would consider their own history newer and refuse to
+//! follow. Sentinel may promote a deposed master before it has demoted it to a replica.
 //!
-//! Two Sentinels may name two masters in one epoch: one that has made this node the master and is
-//! not done with its failover takes over the epoch of the next one that it hears of, and goes on
-//! naming this node. So what deposes is taken back by a later epoch only; and where this node's
-//! epoch has risen without an order to be a master, another one that is named in the same epoch
-//! counts.
+//! Two Sentinels may name two masters in one epoch. A Sentinel that is still finishing a failover
+//! adopts a higher epoch from another Sentinel's hello, and keeps naming its own choice. Hence a
+//! deposition is revoked only by a later epoch. If this node's epoch rose without an order to
+//! become the master, another master named in the same epoch deposes it.
 //!
-//! An address that is not ours may be ours by another name (a host's name, an address outside of a
-//! container). So another master is believed in only after a Sentinel of that group has named this
-//! node by an address that we know as ours. Where that never happens the fence stays as it was.
-//! When all Sentinels are gone an operator lifts it, by REPLICAOF NO ONE to a master: then what
-//! they have said is forgotten.
+//! An unknown address may be another name of this node, such as a host name or an address outside a
+//! container. So a group can depose this node only after it has named it by a known address. If all
+//! Sentinels are gone, an operator lifts the fence with REPLICAOF NO ONE, which discards all
+//! epochs.
 
 use crate::roles::role::Epoch;
 use parking_lot::Mutex;
 
-/// Most groups that are remembered, the first ones to speak. A sender of hellos decides on the
-/// fence anyway, but not on our memory.
+/// Maximum number of groups; later groups are ignored. Bounds the memory that senders of hellos can
+/// allocate.
 pub(crate) const MOST_GROUPS: usize = 16;
-/// Promotions that there may have been while it was away, of which it has not heard.
+/// Number of promotions to assume when this node may have missed some.
 const UNHEARD: u64 = 1000;
-/// The longest name of a group, in bytes.
+/// Maximum length of a group's name, in bytes.
 pub(crate) const MOST_NAME: usize = 255;
 
-/// Whether writes are kept out, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fenced {
     No,
-    /// Not confirmed as the master since the start.
+    /// Since the start, neither a Sentinel nor a replica has confirmed this node as the master.
     Unknown,
-    /// Another one is.
+    /// A Sentinel has named another master.
     Deposed,
 }
 
-/// What one group has said.
 #[derive(Default)]
 struct Group {
     name: String,
-    /// The highest configuration epoch, and what of that is on the disk.
+    /// Highest configuration epoch heard; `kept` is the highest one on disk.
     epoch: Option<u64>,
     kept: Option<u64>,
-    /// One named this node, in the role that it has, by an address that we know.
+    /// Whether the group has named this node by a known address since its last order.
     named: bool,
-    /// The epoch in which this node was named has risen without an order to be a master.
+    /// Whether the epoch rose without an order to become the master.
     is_doubtful: bool,
-    /// The last epoch in which this node was the master, as far as is known.
+    /// Last epoch in which this node is known to have been the master.
     ruled: Option<u64>,
-    /// The last that counts, and has no effect yet, is that this node is the master.
+    /// Whether the group names this node and lifts the fence once the epoch is on disk.
     lifts: bool,
     deposes: bool,
 }
@@ -82,22 +75,19 @@ struct Group {
 struct Heard {
     groups: Vec<Group>,
     is_raised: bool,
-    /// A controller has given so many topologies meanwhile, each of which may have had another
-    /// master.
+    /// Number of topologies that this node has missed; each may have had another master.
     skipped: u64,
 }
 
-/// What came of a hello.
+/// Result of a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// What the fence is from now on, if that is new.
+    /// New state of the fence, if it changed.
     pub(crate) change: Option<Fenced>,
-    /// There is an epoch that the disk does not have: it is to be written, and [`Fence::kept`] to
-    /// be told.
+    /// Whether an epoch must be written to disk and confirmed by [`Fence::kept`].
     pub(crate) is_news: bool,
 }
 
-/// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Fence {
     heard: Mutex<Heard>,
@@ -114,8 +104,8 @@ impl Heard {
         }
     }
 
-    /// Sentinels know better; and behind topologies of which it has not heard an order is to begin
-    /// another term.
+    /// A replica can lift the fence only if no Sentinel was heard and no topology was missed.
+    /// Missed topologies require an order, which starts a new term.
     fn believes_replicas(&self) -> bool {
         self.is_raised && self.groups.is_empty() && self.skipped == 0
     }
@@ -126,7 +116,7 @@ impl Heard {
         if self.now() == Fenced::No { 0 } else { missed }
     }
 
-    /// What was said counts, as far as the disk has it.
+    /// Applies pending confirmations whose epochs are on disk.
     fn settle(&mut self) {
         for group in &mut self.groups {
             if group.lifts && group.kept >= group.epoch {
@@ -147,19 +137,18 @@ impl Fence {
         self.heard.lock().now()
     }
 
-    /// How many groups have spoken.
     pub(crate) fn groups(&self) -> usize {
         self.heard.lock().groups.len()
     }
 
-    /// The highest epochs of which Sentinels have spoken.
+    /// Returns the highest epoch of each group.
     pub(crate) fn epochs(&self) -> Vec<Epoch> {
         let heard = self.heard.lock();
         let of = |group: &Group| Some(Epoch { name: group.name.clone(), epoch: group.epoch? });
         heard.groups.iter().filter_map(of).collect()
     }
 
-    /// At start: what Sentinels had said before.
+    /// Restores the epochs at a start.
     pub(crate) fn recall(&self, epochs: &[Epoch]) {
         let of = |said: &Epoch| Group {
             name: said.name.clone(),
@@ -171,19 +160,18 @@ impl Fence {
         self.heard.lock().groups = epochs.iter().take(MOST_GROUPS).map(of).collect();
     }
 
-    /// A start as a master that may have been replaced.
+    /// Fences a master that may have been replaced.
     pub(crate) fn raise(&self) {
         self.heard.lock().is_raised = true;
     }
 
-    /// It is a master by a topology, as it was by the one before that it knows; it has not heard of
-    /// so many between them.
+    /// Fences a master that has missed this many topologies since the last one it applied.
     pub(crate) fn skipped(&self, topologies: u64) {
         let mut heard = self.heard.lock();
         (heard.is_raised, heard.skipped) = (true, topologies);
     }
 
-    /// This node was given a role.
+    /// Clears the fence after an order; epochs remain.
     pub(crate) fn ordered(&self) {
         let mut heard = self.heard.lock();
         (heard.is_raised, heard.skipped) = (false, 0);
@@ -193,12 +181,11 @@ impl Fence {
         }
     }
 
-    /// How many promotions of other nodes there may have been since this one was the master last,
-    /// which is told now to be the master: each has an epoch. 0: none, or it still is. One that was
-    /// started again, or whose epoch is doubtful, may have missed some of which it has not heard:
-    /// the Sentinel that has chosen it need not have said yet what it knows. A term that is far
-    /// later does no harm to the node that is chosen. Another one with it would never follow that:
-    /// so a master without a doubt begins none.
+    /// Returns the number of promotions of other nodes that may have happened since this node was
+    /// last the master. The new term must exceed theirs, and each promotion has its own epoch.
+    /// Returns 0 for an undisputed master: a needless new term would lock out another master of the
+    /// same term. After a restart or in a doubtful epoch the choosing Sentinel may not have
+    /// announced its epoch yet, so the result is a generous guess.
     pub(crate) fn missed(&self) -> u64 {
         let heard = self.heard.lock();
         let missed = heard.missed();
@@ -207,33 +194,32 @@ impl Fence {
         if missed == 0 && in_doubt { UNHEARD } else { missed }
     }
 
-    /// The same, if what Sentinels have said lifts the fence as soon as it is on the disk.
+    /// Like `missed`, if the epochs heard lift the fence once they are on disk; otherwise 0.
     pub(crate) fn missed_when_lifted(&self) -> u64 {
         let heard = self.heard.lock();
         if heard.groups.iter().any(|group| group.lifts) { heard.missed() } else { 0 }
     }
 
-    /// This master has been told to be one: what Sentinels have said is over.
+    /// Discards all state after REPLICAOF NO ONE on a master.
     pub(crate) fn forget(&self) {
         *self.heard.lock() = Heard::default();
     }
 
-    /// A replica follows. It knows no better than we do where a Sentinel has spoken. True if that
-    /// lifts the fence.
+    /// Handles a replica that connected. Returns true if that lifts the fence.
     pub(crate) fn followed(&self) -> bool {
         let mut heard = self.heard.lock();
         heard.believes_replicas() && std::mem::take(&mut heard.is_raised)
     }
 
-    /// Whether a replica that follows lifts it.
     pub(crate) fn believes_replicas(&self) -> bool {
         self.heard.lock().believes_replicas()
     }
 
-    /// A Sentinel of a group has named a master: this node, or another address.
+    /// Handles a hello of a group: `is_ours` if it names this node, otherwise it names another
+    /// master.
     pub(crate) fn named(&self, name: &str, is_ours: bool, epoch: u64, is_master: bool) -> Effect {
         let nothing = Effect { change: None, is_news: false };
-        // It is a line of a file, or a part of one.
+        // The role file stores one name per line.
         if name.is_empty() || name.len() > MOST_NAME || name.contains(char::is_control) {
             return nothing;
         }
@@ -263,7 +249,7 @@ impl Fence {
         Effect { change: heard.changed(before), is_news }
     }
 
-    /// These epochs are on the disk. Gives what the fence is from now on, if that is new.
+    /// Records that `epochs` are on disk. Returns the new state of the fence if it changed.
     pub(crate) fn kept(&self, epochs: &[Epoch]) -> Option<Fenced> {
         let mut heard = self.heard.lock();
         let before = heard.now();
@@ -281,7 +267,7 @@ impl Fence {
 mod tests {
     use super::*;
 
-    /// A hello of one group, with a disk that has everything at once.
+    /// Delivers a hello of the default group, and persists its epoch at once.
     fn named(fence: &Fence, is_ours: bool, epoch: u64, is_master: bool) -> Option<Fenced> {
         by(fence, "mymaster", is_ours, epoch, is_master)
     }
@@ -311,9 +297,9 @@ mod tests {
         assert_eq!(named(&fence, true, 6, true), None);
     }
 
-    /// Found by the soak: the Sentinel that had made this node the master in epoch 6 was not done
-    /// with that when another one made another node the master in epoch 7. It took over the epoch,
-    /// and named this one.
+    /// Regression test from the soak. One Sentinel had promoted this node in epoch 6 and was not
+    /// finished when another Sentinel promoted a different node in epoch 7. The first Sentinel
+    /// adopted epoch 7 and named this node with it.
     #[test]
     fn of_two_masters_of_one_epoch_the_one_that_was_ordered_is_it() {
         let (old, new) = (Fence::default(), Fence::default());
@@ -327,15 +313,16 @@ mod tests {
         assert_eq!((old.now(), old.missed()), (Fenced::Deposed, 1));
         assert_eq!(named(&old, true, 8, true), Some(Fenced::No), "a later one");
         assert_eq!((named(&new, false, 7, true), new.now()), (None, Fenced::No));
-        // The wrong one is heard first.
+        // The hello with the adopted epoch arrives first.
         let old = Fence::default();
         named(&old, true, 6, true);
         assert_eq!(named(&old, true, 7, true), None);
         assert_eq!(named(&old, false, 7, true), Some(Fenced::Deposed));
         assert_eq!(named(&old, true, 7, true), None);
-        // Chosen again, it begins a later term, though it took itself for the master of epoch 7.
+        // The node believed that it was the master of epoch 7, so it starts a later term when
+        // promoted.
         assert_eq!((old.now(), old.missed()), (Fenced::Deposed, UNHEARD));
-        // One that was ordered, and told so, is in no doubt.
+        // A node with an explicit order has no doubtful epoch.
         old.ordered();
         named(&old, true, 8, true);
         assert_eq!((old.now(), old.missed()), (Fenced::No, 0));
@@ -363,8 +350,8 @@ mod tests {
         assert_eq!(fence.now(), Fenced::No);
     }
 
-    /// A replica is told of its master, is promoted by hand or by FAILOVER, and goes on hearing of
-    /// the old one.
+    /// An operator or FAILOVER promotes a replica, which still receives hellos that name the old
+    /// master.
     #[test]
     fn a_node_promoted_by_hand_is_believed() {
         let fence = Fence::default();
@@ -377,8 +364,8 @@ mod tests {
         assert_eq!(fence.now(), Fenced::No);
     }
 
-    /// M and a replica of it are killed, another replica is promoted, M and the first come back:
-    /// that one follows M as before.
+    /// A master and one of its replicas crash, and Sentinel promotes another replica. The crashed
+    /// replica restarts and follows the old master again.
     #[test]
     fn where_sentinels_have_spoken_a_replica_that_follows_says_nothing() {
         let fence = Fence::default();
@@ -392,7 +379,7 @@ mod tests {
         assert_eq!(named(&again, true, 4, true), None, "one that was away");
         assert_eq!(again.now(), Fenced::Unknown);
         assert_eq!(named(&again, true, 5, true), Some(Fenced::No));
-        // Named another since the start, if not before.
+        // A group that names another address also prevents replicas from lifting the fence.
         let late = Fence::default();
         late.raise();
         named(&late, false, 6, true);
@@ -402,7 +389,7 @@ mod tests {
         assert!(late.followed(), "an operator has said that they are gone");
     }
 
-    /// Sentinels of two teams watch this node, each by a name of its own, and are at other epochs.
+    /// Two groups watch this node under different names and have different epochs.
     #[test]
     fn groups_of_sentinels_do_not_speak_for_each_other() {
         let fence = Fence::default();
@@ -447,8 +434,8 @@ mod tests {
         assert_eq!(by(&fence, "group 3", true, 9, true), Some(Fenced::No));
     }
 
-    /// A disk that is slow, or full: the word that would open the gate counts when the next start
-    /// will know it; the one that shuts it counts at once.
+    /// On a slow or full disk an epoch that lifts the fence waits for the disk. An epoch that
+    /// raises it applies at once.
     #[test]
     fn what_lifts_the_fence_is_on_the_disk_first() {
         let fence = Fence::default();

@@ -1,16 +1,15 @@
-//! What happens between the order to stop, by SHUTDOWN or by a signal, and the stop.
+//! Graceful shutdown, by SHUTDOWN or by a signal.
 //!
-//! A node with a long log first writes a snapshot, as Redis does, and serves meanwhile: the next
-//! start is short then. A master then gives its replicas what was written last, as one of them may
-//! be the master before this one is back. Writes are paused meanwhile, and reads go on. It waits
-//! until all that are in step have everything, for `server.shutdown_timeout_s` at most, or until
-//! SHUTDOWN ABORT, after which all goes on. A replica does not wait: it has nothing that its master
-//! has not.
+//! A node with a long log writes a snapshot first, as Redis does, and serves clients during that
+//! time. It makes the next start fast. Then a master pauses writes, while reads continue, and sends
+//! its replicas the rest of its log, since one of them may be promoted before this node restarts.
+//! It waits until all replicas have everything, for at most `server.shutdown_timeout_s`. SHUTDOWN
+//! ABORT cancels the shutdown. A replica does not wait, because its master has all of its data.
 //!
-//! A FAILOVER that is under way, or comes meanwhile, is waited for, too: else the replica that is
-//! to take over might never hear of it, and there would be no master until this node is back. Redis
-//! does not wait for that. If the time is over first, the next start asks the replica again, or
-//! leaves it to Sentinel where one has spoken.
+//! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive
+//! the request to take over, and no node would be the master until this one restarts. Redis does
+//! not wait for that. After a timeout the next start repeats the request, or leaves the decision to
+//! Sentinel.
 
 use crate::roles::failover;
 use crate::roles::failover::FAR;
@@ -21,25 +20,26 @@ use replication::Sending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How it is to stop.
+/// Options of SHUTDOWN.
 #[derive(Clone, Copy, Default)]
 pub struct How {
-    /// Without waiting for replicas.
+    /// Whether to stop without waiting for replicas.
     pub now: bool,
-    /// Also if changes that were acknowledged are lost with it.
+    /// Whether to stop even if acknowledged writes are lost.
     pub forced: bool,
-    /// If it is refused for them, the next one is forced.
+    /// Whether the next order is forced if this one is refused because it would lose writes.
     pub insists: bool,
 }
 
-/// A log that is shorter than this is replayed in a fraction of a second.
+/// Minimum length of a log worth a snapshot, in bytes. A shorter one is replayed in a fraction of a
+/// second.
 const WORTH_LOG_BYTES: u64 = 16 << 20;
-/// Memory for each byte of the log, beyond which writing all of it would take longer than replaying
-/// the log does.
+/// Maximum ratio of memory to log length. Above it, writing a snapshot takes longer than replaying
+/// the log.
 const WORTH_RATIO: u64 = 4;
 
-/// Whether a stop writes a snapshot first: reading it will take less time than replaying the log
-/// that it stands for, by more than writing it takes.
+/// Whether to write a snapshot before stopping: it must save more time at the next start than it
+/// costs now.
 pub fn saves_first(node: &Node) -> bool {
     let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
     let begin = store.manifest().replay.offset;
@@ -47,15 +47,15 @@ pub fn saves_first(node: &Node) -> bool {
     log_bytes >= WORTH_LOG_BYTES && node.engines().memory_bytes() <= WORTH_RATIO * log_bytes
 }
 
-/// Writes a snapshot, as the server is told to stop. The error is that of the snapshot.
+/// Writes a snapshot for a shutdown, and returns the snapshot's error.
 pub async fn save(node: &Node, cause: &str) -> Result<(), String> {
     tracing::info!("{cause}: writing a snapshot, then stopping");
     service_manager::status("writing a snapshot before the stop");
     node.snapshots.save().await
 }
 
-/// A signal to stop came. If it is refused, it is followed as soon as nothing would be lost by
-/// that, unless SHUTDOWN ABORT comes first. A second signal does not wait for the snapshot.
+/// Handles a signal to stop. If stopping would lose acknowledged writes, it is delayed until they
+/// are safe, unless SHUTDOWN ABORT cancels it. A second signal does not wait for the snapshot.
 pub fn signalled(node: &Arc<Node>, signal: &str) {
     if saves_first(node) && node.stop.begin_save() {
         let (node, signal) = (node.clone(), signal.to_owned());
@@ -92,15 +92,16 @@ async fn follow_later(node: Arc<Node>, signal: String) {
     }
 }
 
-/// Stops the server: at once, or when its replicas have everything; until then
-/// [`Stop::leaves`](crate::runtime::shutdown::Stop). False: it goes on, since changes that were
-/// acknowledged would be lost. To be called in a runtime. `cause` names the signal or command.
+/// Stops the server, at once or when its replicas have everything
+/// ([`Stop::leaves`](crate::runtime::shutdown::Stop)). Returns false, and does not stop, if
+/// acknowledged writes would be lost. Must be called in a runtime. `cause` names the signal or
+/// command in the log.
 pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     if !node.is_loaded() {
         node.stop.while_loading(cause);
         return true;
     }
-    // As in Redis: a second order to stop, NOW or not, waits with the first one.
+    // As in Redis, a second order waits with the first one, even with NOW.
     if node.stop.leaves().is_some() {
         tracing::info!("{cause}: stopping already, when the replicas have everything");
         return true;
@@ -133,17 +134,17 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     true
 }
 
-/// SHUTDOWN ABORT. False if there is nothing to abort.
+/// Executes SHUTDOWN ABORT. Returns false if there is nothing to abort.
 pub fn abort(node: &Node) -> bool {
     node.stop.forget_warning() | node.stop.end_save() | stay(node)
 }
 
-/// The stop that waits for replicas does not take place. False if there is none.
+/// Cancels a stop that waits for replicas. Returns false if there is none.
 fn stay(node: &Node) -> bool {
     node.stop.stay(|| node.pause.end(By::Stop))
 }
 
-/// Whether acknowledged changes would be lost without a warning to the operator.
+/// Whether the stop is refused because acknowledged writes would be lost. Logs the reason.
 fn is_refused(node: &Node, cause: &str, how: How) -> bool {
     let is_free = how.forced || !node.durability.would_lose();
     let why = if is_free { None } else { node.durability.refusal() };
@@ -164,10 +165,10 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     let end = tokio::select! {
         end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
-        // Aborted.
+        // Aborted, or forced by another order.
         () = node.stop.waited(until) => return,
     };
-    // The disk may have said no meanwhile.
+    // The disk may have failed while this task waited.
     if is_refused(&node, &cause, how) {
         stay(&node);
         if how.insists {
@@ -176,19 +177,18 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
         return;
     }
     say_what_is_left(&node, end);
-    // Writes stay paused: no replica would get them.
+    // Writes stay paused, since no replica would receive them.
     node.stop.left(until);
 }
 
-/// Until no replica is left that will get more of what was written; returns where the log ends
-/// then.
+/// Waits until all replicas in sync have the whole log, and no FAILOVER is in progress. Returns the
+/// log's end offset.
 async fn over(node: &Node, how: How) -> u64 {
-    // What the disk does not take by now it may take before the time is over, but a forced stop
-    // does not wait for that.
+    // A failing disk may recover before the timeout. A forced stop does not wait for that.
     let end = failover::all_written(node, how.forced).await;
     let replication = &node.replication;
     let is_over = || {
-        // A replica has nothing that its master has not.
+        // A replica has no data that its master lacks.
         let is_known =
             || !replication.is_master() || replication.feeds.count(|fed| fed.written < end) == 0;
         (!replication.failover.is_under_way() && is_known()).then_some(end)
@@ -196,7 +196,7 @@ async fn over(node: &Node, how: How) -> u64 {
     node.durability.until(is_over).await
 }
 
-/// In Redis's words, as far as it has such.
+/// Logs the replicas that lag behind, in Redis's wording where it exists.
 fn say_what_is_left(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
         let then = match node.replication.sentinel_groups() {
@@ -234,8 +234,8 @@ mod tests {
     use crate::roles::node::Host;
     use replication::Peer;
 
-    /// A master whose disk says no after it was told to stop goes on with what it has in memory; a
-    /// second order to stop is obeyed.
+    /// The disk fails after the order to stop. The master keeps running, because only its memory
+    /// has the last writes. A second order stops it.
     #[tokio::test]
     async fn a_stop_that_would_lose_something_by_now_is_none() {
         let mut config = Config::default();
@@ -273,14 +273,14 @@ mod tests {
         assert!(!abort(&node));
     }
 
-    /// F29. With `always` every acknowledged change is in the log.
+    /// F29. With `always` every acknowledged write is in the log.
     #[tokio::test]
     async fn a_stop_is_refused_only_where_something_acknowledged_is_not_synced() {
         for (policy, changes, later) in [
             (Fsync::Always, true, None),
             (Fsync::Everysec, false, None),
             (Fsync::Everysec, true, None),
-            // What was acknowledged before the policy changed is not synced yet.
+            // Writes acknowledged before the change of policy are not synced yet.
             (Fsync::Everysec, true, Some(Fsync::Always)),
             (Fsync::Always, true, Some(Fsync::Everysec)),
         ] {

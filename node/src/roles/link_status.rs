@@ -1,47 +1,46 @@
-//! How the link to the master stands, as INFO and ROLE tell it.
+//! State of the link to the master, for INFO and ROLE.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use store::time::{now, since};
 
-/// What it does.
+/// Stage of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It is about to connect.
+    /// Waits for the next attempt to connect.
     Connect,
-    /// It connects.
+    /// Connects.
     Connecting,
-    /// It takes a full copy.
+    /// Receives a full sync.
     Sync,
-    /// It follows the log.
+    /// Follows the log.
     Connected,
 }
 
-/// See the top of the file.
+/// State of the link to the master.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Where it stands.
+    /// Stage.
     pub state: LinkState,
-    /// This node's end of the connection, if there is one.
+    /// Local address of the connection, if any.
     pub local: Option<SocketAddr>,
-    /// When the master was heard last.
+    /// Time of the master's last message.
     pub heard: Instant,
-    /// When this node had all of the master's changes, as far as the master had said.
+    /// Last time at which this node had the master's whole log.
     pub in_step: Option<Instant>,
-    /// When the link was lost; `None` while it is up, and until it was up for the first time.
+    /// Time at which the link was lost; `None` while it is up and before the first connection.
     pub down_since: Option<Instant>,
-    /// The last reason why it was.
+    /// Last error.
     pub error: String,
-    /// When the next attempt is due.
+    /// Time of the next attempt to connect.
     pub due: Option<Instant>,
-    /// The master's end, as it last said.
+    /// End offset of the master's log, as last reported.
     pub master_end: u64,
-    /// Bytes that a full sync has brought.
+    /// Bytes received by a full sync.
     pub fetched: u64,
 }
 
 impl Link {
-    /// Of a node that is to be a replica from now on.
     pub(crate) fn new() -> Link {
         Link {
             state: LinkState::Connect,
@@ -56,12 +55,12 @@ impl Link {
         }
     }
 
-    /// Whether the node had all of the master's changes within the last `ms` milliseconds.
+    /// Whether the node had the master's whole log within the last `ms` milliseconds.
     pub fn is_in_step(&self, ms: u64) -> bool {
         self.in_step.is_some_and(|at| since(at) <= Duration::from_millis(ms))
     }
 
-    /// It is down for this reason until `due`.
+    /// Marks the link as down until `due`.
     pub(crate) fn fail(&mut self, error: String, due: Instant) {
         if self.state == LinkState::Connected {
             self.down_since = Some(now());

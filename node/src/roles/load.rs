@@ -1,4 +1,4 @@
-//! The data folder is read back, at a start and when a full sync has replaced it.
+//! Loading of the data folder, at a start and after a full sync.
 
 use crate::roles::node::Node;
 use crate::runtime::service_manager;
@@ -10,19 +10,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::Disk;
 
-/// How long a start waits for another process to give the data folder up, and how often it looks.
+/// Time to wait for another process to release the data folder, and the poll interval.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reads the data folder back, with a line of progress now and then.
+/// Loads the data folder and reports progress.
 pub fn load(node: &Node) -> Result<Held, RecoverError> {
     let disk = open(&node.config().durability.dir)?;
     wait_for_folder(node, &*disk);
     load_from(node, disk)
 }
 
-/// Waits for a while if another process has the folder: a server that was told to stop may still be
-/// writing. If it keeps the folder, opening the store fails.
+/// Waits up to [`FOLDER_TIMEOUT`] for another process to release the folder: a server that was
+/// stopped may still be writing. If it keeps the lock, opening the store fails.
 fn wait_for_folder(node: &Node, disk: &dyn Disk) {
     let (began, mut is_said) = (Instant::now(), false);
     while disk.lock().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -41,12 +41,12 @@ fn wait_for_folder(node: &Node, disk: &dyn Disk) {
     }
 }
 
-/// The same, from any disk.
+/// Like [`load`], from any disk.
 pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    // The log of a node that was stopped before it could begin as a master is its last master's,
-    // and goes on with a higher term.
+    // A node that stopped before it could begin its log as a master still has its last master's
+    // log, and must begin a higher term.
     let follows = !node.replication.is_master() || node.replication.promoting() > 0;
     let recovered =
         recover_from(disk, &node.config().data_set(), &node.durability, follows, |progress| {
@@ -82,14 +82,14 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     for difference in differences {
         tracing::warn!("configuration: {difference}");
     }
-    // INFO shows the log's end from the first moment. A replica's log has no commit rounds: a spill
-    // that waited for one before the replica reaches its master would wait until a promotion.
+    // INFO shows the log's end from the start. A replica's log has no commit rounds: a spill that
+    // waited for one would wait until a promotion.
     let end = recovered.log.end();
     match recovered.log {
         Held::Own(_) => node.durability.reach(end, end),
         Held::Follows(_) => node.durability.followed(end, end),
     }
-    // Before any client is served: a node that asks us to take over hears which history this is.
+    // Before clients are served: a node that asks this one to take over compares terms.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
     node.fill(recovered.engines);

@@ -1,16 +1,15 @@
-//! The director: the thread that owns the log, whatever the node is. As a master's it is written by
-//! commits, as a replica's by what its master sends; from one to the other it goes through its
-//! files, where nothing has to change but the next segment's term.
+//! The thread `log`, which owns the log in either role. Commits write a master's log; the link to
+//! the master writes a replica's. A change between the two reopens the log's files, and a promotion
+//! begins a segment with a higher term.
 //!
 //! ```text
-//!   master --REPLICAOF host port--> no write passes the gate, all turns under way have ended,
-//!       last commit (again and again until the disk takes it: acknowledged changes are in memory
-//!       until then) --> replica
-//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> its master steps down, and it has
-//!       everything (replica.rs) --> a segment with a higher term is on the disk --> they pass the
-//!       gate
-//!   master, after others were --NO ONE, or Sentinel names it--> as if it had been a replica
-//!   replica --full sync complete--> the node is retired, the folder opened anew as another node
+//!   master --REPLICAOF host port--> the gate rejects writes, all turns end, last commit (again
+//!       until the disk accepts it, as only memory has the acknowledged writes) --> replica
+//!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> its master steps down and sends
+//!       the rest of its log (replica.rs) --> a segment with a higher term is durable
+//!       --> gate opens
+//!   master --NO ONE, or named by Sentinel, after other masters--> like a replica's promotion
+//!   replica --full sync complete--> the node is retired, the folder is opened as a new node
 //!       --> replica
 //! ```
 
@@ -29,13 +28,13 @@ use std::time::Duration;
 use store::time::{now, since, sleep};
 use store::{FollowLog, Log};
 
-/// How often a retry looks whether it may try again.
+/// Time between two attempts after a disk error.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long a node that is replaced goes on for the clients that wait for something of it.
+/// Time that clients blocked on a replaced node may take to finish.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The director's life.
+/// Runs the thread until the server stops.
 pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
     loop {
         let node = host.node();
@@ -88,8 +87,8 @@ fn end(node: &Node, held: &Held) -> store::Result<()> {
     }
 }
 
-/// The end of a master's log, with the last round's `outcome`. A disk without room is no failure
-/// where nothing is lost by it.
+/// Closes a master's log after its last round, which had this `outcome`. A full disk is no error if
+/// no acknowledged write is lost.
 fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<()> {
     match outcome.and_then(|()| node.store.note_durable(log)) {
         Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
@@ -103,7 +102,7 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     }
 }
 
-/// The log is a master's, or a replica's, from now on.
+/// Marks the log as a master's or a replica's, which opens the gate if it matches the role.
 fn settle(node: &Node, is_master: bool, term: u64) {
     if node.replication.settle(&node.config(), is_master, term) {
         node.replication.failover.settled(node);
@@ -111,7 +110,7 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
-/// Sentinels learn that this node is the master, if none of them has ordered it.
+/// Announces this master to Sentinels unless one of them has ordered the change.
 pub fn announce(node: &Node) {
     for hello in node.replication.take_announcements() {
         tracing::info!("announced to Sentinels: {hello}");
@@ -120,7 +119,7 @@ pub fn announce(node: &Node) {
     }
 }
 
-/// Tells the waiter that it is over, also if that is by a panic: else it would wait for ever.
+/// Notifies the waiting thread when dropped, also by a panic: otherwise the scope would never end.
 struct Told<'a>(&'a tokio::sync::Notify);
 
 impl Drop for Told<'_> {
@@ -129,10 +128,10 @@ impl Drop for Told<'_> {
     }
 }
 
-/// The node is a master from now on, and this is its log.
+/// Makes the node a master with this log.
 pub fn lead(node: &Node, log: &Log) {
-    // Before any client may write, or order us to follow: what is written from now on is in no
-    // replica's log yet.
+    // Before the gate opens and before any order to follow: from here on this node has writes that
+    // no replica has.
     node.durability.begin(log);
     node.engines().lead();
     settle(node, true, log.term());
@@ -140,13 +139,13 @@ pub fn lead(node: &Node, log: &Log) {
     replica::forget_full_sync(node);
 }
 
-/// Commits, until the role changes or the server stops. An error: it has stopped, or it is to be a
-/// master again, and the last commit had failed.
+/// Commits until the role changes or the server stops. Returns an error if the last commit failed
+/// and the server stops or the node stays a master.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
     committer.reopen();
     if host.stop.is_stopped() {
-        // The stop was told to the committer, perhaps before it was opened again.
+        // The committer may have received the stop before `reopen` discarded it.
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
@@ -156,9 +155,10 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Any order, be it taken back already: it has shut the gate, which is opened by
-                // beginning anew as a master. What `wait_for` gives locks the orders. It must be
-                // gone before the turns are waited for: one of them may be giving an order.
+                // Any order counts, even one that was revoked: it has shut the gate, and only
+                // beginning again as a master opens it. The guard from `wait_for` locks the orders.
+                // It must be dropped before waiting for turns, because a turn may be giving an
+                // order.
                 let is_ordered =
                     |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };
@@ -166,8 +166,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
-                        // A change of spaces, views and actions looks at the gate first, and is
-                        // logged before it lets go.
+                        // A change of the catalogue checks the gate first and is logged before it
+                        // ends.
                         node.current.pass_changes();
                         node.engines().follow();
                         committer.step_down();
@@ -180,12 +180,12 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
             let _told = Told(&over);
             recovery::run_commits(&node.durability, log, &node.current)
         };
-        // It only waits.
+        // The watcher cannot fail.
         let _ = watcher.join();
         ended
     });
-    // What was acknowledged is in memory, and can be read there. No client may write, and what a
-    // master sends could not be written either.
+    // Acknowledged writes are only in memory, so the commit is repeated. The gate is shut, and a
+    // new master's data could not be written to this disk either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || goes_on(node) {
             break;
@@ -198,7 +198,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     (log, outcome)
 }
 
-/// The last commit of a master that is to follow has failed. Waits until the next attempt is due.
+/// Reports that the last commit before a role change failed, and waits for the next attempt.
 fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     let why = format!("the last commit as a master failed, trying again: {error}");
     let is_news = {
@@ -213,12 +213,12 @@ fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     wait(host, RETRY, || goes_on(node));
 }
 
-/// Whether it goes on as the master that it was.
+/// Whether the node keeps its role and term as a master.
 fn goes_on(node: &Node) -> bool {
     node.replication.is_master() && !node.replication.renews()
 }
 
-/// A replica becomes a master, or a master begins another term.
+/// Makes a replica a master, or begins another term of a master.
 pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     let (term, end) = (log.term(), log.durable());
     let next = replication::next_term(term, node.replication.promoting(), fastrand::u32(..));
@@ -246,7 +246,7 @@ pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     }
 }
 
-/// A master becomes a replica, or begins another term.
+/// Turns a master's log into one that follows, for a replica or for another term.
 fn through_files(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
     let end = log.durable();
     drop(log);
@@ -254,7 +254,7 @@ fn through_files(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
     Held::Follows(Box::new(reopen_log(host, &node, end)))
 }
 
-/// The log behind `end`; tries until it can be had.
+/// Opens the log after `end`; retries until it succeeds.
 fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog {
     let mut reported = String::new();
     loop {
@@ -276,18 +276,17 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
     }
 }
 
-/// Retires the node and opens its folder anew, which may hold another data set now. As in Redis
-/// clients stay connected, and are told -LOADING meanwhile; replicas of this one do not, as they
-/// would follow another history. A client that waits for something of the old data set has a moment
-/// for that, and is disconnected then.
+/// Retires the node and opens its folder again, possibly with another data set. As in Redis,
+/// clients stay connected and receive -LOADING. Replicas are disconnected, since they would follow
+/// another history. Clients blocked on the old node are disconnected after [`PATIENCE`].
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = now();
     let mut said = Duration::from_secs(5);
-    // Running reads finish; then its memory and its folder are free.
+    // Waits until nothing uses the old node, which frees its memory and its folder.
     let mut node = node;
     loop {
-        // So does a FAILOVER that waits for a replica.
+        // A FAILOVER that waits for a replica holds the node too.
         node.replication.failover.end(&node);
         let is_over = since(began) >= PATIENCE;
         let keeps_it = |client: &&Arc<Client>| {
@@ -324,7 +323,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     }
 }
 
-/// Waits so long, or until the server stops, or until `enough`.
+/// Waits for `time`, until the server stops, or until `enough` returns true.
 fn wait(host: &Host, time: Duration, enough: impl Fn() -> bool) {
     let began = now();
     while since(began) < time && !host.stop.is_stopped() && !enough() {
@@ -339,8 +338,7 @@ mod tests {
     use crate::runtime::shutdown::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master is believed what it says of its own history. Its former replica can be promoted all
-    /// the same, and again.
+    /// A master may report any term. Its former replica can still be promoted, and more than once.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();

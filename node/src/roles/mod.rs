@@ -1,5 +1,5 @@
-//! A node and its role: what a process shares ([`node`]), what it knows of its master and its
-//! replicas, and its background threads. The crate `replication` has the protocol.
+//! Roles of a node: the shared state of a process ([`node`]), replication, failover, backups and
+//! the background threads. The crate `replication` has the protocol.
 //!
 //! ```text
 //!   command REPLICAOF --> Role (on disk) --> log_owner (thread "log"): the owner of the log

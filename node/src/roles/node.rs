@@ -1,4 +1,8 @@
-//! What all connections share.
+//! The node and its process: the state that all connections share.
+//!
+//! A [`Process`] exists once. A [`Node`] is one data set within it; a full sync replaces the node.
+//! The [`Host`] holds the process and the current node. A turn of a worker takes the engines once,
+//! so that a change of the catalogue does not affect it midway ([`Now`], [`Moment`]).
 
 use crate::acl::Acl;
 use crate::cluster::Cluster;
@@ -32,12 +36,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How often a long change looks whether changes are still paused.
+/// Poll interval of a long change while changes are paused.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_LOADED: &str = "a command that asks for data is not admitted before they are loaded";
 
-/// Something that is there once the data are loaded. Until then the dispatcher lets only those
-/// commands through that do not ask.
+/// A value that is available once the data are loaded. Until then the dispatcher rejects commands
+/// that need it.
 pub struct Loaded<T>(OnceLock<T>);
 
 impl<T> Default for Loaded<T> {
@@ -47,12 +51,11 @@ impl<T> Default for Loaded<T> {
 }
 
 impl<T> Loaded<T> {
-    /// From now on it is there.
     pub(crate) fn fill(&self, value: T) {
         assert!(self.0.set(value).is_ok(), "data are loaded once");
     }
 
-    /// What was loaded; none before.
+    /// Returns the value, or `None` before the data are loaded.
     #[inline]
     pub fn get(&self) -> Option<&T> {
         self.0.get()
@@ -68,72 +71,71 @@ impl<T> Deref for Loaded<T> {
     }
 }
 
-/// What a process has once, whatever data set it serves.
+/// State that outlives a data set.
 pub struct Process {
-    /// Its configuration as it is now.
+    /// Current configuration.
     pub settings: Settings,
     /// Connected clients.
     pub clients: Clients,
     /// Subscriptions to channels and patterns.
     pub channels: Channels,
-    /// CLIENT PAUSE.
+    /// State of CLIENT PAUSE and of the pauses by role changes.
     pub pause: Pause,
-    /// Users.
+    /// Users and their rules.
     pub acl: Acl,
     /// Clients of MONITOR.
     pub monitors: Monitors,
-    /// Keys that clients cache.
+    /// Keys that clients cache (CLIENT TRACKING).
     pub tracking: Arc<Tracking>,
-    /// Slow commands, and events with their latencies.
+    /// SLOWLOG and LATENCY.
     pub slow: SlowLog,
-    /// Its role.
+    /// Role, master and replicas.
     pub replication: Replication,
-    /// Its cluster, if it is a node of one.
+    /// State of the cluster; disabled on a standalone server.
     pub cluster: Cluster,
-    /// Backups that it makes.
+    /// Backups under way or finished.
     pub backups: Backups,
-    /// Sources of events.
+    /// Event sources.
     pub ingest: Ingests,
-    /// Its certificates.
+    /// TLS certificates.
     pub tls: Tls,
-    /// One per worker.
+    /// Counters of each worker.
     pub tallies: Vec<Tallies>,
-    /// Locked for reading by [`Node::begin_long_change`].
+    /// Read-locked by [`Node::begin_long_change`].
     pub(crate) long_changes: RwLock<()>,
-    /// Only a worker changes its tallies, so a reset notes where they stood.
+    /// Values of the tallies at the last reset: only a worker writes its own tallies.
     totals_base: Mutex<Totals>,
-    /// Calls of each command.
+    /// Statistics of each command.
     pub calls: AllCalls,
-    /// Whether it is to stop.
+    /// Shutdown signal.
     pub stop: Stop,
-    /// Where it listens.
+    /// Addresses of the listening sockets.
     pub addresses: Vec<SocketAddr>,
-    /// Where metrics and the dashboard are served, if they are.
+    /// Address of the metrics and dashboard server, if enabled.
     pub admin: OnceLock<SocketAddr>,
-    /// Since when it runs.
+    /// Start of the process.
     pub started: Instant,
-    /// 40 hexadecimal digits, new with every start.
+    /// Random identifier of this run, 40 hexadecimal digits.
     pub run_id: String,
     /// Operations and bytes per second.
     pub rates: Rates,
-    /// How long the turns of its workers took.
+    /// Longest turns of the workers.
     pub turns: LongestTurns,
 }
 
-/// A data set, and the process around it. A replica that takes over another data set gets a new
-/// node ([`Host`]).
+/// A data set and its process. A replica that replaces its data set gets a new node ([`Host`]).
 pub struct Node {
-    /// Which of the process's nodes it is.
+    /// Number of nodes that this process had before.
     pub generation: u64,
-    /// Its spaces, views and actions. Work asks once for those of one moment: [`Node::moment`].
+    /// Spaces, views and actions. Work that needs a consistent set takes it once: [`Node::moment`].
     pub current: Loaded<Current>,
-    /// Its files.
+    /// Files of the data set.
     pub store: Loaded<store::Store>,
-    /// The log's commits, and whether they work.
+    /// Commits of the log, and their errors.
     pub durability: Arc<Durability>,
-    /// Snapshots of it.
+    /// Snapshots under way or finished.
     pub snapshots: Arc<Snapshots>,
-    /// What is known of where changes lie in the log.
+    /// Index of changes by log offset.
     pub changes: ChangeLog,
     process: Arc<Process>,
 }
@@ -147,8 +149,7 @@ impl Deref for Node {
     }
 }
 
-/// A node with its engines as they are at one moment: what one turn of a worker sees, or one piece
-/// of work.
+/// A node with its engines at one point in time: the view of one turn of a worker.
 #[derive(Clone, Copy)]
 pub struct Now<'a> {
     node: &'a Arc<Node>,
@@ -165,46 +166,49 @@ impl Deref for Now<'_> {
 }
 
 impl<'a> Now<'a> {
-    /// `engines`: none before the data are loaded.
+    /// Creates a view. `engines` is `None` before the data are loaded.
     #[inline]
     pub fn new(node: &'a Arc<Node>, engines: Option<&'a Engines>) -> Now<'a> {
         Now { node, engines }
     }
 
-    /// The engines. The dispatcher lets only those commands through before they are loaded that do
-    /// not ask.
+    /// Returns the engines. The dispatcher rejects commands that need them before the data are
+    /// loaded.
+    ///
+    /// # Panics
+    /// If the data are not loaded.
     #[inline]
     pub fn engines(&self) -> &'a Engines {
         self.engines.expect(NOT_LOADED)
     }
 
-    /// The same, if they are there.
+    /// Returns the engines, or `None` before the data are loaded.
     #[inline]
     pub fn loaded(&self) -> Option<&'a Engines> {
         self.engines
     }
 
-    /// The node, whose engines may be others at the next moment.
+    /// Returns the node itself, whose engines may change at any time.
     #[inline]
     pub fn node(&self) -> &'a Arc<Node> {
         self.node
     }
 }
 
-/// [`Now`] for work that takes its time: what was dropped meanwhile is in memory until it ends.
+/// An owned [`Now`] for long work. Engines dropped in the meantime stay in memory until it ends.
 pub struct Moment {
     node: Arc<Node>,
     engines: Option<Arc<Engines>>,
 }
 
 impl Moment {
-    /// To work with it.
+    /// Borrows the view.
     pub fn now(&self) -> Now<'_> {
         Now::new(&self.node, self.engines.as_deref())
     }
 }
 
-/// The process, and the node that it serves now. Code that outlives a node holds this.
+/// The process and its current node. Code that outlives a node holds this.
 pub struct Host {
     process: Arc<Process>,
     node: ArcSwap<Node>,
@@ -219,7 +223,7 @@ impl Deref for Host {
 }
 
 impl Host {
-    /// A process before its data are loaded.
+    /// Creates a process whose data are not loaded.
     pub fn new(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
         let workers = match config.server.workers {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -256,13 +260,12 @@ impl Host {
         Host { node: ArcSwap::from_pointee(Node::new(0, process.clone())), process }
     }
 
-    /// Another node, empty, takes the place of this one.
     pub(crate) fn replace_node(&self) {
         let generation = self.node.load().generation + 1;
         self.node.store(Arc::new(Node::new(generation, self.process.clone())));
     }
 
-    /// A node without threads, sockets and files, for tests of what needs none.
+    /// Creates a node without threads, sockets and files, for tests.
     ///
     /// # Panics
     /// If the configuration's spaces contradict each other.
@@ -279,14 +282,14 @@ impl Host {
         node
     }
 
-    /// The node of this moment, for one turn: the guard is not to be kept across a wait.
+    /// Returns the current node for one turn. Do not hold the guard across a wait.
     #[inline]
     pub fn now(&self) -> Guard<Arc<Node>> {
         self.node.load()
     }
 
-    /// The node of this moment. It is not to be kept for long: the next one waits until no thread
-    /// holds it any more.
+    /// Returns the current node. Release it soon: a replacement waits until no thread holds the old
+    /// node.
     pub fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -305,22 +308,22 @@ impl Node {
         }
     }
 
-    /// The process around it, for tasks that may outlive the node.
+    /// Returns the process, for tasks that may outlive the node.
     pub fn process(&self) -> Arc<Process> {
         self.process.clone()
     }
 
-    /// From now on the data are there.
+    /// Publishes the loaded engines.
     pub fn fill(&self, mut engines: Engines) {
         engines.tracking = self.tracking.listener();
         self.current.fill(Current::new(engines));
-        // Clients stay connected though the node before this one had other data.
+        // Clients stay connected across a full sync, so their caches may be stale.
         if self.tracking.any() {
             self.tracking.all_changed();
         }
     }
 
-    /// Users' rules follow where spaces have other names than in `before`.
+    /// Updates users' rules for spaces renamed since `before`.
     pub fn follow_renames(&self, before: &Catalogue) {
         let now = self.current.catalogue();
         let renamed = now.renamed_since(before);
@@ -333,7 +336,7 @@ impl Node {
         }
     }
 
-    /// The data set as work in the background sees it; none while it is loaded.
+    /// Returns the data set for background work, or `None` while it is loaded.
     pub fn live<'a>(&'a self, is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Option<Live<'a>> {
         let spill = &self.config().spill;
         Some(Live {
@@ -348,34 +351,37 @@ impl Node {
         })
     }
 
-    /// As it is now, for work that takes its time.
+    /// Returns an owned view of the current engines.
     pub fn moment(self: &Arc<Node>) -> Moment {
         Moment { node: self.clone(), engines: self.loaded() }
     }
 
-    /// The engines as they are now; none before the data are loaded.
+    /// Returns the current engines, or `None` before the data are loaded.
     pub fn loaded(&self) -> Option<Arc<Engines>> {
         self.current.get().map(Current::load)
     }
 
-    /// The same, once they are.
+    /// Returns the current engines.
+    ///
+    /// # Panics
+    /// If the data are not loaded.
     pub fn engines(&self) -> Arc<Engines> {
         self.current.load()
     }
 
-    /// Whether writers are to wait: [`Engines::is_spilling`].
+    /// Whether writers must wait: [`Engines::is_spilling`].
     pub fn is_spilling(&self) -> bool {
         self.current.get().is_some_and(|current| current.now().is_spilling())
     }
 
-    /// Whether the data are there.
+    /// Whether the data are loaded.
     #[inline]
     pub fn is_loaded(&self) -> bool {
         self.current.get().is_some()
     }
 
-    /// Why a write must be refused now, if it must. First what the disk says, as in Redis: of a
-    /// node that is to be a master and cannot begin its log, too.
+    /// Returns the error for writes, if they are refused. A disk error takes precedence over the
+    /// role's, as in Redis, also on a new master that cannot begin its log.
     #[inline]
     pub fn refusal(&self) -> Option<Refusal> {
         if let Some(text) = self.durability.refusal() {
@@ -384,9 +390,12 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Begins a change of many parts that a thread other than a worker makes. A new role, a
-    /// FAILOVER and a hand-over of slots wait until the guard is dropped, so they find all of it or
-    /// nothing. Waits while changes are paused. An error: the node takes no changes.
+    /// Begins a change in many parts on a thread that is no worker. A role change, a FAILOVER and a
+    /// hand-over of slots wait until the guard is dropped, so they see all parts or none. Waits
+    /// while changes are paused.
+    ///
+    /// # Errors
+    /// If the node refuses writes or is shutting down.
     pub fn begin_long_change(&self) -> Result<RwLockReadGuard<'_, ()>, Refusal> {
         loop {
             let guard = self.long_changes.read();
@@ -402,8 +411,10 @@ impl Node {
         }
     }
 
-    /// Makes a changed configuration take effect where copies of it are held. An error: then
-    /// nothing changes.
+    /// Applies a changed configuration to the components that hold copies of it.
+    ///
+    /// # Errors
+    /// If a value is refused; then the configuration must stay unchanged.
     pub fn apply(&self, before: &Config, after: &Config, certificates: bool) -> Result<(), String> {
         let wanted = after.server.max_clients;
         let allowed = allowed_clients(wanted);
@@ -432,14 +443,13 @@ impl Node {
 }
 
 impl Process {
-    /// Of all threads that make changes: each says whether it is in a turn.
+    /// Returns the turn counter of each thread that makes changes; it is odd during a turn.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
     }
 
-    /// Waits until every worker, and ingest, has ended the turn that it may have been in, and every
-    /// long change has ended: whatever was decided before this call is seen by all changes after
-    /// it.
+    /// Waits until every worker and the ingest thread have finished their current turns, and all
+    /// long changes have ended. Every later change sees what was decided before this call.
     pub fn wait_for_turns(&self) {
         for turn in self.turns() {
             let seen = turn.load(SeqCst);
@@ -450,20 +460,19 @@ impl Process {
         drop(self.long_changes.write());
     }
 
-    /// The configuration as it is now. Do not keep the guard across a wait.
+    /// Returns the current configuration. Do not hold the guard across a wait.
     #[inline]
     pub fn config(&self) -> Guard<Arc<Config>> {
         self.settings.now()
     }
 
-    /// SIGHUP: reads the certificates again, as CONFIG SET of a key of `[tls]` does. If they cannot
-    /// be read, those that there are stay.
+    /// Reloads the certificates (SIGHUP). On an error the old ones stay in use.
     pub fn reload_certificates(&self) {
         let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
         match self.settings.change(|_| Ok(()), read) {
             Ok(()) => tracing::info!("SIGHUP: the TLS certificates are read again"),
-            // Without the words of CONFIG SET.
+            // Omits the prefix of CONFIG SET's errors.
             Err(SetError::Refused { why, .. }) => {
                 tracing::error!("SIGHUP: the TLS certificates stay as they are: {why}");
             }
@@ -473,18 +482,18 @@ impl Process {
         }
     }
 
-    /// How many other nodes of its cluster have failed, as this one finds.
+    /// Number of other cluster nodes that this node considers failed.
     pub fn cluster_failed(&self) -> usize {
         let timeout_ms = self.config().cluster.node_timeout_ms;
         self.cluster.health.failed(dataset::clock::unix_ms(), timeout_ms)
     }
 
-    /// The port of the first listening socket.
+    /// Port of the first listening socket; 0 without one.
     pub fn port(&self) -> u16 {
         self.addresses.first().map_or(0, SocketAddr::port)
     }
 
-    /// What the workers have counted since the start, or since CONFIG RESETSTAT.
+    /// Returns the workers' totals since the start or the last CONFIG RESETSTAT.
     pub fn totals(&self) -> Totals {
         let (all, base) = (self.totals_ever(), *self.totals_base.lock());
         Totals {
@@ -499,7 +508,7 @@ impl Process {
         }
     }
 
-    /// CONFIG RESETSTAT.
+    /// Resets the statistics: CONFIG RESETSTAT.
     pub fn reset_totals(&self) {
         *self.totals_base.lock() = self.totals_ever();
         self.clients.accepted.store(0, Relaxed);

@@ -1,5 +1,7 @@
-//! Link to a replica: [`replication::Sender`] on the socket of its connection. Another thread reads
-//! files, so that the worker's other clients do not wait for them; recent writes are in memory.
+//! Link to a replica: [`replication::Sender`] on the socket of its connection.
+//!
+//! A second thread reads files, so that the worker's other clients do not wait for the disk. Recent
+//! log bytes are in memory and are sent by the worker itself.
 
 use crate::roles::failover::step_down;
 use crate::roles::link_io::read_available;
@@ -15,21 +17,20 @@ use store::time::{elapsed_ms, now};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
-/// How often a feed looks whether a beat or a deadline is due.
+/// Interval of the timer for heartbeats and deadlines.
 const TICK: Duration = Duration::from_millis(100);
-/// Bytes given to the socket in one go: it copies them while the worker's other clients wait, some
-/// 20 microseconds.
+/// Maximum bytes per write. Copying them into the socket blocks the worker for about 20
+/// microseconds.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// A replica's place among those that there may be, from the request for it until the connection
-/// ends, whichever way it does.
+/// Slot of one replica, counted against `max_replicas`. Dropping it frees the slot.
 pub struct Place {
     node: Arc<Node>,
     client: u64,
 }
 
 impl Place {
-    /// None if all are taken.
+    /// Takes a slot; returns `None` if all are taken.
     pub fn take(node: &Arc<Node>, client: &Client) -> Option<Place> {
         let most = node.config().replication.max_replicas;
         let is_admitted = node.replication.feeds.admit(client.id, client.peer.ip(), most);
@@ -45,7 +46,7 @@ impl Drop for Place {
     }
 }
 
-/// Feeds the replica until one of the two is done.
+/// Sends the log to the replica until the link ends.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     place: Place,
     peer: SocketAddr,
@@ -58,11 +59,11 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Why a replica is not fed any more.
+/// Reason why a link to a replica ended.
 pub enum Ended {
-    /// Its socket failed, or it has gone.
+    /// The socket failed.
     Io(std::io::Error),
-    /// What it said cannot be served.
+    /// The replica violated the protocol, timed out, or cannot be served.
     Link(LinkError),
 }
 
@@ -75,7 +76,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// Does a step of the feed where it may block.
+/// Runs a step of the sender, on another thread if it may read files.
 async fn step<T: Send + 'static>(
     node: &Arc<Node>,
     feed: &mut Option<Sender>,
@@ -88,7 +89,7 @@ async fn step<T: Send + 'static>(
     let (end, term) = origin_of(node);
     let origin = LogSource { store: &node.store, end, term };
     if taken.is_at_hand(&origin) {
-        // To another thread and back would take longer, and WAIT waits for it.
+        // Switching threads would take longer than the step, and delay WAIT.
         let result = work(&mut taken, &origin);
         *feed = Some(taken);
         return result.map_err(Ended::Link);
@@ -104,12 +105,12 @@ async fn step<T: Send + 'static>(
     result.map_err(Ended::Link)
 }
 
-/// Writes some bytes, or flushes if there are none.
+/// Writes some of `bytes`, or flushes if there are none.
 async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<usize> {
     if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
-/// Waits for the node to step down.
+/// Waits for the task that makes this node step down; never returns without one.
 async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Result<u64, String> {
     match steps_down {
         Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
@@ -117,7 +118,7 @@ async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Resul
     }
 }
 
-// Long: what the arms of its loop wait for shares buffers and moments.
+// Long: the arms of its loop share buffers and timestamps.
 async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     node: &Arc<Node>,
     client: u64,
@@ -138,7 +139,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let mut heard = now();
     let mut input = vec![0; 16 << 10];
     let (mut out, mut sent) = (Vec::new(), 0);
-    // With TLS, what was written may wait in its buffer.
+    // TLS buffers written bytes until a flush.
     let (mut fill, mut unflushed, mut is_known) = (true, false, false);
     let mut steps_down = None;
     loop {
@@ -152,19 +153,19 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             })
             .await?;
             sent = 0;
-            // As long as there is something to say, there may be more.
+            // A step that produced bytes may have produced only a part.
             fill = !out.is_empty();
         }
         let end = out.len().min(sent + WRITE_BYTES);
         let read = tokio::select! {
-            // In this order, not in a drawn one, so that a simulator can repeat it. The first two
-            // are seldom ready, and a tick is due also while there is always something to write.
+            // Biased for a reproducible simulation. The first two arms are rarely ready, and the
+            // timer must not starve while there is always something to write.
             biased;
             _ = ticks.tick() => {
                 fill = true;
                 let unread = read_available(&mut reader, &mut input).await.map_err(Ended::Io)?;
                 if let Some(feed) = &mut feed {
-                    // The replica may read nothing, and then it is never asked to be filled.
+                    // A replica that reads nothing never lets `fill` run.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
                         feed.hears(elapsed_ms(started)).map_err(Ended::Link)?;
@@ -177,10 +178,10 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                 let written = written.map_err(Ended::Io)?;
                 sent += written;
                 node.replication.feeds.bytes_out.fetch_add(written as u64, Relaxed);
-                // Flushed when there was nothing left to write.
+                // A write of 0 bytes was a flush.
                 unflushed = written > 0;
                 if sent < out.len() {
-                    // There is more: others first.
+                    // Lets the worker's other clients run between two writes.
                     tokio::task::yield_now().await;
                 }
                 None
@@ -218,13 +219,13 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                // In a cluster the other nodes are asked, too: `peer::ask_to_rule`.
+                // In a cluster the other nodes must confirm first: `peer::ask_to_rule`.
                 node.replication.followed(&node.config(), !node.cluster.is_enabled());
             }
             if feed.take_step_down()
                 && let Some(successor) = node.replication.feeds.address_of(client)
             {
-                // A task of its own: this node steps down even if the link ends.
+                // A separate task, so that this node steps down even if the link ends.
                 steps_down = Some(tokio::spawn(step_down(node.clone(), successor)));
             }
         }
@@ -238,8 +239,8 @@ mod tests {
     use crate::roles::node::Host;
     use store::{Check, frame_head};
 
-    /// A replica that was stopped, say, in the middle of what it was sent: its system takes no
-    /// more, and no packet says that it has gone.
+    /// A replica freezes in the middle of a message: its socket accepts no bytes, and no packet
+    /// reports the loss.
     #[tokio::test]
     async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
         let folder = tempfile::tempdir().unwrap();
@@ -247,10 +248,10 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = 1;
         let node = Host::alone(&config);
-        // Of another data set, so that it is answered whatever there is here.
+        // A hello with another lineage, to which the sender always replies.
         let hello =
             [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
-        // Less than the answer has.
+        // Buffer smaller than the reply.
         let (mut replica, mut here) = tokio::io::duplex(32);
         let greets = async {
             replica.write_all(&frame_head(Check::new().u64(0), &hello)).await.unwrap();
@@ -266,8 +267,8 @@ mod tests {
         assert!(replica.read_u8().await.is_ok(), "the answer had begun");
     }
 
-    /// A slow disk keeps the feed busy for longer than a replica may be silent: what that has said
-    /// meanwhile is read before it is given up.
+    /// A slow disk may block the sender for longer than the timeout. It reads the pending messages
+    /// before it gives up.
     #[tokio::test]
     async fn a_replica_whose_words_wait_unread_is_not_given_up() {
         let folder = tempfile::tempdir().unwrap();
@@ -300,10 +301,10 @@ mod tests {
             replica.write_all(&acknowledges).await.unwrap();
             tokio::time::sleep(Duration::from_secs(2)).await;
             end.send(()).unwrap();
-            // It is answered, and goes.
+            // The sender replies, and the replica disconnects.
             assert!(replica.read(&mut input).await.unwrap() > 0, "it is given up");
         };
-        // The replica hears when this has ended.
+        // Moves the sender's end, so that the replica sees the link close.
         let feeds = async move { run(&node, 1, &mut here).await };
         let (ended, ()) = tokio::join!(feeds, talks);
         assert!(ended.is_ok(), "{}", ended.err().map(|e| e.to_string()).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! What this node asks other nodes of its cluster, each on a connection of its own. Parts of pages
-//! go other ways: the workers keep connections for them.
+//! Requests to other nodes of the cluster, each on its own connection. Requests for parts of a page
+//! use the workers' persistent connections instead.
 
 use crate::client::connect::{ConnectArgs, Link, within};
 use crate::cluster::confirm::confirm;
@@ -12,10 +12,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a node may take to say which one it is.
+/// Timeout for a node's reply to CLUSTERX MYID.
 const HEAR: Duration = Duration::from_secs(2);
 
-/// A connection to another node that is logged in, as a replica's to its master.
+/// Connects to another node, with the credentials of a replica.
 pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> {
     let ((to, pass), encrypted) = {
         let config = process.config();
@@ -27,7 +27,7 @@ pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> 
     to.open_as(tls, pass, "Set replication.master_auth.").await
 }
 
-/// CLUSTERX SETNODES.
+/// Sends CLUSTERX SETNODES.
 pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::Result<()> {
     let (text, version) = (next.describe(), next.version.to_string());
     let request = [&b"CLUSTERX"[..], b"SETNODES", text.as_bytes(), version.as_bytes(), option];
@@ -35,7 +35,7 @@ pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::R
     link.ask(&request[..words]).await.map(drop)
 }
 
-/// A connection to this node of the cluster, which has said that it is the one.
+/// Connects to a cluster node and verifies its id.
 pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
     let mut link = open(process, &member.host, member.port).await?;
     match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
@@ -44,7 +44,7 @@ pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
     }
 }
 
-/// Refuses a topology that another node would refuse: see [`confirm`].
+/// Fails if another node refuses the topology: see [`confirm`].
 pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
     let check = confirm(next, async |member| {
         set_nodes(&mut reach(process, member).await?, next, b"CHECK").await
@@ -52,11 +52,12 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
     check.await
 }
 
-/// What a fenced master of a cluster does again and again. Where a replica of it follows, or by its
-/// topology it has none, it is the master unless it has heard that late: a controller may have put
-/// another node in its place. So the others are asked before it takes writes.
+/// Lifts the fence of a cluster master, if possible. Called periodically while it is fenced. A
+/// connected replica, or a topology without replicas, suggests that this node is still the master.
+/// But a controller may have replaced it in a newer topology, so the other nodes must confirm
+/// first.
 ///
-/// Whether it has asked.
+/// Returns whether they were asked.
 pub async fn ask_to_rule(
     process: &Arc<Process>,
     topology: &Arc<Topology>,
@@ -65,7 +66,7 @@ pub async fn ask_to_rule(
         return Ok(false);
     }
     confirm_topology(process, topology).await?;
-    // The replica may have gone meanwhile, to be the master itself.
+    // The replica may have been promoted in the meantime.
     let is_same = Arc::ptr_eq(&process.cluster.topology(), topology);
     if is_same && has_word(process, topology).await {
         process.replication.followed(&process.config(), true);
@@ -73,9 +74,9 @@ pub async fn ask_to_rule(
     Ok(true)
 }
 
-/// Whether anything but its own topology says that this node is a master.
+/// Whether there is evidence, other than its topology, that this node is the master.
 async fn has_word(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
-    // One that ended in the middle of giving slots away knows more than its replicas.
+    // A node that stopped while giving slots away may have replicas that do not know of it.
     if !process.replication.waits_for_replica() || process.cluster.is_giving() {
         return false;
     }

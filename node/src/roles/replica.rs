@@ -1,15 +1,15 @@
-//! A replica at work: the link to its master, and what comes over it made true in the own log and
-//! the engines.
+//! Replica side of replication: the link to the master, which applies the master's log to the own
+//! log and to the engines.
 //!
-//! **Taking over.** A connected replica that is ordered to be the master loses nothing of its
-//! master's: before it begins its own log it asks the master to step down (`StepDown`). The master
-//! accepts no more writes, follows this node, and says where its log ends (`SteppedDown`); this
-//! node applies all before that. Clients' writes wait here meanwhile. A master that is dead or
-//! hangs is waited for until it was silent for 1.5 s; the request stays in its socket, so it
-//! steps down when it wakes up.
+//! **Taking over.** A connected replica that is ordered to be the master loses no write of its
+//! master's. Before it begins its own log it asks the master to step down (`StepDown`). The master
+//! stops accepting writes, follows this node, and reports the end of its log (`SteppedDown`). This
+//! node applies the log up to that end while its clients' writes wait. It stops waiting after 1.5 s
+//! without a message from the master, which may be dead or frozen. The request stays in a frozen
+//! master's socket, so that master steps down when it resumes.
 //!
-//! Where Sentinels watch, the request waits up to 1.3 s for one of them to name this
-//! node as the master: until then clients know the old master only, and it serves them.
+//! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
+//! master. Until then clients only know the old master, which serves them.
 //!
 //! Long: the steps of one link, in their order.
 
@@ -35,56 +35,52 @@ use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Between two attempts.
+/// Interval between two attempts to connect.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// As long as what the master has is refused here, has no room here, or is damaged there: each
-/// attempt may fetch all of it again. Until then twice as long as before.
+/// Maximum interval after a refusal that each attempt may pay for with a full sync: incompatible or
+/// damaged data, or no room. The interval doubles up to this limit.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
-/// What came in a turn waits at most so long for room that is being made; then it goes beyond the
-/// limit.
+/// Time that the batches of one turn wait for a spill. After it they exceed the memory limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
-/// For a connection to come up, and for each answer of the handshake.
+/// Timeout for connecting, and for each reply of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a master may be silent that is to step down. It speaks every second.
+/// Silence after which a master that must step down is given up. It sends a message every second.
 const SILENT: Duration = Duration::from_millis(1500);
-/// How long the whole takes at most: a disk may be slow.
+/// Time limit of the whole take-over, which includes disk writes.
 const TAKE_OVER: Duration = Duration::from_secs(10);
-/// How long Sentinels may take to learn that the node they have promoted is a master: they ask it
-/// every second during a failover.
+/// Time to wait for a Sentinel to name this node. During a failover Sentinels poll the promoted
+/// node every second.
 const NAMED_WITHIN: Duration = Duration::from_millis(1300);
-/// How often a link that takes over looks whether it was named.
+/// Poll interval while waiting to be named.
 const NAMED_TICK: Duration = Duration::from_millis(5);
-/// How often the link looks whether something is due.
 const TICK: Duration = Duration::from_millis(100);
-/// Unless `fsync` is `always`: what was applied waits no longer for its sync. With the look at it
-/// every [`TICK`] less than a second.
+/// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] it stays under a second.
 const SYNC_AFTER_MS: u64 = 800;
-/// Bytes read before what came is made durable and acknowledged, if more is there.
+/// Bytes per read; `ROUND_BYTES` bounds the bytes read before they are synced and acknowledged.
 const READ_BYTES: usize = 256 << 10;
-/// The most characters of an error of the link that are told.
+/// Maximum length of a logged link error, in characters.
 const MOST_SAID: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
-/// How following ended.
+/// Reason why following ended.
 pub enum FollowEnd {
     /// The role has changed, or the server stops.
     Ordered,
-    /// The folder is to be opened anew.
+    /// The data folder must be reopened.
     Replace {
-        /// A full sync is complete: the folder has the master's whole data set.
+        /// Whether a full sync has completed, so that the folder has all of the master's data.
         is_whole: bool,
     },
 }
 
-/// What the link works on.
+/// State of the link, and the data that it changes.
 struct Here {
     node: Arc<Node>,
     log: FollowLog,
-    /// The last catalogue that came over this link.
+    /// Last catalogue received over this link.
     told: Option<Catalogue>,
-    /// A full sync is complete.
     is_whole: bool,
-    /// Until when the batches of this turn wait for room, since the first of them had to.
+    /// Deadline of the current turn's wait for room; set by the first batch that waits.
     waits_until: Option<Instant>,
 }
 
@@ -98,7 +94,7 @@ impl ReplicaHost for Here {
     }
 
     fn manifest(&self) -> Manifest {
-        // A snapshot or a spill of ours must not take away meanwhile what both data sets have.
+        // Snapshots and spills must not delete files that both data sets share.
         self.node.store.keep_files(true);
         self.node.store.manifest().clone()
     }
@@ -135,7 +131,7 @@ impl ReplicaHost for Here {
             return Ok(());
         };
         if staged.is_whole() {
-            // As the start does it that follows, without the rows.
+            // Checks that the catalogue can be opened here, without loading rows.
             let mut engines = Engines::empty(&options, self.node.durability.clone());
             let opened = engines.adopt(&told.filled(&options));
             opened.map_err(|e| format!("the master's data cannot be taken over: {e}"))?;
@@ -148,8 +144,8 @@ impl ReplicaHost for Here {
         if self.apply_once(head, body).is_ok() {
             return Ok(true);
         }
-        // What the master has accepted is accepted here, limit or not, as by a replica of Redis.
-        // Records may be told again.
+        // A replica applies all that its master has accepted, even above its own memory limit, as
+        // in Redis. Applying a record twice is harmless.
         self.node.engines().lift_limits();
         let applied = self.apply_once(head, body);
         self.node.engines().set_limits();
@@ -182,18 +178,18 @@ impl ReplicaHost for Here {
 }
 
 impl Here {
-    /// A writer would wait for what is spilled at this moment; the master's batches do, too, for a
-    /// while. Not while a change of this node's role is waited for.
+    /// Waits for a spill to free memory, up to [`SPILLED_WITHIN`] per turn. Stops waiting when this
+    /// node's role is about to change.
     fn wait_for_room(&mut self) {
         let node = &self.node;
         while node.engines().is_spilling()
             && node.replication.is_settled()
             && !node.stop.is_stopped()
         {
-            // What spills waits until the log of what it has is durable (`Durability::flush`), and
-            // nothing but this thread can make it so: each would wait for the other.
+            // A spill waits until the log of its rows is durable (`Durability::flush`). Only this
+            // thread can sync the log, so not syncing here would be a deadlock.
             if self.log.durable() != self.log.written() {
-                // An error comes again, to the link.
+                // The link reports the error at its next sync.
                 let _ = self.log.sync();
                 let applied = node.durability.positions().0;
                 node.durability.followed(applied, self.log.durable());
@@ -205,7 +201,7 @@ impl Here {
         }
     }
 
-    /// One attempt to make a batch true.
+    /// Applies a batch. After an error a part of it may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
@@ -231,7 +227,7 @@ impl Here {
     }
 }
 
-/// Follows the master until the role changes, the server stops, or the folder is to be opened anew.
+/// Follows the master until the role changes, the server stops, or the folder must be reopened.
 pub(crate) fn run(
     host: &Arc<Host>,
     node: Arc<Node>,
@@ -247,13 +243,12 @@ pub(crate) fn run(
         }
     };
     let followed = runtime.block_on(follow(host, node, log, master, dial));
-    // The master's name may still be looked up, which takes long without an answer. A promotion
-    // does not wait for that.
+    // A DNS lookup may still be running; a promotion does not wait for it.
     runtime.shutdown_background();
     followed
 }
 
-/// The same as a task. `dial` gives a connection to the master: a simulator has none by TCP.
+/// Asynchronous version of `run`. `dial` connects to the master; the simulator uses no TCP.
 pub async fn follow(
     host: &Host,
     node: Arc<Node>,
@@ -267,8 +262,8 @@ pub async fn follow(
     (here.log, end)
 }
 
-/// One link after the other.
-// Long: a loop whose steps each may end it.
+/// Links to the master again and again.
+// Long: one loop; any of its steps may end it.
 async fn keep_up(
     host: &Host,
     here: &mut Here,
@@ -277,7 +272,7 @@ async fn keep_up(
 ) -> FollowEnd {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
-    // The same master, FORCE, is an order, too.
+    // REPLICAOF ... FORCE of the same master also counts as a new order.
     let seen = *orders.borrow_and_update();
     let is_new = |n: &u64| *n != seen || node.replication.master().as_ref() != Some(master);
     let ordered = async {
@@ -303,7 +298,7 @@ async fn keep_up(
                     } else {
                         None
                     };
-                    // Any error ends the link, and what has come is applied.
+                    // Any error ends the link; all received data are applied.
                     ended.filter(Result::is_ok)
                 }
                 result = &mut linked => Some(result),
@@ -320,7 +315,7 @@ async fn keep_up(
         };
         let error = match result {
             Ok(()) => return FollowEnd::Replace { is_whole: here.is_whole },
-            // The log has it, memory has half of it.
+            // The batch is in the log, but memory has only a part of it.
             Err(error @ LinkError::Apply(_)) => {
                 tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
                 return FollowEnd::Replace { is_whole: false };
@@ -337,14 +332,15 @@ async fn keep_up(
         if is_unfit {
             node.replication.refuses(&node.config(), master);
         }
-        // Another server may be there one day.
+        // Not permanent: another server may have this address later.
         let is_refused = match &error {
             LinkError::Foreign(_) => {
                 patience = MOST_RECONNECT;
                 true
             }
             LinkError::Unready(_) | LinkError::Damaged => true,
-            // No room for it, say. What was there already is looked at again each time.
+            // For instance because of a full disk. Files that were already received are verified at
+            // each attempt.
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
             _ => false,
         };
@@ -381,7 +377,7 @@ async fn keep_up(
     }
 }
 
-/// Waits; no longer, and false, if the configuration changes.
+/// Waits until `due` and returns true. Returns false early if the configuration changes.
 async fn stays_until(node: &Node, due: Instant) -> bool {
     let version = node.settings.version();
     while node.settings.version() == version {
@@ -394,8 +390,8 @@ async fn stays_until(node: &Node, due: Instant) -> bool {
     false
 }
 
-/// What is told of an error: it may quote a master's words, which are to forge no lines of INFO and
-/// of the server's log, nor to fill them.
+/// Makes an error safe for INFO and the log. It may quote the master, so control characters become
+/// spaces and the length is bounded.
 fn one_line(error: &str) -> String {
     let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     error.chars().take(MOST_SAID).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
@@ -416,7 +412,7 @@ async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkE
     }
 }
 
-/// Sends a request and expects a simple reply; the inner error is the master's, as it came.
+/// Sends a request and reads a simple reply; the inner error is the master's error reply.
 async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
     let mut request = format!("*{}\r\n", words.len());
     for word in words {
@@ -435,12 +431,12 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
     Ok(if text.starts_with('+') { Ok(()) } else { Err(text) })
 }
 
-/// Whether a server that is asked for its log this way is no Tidemark server.
+/// Whether the reply to TM.REPLICATE shows that the server is not Tidemark.
 fn is_foreign(reply: &str) -> bool {
     reply.to_ascii_lowercase().starts_with("-err unknown command")
 }
 
-/// The answer to REPLICAOF of a Redis.
+/// Error of REPLICAOF when the master is a Redis server.
 fn foreign(master: &Master) -> LinkError {
     LinkError::Foreign(format!(
         "{master} is no Tidemark server, and only such a server can be followed; to copy data from \
@@ -448,7 +444,7 @@ fn foreign(master: &Master) -> LinkError {
     ))
 }
 
-/// A connection to the master, encrypted if it is to be.
+/// Connects to the master, with TLS if configured.
 async fn dial(node: &Node, master: &Master) -> io::Result<Socket> {
     let encrypted = node.config().replication.tls;
     let stream = TcpStream::connect((master.host.as_str(), master.port)).await?;
@@ -457,7 +453,7 @@ async fn dial(node: &Node, master: &Master) -> io::Result<Socket> {
     if encrypted { node.tls.connect(&master.host, stream).await } else { Ok(Socket::Plain(stream)) }
 }
 
-/// A connection to the master that has become a link.
+/// Connects, authenticates, and sends TM.REPLICATE.
 async fn connect(
     node: &Node,
     master: &Master,
@@ -489,9 +485,10 @@ async fn connect(
             })?;
         }
         Some(offset) => {
-            // A frozen node must not find the request when we are the master again. A loading one
-            // may have taken over before. One that answers that it has no room closes the
-            // connection and reads nothing.
+            // A frozen node must not find the request after this node has become the master again,
+            // so it must answer a PING first. An error also fails, unless the node continues to
+            // read requests: a loading node may have taken over before, and a node at its client
+            // limit closes the connection.
             let is_read = |reply: &str| {
                 ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
             };
@@ -515,7 +512,8 @@ async fn connect(
     Ok(stream)
 }
 
-/// One link: returns when the folder is to be opened anew, or with the reason why it ended.
+/// Runs one link. Returns `Ok` if the folder must be reopened, otherwise the reason why the link
+/// ended.
 async fn link(
     here: &mut Here,
     master: &Master,
@@ -542,7 +540,7 @@ async fn link(
     let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else {
         return Ok(());
     };
-    // What came whole is made true, and durable. Otherwise memory and log would differ.
+    // Applies and syncs all complete batches. Otherwise memory and log would differ.
     let is_sound =
         !matches!(error, LinkError::Apply(_)) && matches!(follower.finish(here), Ok(LinkStep::On));
     if is_sound && here.log.secure().is_ok() {
@@ -556,9 +554,9 @@ async fn link(
     Ok(())
 }
 
-/// Carries bytes between the socket and the follower. May be dropped wherever it waits: all that
-/// came is applied then.
-// Long: what the arms of its loop wait for shares buffers and moments.
+/// Carries bytes between the socket and the follower. Cancellation-safe: all received batches are
+/// applied at every await point.
+// Long: the arms of its loop share buffers and timestamps.
 async fn carry(
     here: &mut Here,
     master: &Master,
@@ -584,7 +582,7 @@ async fn carry(
             out.clear();
         }
         let read = tokio::select! {
-            // As in outgoing_link.rs.
+            // Biased as in outgoing_link.rs.
             biased;
             _ = ticks.tick() => {
                 let unread = read_available(stream, &mut input).await.map_err(|e| net(&e))?;
@@ -639,7 +637,7 @@ async fn carry(
                 return Err(other("the old master has stepped down"));
             }
             let silent_ms = elapsed_ms(started).saturating_sub(follower.heard_ms());
-            // The request is to leave first.
+            // The request must have been sent.
             let is_silent = out.is_empty() && silent_ms >= SILENT.as_millis() as u64;
             if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
                 tracing::warn!(
@@ -650,7 +648,8 @@ async fn carry(
         }
         let is_up = follower.is_following() && !was_following;
         if is_up {
-            // A reader that sees the link up finds this node fit.
+            // Before the link is shown as up, so that a reader of that state finds this node
+            // promotable.
             replication.synced(&node.config());
         }
         {
@@ -679,7 +678,7 @@ async fn carry(
     }
 }
 
-/// Discards the files of an unfinished full sync.
+/// Deletes the files of an unfinished full sync.
 pub(crate) fn forget_full_sync(node: &Node) {
     if let Err(error) = store::Staging::clear(node.store.disk()) {
         tracing::warn!(
@@ -689,14 +688,14 @@ pub(crate) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Waits until this node is to take over from its master, and clients know that.
+/// Waits until this node must take over, and then until clients know it or the wait times out.
 async fn takes_over(node: &Node) {
     node.replication.takes_over().await;
     let began = now();
     let is_due = || {
         let replication = &node.replication;
         let silent = since(replication.link.lock().heard);
-        // Another order, or a stop, ends the link without a request.
+        // Another order or a shutdown ends the link without a request.
         let is_over = !replication.is_taking_over() || node.stop.is_stopped();
         is_over
             || replication.is_named()
@@ -727,8 +726,8 @@ mod tests {
     use std::io::{Read, Write};
     use store::{Check, Position, frame_head};
 
-    /// How a link ends to a master that says OK to TM.REPLICATE, while nothing else of the node is
-    /// locked, and then does this.
+    /// Runs a link to a fake master, which replies OK to TM.REPLICATE and then calls `does`.
+    /// Returns the link's error.
     fn link_to(
         timeout_s: u64,
         does: impl FnOnce(&Node, &mut std::net::TcpStream) + Send + 'static,
@@ -749,7 +748,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it asks for the log");
             does(&node, &mut stream);
-            // Until the replica has gone.
+            // Waits until the replica has disconnected.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -768,8 +767,8 @@ mod tests {
         assert!(matches!(ended, LinkError::Timeout(1_000..)), "{ended}");
     }
 
-    /// What keeps the link busy (a slow disk, say) for longer than a master may be silent: what
-    /// that has said meanwhile is read before it is given up.
+    /// A slow disk may block the link for longer than the timeout. The replica reads the pending
+    /// messages before it gives up.
     #[test]
     fn a_master_whose_words_wait_unread_is_not_given_up() {
         const TIMEOUT_S: u64 = 2;
@@ -784,7 +783,7 @@ mod tests {
             stream.write_all(&words).unwrap();
             std::thread::sleep(Duration::from_secs(TIMEOUT_S + 1).saturating_sub(began.elapsed()));
         };
-        // Whether it looks at the clock or at the socket first is chance.
+        // Runs several times, because the timer and the socket race.
         let links: Vec<_> =
             (0..16).map(|_| std::thread::spawn(move || link_to(TIMEOUT_S, busy))).collect();
         for link in links {
@@ -793,8 +792,7 @@ mod tests {
         }
     }
 
-    /// A replica whose space has no room, which will be made: what its master sends waits, but
-    /// neither for ever nor against an order.
+    /// Batches wait for a spill, but neither forever nor across a role change.
     #[test]
     fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
         let folder = tempfile::tempdir().unwrap();
@@ -823,7 +821,7 @@ mod tests {
         here.settled();
         assert_eq!(here.waits_until, None, "and those of the next one again");
 
-        // Else the test does not end.
+        // The deadline must not end the wait in this part.
         let far = Some(Instant::now() + Duration::from_secs(3600));
         let ends = |here: &mut Here, end: &(dyn Fn() + Sync)| {
             here.waits_until = far;

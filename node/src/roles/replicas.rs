@@ -1,4 +1,4 @@
-//! The replicas that are fed from here, as they report themselves: address, position, lag.
+//! Replicas connected to this node, with their address, progress and lag.
 
 use crate::roles::Master;
 use parking_lot::Mutex;
@@ -9,43 +9,42 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::time::{now, since};
 
-/// A replica of ours.
+/// A connected replica.
 #[derive(Clone, Debug)]
 pub struct Fed {
-    /// Its address, as it is reached.
+    /// Announced address, or else the peer address of its connection.
     pub ip: String,
-    /// Its port.
+    /// Announced port; 0 until it is known.
     pub port: u16,
-    /// What it is sent.
+    /// What it is being sent.
     pub sending: Sending,
-    /// What it has in its log, and shows.
+    /// End offset of its log, which its clients can read.
     pub written: u64,
-    /// Up to which offset its log is synced.
+    /// Offset up to which its log is synced.
     pub durable: u64,
-    /// When it was heard last.
+    /// Time of its last message.
     pub heard: Instant,
-    /// End of its log, if ours does not continue from there.
+    /// End of its log, if this node's log does not continue from there.
     diverged_at: Option<u64>,
 }
 
-/// For how long after its last attempt a replica counts as refusing. It connects every second.
+/// Time after which a refusing replica is forgotten. It reconnects every second.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often a refusal that lasts is logged.
+/// Interval at which a lasting refusal is logged.
 pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of refusing replicas that are remembered.
 const MAX_REFUSING: usize = 64;
 
-/// A replica that has data of another history, keeps them and does not follow.
+/// A replica that keeps data of another history and does not follow.
 #[derive(Debug)]
 struct Refusing {
-    /// End of its log.
+    /// End offset of its log.
     end: u64,
     heard: Instant,
     logged: Option<Instant>,
 }
 
 impl Fed {
-    /// As Redis calls it.
+    /// Returns the state as Redis names it in INFO.
     pub fn state(&self) -> &'static str {
         match self.sending {
             Sending::Nothing => "wait_bgsave",
@@ -54,31 +53,29 @@ impl Fed {
         }
     }
 
-    /// It is in step, and was heard of within so many seconds.
+    /// Whether it is in sync and sent a message within `max_lag_s` seconds.
     pub fn is_close(&self, max_lag_s: u64) -> bool {
         self.sending == Sending::Log && since(self.heard).as_secs() <= max_lag_s
     }
 }
 
-/// See the top of the file.
+/// All connected replicas, by the number of their connection.
 #[derive(Default)]
 pub struct Feeds {
-    /// By the number of its connection.
     all: Mutex<BTreeMap<u64, Fed>>,
-    /// To so many files were sent first, and to so many the log alone.
+    /// Number of links that began with a full sync; `by_log` counts those that needed the log only.
     pub(crate) by_files: AtomicU64,
     pub(crate) by_log: AtomicU64,
-    /// Replicas that refuse to follow, by address.
     refusing: Mutex<BTreeMap<(String, u16), Refusing>>,
-    /// Of those that got files, so many had data to which our log does not lead on.
+    /// Number of full syncs forced by a diverged replica.
     pub(crate) refused_log: AtomicU64,
-    /// Sent to replicas; and, of a replica, got from its master.
+    /// Bytes sent to replicas; `bytes_in` counts those received from the master.
     pub(crate) bytes_out: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
 }
 
 impl Feeds {
-    /// A feed begins; false if there are `most` already.
+    /// Registers a replica. Returns false if there are already `most`.
     pub(crate) fn admit(&self, client: u64, peer: IpAddr, most: usize) -> bool {
         let mut all = self.all.lock();
         if all.len() >= most {
@@ -97,7 +94,7 @@ impl Feeds {
         true
     }
 
-    /// True if a WAIT may be over.
+    /// Updates a replica's progress. Returns true if it changed, which may end a WAIT.
     pub(crate) fn update(&self, client: u64, peer: &Peer, heard: Instant) -> bool {
         let mut all = self.all.lock();
         let Some(fed) = all.get_mut(&client) else { return false };
@@ -122,8 +119,8 @@ impl Feeds {
         grown
     }
 
-    /// A feed has ended. A replica that left without asking for anything, though its log is not
-    /// the beginning of ours, keeps its data instead of following.
+    /// Removes a replica. If its log diverges and it left without requesting data, it keeps its own
+    /// data instead of following.
     pub(crate) fn end(&self, client: u64) {
         let Some(fed) = self.all.lock().remove(&client) else { return };
         if let Some(end) = fed.diverged_at.filter(|_| fed.sending == Sending::Nothing) {
@@ -157,10 +154,10 @@ impl Feeds {
         refusing.values().filter(|it| since(it.heard) < REFUSAL_TIMEOUT).count()
     }
 
-    /// Whether this master, whose log ends at `end`, has probably lost data: a replica whose log
-    /// is longer refuses to follow, and no other replica follows.
+    /// Whether this master, whose log ends at `end`, has probably lost data: a replica with a
+    /// longer log refuses to follow, and no other replica follows.
     pub fn is_behind_replica(&self, end: u64) -> bool {
-        // Not both locks at a time.
+        // Never takes both locks at once.
         if self.count(|_| true) > 0 {
             return false;
         }
@@ -168,30 +165,29 @@ impl Feeds {
         self.refusing.lock().values().any(is_longer)
     }
 
-    /// Replicas in step of which this is true.
+    /// Number of replicas in sync for which `has` returns true.
     pub fn count(&self, has: impl Fn(&Fed) -> bool) -> usize {
         self.all.lock().values().filter(|fed| fed.sending == Sending::Log && has(fed)).count()
     }
 
-    /// How many follow closely.
+    /// Number of replicas in sync with at most this lag.
     pub(crate) fn close(&self, max_lag_s: u64) -> usize {
         self.all.lock().values().filter(|fed| fed.is_close(max_lag_s)).count()
     }
 
-    /// The replicas that have said where they can be reached: Sentinel would remember any other
-    /// address for ever.
+    /// Returns the replicas that have announced a port. Sentinel would remember any other address
+    /// forever.
     pub fn reachable(&self) -> Vec<Fed> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
 
-    /// Where the replica of this connection can be reached.
     pub(crate) fn address_of(&self, client: u64) -> Option<Master> {
         let all = self.all.lock();
         let fed = all.get(&client).filter(|fed| fed.port != 0)?;
         Some(Master { host: fed.ip.clone(), port: fed.port })
     }
 
-    /// The replica in step that is reached there. Waits if the name of the host is to be looked up.
+    /// Returns the replica in sync at this address. May block on a DNS lookup.
     pub fn in_step_at(&self, host: &str, port: u16) -> Option<Fed> {
         let mut near = self.reachable();
         near.retain(|fed| fed.port == port && fed.sending == Sending::Log);
@@ -208,7 +204,7 @@ impl Feeds {
         near.into_iter().find(|fed| ips.contains(&fed.ip))
     }
 
-    /// Counting waits until this is dropped.
+    /// Blocks counting until dropped.
     #[cfg(test)]
     pub(crate) fn stopped(&self) -> impl Drop + '_ {
         self.all.lock()
@@ -237,7 +233,7 @@ mod tests {
             assert!(feeds.admit(client, host, 9));
             feeds.update(client, &peer(sending, diverged_at), now());
         };
-        // It has not even said where its log ends.
+        // It has not even sent the end of its log.
         connects(1, Sending::Nothing, None);
         feeds.end(1);
         assert_eq!(feeds.refusing(), 0);
@@ -246,13 +242,13 @@ mod tests {
         feeds.end(2);
         assert_eq!(feeds.refusing(), 1);
         assert!(feeds.is_behind_replica(99) && !feeds.is_behind_replica(100));
-        // Another one that follows has what this master has.
+        // A replica that follows has all of this master's data.
         assert!(feeds.admit(3, host, 9));
         feeds.update(3, &Peer { port: 8, ..peer(Sending::Log, None) }, now());
         assert!(!feeds.is_behind_replica(99) && feeds.refusing() == 1);
         feeds.end(3);
         assert!(feeds.is_behind_replica(99));
-        // FORCE.
+        // After REPLICAOF ... FORCE.
         connects(4, Sending::Nothing, Some(100));
         feeds.update(4, &peer(Sending::Files, Some(100)), now());
         assert_eq!(feeds.refusing(), 0);

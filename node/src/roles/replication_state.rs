@@ -1,4 +1,4 @@
-//! What a node knows of its role, its master and its replicas, and whether it takes writes.
+//! Replication state of a node: its role, its master, its replicas, and whether it accepts writes.
 //!
 //! The role is on disk before any client or thread sees it. The disk may be slow, so a worker never
 //! changes the role (`Call::answer_later`), and readers never wait. The gate is one atomic: it is
@@ -29,7 +29,7 @@ pub struct Order {
     pub master: Option<Master>,
     /// Whether the node discards its data for the master's.
     pub forced: bool,
-    /// FAILOVER: `master` is a replica of this node and shall take over.
+    /// FAILOVER: `master` is a replica of this node and must take over.
     pub handing: Option<Handing>,
     /// Whether the new master starts fenced, as another node may have replaced it.
     pub fenced: bool,
@@ -43,21 +43,21 @@ pub struct Order {
 /// How a replica becomes a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promotion {
-    /// With its present data.
+    /// Keeps its present data.
     #[default]
     AtOnce,
-    /// After a hand-over by its master. The replica has all data.
+    /// Its master has handed the role over, so it has all data.
     HandedOver,
     /// If its link is up, its master steps down first and sends the rest of its log (replica.rs).
     TakesOver,
 }
 
-/// FAILOVER: progress of the replica that shall take over.
+/// FAILOVER: progress of the replica that takes over.
 #[derive(Clone, Copy)]
 pub struct Handing {
     /// Log offset that the replica must have.
     pub(crate) offset: u64,
-    /// Whether the replica has all data of this node. Then this node may be promoted again at once.
+    /// Whether the replica has all data of this node, which may then be promoted again at once.
     pub(crate) has_all: bool,
 }
 
@@ -93,21 +93,20 @@ pub struct Replication {
     was_master: AtomicBool,
     /// Permanent error since the last order, such as REPLICAOF of a Redis. One line; empty if none.
     pub last_error: Mutex<String>,
-    /// Whether it becomes a master after its own master has stepped down.
+    /// Whether this node waits for its master to step down before it becomes the master.
     taking_over: AtomicBool,
     /// Whether Sentinels must be notified that it took over from a living master.
     announces: AtomicBool,
     /// Whether it stepped down for a replica.
     stepped_down: AtomicBool,
-    /// Sentinels that watch it.
     sentinels: Sentinels,
     /// Master that it followed before its promotion.
     replaces: Mutex<Option<Master>>,
-    /// Whether its log must begin a new term, as another node may have been the master.
+    /// Whether the log must begin a new term because another node may have been the master.
     renews: AtomicBool,
-    /// Master by which Sentinel last replaced this node.
+    /// Master that Sentinel has chosen in place of this node.
     deposed_by: Mutex<Option<Master>>,
-    /// Rises with every change of the role.
+    /// Incremented with every change of the role.
     orders: watch::Sender<u64>,
     /// State of a FAILOVER.
     pub failover: Failover,
@@ -115,7 +114,7 @@ pub struct Replication {
     pub link: Mutex<Link>,
     /// Replicas of this node.
     pub feeds: Feeds,
-    /// Whether writes need a lease by HEARTBEAT.
+    /// Whether writes need a lease (CLUSTERX HEARTBEAT).
     leased: AtomicBool,
     /// Number of full syncs of this node as a replica.
     pub full_syncs: AtomicU64,
@@ -231,8 +230,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
     }
 
-    /// Changes the role if `next` returns one. It is durable when this returns. `told` runs when
-    /// the role becomes visible.
+    /// Changes the role if `next` returns one. The role is durable when this returns. `told` is
+    /// called when the role becomes visible.
     fn change(
         &self,
         config: &Config,
@@ -251,7 +250,7 @@ impl Replication {
         Ok(true)
     }
 
-    /// As `change`, for a fact that takes effect even if the disk fails.
+    /// Like `change`, for a fact that takes effect even if the disk fails.
     fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
         if let Err(error) = self.change(config, &next, || ()) {
             tracing::error!("the role cannot be written down: {error}");
@@ -262,8 +261,8 @@ impl Replication {
         }
     }
 
-    /// Executes an order of REPLICAOF or FAILOVER. It is durable when this returns; the thread
-    /// `log` obeys it. Returns false if it changes nothing. A former master must sync with its
+    /// Executes an order of REPLICAOF or FAILOVER. The role is durable when this returns; the
+    /// thread `log` obeys it. Returns false if nothing changes. A former master must sync with its
     /// master before it may be promoted, since their histories may differ. `told`: see `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced, promotion, fit } = order;
@@ -287,7 +286,7 @@ impl Replication {
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
             if forced {
-                // The discarded data are not the next master's.
+                // The discarded data are not those of the next master.
                 next = next.among_others();
                 next.synced = false;
             }
@@ -335,7 +334,7 @@ impl Replication {
             let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);
             (role.master.is_none() && next != *role).then_some(next)
         };
-        // Before another thread persists the epochs again.
+        // Under the lock of `change`, so that no other thread persists the epochs again.
         self.change(config, forget, || {
             self.fence.forget();
             if missed > 0 {
@@ -369,12 +368,13 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// Notes that the old master has stepped down. `is_ordered`: by a Sentinel, which knows of it.
+    /// Records that the old master has stepped down. `is_ordered`: by order of a Sentinel, which
+    /// needs no announcement.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }
 
-    /// Notes that this master has stepped down for a replica.
+    /// Records that this master has stepped down for a replica.
     pub(crate) fn note_stepped_down(&self) {
         self.stepped_down.store(true, SeqCst);
     }
@@ -394,12 +394,10 @@ impl Replication {
         self.sentinels.announcements(self.replaces.lock().take())
     }
 
-    /// Whether a Sentinel was heard within the last seconds.
     pub(crate) fn is_watched(&self) -> bool {
         self.sentinels.watch()
     }
 
-    /// Whether a Sentinel has named this node as the master since its last order.
     pub(crate) fn is_named(&self) -> bool {
         self.sentinels.have_named()
     }
@@ -426,17 +424,16 @@ impl Replication {
         is_missed && !self.announces.swap(true, SeqCst)
     }
 
-    /// Whether this master's log must begin a new term.
     pub(crate) fn renews(&self) -> bool {
         self.renews.load(SeqCst) && self.is_master()
     }
 
-    /// Whether the node discards its data for the master's, once.
+    /// Whether the node must discard its data for the master's, once.
     pub(crate) fn is_forced(&self) -> bool {
         self.role.load().forced
     }
 
-    /// Notes that the log is now a master's or a replica's. Returns false if the role has changed
+    /// Records that the log is now a master's or a replica's. Returns false if the role has changed
     /// since, so that the log does not match it.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
@@ -467,7 +464,7 @@ impl Replication {
         self.settled.load(SeqCst)
     }
 
-    /// Notes that the replica has caught up with its master, which completes a FAILOVER to it.
+    /// Records that the replica has caught up with its master, which completes a FAILOVER to it.
     pub(crate) fn synced(&self, config: &Config) {
         self.unmet.store(false, SeqCst);
         self.note(config, |role| {
@@ -482,7 +479,7 @@ impl Replication {
         });
     }
 
-    /// Notes that a full sync is complete. The replica may be promoted even if the master is lost
+    /// Records that a full sync is complete. The replica may be promoted even if the master is lost
     /// now.
     pub(crate) fn is_whole(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
@@ -518,25 +515,25 @@ impl Replication {
         }
     }
 
-    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if it
-    /// is.
+    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if the
+    /// log is one.
     pub(crate) fn promoting(&self) -> u32 {
         self.role.load().promoting
     }
 
-    /// Notes that the log has a new term.
+    /// Records that the log has a new term.
     pub(crate) fn renewed(&self) {
         self.renews.store(false, SeqCst);
     }
 
-    /// Notes that the log is a master's.
+    /// Records that the log is a master's.
     pub(crate) fn promoted(&self, config: &Config) {
         self.note(config, |role| {
             (role.promoting > 0 && !self.renews()).then(|| Role { promoting: 0, ..role.clone() })
         });
     }
 
-    /// Notes that the replica discards its data for its master's. Durable when this returns.
+    /// Records that the replica discards its data for its master's. Durable when this returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
@@ -544,7 +541,7 @@ impl Replication {
         self.change(config, gives_up, || ()).map(|_| ())
     }
 
-    /// Notes that the replica's history diverges from its master's. Only an operator may promote
+    /// Records that the replica's history diverges from its master's. Only an operator may promote
     /// it, also after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
@@ -579,7 +576,8 @@ impl Replication {
         self.is_master() && self.fence.believes_replicas()
     }
 
-    /// Notes that a replica follows. If it `knows` this node as its master, that lifts the fence.
+    /// Handles a replica that connected. If the replica `knows` this node as its master, the fence
+    /// is lifted.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {
         if knows && self.fence.followed() {
             tracing::info!("this node is the master still: writes are taken again");

@@ -1,46 +1,44 @@
-//! What a node is, kept in its data folder: `tidemark.role`, text, replaced as a whole and durably
-//! before any client is told.
+//! Role of a node, in the file `tidemark.role` of its data folder. The text file is replaced
+//! atomically, and durably before any client sees the new role.
 //!
 //! ```text
 //!   tidemark role 3
 //!   master -                   or: master <host> <port>, for a replica
-//!   synced no                  as a replica it has its master's whole data set, as far as it knows
-//!   replicated yes             there are others: it has had replicas, or it has been a replica
-//!   sentinel 7 mymaster        the highest epoch of which a Sentinel has spoken that watches a
-//!                              master by this name; a line for each name
-//!   handing 4711               its master, a replica of it until now, is to take over with the log
-//!                              up to there, and has not confirmed it yet
-//!   forced                     it gives its data up for its master's, until it has them
-//!   promoting                  a master whose log is yet to begin as one, with a higher term;
-//!                              followed by a number, if there were so many promotions meanwhile
-//!   unfit                      its data and its master's do not fit
+//!   synced no                  whether a replica has all of its master's data, as far as it knows
+//!   replicated yes             whether there are other nodes: it had replicas, or was one itself
+//!   sentinel 7 mymaster        highest epoch heard from the Sentinels of this group; one line each
+//!   handing 4711               FAILOVER: the new master, formerly this node's replica, must have
+//!                              the log up to this offset, and has not confirmed its promotion
+//!   forced                     discards its data for its master's, until it has them
+//!   promoting                  a master whose log has yet to begin a higher term; a number follows
+//!                              if several promotions happened in between
+//!   unfit                      its history diverges from its master's
 //!   check 1f2e3d4c             CRC-32C of the lines before
 //! ```
 //!
-//! Older ones are read: version 2 had one epoch and no name for it, version 1 no check.
+//! Older versions are readable: version 2 had one epoch without a name, version 1 had no check.
 
 use crate::runtime::checked_file;
 use std::io;
 use std::path::Path;
 
-/// Its name in the data folder.
+/// File name in the data folder.
 pub const NAME: &str = "tidemark.role";
 
-/// Most promotions that a master counts as missed: a number that was made up must not use up
-/// the terms that there are.
+/// Maximum number of missed promotions. A forged epoch must not exhaust the terms.
 const MOST_MISSED: u64 = 1 << 16;
 
-/// A master's address, as it was given.
+/// Address of a master, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
-    /// Its host.
+    /// Host name or IP address.
     pub host: String,
-    /// Its port.
+    /// Port.
     pub port: u16,
 }
 
 impl Master {
-    /// "host port"; anything else is none.
+    /// Parses "host port".
     pub fn parse(text: &str) -> Option<Master> {
         let (host, port) = text.trim().split_once(' ')?;
         let legal =
@@ -55,52 +53,49 @@ impl std::fmt::Display for Master {
     }
 }
 
-/// What Sentinels are at that watch a master by one name. Others count by themselves.
+/// Configuration epoch of a group of Sentinels. Epochs of different groups are independent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
     pub(crate) name: String,
     pub(crate) epoch: u64,
 }
 
-/// See the top of the file.
+/// Role of a node. See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Role {
-    /// Whom it follows; none: it is a master.
+    /// Master to follow; `None` for a master.
     pub master: Option<Master>,
-    /// As a replica it has its master's whole data set, as far as it has heard.
+    /// Whether a replica has its master's whole data set, as far as it knows.
     pub(crate) synced: bool,
-    /// There are others: as a master it has had replicas, or it has been a replica and is not
-    /// `synced` any more.
+    /// Whether there are other nodes: it had replicas, or it was a replica and is no longer
+    /// `synced`.
     pub(crate) replicated: bool,
-    /// The highest configuration epoch of which a Sentinel has spoken here, by the name that it has
-    /// for what it watches.
     pub(crate) sentinels: Vec<Epoch>,
-    /// FAILOVER: `master` is asked to take over, which is to have the log up to this offset, and
-    /// has not said that it did.
+    /// FAILOVER: offset up to which `master` must have the log. Set until it confirms that it took
+    /// over.
     pub(crate) handing: Option<u64>,
-    /// Its data are given up for whatever its master has. Until it has that: not once more.
+    /// Whether the node discards its data for its master's. Cleared once it has them, so that it
+    /// does not happen twice.
     pub(crate) forced: bool,
-    /// It is to be a master, and its log may still be the one that it had as a replica, or before
-    /// another node was the master: it is to begin a term so many promotions later. 0: it has.
+    /// Number of promotions by which the log's next term must rise; 0 if the log is already a
+    /// master's.
     pub(crate) promoting: u32,
-    /// Its data and its master's do not fit, as that has said.
     pub(crate) unfit: bool,
 }
 
 impl Role {
-    /// The same, which says that there are others, if it has met one as a replica: also when it is
-    /// not `synced` any more.
+    /// Sets `replicated` if the node has synced as a replica. Call it before `synced` is cleared.
     pub(crate) fn among_others(self) -> Role {
         Role { replicated: self.replicated || self.synced, ..self }
     }
 
-    /// The same of a master that is chosen again, after so many promotions of others.
+    /// Returns the role of a master that is chosen again after `missed` promotions of others.
     pub(crate) fn renewed(self, missed: u64) -> Role {
         let later = if missed == 0 { 0 } else { missed.min(MOST_MISSED) as u32 + 1 };
         Role { promoting: self.promoting.saturating_add(later), ..self }
     }
 
-    /// Whether a master with this role is to begin another term by the next one.
+    /// Whether a master that changes from this role to `next` must begin another term.
     pub(crate) fn begins_another_term(&self, next: &Role) -> bool {
         let are_masters = self.master.is_none() && next.master.is_none();
         are_masters && next.promoting > self.promoting
@@ -156,7 +151,7 @@ impl Role {
         let (mut forced, mut promoting, mut unfit) = (false, 0, false);
         for line in lines {
             match line.split_once(' ').unwrap_or((line, "")) {
-                // It ended here, so this is a later one that is damaged.
+                // Version 1 has no further lines, so this is a damaged later version.
                 _ if first == "tidemark role 1" => return None,
                 ("sentinel", said) => {
                     let (epoch, name) = said.split_once(' ').unwrap_or((said, ""));
@@ -173,12 +168,11 @@ impl Role {
         Some(Role { master, synced, replicated, sentinels, handing, forced, promoting, unfit })
     }
 
-    /// As the folder has it.
+    /// Reads the role; `None` if the folder has none.
     pub fn read(dir: &Path) -> io::Result<Option<Role>> {
         checked_file::read(dir, NAME, Role::decode, "remove it to begin as a master")
     }
 
-    /// Durable when this returns.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
         checked_file::write(dir, NAME, &self.encode())
     }

@@ -1,11 +1,11 @@
-//! What a replica gives up for its master's history is put into safety first: a folder
-//! `dropped-<from>-<end>-<chain>` in the data folder.
+//! Salvage of the log tail that a replica drops for its master's history, in a folder
+//! `dropped-<from>-<end>-<chain>` of the data folder.
 //!
-//! It holds the segments of the log with what is dropped (`tidemark dump` prints them). Where the
-//! log does not go back so far, it holds the snapshot, too, and is a data folder of its own:
-//! `tidemark serve --dir` shows what was there. Files that never change are linked, not copied:
-//! they cost room as soon as they would have been removed. A link that is cut and begins anew finds
-//! the folder there, and makes no second one. The operator removes it.
+//! The folder holds the log segments with the dropped part (`tidemark dump` prints them). If the
+//! log does not reach back far enough, it also holds the snapshot and is a complete data folder for
+//! `tidemark serve --dir`. Immutable files are hard links, which use space only once the originals
+//! are removed. A link that restarts finds the folder and makes no second one. The operator removes
+//! it.
 
 use crate::roles::node::Node;
 use std::fs::File;
@@ -13,11 +13,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 
-/// While it is made. Whatever has the name at the beginning is left from an attempt that failed.
+/// Name of the folder while it is written. An existing one is left over from a failed attempt.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
-/// Keeps what the log holds from the offset `from` on, up to its end. Gives where it is; none if
-/// that was said before, or if there was nothing to keep. Durable when it returns.
+/// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if it exists
+/// already or if there is nothing to save.
 pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathBuf>, store::Error> {
     let disk = node.store.disk().clone();
     let Some(folder) = disk.place().map(Path::to_path_buf) else { return Ok(None) };
@@ -41,8 +41,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     let manifest = node.store.manifest().clone();
     let (mut files, mut all) = (Vec::new(), segments);
     if oldest > from && !manifest.files.is_empty() {
-        // Replay begins in the segment that the manifest names; all that there are is more than
-        // enough.
+        // Replay begins in a segment named by the manifest; copying all segments includes it.
         files = manifest.files.iter().map(|f| f.name.clone()).collect();
         all = disk.list().map_err(io)?;
         all.retain(|name| matches!(parse_segment_name(name), SegmentName::Segment(_)));
@@ -80,7 +79,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     match made() {
         Ok(()) => Ok(Some(kept)),
         Err(error) => {
-            // The room that it took may be what was missing.
+            // Frees the space; the disk may be full.
             let _ = std::fs::remove_dir_all(&unfinished);
             Err(io(error))
         }

@@ -1,18 +1,16 @@
-//! The Sentinels that watch this node now, and how they learn of a switch that none of them has
-//! ordered.
+//! Sentinels that watch this node, and the announcement of a failover that no Sentinel has ordered.
 //!
 //! Every two seconds each Sentinel publishes a hello on each node that it watches:
 //! `ip,port,runid,current-epoch,group,master-ip,master-port,config-epoch`. A Sentinel accepts
-//! another master only from a hello of a Sentinel that it knows, with a later config epoch than its
-//! own. Without such a hello, it takes a promoted replica for a mistake and makes it a replica
-//! again.
+//! another master only from a hello of a known Sentinel with a config epoch later than its own.
+//! Without one it demotes a replica that was promoted by FAILOVER.
 //!
-//! So after FAILOVER the new master publishes that hello itself, to the Sentinels subscribed here,
-//! in the name of one of them. A Sentinel ignores hellos in its own name: the new master publishes
-//! a second one in the name of another. The epoch is one more than any Sentinel has used, so no
-//! failover that a Sentinel has begun has it. A node that hands its role over counts that epoch,
-//! too: it may be the master again before a Sentinel has published the next hello. If a Sentinel
-//! names the old master all the same, the new one repeats the announcement with a later epoch.
+//! So after FAILOVER the new master publishes such a hello itself to the Sentinels subscribed here,
+//! under the identity of one of them. A Sentinel ignores hellos with its own identity, so the
+//! master publishes a second one under another identity. The epoch is one more than any Sentinel
+//! has used, which excludes epochs of failovers under way. A node that hands its role over counts
+//! that epoch too, as it may be the master again before a Sentinel has published the next hello. If
+//! a Sentinel still names the old master, the new one repeats the announcement with a later epoch.
 
 use crate::roles::Master;
 use crate::roles::fence::{MOST_GROUPS, MOST_NAME};
@@ -20,24 +18,24 @@ use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use store::time::{now, since};
 
-/// Where Sentinels publish their hellos.
+/// Channel for hellos.
 pub const CHANNEL: &[u8] = b"__sentinel__:hello";
 
-/// A Sentinel that was silent for longer is gone: it publishes every two seconds.
+/// Silence after which a Sentinel counts as gone. It publishes every two seconds.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
-/// Most Sentinels of one group that are remembered.
+/// Maximum number of Sentinels remembered per group.
 const MAX_SENTINELS: usize = 16;
 
 /// A hello of a Sentinel, without the master that it names.
 pub struct Sentinel<'a> {
-    /// Its address and run id, as it gives them.
+    /// Its address and run id, as published.
     pub identity: [&'a str; 3],
-    /// The name under which it watches this node.
+    /// Name under which it watches this node.
     pub group: &'a str,
-    /// The highest epoch that it knows.
+    /// Highest epoch that it knows.
     pub epoch: u64,
-    /// This node's address, as this Sentinel reaches it.
+    /// Address of this node, as the Sentinel reaches it.
     pub own: (String, u16),
 }
 
@@ -48,23 +46,21 @@ struct Heard {
     at: Instant,
 }
 
-/// See the top of the file.
 #[derive(Default)]
 pub(crate) struct Sentinels(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     heard: Vec<Heard>,
-    /// The highest epoch by group, also of Sentinels that are gone.
+    /// Highest epoch by group, including Sentinels that are gone.
     epochs: Vec<(String, u64)>,
-    /// One has named this node as the master since it was ordered to be one.
+    /// Whether a Sentinel has named this node as the master since its last order.
     has_named: bool,
-    /// The master that this node has replaced, from its announcement until it is named.
+    /// Master that this node replaced, from its announcement until a Sentinel names this node.
     replaced: Option<Master>,
 }
 
 impl Sentinels {
-    /// A Sentinel has published a hello here.
     pub(crate) fn hear(&self, said: Sentinel<'_>) {
         let identity = said.identity.join(",");
         let group = said.group;
@@ -85,14 +81,13 @@ impl Sentinels {
         }
     }
 
-    /// A Sentinel names this node as the master.
+    /// Records that a Sentinel names this node as the master.
     pub(crate) fn name_as_master(&self) {
         let mut state = self.0.lock();
         (state.has_named, state.replaced) = (true, None);
     }
 
-    /// This node has been ordered to be a master, or a replica. `hands_over`: its next master
-    /// announces itself.
+    /// Records an order. `hands_over`: the next master will announce itself.
     pub(crate) fn ordered(&self, hands_over: bool) {
         let mut state = self.0.lock();
         (state.has_named, state.replaced) = (false, None);
@@ -101,37 +96,35 @@ impl Sentinels {
         }
     }
 
-    /// Whether a Sentinel that names this address has not accepted the announcement.
+    /// Whether `address` is the replaced master: a Sentinel that names it has missed the
+    /// announcement.
     pub(crate) fn is_replaced(&self, address: &str) -> bool {
         let state = self.0.lock();
         state.replaced.as_ref().is_some_and(|master| master.to_string() == address)
     }
 
-    /// Whether one has named this node as the master since its last order.
     pub(crate) fn have_named(&self) -> bool {
         self.0.lock().has_named
     }
 
-    /// Number of those that watch this node now.
     pub(crate) fn count(&self) -> usize {
         let state = self.0.lock();
         state.heard.iter().filter(|heard| since(heard.at) <= HEARD_WITHIN).count()
     }
 
-    /// Whether one watches this node now.
     pub(crate) fn watch(&self) -> bool {
         self.count() > 0
     }
 
-    /// A group of which only one Sentinel is heard: it accepts no announcement.
+    /// Returns a group with only one live Sentinel, which would ignore the announcement.
     pub(crate) fn lonely(&self) -> Option<String> {
         let state = self.0.lock();
         let groups = state.live_groups();
         groups.into_iter().find(|(_, heard)| heard.len() == 1).map(|(group, _)| group.to_owned())
     }
 
-    /// Hellos that make the Sentinels of all groups accept this node as the master, in the place of
-    /// `replaced`.
+    /// Returns the hellos that make the Sentinels of all groups accept this node as the master in
+    /// place of `replaced`.
     pub(crate) fn announcements(&self, replaced: Option<Master>) -> Vec<String> {
         let mut state = self.0.lock();
         state.replaced = replaced.or(state.replaced.take());
@@ -149,12 +142,12 @@ impl Sentinels {
 }
 
 impl State {
-    /// Another announcement is made, here or at another node.
+    /// Reserves the epoch of an announcement, made here or by another node.
     fn raise_epochs(&mut self) {
         self.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
     }
 
-    /// The groups whose Sentinels are heard, the last heard first.
+    /// Returns the live groups and their Sentinels, most recently heard first.
     fn live_groups(&self) -> Vec<(&str, Vec<&Heard>)> {
         let mut groups: Vec<(&str, Vec<&Heard>)> = Vec::new();
         for heard in self.heard.iter().rev().filter(|heard| since(heard.at) <= HEARD_WITHIN) {

@@ -1,43 +1,42 @@
-//! The gate: whether writes are taken is one atomic, and if they are not, why.
+//! Write gate: one atomic that says whether writes are accepted, and if not, why.
 //!
-//! With a lease (CLUSTERX HEARTBEAT) they are taken until a moment, and each write reads the clock:
-//! a timer could be late, in a process that was frozen above all.
+//! With a lease (CLUSTERX HEARTBEAT) the gate is open until a deadline, and each write reads the
+//! clock. A timer could fire late, especially in a process that was frozen.
 //!
-//! What renews a lease may be late, too: it waited in the socket of a frozen process, or in a
-//! network that was cut. So a lease that is over is renewed only by a message that comes a whole
-//! lease after the first late one, when nothing old is left to be read; or by a new election.
+//! A renewal may be stale too: it may have waited in the socket of a frozen process or in a
+//! partitioned network. So an expired lease is renewed only by a message that arrives at least one
+//! lease duration after the first late one, when all stale messages have been read, or by a new
+//! election.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::time::elapsed_ms;
 
-/// Why writes are refused, if they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Shut {
     No,
-    /// This is a replica, or becomes a master at this moment.
+    /// The node is a replica, or is becoming a master.
     Replica,
-    /// It may have been replaced: it was a master of replicas, or has been one, was started again,
-    /// and no order has confirmed it as the master since.
+    /// The node may have been replaced: it was one of several, has restarted, and no order has
+    /// confirmed it as the master since.
     Fenced,
-    /// Too few replicas follow closely enough.
+    /// Too few replicas have a small enough lag.
     FewReplicas,
-    /// Sentinel has made another node the master.
+    /// Sentinel has chosen another master.
     Deposed,
-    /// The same as `Fenced`, of a node of a cluster.
+    /// Like `Fenced`, for a cluster node.
     FencedInCluster,
-    /// Only once its lease is over.
+    /// Writes are refused once the lease has expired.
     Leased,
 }
 
-/// See the top of the file. Shut at first.
 pub(crate) struct Gate {
     shut: AtomicU8,
     began: Instant,
-    /// In milliseconds since `began`: from then on a leased gate is shut.
+    /// Deadline of the lease, in milliseconds since `began`.
     lease_end_ms: AtomicU64,
-    /// When the first message came after the lease was over; 0: none has.
+    /// Time of the first message after the lease expired, in milliseconds since `began`; 0 if none.
     late_ms: AtomicU64,
 }
 
@@ -55,14 +54,14 @@ impl Gate {
         self.shut.store(shut as u8, SeqCst);
     }
 
-    /// The lease is over after this time.
     pub(crate) fn lease(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.late_ms.store(0, SeqCst);
         self.lease_end_ms.store(elapsed_ms(self.began).saturating_add(ms), SeqCst);
     }
 
-    /// The same, unless it is over already, and this may be an old message. One at a time.
+    /// Renews the lease, unless it has expired and the message may be stale. Callers must not
+    /// overlap.
     pub(crate) fn renew(&self, time: Duration) {
         let (now, late) = (elapsed_ms(self.began), self.late_ms.load(SeqCst));
         let is_over = now >= self.lease_end_ms.load(SeqCst);
@@ -73,18 +72,16 @@ impl Gate {
         }
     }
 
-    /// Why a write must be refused now, if it must.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        // The turn has begun before: either the gate is shut for it, or the thread that shut it
-        // waits for its end.
+        // Needs no further synchronization: a thread that shuts the gate waits for the turns that
+        // began before.
         match self.shut.load(SeqCst) {
             0 => None,
             _ => self.text(),
         }
     }
 
-    /// Why writes are refused, if they are.
     pub(crate) fn shut(&self) -> Shut {
         match self.shut.load(SeqCst) {
             0 => Shut::No,
@@ -109,7 +106,7 @@ impl Gate {
 fn text(shut: Shut) -> Option<&'static str> {
     Some(match shut {
         Shut::No => return None,
-        // Clients for clusters ask for the topology again, and try again.
+        // Cluster clients reload the topology and retry on this error.
         Shut::FencedInCluster => {
             "CLUSTERDOWN This master was started again and is fenced, as another node may be the \
              master by now: until a replica of its topology follows it, or CLUSTERX SETNODES of a \
@@ -154,7 +151,7 @@ mod tests {
         assert!(gate.refusal().is_some(), "taken back");
     }
 
-    /// A frozen process reads what was sent to it long ago, all at once.
+    /// A process that was frozen reads all stale messages at once.
     #[test]
     fn late_messages_renew_no_lease() {
         let gate = Gate::new();

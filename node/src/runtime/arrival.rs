@@ -1,27 +1,25 @@
-//! When a request came, at the earliest: for what counts by the clock of its sender, as a lease
-//! does.
+//! Earliest time at which a request may have arrived, for requests with a duration from the
+//! sender's point of view, such as a lease.
 //!
-//! A process that is stopped (SIGSTOP, a machine that sleeps) finds requests that have waited for
-//! it, and does not know for how long. So a worker notes the time again and again. If it has not
-//! done so for longer than it should, it has stood still, and what it reads now, or in the next
-//! moment, may have come when that began.
+//! A process that was stopped (SIGSTOP, a suspended machine) finds old requests in its sockets and
+//! cannot tell their age. So each worker records the time periodically. A late tick shows that it
+//! was stopped. Then all input of the next moment may have arrived when the stop began.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How often a worker notes the time.
 const TICK: Duration = Duration::from_millis(50);
-/// It has stood still if it has not for so long.
+/// Delay after which the worker counts as stopped.
 const STILL: Duration = Duration::from_millis(150);
-/// What waited meanwhile is read in this time.
+/// Time to read all input that arrived during a stop.
 const SETTLED: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy)]
 struct Watch {
     last: Instant,
-    /// The tick before the last, or before it stood still.
+    /// Tick before the last one, or the last one before a stop.
     before: Instant,
-    /// When it was last found to have stood still.
+    /// Time at which the last stop was detected.
     resumed: Option<Instant>,
 }
 
@@ -50,14 +48,15 @@ thread_local! {
     static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
 }
 
-/// When a request that this thread has just read came, at the earliest; at most a tenth of a second
-/// ago unless the thread stood still. Of a thread that does not [watch]: now.
+/// Returns the earliest time at which a request just read by this thread may have arrived. That is
+/// at most a tenth of a second ago, unless the thread was stopped. Without [watch] on this thread
+/// it is now.
 pub fn came() -> Instant {
     let now = Instant::now();
     WATCH.get().map_or(now, |watch| watch.came(now))
 }
 
-/// Notes the time on this thread, for ever.
+/// Records the time on this thread periodically; never returns.
 pub async fn watch() {
     loop {
         let now = Instant::now();
@@ -79,13 +78,13 @@ mod tests {
         let mut watch = Watch::new(at(0));
         (0..=20).for_each(|n| watch.tick(at(n * 50)));
         assert_eq!(watch.came(at(1020)), at(950), "a tick before the last");
-        // From 1.0 s to 3.0 s it is stopped; either the request or the tick is first.
+        // Stopped from 1.0 s to 3.0 s. Either the request or the tick is processed first.
         assert_eq!(watch.came(at(3000)), at(1000));
         watch.tick(at(3000));
         assert_eq!(watch.came(at(3001)), at(1000));
         watch.tick(at(3050));
         assert_eq!(watch.came(at(3090)), at(1000), "it is still reading what waited");
-        // Once more, before it had read all.
+        // Stopped again before it has read all input.
         watch.tick(at(3250));
         assert_eq!(watch.came(at(3251)), at(3050));
         (0..=10).for_each(|n| watch.tick(at(3300 + n * 50)));

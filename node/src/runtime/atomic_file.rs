@@ -1,4 +1,4 @@
-//! Small text files that operators own (the configuration, the users): replaced as a whole, safely.
+//! Atomic replacement of small text files that operators own: the configuration and the ACL file.
 
 use parking_lot::Mutex;
 use std::fs::File;
@@ -6,17 +6,16 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// A file that is to take another's place is called so until it does, with some random letters in
-/// between.
+/// Prefix and suffix of a temporary file; random characters are between them.
 const UNFINISHED: [&str; 2] = [".tidemark-", ".tmp"];
-/// Held while there may be such a file of this process.
+/// Held while a temporary file of this process may exist.
 static REPLACING: Mutex<()> = Mutex::new(());
 
-/// Replaces a file: after a crash at any moment it has the old text or the new one, and once this
-/// has returned the new one. Its permissions stay; a new one can be read by its owner alone, for it
-/// may hold passwords.
+/// Replaces a file atomically and durably: after a crash it has either the old text or the new one.
+/// The permissions are preserved. A new file is readable by its owner only, since it may hold
+/// passwords.
 pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    // The file that a link points to is meant, not the link.
+    // Follows a symbolic link instead of replacing it.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let _one = REPLACING.lock();
@@ -35,8 +34,7 @@ fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(prefix).suffix(suffix).tempfile_in(folder)
 }
 
-/// Removes what a kill in the middle of [`replace`] has left in a folder that is no other
-/// process's.
+/// Removes temporary files left by a crash of [`replace`] from a folder that no other process uses.
 pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
     let _one = REPLACING.lock();
     let [prefix, suffix] = UNFINISHED;
@@ -44,7 +42,7 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
-        // As many letters as tempfile takes: what only looks like it belongs to another program.
+        // Exactly the length that tempfile uses. Similar names belong to other programs.
         let is_ours = random.is_some_and(|random| {
             random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
         });

@@ -1,21 +1,20 @@
-//! A client that waits for the reply to WAIT, WAITAOF or SHUTDOWN, and what ends that before its
-//! time: CLIENT UNBLOCK, or a change of the role.
+//! State of a client that waits for the reply to WAIT, WAITAOF or SHUTDOWN. CLIENT UNBLOCK or a
+//! role change may end the wait early.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-/// It does not wait.
 const NOT: u8 = 0;
 const WAITS: u8 = 1;
-/// CLIENT UNBLOCK has said so.
+/// Unblocked by CLIENT UNBLOCK.
 const TIMED_OUT: u8 = 2;
 const FAILED: u8 = 3;
-/// Its connection ends with this reply.
+/// The connection ends with this reply.
 const LEAVES: u8 = 4;
-/// It waits, and CLIENT UNBLOCK does not end that.
+/// Blocked, and CLIENT UNBLOCK has no effect.
 const STAYS: u8 = 5;
 
-/// Of one client. See the top of the file.
+/// Blocking state of one client.
 #[derive(Default)]
 pub struct Blocked {
     state: AtomicU8,
@@ -23,12 +22,12 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// It waits from now on; whether CLIENT UNBLOCK may end that.
+    /// Begins a wait. `may_be_let_go`: whether CLIENT UNBLOCK may end it.
     pub fn begin(&self, may_be_let_go: bool) {
         self.state.store(if may_be_let_go { WAITS } else { STAYS }, SeqCst);
     }
 
-    /// It has its reply, which is its last one if it `leaves`.
+    /// Ends the wait. `leaves`: the connection ends with this reply.
     pub fn end(&self, leaves: bool) {
         self.state.store(if leaves { LEAVES } else { NOT }, SeqCst);
     }
@@ -41,7 +40,8 @@ impl Blocked {
         self.state.load(SeqCst) == LEAVES
     }
 
-    /// CLIENT UNBLOCK: as if the time were over, or with an error. False if it does not wait.
+    /// CLIENT UNBLOCK: ends the wait like a timeout, or with an error. Returns false if the client
+    /// is not blocked, or may not be unblocked.
     pub fn let_go(&self, with_error: bool) -> bool {
         let next = if with_error { FAILED } else { TIMED_OUT };
         let was_waiting = self.state.compare_exchange(WAITS, next, SeqCst, SeqCst).is_ok();
@@ -51,11 +51,11 @@ impl Blocked {
         was_waiting
     }
 
-    /// Until CLIENT UNBLOCK. Gives whether it is to be an error.
+    /// Waits for CLIENT UNBLOCK. Returns whether the reply must be an error.
     pub async fn is_let_go(&self) -> bool {
         loop {
             self.told.notified().await;
-            // It may have been said of the wait before.
+            // The notification may belong to an earlier wait.
             match self.state.load(SeqCst) {
                 TIMED_OUT => return false,
                 FAILED => return true,

@@ -1,9 +1,8 @@
-//! Work that takes its time (walks all rows, syncs a file), on a thread of its own.
+//! Long work, such as scanning all rows or syncing a file, on a thread that may block.
 
 use tokio::sync::oneshot;
 
-/// Has another thread do this, from now on. The future gives what came of it; the error: it
-/// panicked.
+/// Starts work on another thread. The future returns its result, or an error if it panicked.
 pub fn apart<T, W>(work: W) -> impl Future<Output = Result<T, &'static str>> + Send + use<T, W>
 where
     T: Send + 'static,
@@ -12,8 +11,8 @@ where
     apart_for(true, work)
 }
 
-/// The same. `changes`: it changes something; other work does not begin if the future was dropped
-/// before: what clients that have gone have asked for keeps no others waiting.
+/// Like [`apart`]. With `changes` false the work is skipped if the future is dropped before it
+/// starts, so that requests of disconnected clients do not delay others.
 pub fn apart_for<T, W>(
     changes: bool,
     work: W,
@@ -23,7 +22,7 @@ where
     W: FnOnce() -> T + Send + 'static,
 {
     let (done, came) = oneshot::channel();
-    // Nothing may wait for it any more.
+    // An error means that the future was dropped.
     let work = move || {
         if changes || !done.is_closed() {
             drop(done.send(work()));

@@ -1,20 +1,18 @@
-//! What the buffers of all clients take together. Each client's have limits of their own, but
-//! thousands of clients that stay within theirs could take all memory: so there is a limit of the
-//! sum, too (`max_clients_memory_bytes`, Redis's `maxmemory-clients`), and the client that takes
-//! most makes room.
+//! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
+//! theirs could exhaust the memory. So the sum has a limit too (`max_clients_memory_bytes`, Redis's
+//! `maxmemory-clients`), and the largest client is disconnected when it is exceeded.
 //!
-//! Every owner of buffers has a [`Share`], which says how much it has. Only whole [`GRAIN`]s are
-//! counted: what a usual turn leaves behind is less than one, so it changes nothing that others
-//! read.
+//! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.
+//! Buffers of a usual turn are smaller, so they cause no writes to the shared total.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::sync::Notify;
 
-/// Bytes that are counted at a time.
+/// Granularity of counting, in bytes.
 const GRAIN: usize = 16 << 10;
 
-/// The sum of all shares, and its limit.
+/// Sum of all shares, and its limit.
 #[derive(Default)]
 pub struct Budget {
     taken: AtomicUsize,
@@ -23,18 +21,17 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The limit, in bytes; 0: none.
+    /// Sets the limit in bytes; 0 for none.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Relaxed);
         self.judge(self.taken());
     }
 
-    /// The limit, if there is one.
     pub(crate) fn most(&self) -> Option<usize> {
         Some(self.most.load(Relaxed)).filter(|most| *most > 0)
     }
 
-    /// Returns when more is taken than the limit says.
+    /// Waits until the sum exceeds the limit.
     pub async fn exceeded(&self) {
         self.exceeded.notified().await;
     }
@@ -50,8 +47,8 @@ impl Budget {
     }
 }
 
-/// What one owner takes of a [`Budget`]; nothing any more once it is dropped. One thread at a time
-/// may change it.
+/// Share of one owner in a [`Budget`]; released when dropped. Only one thread at a time may change
+/// it.
 #[derive(Default)]
 pub struct Share {
     of: Arc<Budget>,
@@ -63,7 +60,7 @@ impl Share {
         Share { of: budget.clone(), counted: AtomicUsize::new(0) }
     }
 
-    /// The owner has so many bytes now.
+    /// Sets the owner's number of bytes.
     #[inline]
     pub fn set(&self, bytes: usize) {
         let grains = bytes - bytes % GRAIN;
@@ -76,14 +73,13 @@ impl Share {
     fn change(&self, grains: usize) {
         let before = self.counted.swap(grains, Relaxed);
         let more = grains.wrapping_sub(before);
-        // Additions wrap around, so that what has shrunk is subtracted.
+        // Wraps around if the number has decreased.
         let taken = self.of.taken.fetch_add(more, Relaxed).wrapping_add(more);
         if grains > before {
             self.of.judge(taken);
         }
     }
 
-    /// Bytes that are counted.
     pub(crate) fn counted(&self) -> usize {
         self.counted.load(Relaxed)
     }
@@ -125,7 +121,7 @@ mod tests {
         let budget = Arc::new(Budget::default());
         let share = Share::of(&budget);
         share.set(1 << 20);
-        // The limit comes afterwards.
+        // The limit is set afterwards.
         budget.set_most(1);
         budget.exceeded().await;
         share.set(0);

@@ -1,8 +1,7 @@
-//! The connected clients: what CLIENT LIST shows of each, and the handle by which it can be
-//! disconnected.
+//! Connected clients: the state that CLIENT LIST shows, and a handle to disconnect them.
 //!
-//! The list is locked when a client comes, goes or is asked for; never while it sends commands.
-//! What changes with every turn lies in atomics that only the client's own worker writes.
+//! The list is locked when a client connects, disconnects or is looked up, but not for commands.
+//! State that changes with every turn is in atomics that only the client's own worker writes.
 
 use crate::runtime::blocking::Blocked;
 use crate::runtime::client_memory::{Budget, Share};
@@ -19,18 +18,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// The user of connections that have not logged in as another one.
+/// User of connections before authentication.
 pub const DEFAULT_USER: &str = "default";
 
-/// What a client may call itself and its library.
+/// Names of a client and its library.
 pub struct Names {
-    /// The user that it has logged in as.
+    /// User that it has authenticated as.
     pub user: String,
-    /// CLIENT SETNAME.
+    /// Name set by CLIENT SETNAME.
     pub name: Vec<u8>,
-    /// CLIENT SETINFO lib-name.
+    /// Value of CLIENT SETINFO lib-name.
     pub lib_name: Vec<u8>,
-    /// CLIENT SETINFO lib-ver.
+    /// Value of CLIENT SETINFO lib-ver.
     pub lib_version: Vec<u8>,
 }
 
@@ -45,103 +44,102 @@ impl Default for Names {
     }
 }
 
-/// `CLIENT NO-EVICT ON` was sent.
+/// Flag: `CLIENT NO-EVICT ON`.
 pub const NO_EVICT: u32 = 1;
-/// `CLIENT NO-TOUCH ON` was sent.
+/// Flag: `CLIENT NO-TOUCH ON`.
 pub const NO_TOUCH: u32 = 2;
-/// It is a replica that follows us.
+/// Flag: a replica of this node.
 pub const REPLICA: u32 = 4;
-/// It is the link to our master.
+/// Flag: the link to this node's master.
 pub(crate) const MASTER: u32 = 8;
-/// `MONITOR` was sent.
+/// Flag: `MONITOR`.
 pub(crate) const MONITOR: u32 = 16;
-/// `CLIENT TRACKING ON` was sent.
+/// Flag: `CLIENT TRACKING ON`.
 pub(crate) const TRACKING: u32 = 32;
-/// The client that it redirects invalidations to is gone.
+/// Flag: the client to which it redirects invalidations has disconnected.
 pub const BROKEN_REDIRECT: u32 = 64;
-/// It tracks in broadcast mode.
+/// Flag: tracking in broadcast mode.
 pub(crate) const BROADCAST: u32 = 128;
 
-/// One connected client.
+/// A connected client.
 pub struct Client {
-    /// CLIENT ID.
+    /// Value of CLIENT ID.
     pub id: u64,
-    /// The other end of its socket.
+    /// Remote address.
     pub peer: SocketAddr,
-    /// This end.
+    /// Local address.
     pub local: SocketAddr,
-    /// When it connected.
+    /// Time of the connection.
     pub since: Instant,
-    /// What it calls itself.
+    /// Names of the client and its library.
     pub names: Mutex<Names>,
     protocol: AtomicU8,
-    /// What CLIENT LIST shows as `flags`.
+    /// Bits of the flags above.
     pub flags: AtomicU32,
-    /// Milliseconds after `since` at which it last sent something.
+    /// Time of its last input, in milliseconds after `since`.
     last_active_ms: AtomicU64,
-    /// The last command: see `commands::name_of`.
+    /// Last command: see `command::table::name_of`; `u32::MAX` if none.
     pub last_command: AtomicU32,
     /// Bytes of an incomplete request.
     pub query_bytes: AtomicUsize,
-    /// Bytes of replies that the client has not taken.
+    /// Bytes of replies not yet sent.
     pub output_bytes: AtomicUsize,
-    /// Bytes of commands between MULTI and EXEC.
+    /// Bytes of commands queued by MULTI.
     pub queued_bytes: AtomicUsize,
-    /// What its worker keeps for it.
+    /// Share of its buffers in the memory of all clients.
     pub buffers: Share,
-    /// Bytes of its subscriptions and watched keys, in its own lists and in those of all clients.
+    /// Bytes of its subscriptions and watched keys, in its own lists and in shared ones.
     pub kept_bytes: AtomicUsize,
-    /// The same, as it counts in the memory of all clients.
+    /// Share of these bytes in the memory of all clients.
     kept: Share,
-    /// Messages of channels that it has not taken.
+    /// Pushed messages not yet sent.
     pub inbox: Inbox,
-    /// Channels, patterns and shard channels that it listens to.
+    /// Number of subscribed channels, patterns and shard channels.
     pub subscriptions: [AtomicUsize; 3],
-    /// Commands between MULTI and EXEC; -1 without MULTI.
+    /// Number of commands queued by MULTI; -1 without MULTI.
     pub queued: AtomicI64,
-    /// Keys that it watches.
+    /// Number of watched keys.
     pub watching: AtomicUsize,
-    /// While it tracks: the client that gets its invalidations, by number, or 0. Else -1.
+    /// Id of the client that receives its invalidations; 0 without redirection, -1 without
+    /// tracking.
     pub redirect: AtomicI64,
-    /// Its inbox is looked at though it listens to no channel: it tracks, or another client
+    /// Whether its inbox must be polled without subscriptions: it tracks, or another client
     /// redirects invalidations to it.
     pub hears: AtomicBool,
-    /// Whether it waits for replicas, or a disk.
+    /// Whether it waits in WAIT or WAITAOF.
     pub blocked: Blocked,
-    /// It waits for a reply that takes its time, or for the end of a pause.
+    /// Whether it waits for an asynchronous reply or for the end of a pause.
     pub waits: AtomicBool,
-    /// It waits for the end of a pause.
+    /// Whether it waits for the end of a pause.
     pub paused: AtomicBool,
-    /// What it waits for may hold the data set that it was served from.
+    /// Whether its pending task may hold the node's data set.
     pub away: AtomicBool,
-    /// It has logged in, or need not, and has made its TLS handshake, if one is due.
+    /// Whether authentication and the TLS handshake are complete, where required.
     entered: AtomicBool,
-    /// Milliseconds after `since` at which it last had not, having done so before: RESET.
+    /// Time at which `entered` was last cleared (RESET), in milliseconds after `since`.
     left_ms: AtomicU64,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
-    /// Its connection has ended.
     gone: AtomicBool,
     ended: Arc<Ended>,
 }
 
-/// Connections that we ended, by what they did.
+/// Number of connections closed by the server, by reason.
 #[derive(Default)]
 pub struct Ended {
-    /// A request, or several, beyond `max_query_buffer_bytes`.
+    /// Requests above `max_query_buffer_bytes`.
     pub by_input: AtomicU64,
-    /// Replies beyond `max_output_buffer_bytes`, or messages beyond `max_push_buffer_bytes`.
+    /// Replies above `max_output_buffer_bytes`, or messages above `max_push_buffer_bytes`.
     pub by_output: AtomicU64,
-    /// No login, or TLS handshake, within `handshake_timeout_s`.
+    /// No authentication or TLS handshake within `handshake_timeout_s`.
     pub by_handshake: AtomicU64,
-    /// Nothing sent for `idle_timeout_s`.
+    /// No input for `idle_timeout_s`.
     pub by_idleness: AtomicU64,
-    /// Took most when all together went beyond `max_clients_memory_bytes`.
+    /// The largest client when all together exceeded `max_clients_memory_bytes`.
     pub(crate) by_memory: AtomicU64,
 }
 
 impl Ended {
-    /// CONFIG RESETSTAT.
     pub(crate) fn reset(&self) {
         for count in [
             &self.by_input,
@@ -155,16 +153,16 @@ impl Ended {
     }
 }
 
-/// What CLIENT LIST and CLIENT KILL tell apart.
+/// Type of a client in CLIENT LIST and CLIENT KILL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Sends commands.
     Normal,
-    /// Listens to channels.
+    /// Has subscriptions.
     Pubsub,
-    /// A replica of ours.
+    /// A replica of this node.
     Replica,
-    /// Our master.
+    /// The master of this node.
     Master,
 }
 
@@ -173,7 +171,7 @@ impl Client {
         self.entered.load(Relaxed)
     }
 
-    /// Marks it as one that has logged in, or not.
+    /// Records whether authentication and the TLS handshake are complete.
     #[inline]
     pub fn set_entered(&self, entered: bool) {
         if self.entered.swap(entered, Relaxed) && !entered {
@@ -181,7 +179,8 @@ impl Client {
         }
     }
 
-    /// Since when it is to log in, or to make its TLS handshake; nothing if it has.
+    /// Returns the seconds for which authentication or the TLS handshake has been due, or `None` if
+    /// they are complete.
     pub fn outside_s(&self, now: Instant) -> Option<u64> {
         (!self.has_entered())
             .then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
@@ -191,54 +190,54 @@ impl Client {
         u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// RESP2 or RESP3.
+    /// Returns the protocol: RESP2 or RESP3.
     #[inline]
     pub fn protocol(&self) -> Protocol {
         if self.protocol.load(Relaxed) == 3 { Protocol::Resp3 } else { Protocol::Resp2 }
     }
 
-    /// After HELLO.
+    /// Sets the protocol, after HELLO.
     pub fn set_protocol(&self, protocol: Protocol) {
         self.protocol.store(if protocol == Protocol::Resp3 { 3 } else { 2 }, Relaxed);
     }
 
-    /// It has sent something at `now`.
+    /// Records input at `now`.
     #[inline]
     pub fn touch(&self, now: Instant) {
         self.last_active_ms.store(self.age_ms(now), Relaxed);
     }
 
-    /// Seconds since it last sent something.
+    /// Returns the seconds since its last input.
     pub fn idle_s(&self, now: Instant) -> u64 {
         self.age_ms(now).saturating_sub(self.last_active_ms.load(Relaxed)) / 1000
     }
 
-    /// Whether it could send something, and has not for so long. As in Redis that never holds for
-    /// subscribers, replicas and blocked clients.
+    /// Whether it has sent nothing for `most_s` seconds. As in Redis, subscribers, replicas and
+    /// blocked clients are never idle.
     pub fn is_idle(&self, now: Instant, most_s: u64) -> bool {
         let is_here_to_hear =
             self.kind() != Kind::Normal || self.flags.load(Relaxed) & MONITOR != 0;
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
-    /// Bytes that it counts with in the memory of all clients.
+    /// Returns its bytes in the memory of all clients.
     fn memory(&self) -> usize {
         self.buffers.counted() + self.inbox.counted() + self.kept.counted()
     }
 
-    /// Its subscriptions and watched keys take so many bytes now. Only its own worker says so.
+    /// Sets the bytes of its subscriptions and watched keys. Called by its own worker only.
     pub fn set_kept(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
         self.kept.set(bytes);
     }
 
-    /// Whether it may be disconnected for what others take. As in Redis not a client with NO-EVICT,
-    /// nor our replicas and our master.
+    /// Whether it may be disconnected to free memory. As in Redis, clients with NO-EVICT, replicas
+    /// and the master are exempt.
     fn makes_room(&self) -> bool {
         self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
     }
 
-    /// Disconnects it at its next step; it may be in any state.
+    /// Disconnects it at its next await point.
     pub fn kill(&self) {
         self.killed.store(true, SeqCst);
         if let Some(abort) = self.abort.get() {
@@ -246,27 +245,27 @@ impl Client {
         }
     }
 
-    /// Its connection has ended.
+    /// Records that its connection has ended.
     pub fn leave(&self) {
         self.gone.store(true, SeqCst);
     }
 
-    /// Whether messages can still reach it.
+    /// Whether messages can still be delivered.
     pub fn is_connected(&self) -> bool {
         !self.gone.load(SeqCst) && !self.killed.load(SeqCst)
     }
 
-    /// The task that serves it.
+    /// Sets the task that serves it.
     pub fn served_by(&self, task: AbortHandle) {
         let _ = self.abort.set(task);
-        // It may have been killed before its task was known.
+        // It may have been killed before the task was set.
         if self.killed.load(SeqCst) {
             self.kill();
         }
     }
 
-    /// Sends it a message, whenever it was not asked for; false if it does not keep up and is
-    /// disconnected: `most` is the limit.
+    /// Pushes a message. Returns false and disconnects the client if its inbox would exceed `most`
+    /// bytes.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let taken = self.inbox.push(message, most);
         if !taken && !self.killed.load(Relaxed) {
@@ -281,17 +280,17 @@ impl Client {
         taken
     }
 
-    /// Whether it is blocked in Redis's sense: in a command that waits, or by a pause.
+    /// Whether it is blocked in Redis's sense: by a blocking command or a pause.
     pub fn is_blocked(&self) -> bool {
         self.blocked.is_waiting() || self.paused.load(Relaxed)
     }
 
-    /// Whether it listens to anything.
+    /// Whether it has subscriptions.
     pub fn listens(&self) -> bool {
         self.subscriptions.iter().any(|count| count.load(Relaxed) > 0)
     }
 
-    /// What it is here for.
+    /// Returns its type.
     pub fn kind(&self) -> Kind {
         let flags = self.flags.load(Relaxed);
         if flags & MASTER != 0 {
@@ -305,7 +304,7 @@ impl Client {
         }
     }
 
-    /// Redis's letters for what it is and does; N if nothing special.
+    /// Returns Redis's letters for its flags; N if none is set.
     fn marks(&self) -> String {
         let flags = self.flags.load(Relaxed);
         let letters = [
@@ -326,8 +325,8 @@ impl Client {
         if marks.is_empty() { "N".to_owned() } else { marks }
     }
 
-    /// The line that CLIENT LIST shows, in Redis's form, without its end. Names cannot hold spaces
-    /// or line ends: SETNAME refuses them.
+    /// Writes its line of CLIENT LIST in Redis's format, without the line end. Names have no spaces
+    /// or line ends, which SETNAME refuses.
     pub fn describe(&self, now: Instant, out: &mut Vec<u8>) {
         use std::io::Write as _;
         let names = self.names.lock();
@@ -363,10 +362,10 @@ impl Client {
     }
 }
 
-/// How the names begin that Sentinels give their connections.
+/// Prefix of the names of Sentinels' connections.
 const SENTINEL: &[u8] = b"sentinel-";
 
-/// A client younger than this does not count as silent yet.
+/// Minimum age of a client that counts as silent.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// All connected clients.
@@ -375,18 +374,18 @@ pub struct Clients {
     all: Mutex<BTreeMap<u64, Arc<Client>>>,
     last_id: AtomicU64,
     pub(crate) accepted: AtomicU64,
-    /// Connections beyond `max_clients`.
+    /// Number of connections refused because of `max_clients`.
     pub rejected: AtomicU64,
-    /// Connections that were ended, by reason.
+    /// Number of connections closed by the server, by reason.
     pub ended: Arc<Ended>,
-    /// Memory of their buffers.
+    /// Memory of all clients.
     pub budget: Arc<Budget>,
 }
 
 impl Clients {
-    /// Adds a client, unless there are `most` already. Then the oldest client that has not logged
-    /// in, or has never sent a whole request, makes room, so that idle connections cannot lock the
-    /// others out.
+    /// Adds a client. At `most` clients the oldest one that has not authenticated, or else the
+    /// oldest that has never sent a request, is disconnected first. So idle connections cannot
+    /// exclude other clients. Returns `None` if there is no such client.
     pub fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
@@ -394,7 +393,7 @@ impl Clients {
             let never_asked = |c: &&Arc<Client>| {
                 c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK
             };
-            // However young: else a client that reconnects often enough would lock the others out.
+            // Of any age: otherwise frequent reconnections could exclude other clients.
             let stranger = all.values().find(|c| !c.has_entered());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);
@@ -439,8 +438,7 @@ impl Clients {
         Some(client)
     }
 
-    /// Disconnects the clients that take most memory, until all others together keep within the
-    /// budget.
+    /// Disconnects the largest clients until the others fit into the budget.
     pub fn make_room(&self) {
         let Some(most) = self.budget.most() else { return };
         let mut all: Vec<_> =
@@ -461,10 +459,10 @@ impl Clients {
         }
     }
 
-    /// Disconnects the clients that send commands or listen to channels, as Sentinel does when it
-    /// has changed a node's role (CLIENT KILL TYPE normal, TYPE pubsub): their libraries ask
-    /// Sentinel again where the master is. Sentinels, which name themselves, and the client
-    /// `except` stay. Gives how many.
+    /// Disconnects normal and Pub/Sub clients, as Sentinel does after a change of the role (CLIENT
+    /// KILL TYPE normal, TYPE pubsub), so that their libraries ask Sentinel for the master. Spares
+    /// Sentinels, which are recognized by their names, and the client `except`. Returns the number
+    /// of disconnected clients.
     pub fn part_with_users(&self, except: u64) -> usize {
         let mut users = self.list();
         users.retain(|client| {
@@ -476,17 +474,17 @@ impl Clients {
         users.len()
     }
 
-    /// The client with this number, if it is connected.
+    /// Returns a connected client by id.
     pub fn get(&self, id: u64) -> Option<Arc<Client>> {
         self.all.lock().get(&id).filter(|client| client.is_connected()).cloned()
     }
 
-    /// It has gone.
+    /// Removes a client whose connection has ended.
     pub fn remove(&self, id: u64) {
         self.all.lock().remove(&id);
     }
 
-    /// All, by rising id. Not those being disconnected: for their clients they are gone already.
+    /// Returns all clients in ascending order of ids, without those being disconnected.
     pub fn list(&self) -> Vec<Arc<Client>> {
         self.all.lock().values().filter(|client| !client.killed.load(SeqCst)).cloned().collect()
     }

@@ -1,12 +1,10 @@
-//! What commands come to, by command: how often each was called, rejected and failed, how long it
-//! took, and with which errors. For INFO commandstats, latencystats and errorstats, and LATENCY
-//! HISTOGRAM.
+//! Statistics by command: calls, rejections, failures, durations and errors. They are the source of
+//! INFO commandstats, latencystats and errorstats, and of LATENCY HISTOGRAM.
 //!
-//! Each worker counts in cells that only it writes. Counts are exact. Time is sampled: two looks at
-//! the clock cost as much as a small command itself, so of commands that take constant time one
-//! call in `SAMPLED` is timed, and every call of the others, and of all while a threshold of
-//! SLOWLOG or LATENCY asks for it. What is told of time is that of the timed calls, as if the
-//! others had been like them.
+//! Each worker has its own cells, which no other thread writes. Counts are exact, times are
+//! sampled: two clock reads cost as much as a small command. One in `SAMPLED` calls of
+//! constant-time commands is timed, and every call of other commands. All calls are timed while a
+//! threshold of SLOWLOG or LATENCY is set. Reported times extrapolate from the timed calls.
 
 use crate::command::table;
 use crate::runtime::counters::Tally;
@@ -16,13 +14,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// One call in so many is timed, as a sample.
+/// Sampling interval for constant-time commands, in calls.
 const SAMPLED: u64 = 64;
-/// Most kinds of errors that are told apart; they are our own words, so there are fewer.
+/// Maximum number of distinct error codes. All codes are the server's own, and there are fewer.
 const MAX_ERRORS: usize = 128;
-/// Classes of durations: four to an octave, from 64 ns to a minute.
+/// Number of duration classes: four per octave, from 64 ns to a minute.
 const CLASSES: usize = 4 * 30;
-/// The lowest class begins at 2^6 ns.
+/// Binary logarithm of the lowest class's lower bound, in nanoseconds.
 const FIRST_BIT: usize = 6;
 
 type Histogram = [AtomicU64; CLASSES];
@@ -34,17 +32,16 @@ struct Cell {
     failed: Tally,
     timed: Tally,
     ns: Tally,
-    /// The number of calls at which the next one is timed.
+    /// Number of calls at which the next call is timed.
     next_timed: AtomicU64,
-    /// There once a call was timed.
+    /// Allocated when the first call is timed.
     histogram: OnceLock<Box<Histogram>>,
 }
 
-/// What one worker counts.
+/// Statistics of one worker.
 pub struct Calls {
-    /// By the number of the command among all commands and subcommands.
+    /// Cells by the index of the command among all commands and subcommands.
     cells: Box<[Cell]>,
-    /// By the first word of the error's text.
     errors: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -54,7 +51,7 @@ fn class_of(ns: u64) -> usize {
     ((octave - FIRST_BIT) * 4 + quarter).min(CLASSES - 1)
 }
 
-/// Nanoseconds that no duration of this class reaches.
+/// Returns the exclusive upper bound of a class, in nanoseconds.
 fn end_of(class: usize) -> u64 {
     (5 + class as u64 % 4) << (class / 4 + FIRST_BIT - 2)
 }
@@ -67,7 +64,7 @@ impl Calls {
         }
     }
 
-    /// A command is called; true if it is this call's turn to be timed.
+    /// Counts a call. Returns true if the call must be timed.
     #[inline]
     pub fn begins(&self, number: usize) -> bool {
         let Some(cell) = self.cells.get(number) else { return false };
@@ -80,7 +77,7 @@ impl Calls {
         is_timed
     }
 
-    /// It was refused before it was executed.
+    /// Counts a call that was refused before its execution.
     #[cold]
     pub fn rejected(&self, number: usize) {
         if let Some(cell) = self.cells.get(number) {
@@ -88,7 +85,7 @@ impl Calls {
         }
     }
 
-    /// It ended with an error.
+    /// Counts a call that returned an error.
     #[cold]
     pub fn failed(&self, number: usize) {
         if let Some(cell) = self.cells.get(number) {
@@ -96,7 +93,7 @@ impl Calls {
         }
     }
 
-    /// It was timed.
+    /// Records the duration of a timed call.
     #[inline]
     pub fn took(&self, number: usize, took: Duration) {
         let Some(cell) = self.cells.get(number) else { return };
@@ -108,7 +105,7 @@ impl Calls {
         histogram[class_of(ns)].fetch_add(1, Relaxed);
     }
 
-    /// An error was answered.
+    /// Counts an error reply by its code.
     #[cold]
     pub fn error(&self, text: &[u8]) {
         let word = text.split(|&b| b == b' ').next().unwrap_or_default();
@@ -122,8 +119,8 @@ impl Calls {
     }
 }
 
-/// So many microseconds are not exceeded by this share of the calls that are counted by class of
-/// duration, to a quarter of an octave; `None` if there are none.
+/// Returns a percentile of call durations in microseconds, with the precision of a class; `None`
+/// without calls. `share` is between 0 and 1.
 pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
     let wanted = ((classes.iter().sum::<u64>() as f64 * share).ceil() as u64).max(1);
     let mut below = 0;
@@ -134,14 +131,14 @@ pub fn percentile_us(classes: &[u64], share: f64) -> Option<f64> {
     Some(end_of(class) as f64 / 1000.0)
 }
 
-/// Sums of one command.
+/// Statistics of one command, summed over the workers.
 #[derive(Clone)]
 pub struct Sums {
-    /// Calls that were run.
+    /// Calls executed.
     pub calls: u64,
-    /// Calls that were refused before they ran.
+    /// Calls refused before execution.
     pub rejected: u64,
-    /// Calls that ended in an error.
+    /// Calls that returned an error.
     pub failed: u64,
     timed: u64,
     ns: u64,
@@ -152,29 +149,29 @@ impl Sums {
     const NOTHING: Sums =
         Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
 
-    /// Whether there is anything to tell.
+    /// Whether all counts are 0.
     pub fn is_nothing(&self) -> bool {
         self.calls + self.rejected + self.failed == 0
     }
 
-    /// Microseconds of all calls.
+    /// Returns the estimated duration of all calls in microseconds.
     pub fn us(&self) -> f64 {
         self.us_per_call() * self.calls as f64
     }
 
-    /// Microseconds of a call.
+    /// Returns the mean duration of a call in microseconds.
     pub fn us_per_call(&self) -> f64 {
         self.ns as f64 / 1000.0 / self.timed.max(1) as f64
     }
 
-    /// So many microseconds are not exceeded by this share of the calls, to a quarter of an octave;
-    /// `None` if none was timed.
+    /// Returns a percentile in microseconds, with the precision of a class; `None` if no call was
+    /// timed.
     pub fn percentile_us(&self, share: f64) -> Option<f64> {
         percentile_us(&self.classes, share)
     }
 
-    /// For powers of two of (1.024) microseconds: how many calls took no longer. Those that add
-    /// nothing are left out, as in Redis.
+    /// Returns the cumulative number of calls by upper bound, which is a power of two of 1.024
+    /// microseconds. As in Redis, bounds that add no calls are omitted.
     pub fn distribution(&self) -> Vec<(u64, u64)> {
         let (mut told, mut before) = (Vec::new(), 0);
         let mut limit_us = 1u64;
@@ -185,7 +182,7 @@ impl Sums {
                 .enumerate()
                 .filter(|(class, _)| end_of(*class) <= limit_us << 10);
             let sum: u64 = within.map(|(_, count)| count).sum();
-            // What lasts longer than the last class is in it.
+            // Durations beyond the last class are counted in it.
             if sum > before {
                 let of_all = u128::from(sum) * u128::from(self.calls) / u128::from(self.timed);
                 told.push((limit_us, of_all as u64));
@@ -196,15 +193,14 @@ impl Sums {
         told
     }
 
-    /// Seconds of the timed calls, and how many of them lie between each bound, in seconds, and the
-    /// one before: bounds are a microsecond (1.024) times powers of four, and infinity.
+    /// Returns the total duration of the timed calls in seconds, and their number by upper bound in
+    /// seconds. Bounds are 1.024 microseconds times powers of four, and infinity.
     pub(crate) fn timed_classes(&self) -> (f64, Vec<(f64, u64)>) {
         let limits_ns = (0..=10).map(|power| 1u64 << (10 + 2 * power));
         let mut classes: Vec<(f64, u64)> = limits_ns.map(|ns| (ns as f64 / 1e9, 0)).collect();
         classes.push((f64::INFINITY, 0));
         for (class, count) in self.classes.iter().enumerate() {
             let end_s = end_of(class) as f64 / 1e9;
-            // A call longer than the last class is counted there.
             let end_s = if class == CLASSES - 1 { f64::INFINITY } else { end_s };
             if let Some(within) = classes.iter_mut().find(|within| end_s <= within.0) {
                 within.1 += count;
@@ -213,7 +209,7 @@ impl Sums {
         (self.ns as f64 / 1e9, classes)
     }
 
-    /// The timed calls by class of duration; empty if none was timed.
+    /// Returns the timed calls by class of duration; empty if no call was timed.
     pub fn classes(&self) -> &[u64] {
         &self.classes
     }
@@ -225,15 +221,15 @@ impl Sums {
         self.timed -= base.timed;
         self.ns -= base.ns;
         self.classes.iter_mut().zip(&base.classes).for_each(|(count, base)| *count -= base);
-        // A call that was under way at the reset (CONFIG RESETSTAT itself, or the EXEC around it)
-        // is one after it, as in Redis.
+        // As in Redis, a call in progress at the reset (CONFIG RESETSTAT itself, or its EXEC)
+        // counts as one after it.
         self.calls = self.calls.max(self.timed);
         self
     }
 }
 
-/// What all workers have counted, and where that stood at the last CONFIG RESETSTAT: only a worker
-/// writes its cells.
+/// Statistics of all workers, and their values at the last CONFIG RESETSTAT: only a worker writes
+/// its own cells.
 pub struct AllCalls {
     by_worker: Vec<Calls>,
     base: Mutex<Vec<Sums>>,
@@ -244,7 +240,7 @@ impl AllCalls {
         AllCalls { by_worker: (0..workers).map(|_| Calls::new()).collect(), base: Mutex::default() }
     }
 
-    /// Those of one worker.
+    /// Returns the statistics of one worker.
     #[inline]
     pub fn of(&self, worker: usize) -> &Calls {
         &self.by_worker[worker]
@@ -253,8 +249,8 @@ impl AllCalls {
     fn ever(&self, number: usize) -> Sums {
         let mut sums = Sums::NOTHING;
         for cell in self.by_worker.iter().filter_map(|calls| calls.cells.get(number)) {
-            // Time before calls: a call that ends meanwhile is not timed oftener than it was
-            // called.
+            // Times are read before calls, so that a concurrent call is never timed without being
+            // counted.
             sums.timed += cell.timed.get();
             sums.ns = sums.ns.saturating_add(cell.ns.get());
             if let Some(histogram) = cell.histogram.get() {
@@ -271,7 +267,7 @@ impl AllCalls {
         sums
     }
 
-    /// Of the command with this number, since the start or the last reset.
+    /// Returns the statistics of a command since the start or the last reset.
     pub fn sums(&self, number: usize) -> Sums {
         let ever = self.ever(number);
         match self.base.lock().get(number) {
@@ -280,7 +276,7 @@ impl AllCalls {
         }
     }
 
-    /// Errors by their first word.
+    /// Returns the number of errors by code.
     pub fn errors(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for calls in &self.by_worker {
@@ -291,7 +287,7 @@ impl AllCalls {
         all
     }
 
-    /// CONFIG RESETSTAT. The next call of each command is timed.
+    /// Resets all statistics: CONFIG RESETSTAT. The next call of each command is timed.
     pub(crate) fn reset(&self) {
         *self.base.lock() = (0..table::bits()).map(|number| self.ever(number)).collect();
         let cells = self.by_worker.iter().flat_map(|calls| &calls.cells);
@@ -355,8 +351,7 @@ mod tests {
         assert_eq!(all.sums(3).rejected, 1);
     }
 
-    /// F11: after a reset the first call of each command is timed, and one that was under way then
-    /// counts.
+    /// F11: the first call of each command after a reset is timed, and a call in progress counts.
     #[test]
     fn what_was_timed_since_a_reset_was_called() {
         let all = AllCalls::new(1);

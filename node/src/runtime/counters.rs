@@ -1,17 +1,16 @@
-//! What workers count, each in its own cache lines.
+//! Counters of workers, each in its own cache lines.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
-/// A counter that one thread writes and others read now and then: a load and a store instead of a
-/// locked addition.
+/// Counter with a single writer: `add` is a load and a store instead of an atomic addition.
 #[derive(Default)]
 pub struct Tally(AtomicU64);
 
 impl Tally {
-    /// Only the owning worker may call this.
+    /// Adds `n`. Only the owning worker may call this.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
@@ -23,11 +22,11 @@ impl Tally {
     }
 }
 
-/// What one worker counts. Its own cache lines, so that workers do not slow each other down.
+/// Counters of one worker, in separate cache lines to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Tallies {
-    /// Commands that were run.
+    /// Commands executed.
     pub commands: Tally,
     /// Error replies.
     pub errors: Tally,
@@ -35,20 +34,20 @@ pub struct Tallies {
     pub bytes_in: Tally,
     /// Bytes of replies.
     pub bytes_out: Tally,
-    /// Rows that were there when they were read by key, and that were not.
+    /// Reads by key that found the row.
     pub hits: Tally,
-    /// Reads that found nothing.
+    /// Reads by key that did not find the row.
     pub misses: Tally,
-    /// Odd while the worker is in a turn.
+    /// Number of turn boundaries: odd during a turn.
     pub(crate) turn: AtomicU64,
-    /// The longest time that requests of one client kept the worker from others, in microseconds:
-    /// since the start, and since [`LongestTurns::measure`].
+    /// Longest turn in microseconds, since the start; `recent_turn_us` is that since
+    /// [`LongestTurns::measure`].
     longest_turn_us: AtomicU64,
     recent_turn_us: AtomicU64,
 }
 
 impl Tallies {
-    /// Counts which of the rows that were read are there. Only the owning worker may call this.
+    /// Counts hits and misses of a read. Only the owning worker may call this.
     #[inline]
     pub fn note_found(&self, found: &[bool]) {
         let hits = found.iter().filter(|found| **found).count();
@@ -56,7 +55,7 @@ impl Tallies {
         self.misses.add((found.len() - hits) as u64);
     }
 
-    /// The requests of one client took so long. Only the owning worker may call this.
+    /// Records the duration of a turn. Only the owning worker may call this.
     #[inline]
     pub fn note_turn(&self, took: Duration) {
         let us = took.as_micros() as u64;
@@ -68,7 +67,7 @@ impl Tallies {
         }
     }
 
-    /// The worker is in a turn until the guard is dropped.
+    /// Marks the worker as in a turn until the guard is dropped.
     #[inline]
     pub fn enter(&self) -> InTurn<'_> {
         self.turn.fetch_add(1, SeqCst);
@@ -76,7 +75,7 @@ impl Tallies {
     }
 }
 
-/// See [`Tallies::enter`].
+/// Guard of a turn: [`Tallies::enter`].
 pub struct InTurn<'a>(&'a AtomicU64);
 
 impl Drop for InTurn<'_> {
@@ -86,12 +85,12 @@ impl Drop for InTurn<'_> {
     }
 }
 
-/// The longest turn of any worker in each of the last sixty seconds, in microseconds.
+/// Longest turn of all workers in each of the last sixty seconds, in microseconds.
 #[derive(Default)]
 pub struct LongestTurns(Mutex<VecDeque<u64>>);
 
 impl LongestTurns {
-    /// A second is over.
+    /// Records a second. Called once per second.
     pub fn measure(&self, workers: &[Tallies]) {
         let turns = workers.iter().map(|worker| worker.recent_turn_us.swap(0, Relaxed));
         let longest = turns.max().unwrap_or(0);
@@ -100,34 +99,33 @@ impl LongestTurns {
         seconds.push_front(longest);
     }
 
-    /// In the last minute, the second at hand included.
+    /// Returns the longest turn of the last minute, including the current second.
     pub(crate) fn last_minute_us(&self, workers: &[Tallies]) -> u64 {
         let now = workers.iter().map(|worker| worker.recent_turn_us.load(Relaxed)).max();
         now.max(self.0.lock().iter().copied().max()).unwrap_or(0)
     }
 
-    /// Since the start.
     pub(crate) fn ever_us(workers: &[Tallies]) -> u64 {
         workers.iter().map(|worker| worker.longest_turn_us.load(Relaxed)).max().unwrap_or(0)
     }
 }
 
-/// Sums of [`Tallies`].
+/// Sums of [`Tallies`] over the workers.
 #[derive(Default, Clone, Copy)]
 pub struct Totals {
-    /// Commands that were run.
+    /// Commands executed.
     pub commands: u64,
     pub(crate) errors: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) hits: u64,
     pub(crate) misses: u64,
-    /// From a master, and to replicas.
+    /// Bytes received from a master; `link_bytes_out` counts those sent to replicas.
     pub(crate) link_bytes_in: u64,
     pub(crate) link_bytes_out: u64,
 }
 
-/// What the last second had, by the second.
+/// Rates per second, over the last measuring interval.
 #[derive(Default)]
 pub struct Rates {
     pub(crate) commands: AtomicU64,
@@ -135,14 +133,14 @@ pub struct Rates {
     pub bytes_in: AtomicU64,
     /// Bytes of replies per second.
     pub bytes_out: AtomicU64,
-    /// Bytes from the master per second.
+    /// Bytes received from the master per second.
     pub link_bytes_in: AtomicU64,
-    /// Bytes to replicas per second.
+    /// Bytes sent to replicas per second.
     pub link_bytes_out: AtomicU64,
 }
 
 impl Rates {
-    /// Between these two sums so much time went by.
+    /// Computes the rates from two sums and the time between them.
     pub fn measure(&self, before: &Totals, after: &Totals, elapsed: Duration) {
         let elapsed_us = elapsed.as_micros().max(1);
         for (rate, before, after) in [
@@ -152,7 +150,7 @@ impl Rates {
             (&self.link_bytes_in, before.link_bytes_in, after.link_bytes_in),
             (&self.link_bytes_out, before.link_bytes_out, after.link_bytes_out),
         ] {
-            // CONFIG RESETSTAT may come between.
+            // CONFIG RESETSTAT may occur in between.
             let more = u128::from(after.saturating_sub(before));
             rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
         }

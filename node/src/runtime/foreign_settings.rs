@@ -1,14 +1,13 @@
-//! Redis's settings that have no setting of ours behind them: what CONFIG GET answers for them, and
-//! to what CONFIG SET may set them.
+//! Settings that only Redis has, for CONFIG GET and CONFIG SET.
 //!
-//! Two kinds. Of a *fixed* one the value follows from what this server is; it may be set to that
-//! value, and another one is refused with the reason. An *idle* one tunes what does not exist here
-//! (encodings, eviction samples, active defragmentation): it takes any value of its kind, shows it,
-//! and has no effect.
+//! A *fixed* setting has a value that follows from what this server is. It accepts that value, and
+//! refuses others with a reason. An *idle* setting tunes a mechanism that does not exist here
+//! (encodings, eviction samples, active defragmentation). It accepts and shows any value of its
+//! type, without effect.
 
 use crate::config::Config;
 
-/// Idle settings with the values that Redis gives them.
+/// Idle settings with Redis's defaults.
 const IDLE: &[(&str, &str)] = &[
     ("active-defrag-cycle-max", "25"),
     ("active-defrag-cycle-min", "1"),
@@ -60,13 +59,12 @@ const IDLE: &[(&str, &str)] = &[
     ("zset-max-ziplist-value", "64"),
 ];
 
-/// Error of a setting that cannot change.
 pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 
-/// Most bytes that a client may be owed: what 0, any number, means here.
+/// Maximum output buffer in bytes; the value 0 (no limit) is replaced by it.
 const MOST_BUFFER_BYTES: u64 = 2 << 30;
 
-/// Idle settings, with their values.
+/// Idle settings with their values.
 #[derive(Clone, Debug)]
 pub(crate) struct Idle(Vec<(&'static str, String)>);
 
@@ -77,12 +75,11 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// All of them, by name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 
-    /// Sets one, in any case. `None`: there is no such idle setting.
+    /// Sets an idle setting, case-insensitive. Returns `None` if there is none of this name.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (_, slot) = self.0.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name))?;
         let is_switch = |text: &str| ["yes", "no"].iter().any(|w| text.eq_ignore_ascii_case(w));
@@ -98,7 +95,6 @@ impl Idle {
     }
 }
 
-/// Fixed settings, with their values.
 pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     let every_s = config.durability.snapshot_every_s;
     let text = str::to_owned;
@@ -122,7 +118,6 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Why a fixed setting cannot have another value.
 pub(crate) fn why_fixed(name: &str) -> &'static str {
     match name {
         "appendonly" => "the log is always written; durability.fsync says when it is synced",
@@ -134,16 +129,15 @@ pub(crate) fn why_fixed(name: &str) -> &'static str {
     }
 }
 
-/// `client-output-buffer-limit`, from our two limits: those of replicas, and soft limits, do not
-/// exist here.
+/// Returns `client-output-buffer-limit`. Replicas have no limit, and there are no soft limits.
 fn buffer_limits(config: &Config) -> String {
     let (normal, pubsub) =
         (config.server.max_output_buffer_bytes, config.server.max_push_buffer_bytes);
     format!("normal {normal} 0 0 slave 0 0 0 pubsub {pubsub} 0 0")
 }
 
-/// The settings of ours, all of the section `server`, that a value of `client-output-buffer-limit`
-/// sets.
+/// Parses `client-output-buffer-limit`. Returns the corresponding keys of the section `server` with
+/// their values.
 pub(crate) fn read_buffer_limits(value: &str) -> Result<Vec<(&'static str, String)>, &'static str> {
     let words: Vec<&str> = value.split_ascii_whitespace().collect();
     if words.is_empty() || !words.len().is_multiple_of(4) {

@@ -1,10 +1,11 @@
-//! Redis's glob patterns (`*`, `?`, `[a-z]`, `[^x]`, `\` to quote), matched without recursion: a
-//! pattern from a client can cost pattern length times text length at most, and no stack.
+//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]` and `\` for quoting. Matching is not recursive,
+//! so a pattern from a client costs at most its length times the text's length, and no stack.
 
-/// Whether the whole of `text` matches. With `fold`, upper and lower case are the same.
+/// Whether all of `text` matches. With `fold`, the comparison is case-insensitive.
 pub fn matches(pattern: &[u8], text: &[u8], fold: bool) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where to go on after the last star: one character more is swallowed by it.
+    // Pattern position after the last star, and the start of the text matched after it. On a
+    // mismatch the star consumes one more character.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
@@ -33,7 +34,7 @@ pub fn matches(pattern: &[u8], text: &[u8], fold: bool) -> bool {
     }
 }
 
-/// Matches the pattern's element at `p` with `byte`; gives the place behind the element.
+/// Matches one element of the pattern, at `p`, with `byte`. Returns the position after the element.
 fn one(pattern: &[u8], p: usize, byte: u8, fold: bool) -> Option<usize> {
     let same = |a: u8, b: u8| a == b || (fold && a.eq_ignore_ascii_case(&b));
     match pattern[p] {

@@ -1,8 +1,8 @@
-//! What others send to a client: messages of channels, lines for MONITOR. Any thread may push, from
-//! any thread; the client's own worker writes it to the socket between two turns.
+//! Inbox of a client: messages of channels, invalidations, and lines of MONITOR. Any thread may
+//! push. The client's own worker writes them to the socket between two turns.
 //!
-//! A client that does not read makes it grow, so it has a limit: beyond it the client is
-//! disconnected, and the publisher goes on.
+//! The inbox of a client that does not read grows up to a limit. Then the client is disconnected;
+//! the publisher never waits.
 
 use crate::runtime::client_memory::Share;
 use parking_lot::Mutex;
@@ -12,15 +12,15 @@ use std::task::Waker;
 #[derive(Default)]
 struct State {
     bytes: Vec<u8>,
-    /// Of the task that serves the client, once it has looked.
+    /// Waker of the task that serves the client, once it has polled.
     waker: Option<Waker>,
 }
 
-/// One client's inbox. See the top of the file.
+/// Inbox of one client.
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<State>,
-    /// Length of `bytes`, to be seen without the lock.
+    /// Length of `bytes`, readable without the lock.
     waiting: AtomicUsize,
     /// Changed under the lock only.
     share: Share,
@@ -31,13 +31,13 @@ impl Inbox {
         Inbox { share, ..Inbox::default() }
     }
 
-    /// Whose waker is woken when something comes, until [`Inbox::take`] names another.
+    /// Sets the initial waker; [`Inbox::take`] replaces it.
     pub fn introduce(&self, waker: &Waker) {
         self.state.lock().waker.get_or_insert_with(|| waker.clone());
     }
 
-    /// Adds bytes and wakes the client's task; false, and nothing is added, if there would be more
-    /// than `most`.
+    /// Appends a message and wakes the client's task. Returns false, and appends nothing, if the
+    /// inbox would exceed `most` bytes.
     pub(crate) fn push(&self, message: &[u8], most: usize) -> bool {
         let mut state = self.state.lock();
         if state.bytes.len() + message.len() > most {
@@ -54,8 +54,8 @@ impl Inbox {
         true
     }
 
-    /// Moves what is there to the end of `out`; true if there was something. If not, `waker` is
-    /// woken when something comes.
+    /// Appends all messages to `out` and returns true. If there are none, stores `waker` for the
+    /// next message and returns false.
     pub fn take(&self, out: &mut Vec<u8>, waker: Option<&Waker>) -> bool {
         let mut state = self.state.lock();
         if state.bytes.is_empty() {
@@ -75,12 +75,11 @@ impl Inbox {
         true
     }
 
-    /// Bytes that count as all clients' memory.
     pub(crate) fn counted(&self) -> usize {
         self.share.counted()
     }
 
-    /// Bytes that wait.
+    /// Number of pending bytes.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }

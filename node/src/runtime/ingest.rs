@@ -1,5 +1,5 @@
-//! Sources of events as the process knows them: what is configured, how they stand, and what an
-//! operator has told them. The thread that reads them is `crate::ingest`.
+//! Shared state of event sources: configuration, progress and operators' orders. The thread that
+//! reads the sources is in `server/src/ingest`.
 
 use crate::config::{Broker, Ingest, Mapped};
 use crate::runtime::counters::Tallies;
@@ -9,28 +9,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-/// How a partition of a source stands.
+/// State of a partition's reader, ordered from best to worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// Its events are taken over.
+    /// Applies events.
     Running,
-    /// This node is a replica, or still loads.
+    /// The node is a replica or is loading.
     #[default]
     Idle,
-    /// TM.INGEST PAUSE.
+    /// Paused by TM.INGEST PAUSE.
     Paused,
-    /// The broker is being connected to.
+    /// Connects to the broker.
     Connecting,
-    /// Changes are not taken at the moment: the log, a space without room, CLIENT PAUSE.
+    /// Waits until changes are accepted: the log fails, a space is full, or CLIENT PAUSE.
     Waiting,
-    /// The broker cannot be read; it is tried again.
+    /// Reading from the broker fails; it is retried.
     Failing,
-    /// It goes on when an operator says so.
+    /// Stopped until an operator's order.
     Halted,
 }
 
 impl State {
-    /// As TM.INGEST calls it.
+    /// Returns the name in TM.INGEST.
     pub fn name(self) -> &'static str {
         match self {
             State::Running => "running",
@@ -44,55 +44,54 @@ impl State {
     }
 }
 
-/// How a partition stands.
+/// Progress of a partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
-    /// What the reader does.
+    /// State of its reader.
     pub state: State,
-    /// Messages of the broker that are not taken over yet, as it said last; `None`: it was not
-    /// asked yet. A pause leaves it as it was.
+    /// Number of unread messages when the broker last reported it; `None` if it never has. A pause
+    /// does not change it.
     pub lag: Option<u64>,
 }
 
-/// One source.
+/// An event source.
 pub struct Source {
-    /// Its section of the configuration.
+    /// Section of the configuration.
     pub config: Ingest,
-    /// The kind of its broker.
+    /// Kind of broker.
     pub broker: Broker,
-    /// Its types of events.
+    /// Event types.
     pub mapped: Vec<Mapped>,
     paused: AtomicBool,
-    /// Rises with RESUME and SETOFFSET: what is halted tries again.
+    /// Number of orders (RESUME, SETOFFSET). A halted reader retries when it changes.
     orders: AtomicU64,
-    /// Wakes its readers after an order.
+    /// Wakes the readers after an order.
     pub told: Notify,
-    /// Each partition's reader.
+    /// Progress by partition.
     pub partitions: Mutex<BTreeMap<u32, Standing>>,
-    /// Messages that were taken over.
+    /// Messages read.
     pub messages: AtomicU64,
-    /// Events in them.
+    /// Events applied.
     pub events: AtomicU64,
-    /// Actions that were done already, or were not to be undone.
+    /// Actions without effect: already done, or nothing to undo.
     pub repeated: AtomicU64,
     /// Actions on ids below the horizon.
     pub unknown: AtomicU64,
-    /// Messages that cannot be understood.
+    /// Messages that could not be parsed.
     pub poison: AtomicU64,
-    /// Of these, the ones that no dead-letter file has.
+    /// Unparsable messages that were not written to a dead-letter file.
     pub poison_dropped: AtomicU64,
-    /// Times that the broker had dropped what comes next.
+    /// Number of times that the broker had already deleted the next messages.
     pub gaps: AtomicU64,
-    /// Messages that were lost so.
+    /// Messages lost in these gaps.
     pub gap_messages: AtomicU64,
-    /// Connections after the first.
+    /// Reconnections.
     pub reconnects: AtomicU64,
-    /// Events of the last second.
+    /// Events in the last second.
     pub rate: AtomicU64,
-    /// How long its broker may be silent when it is asked; 0: the usual time.
+    /// Timeout for the broker's answers, in seconds; 0 for the default.
     pub patience_s: AtomicU64,
     last_error: Mutex<String>,
-    /// What is in the way of partitions now.
     troubles: Mutex<BTreeMap<u32, String>>,
 }
 
@@ -122,29 +121,29 @@ impl Source {
         })
     }
 
-    /// TM.INGEST PAUSE.
+    /// Whether it is paused by TM.INGEST PAUSE.
     pub fn is_paused(&self) -> bool {
         self.paused.load(SeqCst)
     }
 
-    /// PAUSE and RESUME; a RESUME sets going what has halted, too.
+    /// Pauses or resumes reading. Resuming also restarts halted readers.
     pub fn pause(&self, paused: bool) {
         self.paused.store(paused, SeqCst);
         self.order();
     }
 
-    /// What waits for an operator looks again.
+    /// Makes halted readers retry.
     pub fn order(&self) {
         self.orders.fetch_add(1, SeqCst);
         self.told.notify_waiters();
     }
 
-    /// How many orders it was given: a reader sees by it that there is a new one.
+    /// Number of orders, by which a reader detects a new one.
     pub fn orders(&self) -> u64 {
         self.orders.load(SeqCst)
     }
 
-    /// Notes what a partition's reader does. What was in its way is not, when it runs.
+    /// Sets the state of a partition's reader. Running clears its problem.
     pub fn stand(&self, partition: u32, state: State) {
         let before = {
             let mut partitions = self.partitions.lock();
@@ -155,20 +154,19 @@ impl Source {
         }
     }
 
-    /// The reader of a partition has lost the broker, which has said nothing of late: that nothing
-    /// waits there is not known any more.
+    /// Marks a lag of 0 as unknown after the broker was lost; a positive lag is kept.
     pub fn lag_is_unknown(&self, partition: u32) {
         let mut partitions = self.partitions.lock();
         let lag = &mut partitions.entry(partition).or_default().lag;
         *lag = lag.filter(|lag| *lag > 0);
     }
 
-    /// Notes how many messages a partition has that were not read.
+    /// Sets a partition's number of unread messages.
     pub fn lags(&self, partition: u32, lag: u64) {
         self.partitions.lock().entry(partition).or_default().lag = Some(lag);
     }
 
-    /// The state of the partition that stands worst; and the messages of all that wait.
+    /// Returns the worst state of all partitions, and the sum of their lags.
     pub fn standing(&self) -> Standing {
         let partitions = self.partitions.lock();
         Standing {
@@ -177,7 +175,8 @@ impl Source {
         }
     }
 
-    /// Whether there may be such a partition: those of a broker that was not asked yet are unknown.
+    /// Whether the partition may exist. Partitions of a Kafka topic are unknown until the broker
+    /// has answered.
     pub fn may_have(&self, partition: u32) -> bool {
         match self.broker {
             Broker::Kafka => {
@@ -189,7 +188,7 @@ impl Source {
         }
     }
 
-    /// What is in the way of a partition, until it runs. Whether that is new.
+    /// Sets a partition's problem, which lasts until it runs. Returns true if it is new.
     pub fn note_trouble(&self, partition: u32, why: &str) -> bool {
         let text = match self.broker {
             Broker::Kafka => format!("partition {partition}: {why}"),
@@ -199,7 +198,7 @@ impl Source {
         before.is_none_or(|before| !before.ends_with(why))
     }
 
-    /// What went wrong last that no later success mends: a gap, poison. Whether that is new.
+    /// Sets the last error that no later success clears, such as a gap. Returns true if it is new.
     pub fn note_error(&self, error: &str) -> bool {
         let mut last = self.last_error.lock();
         let is_new = *last != error;
@@ -209,14 +208,14 @@ impl Source {
         is_new
     }
 
-    /// What is in the way now; else what went wrong last. One line.
+    /// Returns a current problem, or else the last error, as one line.
     pub fn last_error(&self) -> String {
         let trouble = self.troubles.lock().values().next().cloned();
         let text = trouble.unwrap_or_else(|| self.last_error.lock().clone());
         text.replace(['\r', '\n'], " ")
     }
 
-    /// An offset as the broker's tools show it.
+    /// Formats an offset as the broker's tools do.
     pub fn shown(&self, message: u128) -> String {
         match self.broker {
             Broker::Redis => format!("{}-{}", message >> 64, message as u64),
@@ -224,8 +223,8 @@ impl Source {
         }
     }
 
-    /// The part of an offset that counts messages. JetStream's numbers have 64 bits, and its
-    /// offsets say in front of them of which stream they are (`server/src/ingest/nats.rs`).
+    /// Returns the message number of an offset. JetStream's numbers have 64 bits; the upper half of
+    /// an offset identifies the stream (`server/src/ingest/nats.rs`).
     pub fn number(&self, message: u128) -> u128 {
         match self.broker {
             Broker::Nats => u128::from(message as u64),
@@ -233,7 +232,7 @@ impl Source {
         }
     }
 
-    /// Reads one.
+    /// Parses an offset.
     pub fn read_offset(&self, text: &[u8]) -> Option<u128> {
         match self.broker {
             Broker::Redis => {
@@ -241,7 +240,7 @@ impl Source {
                 let (ms, seq) = (resp::natural(&text[..dash])?, resp::natural(&text[dash + 1..])?);
                 Some(u128::from(ms) << 64 | u128::from(seq))
             }
-            // Sequences begin with 1.
+            // Sequences of JetStream begin at 1.
             Broker::Nats => resp::natural(text).filter(|next| *next > 0).map(u128::from),
             Broker::Kafka => {
                 resp::natural(text).filter(|offset| i64::try_from(*offset).is_ok()).map(u128::from)
@@ -250,17 +249,17 @@ impl Source {
     }
 }
 
-/// All sources.
+/// All event sources.
 #[derive(Default)]
 pub struct Ingests {
-    /// All of them, as configured.
+    /// Sources in the order of the configuration.
     pub sources: Vec<Arc<Source>>,
-    /// Whether the thread is in a turn, as a worker's tallies say it.
+    /// Counters of the ingest thread, whose turns are like a worker's.
     pub tallies: Tallies,
 }
 
 impl Ingests {
-    /// Those that are configured; the configuration has been checked.
+    /// Creates the configured sources. The configuration has been validated.
     pub(crate) fn new(configured: &[Ingest]) -> Ingests {
         let source = |config| Source::new(config).ok().map(Arc::new);
         Ingests {
@@ -269,14 +268,15 @@ impl Ingests {
         }
     }
 
-    /// The name of a source that has events for a target, an action or space.field, of this kind.
+    /// Returns the name of a source with an event whose target (an action or `space.field`)
+    /// satisfies `is`.
     pub fn source_for(&self, is: impl Fn(&str) -> bool) -> Option<&str> {
         let mut sources = self.sources.iter();
         let used = sources.find(|source| source.mapped.iter().any(|event| is(&event.target)));
         used.map(|source| source.config.name.as_str())
     }
 
-    /// The source of this name.
+    /// Returns the source with this name.
     pub fn find(&self, name: &[u8]) -> Option<&Arc<Source>> {
         self.sources.iter().find(|source| source.config.name.as_bytes() == name)
     }

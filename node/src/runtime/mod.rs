@@ -1,5 +1,5 @@
-//! State of the process that knows no data: settings, clients, memory limits, channels, monitors,
-//! slow log, command statistics, TLS, shutdown.
+//! Process state that does not depend on the data: settings, clients, memory limits, channels,
+//! monitors, slow log, command statistics, TLS and shutdown.
 
 pub mod arrival;
 pub mod atomic_file;

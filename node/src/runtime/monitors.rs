@@ -1,4 +1,4 @@
-//! MONITOR: clients that are shown every command. While there is none, a command pays for one load.
+//! MONITOR. Without monitoring clients it costs a command one atomic load.
 
 use crate::runtime::clients::{Client, MONITOR};
 use dataset::clock::unix_us;
@@ -8,10 +8,10 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes of an argument that are shown.
+/// Maximum bytes shown of an argument.
 const SHOWN_BYTES: usize = 4096;
 
-/// The clients that are shown what all others send.
+/// Clients in MONITOR mode.
 #[derive(Default)]
 pub struct Monitors {
     count: AtomicUsize,
@@ -19,7 +19,7 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// From now on this client is shown everything.
+    /// Adds a client.
     pub fn add(&self, client: &Arc<Client>) {
         let mut clients = self.clients.lock();
         client.flags.fetch_or(MONITOR, Relaxed);
@@ -27,7 +27,7 @@ impl Monitors {
         self.count.store(clients.len(), Relaxed);
     }
 
-    /// It is shown no more.
+    /// Removes a client.
     pub fn remove(&self, client: &Client) {
         let mut clients = self.clients.lock();
         client.flags.fetch_and(!MONITOR, Relaxed);
@@ -41,7 +41,8 @@ impl Monitors {
         self.count.load(Relaxed) != 0
     }
 
-    /// Shows them a command. A client that does not keep up is disconnected at `most` bytes.
+    /// Sends a command to all monitors. A client whose inbox would exceed `most` bytes is
+    /// disconnected.
     #[cold]
     pub fn show(&self, by: &Client, args: Args<'_>, most: usize) {
         let now = unix_us();
@@ -58,7 +59,7 @@ impl Monitors {
     }
 }
 
-/// Between quotes, with everything that is not printable ASCII escaped: as Redis writes it.
+/// Quotes a text as Redis does: bytes other than printable ASCII are escaped.
 fn quote(text: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     for &byte in text {

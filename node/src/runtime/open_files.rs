@@ -1,13 +1,13 @@
-//! The limit of open files, which bounds the number of clients.
+//! Limit of open files, which bounds the number of clients.
 
-/// Files that the process needs beside its clients: listeners, the log, cold files.
+/// Number of files reserved for listeners, the log and cold files.
 const RESERVED_FILES: u64 = 64;
-/// More open files than this are not asked for: what Linux allows a process at most, unless told
-/// otherwise.
+/// Maximum limit requested, unless more clients need it. Linux's default for `fs.nr_open`.
 const MOST_FILES: u64 = 1 << 20;
 
-/// Clients that the limit of open files has room for. Raises that limit as far as it may: cold
-/// files are opened as they come, one descriptor each.
+/// Raises the limit of open files as far as allowed, and returns the number of clients that it
+/// permits, at most `wanted`. The limit is raised beyond the need of clients because each cold file
+/// takes a descriptor.
 pub fn allowed_clients(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let needed = wanted as u64 + RESERVED_FILES;

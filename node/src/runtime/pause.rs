@@ -1,24 +1,24 @@
-//! Requests are left where they are for a while, all of them or those that may change something:
-//! CLIENT PAUSE, FAILOVER, a promotion, slots that are handed over, and a stop.
+//! Pauses of all requests, or of those that may change something: CLIENT PAUSE, FAILOVER, a
+//! promotion, a hand-over of slots, and a shutdown.
 //!
-//! A paused connection keeps its place: what it has sent stays unread, nothing is refused. Without
-//! a pause a turn pays for one load.
+//! A paused connection leaves its input unread, and nothing is refused. Without a pause a turn
+//! costs one atomic load.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// What is paused.
+/// Extent of a pause.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Paused {
-    /// Nothing.
+    /// No requests.
     Nothing,
-    /// What may change data.
+    /// Requests that may change data.
     Changes,
-    /// What may change data, or what others get.
+    /// Requests that may change data, or what others receive.
     Writes,
-    /// Everything.
+    /// All requests.
     All,
 }
 
@@ -27,26 +27,26 @@ pub enum Paused {
 pub enum By {
     /// CLIENT PAUSE.
     Command,
-    /// A role that is on its way.
+    /// A role change in progress.
     Role,
-    /// A stop that waits for replicas.
+    /// A shutdown that waits for replicas.
     Stop,
-    /// Slots that another node gets.
+    /// A hand-over of slots.
     Slots,
 }
 
-/// Whether clients are paused. See the top of the file.
+/// All current pauses.
 #[derive(Default)]
 pub struct Pause {
-    /// The widest kind of what is below.
+    /// Widest extent of all pauses.
     level: AtomicU8,
-    /// By whom: the end, and the kind.
+    /// End and extent of each pause, by origin.
     pauses: Mutex<[Option<(Instant, Paused)>; 4]>,
     changed: Notify,
 }
 
 impl Pause {
-    /// What is paused now; one load if nothing is.
+    /// Returns the current extent. Costs one load without a pause.
     #[inline]
     pub fn now(&self) -> Paused {
         if self.level.load(Relaxed) == 0 { Paused::Nothing } else { self.look() }
@@ -57,7 +57,7 @@ impl Pause {
         self.change(|_| ())
     }
 
-    /// Changes the pauses, forgets those that are over, and gives what is paused now.
+    /// Changes the pauses, removes expired ones, and returns the current extent.
     fn change(&self, change: impl FnOnce(&mut [Option<(Instant, Paused)>; 4])) -> Paused {
         let mut pauses = self.pauses.lock();
         change(&mut pauses);
@@ -69,9 +69,9 @@ impl Pause {
         widest
     }
 
-    /// Pauses until `end`. Of two pauses by the same the later end and the wider kind hold, as in
-    /// Redis. A turn that does not see it has begun before this returns, and is seen by the wait
-    /// for turns.
+    /// Begins a pause until `end`. As in Redis, the later end and the wider extent of two pauses by
+    /// the same origin apply. A turn that does not see the pause began before this returns, so a
+    /// wait for turns covers it.
     pub fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {
@@ -82,15 +82,14 @@ impl Pause {
         self.changed.notify_waiters();
     }
 
-    /// Ends it.
+    /// Ends the pause of this origin.
     pub fn end(&self, by: By) {
         self.change(|pauses| pauses[by as usize] = None);
         self.changed.notify_waiters();
     }
 
-    /// Waits until less is paused than now, or nothing. A task that waits for the end of a FAILOVER
-    /// must not be woken by other pauses meanwhile: while the role is on its way he would be
-    /// refused.
+    /// Waits until the extent is smaller than now. A task that waits for the end of a FAILOVER must
+    /// not be woken by other pauses: its request would be refused while the role changes.
     pub async fn eased(&self) {
         let was = self.now();
         loop {

@@ -1,11 +1,11 @@
-//! The memory of this process, as the kernel counts it.
+//! Memory of this process, as reported by the kernel.
 
-/// Resident bytes, by the kernel; 0 where it does not tell.
+/// Returns the resident set size in bytes; 0 if unknown.
 pub fn resident_bytes() -> u64 {
     kilobytes("/proc/self/status", "VmRSS")
 }
 
-/// A line of a file of /proc that counts kilobytes, in bytes; 0 if there is none.
+/// Reads a line of a /proc file that is in kilobytes, and returns it in bytes; 0 if it is missing.
 pub fn kilobytes(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

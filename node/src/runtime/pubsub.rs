@@ -1,9 +1,9 @@
-//! Channels: their subscribers, and how a message gets there (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE,
+//! Pub/Sub: subscribers of channels, and delivery of messages (SUBSCRIBE, PSUBSCRIBE, SSUBSCRIBE,
 //! PUBLISH).
 //!
-//! One registry for all workers. A publisher writes the message into each listener's
-//! inbox and wakes its worker; a listener that does not keep up is
-//! disconnected. A message is not kept for later subscribers.
+//! All workers share one registry. A publisher writes the message into the inbox of each subscriber
+//! and wakes its worker. A subscriber that does not keep up is disconnected. Messages are not
+//! stored for later subscribers.
 
 use crate::runtime::clients::Client;
 use crate::runtime::glob;
@@ -13,46 +13,46 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Longest name of a channel, in bytes; with the next one it bounds what matching a message with
-/// one pattern costs.
+/// Maximum length of a channel's name, in bytes. With `MAX_PATTERN` it bounds the cost of a match.
 pub const MAX_CHANNEL: usize = 4096;
-/// Longest pattern, in bytes.
+/// Maximum length of a pattern, in bytes.
 pub const MAX_PATTERN: usize = 256;
 
-/// What a subscription names.
+/// Kind of a subscription.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// One channel.
+    /// A channel.
     Channel,
     /// All channels that match a pattern.
     Pattern,
-    /// One channel of a name space of its own, as SPUBLISH uses it.
+    /// A shard channel (SPUBLISH), which has a separate namespace.
     Shard,
 }
 
 impl Kind {
-    /// Each kind.
+    /// All kinds.
     pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 }
 
-/// Nanoseconds that a listener takes, beside those of the message's bytes, one each.
+/// Estimated cost of delivery to a subscriber, in nanoseconds, in addition to one per byte of the
+/// message.
 const PER_LISTENER: usize = 256;
-/// Nanoseconds for each byte of a channel, and of a pattern that is made to compare slowly: each
-/// byte with each.
+/// Estimated cost of comparing a byte of a channel with a byte of a pattern, in nanoseconds. A
+/// hostile pattern compares each byte with each.
 const PER_COMPARISON: usize = 3;
-/// Bytes that are copied to listeners before others may subscribe.
+/// Maximum bytes copied to subscribers while the registry is locked.
 const SENT_AT_ONCE: usize = 1 << 20;
 
 type Listeners = BTreeMap<u64, Arc<Client>>;
 
-/// The registry. See the top of the file.
+/// Registry of subscriptions.
 #[derive(Default)]
 pub struct Channels {
-    /// By kind, then by name.
+    /// Subscribers by kind and name.
     listeners: [RwLock<HashMap<Arc<[u8]>, Listeners>>; 3],
-    /// Of all patterns together.
+    /// Number of subscribers of all patterns.
     pattern_listeners: AtomicUsize,
-    /// Their lengths.
+    /// Total length of all patterns.
     pattern_bytes: AtomicUsize,
 }
 
@@ -61,7 +61,7 @@ impl Channels {
         &self.listeners[kind as usize]
     }
 
-    /// From now on `client` gets what comes there. Gives the name, of which all share one copy.
+    /// Adds a subscription. Returns the name, whose storage all subscribers share.
     pub fn subscribe(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Arc<[u8]> {
         let mut all = self.of(kind).write();
         let known = all.get_key_value(name).map(|(name, _)| name.clone());
@@ -76,9 +76,8 @@ impl Channels {
         name
     }
 
-    /// The clients that listen to something that they may not hear; `may` says whether the client
-    /// with this id may.
-    /// Takes time in proportion to all subscriptions.
+    /// Returns the clients with a subscription that they may not have. `may` tells whether the
+    /// client with this id may have it. Takes time linear in the number of subscriptions.
     pub fn denied(&self, may: impl Fn(u64, Kind, &[u8]) -> bool) -> Vec<Arc<Client>> {
         let mut denied = BTreeMap::new();
         for kind in Kind::ALL {
@@ -93,7 +92,7 @@ impl Channels {
         denied.into_values().collect()
     }
 
-    /// It gets no more of it.
+    /// Removes a subscription.
     pub fn unsubscribe(&self, kind: Kind, name: &[u8], id: u64) {
         let mut all = self.of(kind).write();
         if let Some(listeners) = all.get_mut(name) {
@@ -109,8 +108,8 @@ impl Channels {
         }
     }
 
-    /// How long [`Channels::publish`] takes at most, in nanoseconds, roughly: to copy the message
-    /// for each listener, and to compare the channel with each pattern.
+    /// Estimates the maximum duration of [`Channels::publish`] in nanoseconds: copying the message
+    /// for each subscriber, and matching the channel with each pattern.
     pub fn effort(&self, kind: Kind, channel: &[u8], message: &[u8]) -> usize {
         let mut listeners = self.count(kind, channel);
         let mut comparisons = 0;
@@ -121,9 +120,9 @@ impl Channels {
         listeners.saturating_mul(message.len() + PER_LISTENER) + comparisons * PER_COMPARISON
     }
 
-    /// Sends a message to all listeners; returns how many got it (one that listens twice gets it
-    /// twice). A listener with more than `most` bytes waiting is disconnected instead.
-    /// Takes time in proportion to [`Channels::effort`]; nothing is locked for all of it.
+    /// Sends a message to all subscribers. Returns the number of deliveries; a client with two
+    /// matching subscriptions counts twice. A subscriber whose inbox would exceed `most` bytes is
+    /// disconnected. Takes time linear in [`Channels::effort`], and holds no lock throughout.
     pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
         let mut got = self.send(kind, channel, &[word, channel, message], most);
@@ -139,13 +138,14 @@ impl Channels {
         got
     }
 
-    /// Sends the parts of a message to those that listen to this name; returns how many got it.
+    /// Sends a message to the subscribers of this name. Returns the number of deliveries.
     fn send(&self, kind: Kind, name: &[u8], parts: &[&[u8]], most: usize) -> usize {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let at_once = (SENT_AT_ONCE / length).max(1);
         let (mut got, mut written, mut from) = (0, Written::default(), 0);
         loop {
-            // A listener that is told that it listens no more gets nothing afterwards.
+            // Under the lock, so that a client receives nothing after its unsubscription was
+            // confirmed.
             let all = self.of(kind).read();
             let Some(listeners) = all.get(name) else { return got };
             let mut left = at_once;
@@ -159,7 +159,7 @@ impl Channels {
         }
     }
 
-    /// Names that have listeners and match `pattern`, if there is one.
+    /// Returns the names with subscribers that match `pattern`, if given.
     pub fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         let all = self.of(kind).read();
         all.keys()
@@ -168,18 +168,18 @@ impl Channels {
             .collect()
     }
 
-    /// How many listen to this name.
+    /// Number of subscribers of this name.
     pub fn count(&self, kind: Kind, name: &[u8]) -> usize {
         self.of(kind).read().get(name).map_or(0, BTreeMap::len)
     }
 
-    /// Names that have listeners.
+    /// Number of names with subscribers.
     pub fn len(&self, kind: Kind) -> usize {
         self.of(kind).read().len()
     }
 }
 
-/// A message as bytes, written once per protocol however many get it.
+/// A message, encoded once per protocol.
 #[derive(Default)]
 struct Written {
     resp2: Vec<u8>,

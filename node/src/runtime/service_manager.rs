@@ -1,19 +1,19 @@
-//! What the service manager is told (systemd, `Type=notify`): that the data are loaded, and that
-//! the server stops. Without a manager that listens (`NOTIFY_SOCKET`) nothing happens.
+//! Notifications to the service manager (systemd, `Type=notify`). They have no effect unless
+//! `NOTIFY_SOCKET` is set.
 
 use sd_notify::NotifyState;
 
-/// The data are loaded, and commands are answered.
+/// Reports that the data are loaded and commands are accepted.
 pub fn ready() {
     tell(&[NotifyState::Ready, NotifyState::Status("ready to accept connections")]);
 }
 
-/// How far loading is, for `systemctl status`.
+/// Sets the text shown by `systemctl status`.
 pub(crate) fn status(text: &str) {
     tell(&[NotifyState::Status(text)]);
 }
 
-/// The server stops; it may still wait for replicas.
+/// Reports that the server is stopping; it may still wait for replicas.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }

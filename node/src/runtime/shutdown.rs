@@ -1,5 +1,5 @@
-//! The one way to stop a server: a signal, the SHUTDOWN command or a test says so, and every waiter
-//! hears it.
+//! Shutdown signal of a server. A Unix signal, SHUTDOWN or a test triggers it, and all waiters are
+//! notified.
 
 use super::tls::Socket;
 use parking_lot::{Condvar, Mutex};
@@ -10,43 +10,41 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// A handle to stop a server with, and to wait for it. Clones are the same handle.
+/// Handle to stop a server and to wait for its stop. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     stage: watch::Sender<Stage>,
-    /// Threads that sleep until there is work or the server stops.
+    /// Wakes threads that sleep until there is work or the server stops.
     sleepers: (Mutex<()>, Condvar),
-    /// What a signal to stop does.
+    /// Handler of signals to stop.
     leave: OnceLock<Box<Leave>>,
-    /// What SIGHUP does.
     reload: OnceLock<Box<Reload>>,
-    /// Signals stop it: it is the process's one server.
+    /// Whether signals are handled: the server owns its process.
     has_signals: AtomicBool,
-    /// One was refused, as something would be lost.
+    /// Whether a stop was refused because acknowledged writes would be lost.
     warned: AtomicBool,
-    /// An order to stop waits for a snapshot.
+    /// Whether a stop waits for a snapshot.
     saves: AtomicBool,
-    /// Sockets of clients that have sent SHUTDOWN, which stay open until the folder is free.
+    /// Sockets of clients that sent SHUTDOWN; kept open until the data folder is released.
     kept_open: Mutex<Vec<OwnedFd>>,
-    /// The folder is free: later ones are closed at once.
+    /// Whether the data folder is released, so that such sockets close at once.
     is_folder_free: AtomicBool,
-    /// The last signal to stop, and when it came.
     signalled: Mutex<Option<(&'static str, Instant)>>,
 }
 
-/// A signal to stop that comes this soon after the same one is the same request: `timeout`, shells
-/// and process managers signal a process and then its group, and wrappers pass ctrl-C on.
+/// Time within which an equal signal is the same request. `timeout`, shells and process managers
+/// signal a process and then its group, and wrappers forward ctrl-C.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Runs,
-    /// It is to stop when its replicas have everything (`graceful_shutdown.rs`), at this moment at
-    /// the latest, by which one such wait is told from the next.
+    /// Waits for its replicas (`graceful_shutdown.rs`), until this time at the latest. The time
+    /// also identifies the wait.
     Leaves(Instant),
     Stopped,
 }
@@ -54,7 +52,7 @@ enum Stage {
 type Leave = dyn Fn(&str) -> bool + Send + Sync;
 type Reload = dyn Fn() + Send + Sync;
 
-/// Held by a thread without which a server is of no use: if it panics, the server stops.
+/// Guard of an essential thread: the server stops if the thread panics.
 pub struct Vital(Stop);
 
 impl Drop for Vital {
@@ -66,19 +64,19 @@ impl Drop for Vital {
 }
 
 impl Stop {
-    /// Not stopped yet.
+    /// Creates the handle of a running server.
     pub fn new() -> Stop {
         Stop::default()
     }
 
-    /// Stops. Doing so twice changes nothing.
+    /// Stops the server; idempotent.
     pub fn now(&self) {
         super::service_manager::stopping();
         self.0.stage.send_replace(Stage::Stopped);
         self.wake_sleepers();
     }
 
-    /// Sleeps, on a thread without a runtime, for `at_most` or until the server stops.
+    /// Sleeps for `at_most` or until the server stops. For threads without a runtime.
     pub fn sleep(&self, at_most: Duration) {
         let (lock, woken) = &self.0.sleepers;
         let mut guard = lock.lock();
@@ -98,12 +96,12 @@ impl Stop {
 
     fn wake_sleepers(&self) {
         let (lock, woken) = &self.0.sleepers;
-        // A thread that has seen another stage is asleep by the time the lock is free.
+        // Taking the lock ensures that a thread that saw the old stage is already waiting.
         drop(lock.lock());
         woken.notify_all();
     }
 
-    /// Keeps a connection open that its worker drops, until [`Stop::close_kept`].
+    /// Keeps a connection open, after its worker has dropped it, until [`Stop::close_kept`].
     pub fn keep_open(&self, socket: &Socket) {
         let mut kept = self.0.kept_open.lock();
         if !self.0.is_folder_free.load(Relaxed) {
@@ -111,51 +109,50 @@ impl Stop {
         }
     }
 
-    /// The folder is free: clients that have sent SHUTDOWN see the end of their connections.
+    /// Closes the connections of clients that sent SHUTDOWN, once the data folder is released.
     pub fn close_kept(&self) {
         let mut kept = self.0.kept_open.lock();
         self.0.is_folder_free.store(true, Relaxed);
         kept.clear();
     }
 
-    /// Whether it was stopped.
+    /// Whether the server is stopped.
     pub fn is_stopped(&self) -> bool {
         *self.0.stage.borrow() == Stage::Stopped
     }
 
-    /// Waits until it is stopped.
+    /// Waits until the server is stopped.
     pub async fn wait(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
-    /// A signal was refused, as something would be lost: a second one is obeyed.
+    /// Records that a stop was refused because writes would be lost. The next signal is obeyed.
     pub(crate) fn warn(&self) {
         self.0.warned.store(true, Relaxed);
     }
 
-    /// An order to stop waits for a snapshot. False if one does.
+    /// Starts the wait for a snapshot. Returns false if a stop waits for one already.
     pub fn begin_save(&self) -> bool {
         !self.0.saves.swap(true, Relaxed)
     }
 
-    /// No order to stop waits for a snapshot any more. Whether one did.
+    /// Ends the wait for a snapshot. Returns false if there is none.
     pub fn end_save(&self) -> bool {
         !self.is_stopped() && self.0.saves.swap(false, Relaxed)
     }
 
-    /// Whether one was.
     pub(crate) fn is_warned(&self) -> bool {
         self.0.warned.load(Relaxed)
     }
 
-    /// It is not to stop any more because of that signal. False if there was none.
+    /// Cancels a refused stop. Returns false if there is none.
     pub(crate) fn forget_warning(&self) -> bool {
         !self.is_stopped() && self.0.warned.swap(false, Relaxed)
     }
 
-    /// Stops while the data are loaded: at once, since nothing can be lost yet. A server within
-    /// another program stops when it has loaded.
+    /// Stops a server that is loading, at once, since no write can be lost. A server embedded in
+    /// another program stops after loading.
     pub(crate) fn while_loading(&self, cause: &str) {
         tracing::info!("{cause} while the data are loaded: leaving at once");
         if self.0.has_signals.load(Relaxed) {
@@ -164,31 +161,31 @@ impl Stop {
         self.now();
     }
 
-    /// For a thread to hold.
+    /// Creates the guard of an essential thread.
     pub fn vital(&self) -> Vital {
         Vital(self.clone())
     }
 
-    /// It is to stop at `until` at the latest: `begun` is done before any waiter sees that. False
-    /// if it leaves, or has stopped, already.
+    /// Starts the wait for replicas, which ends at `until`. `begun` is called before waiters are
+    /// notified. Returns false if the server already waits or has stopped.
     pub(crate) fn leave_by(&self, until: Instant, begun: impl FnOnce()) -> bool {
         self.change(|stage| stage == Stage::Runs, Stage::Leaves(until), begun)
     }
 
-    /// When it will stop at the latest, if it waits for replicas.
+    /// Returns the end of the wait for replicas, if one is in progress.
     pub fn leaves(&self) -> Option<Instant> {
         if let Stage::Leaves(until) = *self.0.stage.borrow() { Some(until) } else { None }
     }
 
-    /// The wait that was to last until then is over. False if it was not waited for any more.
+    /// Ends the wait identified by `until` and stops. Returns false if that wait was cancelled.
     pub(crate) fn left(&self, until: Instant) -> bool {
         let is_over = self.change(|stage| stage == Stage::Leaves(until), Stage::Stopped, || ());
         self.wake_sleepers();
         is_over
     }
 
-    /// It goes on after all: `ended` is done before it can be told to stop again. False if it waits
-    /// for no replicas.
+    /// Cancels the wait for replicas. `ended` is called before another stop can begin. Returns
+    /// false if there is none.
     pub(crate) fn stay(&self, ended: impl FnOnce()) -> bool {
         self.change(|stage| matches!(stage, Stage::Leaves(_)), Stage::Runs, ended)
     }
@@ -204,30 +201,29 @@ impl Stop {
         })
     }
 
-    /// Until the wait that was to last until then is over: it has stopped, or goes on.
+    /// Waits until the wait identified by `until` ends, by a stop or a cancellation.
     pub async fn waited(&self, until: Instant) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage != Stage::Leaves(until)).await;
     }
 
-    /// Has signals do this, which gives whether there is still something to be stopped by it.
+    /// Sets the handler of signals to stop. It returns false if the server must stop at once.
     pub fn on_signal(&self, leave: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        // The first one is as good.
+        // Only the first handler is kept.
         let _ = self.0.leave.set(Box::new(leave));
     }
 
-    /// Has SIGHUP do this.
+    /// Sets the handler of SIGHUP.
     pub fn on_reload(&self, reload: impl Fn() + Send + Sync + 'static) {
-        // The first one set is as good.
         let _ = self.0.reload.set(Box::new(reload));
     }
 
-    /// Handles the process's signals from now on (`Act`). Without it most of them would end the
-    /// process, and with it the writes of the last second.
+    /// Handles the process's signals (`Act`). By default most of them would end the process and
+    /// lose the writes of the last second.
     ///
-    /// A signal that stops, stops as `graceful_shutdown.rs` has it; SIGINT stops at once while the
-    /// server waits for replicas. As in Redis a later SIGINT ends a process whose stop hangs; a
-    /// later SIGTERM changes nothing, as scripts repeat it.
+    /// Signals to stop trigger a graceful shutdown; a SIGINT during the wait for replicas stops at
+    /// once. As in Redis, a further SIGINT exits a process whose stop hangs. Further SIGTERMs are
+    /// ignored, because scripts repeat them.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -260,7 +256,6 @@ impl Stop {
         Ok(())
     }
 
-    /// A signal to stop came.
     fn stop_by(&self, name: &'static str) {
         let before = self.0.signalled.lock().replace((name, Instant::now()));
         let is_repeated =
@@ -281,23 +276,21 @@ impl Stop {
     }
 }
 
-/// What a signal makes the server do.
 #[derive(Clone, Copy)]
 enum Act {
-    /// It stops, and loses nothing.
+    /// Stops gracefully.
     Stop,
-    /// It reads its certificates again.
     Reload,
-    /// A line in the log.
+    /// Writes a log line.
     Say,
-    /// Nothing, not even a line in the log: that might be what the signal is about.
+    /// Does nothing. Even a log line might cause the next such signal.
     Ignore,
 }
 
-/// Every signal that ends a process by default and that another process, a terminal or a limit of
-/// the system sends. The others say that the process is broken (SIGSEGV, SIGABRT, ...). SIGPIPE is
-/// ignored by Rust's runtime. With SIGXFSZ ignored, a write beyond the file-size limit is an error,
-/// as on a full disk.
+/// All signals that end a process by default and that are sent by another process, a terminal or a
+/// system limit. The remaining ones indicate a broken process (SIGSEGV, SIGABRT, ...). Rust's
+/// runtime ignores SIGPIPE. With SIGXFSZ ignored, a write beyond the file-size limit fails as on a
+/// full disk.
 const SIGNALS: &[(Signal, &str, Act)] = &[
     (Signal::INT, "SIGINT", Act::Stop),
     (Signal::TERM, "SIGTERM", Act::Stop),

@@ -1,9 +1,8 @@
-//! What took long: SLOWLOG's entries, and the history of latencies of LATENCY.
+//! SLOWLOG entries, and LATENCY's history of events.
 //!
-//! Both are fed by the dispatcher, and only with what was timed and exceeded a threshold, so a lock
-//! is good enough. Which commands are timed: those that do not take constant time, those with many
-//! arguments, and all of them while a threshold lies below `COARSE_US`. A page of the usual size
-//! costs no look at the clock.
+//! The dispatcher records commands that exceeded a threshold. These are rare, so a lock suffices.
+//! It times commands that do not take constant time and commands with many arguments. It times all
+//! commands while LATENCY has a threshold or SLOWLOG's is below `COARSE_US`.
 
 use crate::config::Server;
 use crate::runtime::clients::Client;
@@ -13,44 +12,45 @@ use resp::Args;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Thresholds from here on, in microseconds, no command of constant time exceeds by itself.
+/// Threshold in microseconds from which constant-time commands are not timed, since they cannot
+/// exceed it.
 pub(crate) const COARSE_US: i64 = 10_000;
-/// Commands with more arguments are timed, though each argument takes constant time.
+/// Number of arguments above which a command is timed even if each takes constant time.
 pub const MANY_ARGS: usize = 64;
-/// Arguments, and bytes of each, that an entry keeps: as in Redis.
+/// Maximum number of arguments in an entry, and bytes of each, as in Redis.
 const KEPT_ARGS: usize = 32;
 const KEPT_BYTES: usize = 128;
-/// Latencies that are kept of each event: as in Redis.
+/// Maximum number of latencies per event, as in Redis.
 const HISTORY: usize = 160;
 
-/// Whether every command is to be timed under these settings.
+/// Whether every command must be timed with these settings.
 pub fn times_all(server: &Server) -> bool {
     (0..COARSE_US).contains(&server.slowlog_slower_than_us) || server.latency_threshold_ms > 0
 }
 
-/// One slow command.
+/// A slow command.
 #[derive(Clone)]
 pub struct Entry {
-    /// Counts up, also over SLOWLOG RESET.
+    /// Number of the entry; SLOWLOG RESET does not reset it.
     pub id: u64,
-    /// Seconds since 1970.
+    /// Time in seconds since 1970.
     pub at_s: u64,
-    /// How long it took.
+    /// Duration in microseconds.
     pub took_us: u64,
-    /// The request, long ones shortened.
+    /// Arguments; long ones are truncated.
     pub args: Vec<Vec<u8>>,
-    /// The client's address.
+    /// Address of the client.
     pub peer: String,
-    /// The client's name.
+    /// Name of the client.
     pub name: Vec<u8>,
 }
 
-/// Latencies of one event: (seconds since 1970, milliseconds), and the highest ever.
+/// Latencies of one event.
 #[derive(Default, Clone)]
 pub struct Event {
-    /// When (seconds since 1970), and how many milliseconds it took.
+    /// Time in seconds since 1970, and latency in milliseconds.
     pub history: VecDeque<(u64, u64)>,
-    /// The longest of all.
+    /// Highest latency since the last reset, in milliseconds.
     pub highest_ms: u64,
 }
 
@@ -60,7 +60,7 @@ struct Slow {
     entries: VecDeque<Entry>,
 }
 
-/// See the top of the file.
+/// State of SLOWLOG and LATENCY.
 #[derive(Default)]
 pub struct SlowLog {
     slow: Mutex<Slow>,
@@ -68,7 +68,7 @@ pub struct SlowLog {
 }
 
 impl SlowLog {
-    /// A command has ended. Its arguments are kept unless they are `secret`.
+    /// Records a command that ended, if it exceeded a threshold. `secret` arguments are redacted.
     pub fn note(
         &self,
         server: &Server,
@@ -104,7 +104,7 @@ impl SlowLog {
             let event = events.entry(event).or_default();
             event.highest_ms = event.highest_ms.max(ms);
             match event.history.back_mut() {
-                // One a second: the highest.
+                // Only the highest latency of each second is kept.
                 Some(last) if last.0 == now_s => last.1 = last.1.max(ms),
                 _ => event.history.push_back((now_s, ms)),
             }
@@ -114,27 +114,27 @@ impl SlowLog {
         }
     }
 
-    /// The newest entries, newest first.
+    /// Returns the newest entries, newest first.
     pub fn newest(&self, most: usize) -> Vec<Entry> {
         self.slow.lock().entries.iter().take(most).cloned().collect()
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn entries(&self) -> usize {
         self.slow.lock().entries.len()
     }
 
-    /// Forgets all entries; their numbers go on.
+    /// Removes all entries; numbering continues.
     pub fn reset(&self) {
         self.slow.lock().entries.clear();
     }
 
-    /// All events that were ever above the threshold.
+    /// Returns all events that exceeded the threshold.
     pub fn events(&self) -> BTreeMap<&'static str, Event> {
         self.events.lock().clone()
     }
 
-    /// Forgets events for which `which` holds; gives how many.
+    /// Removes the events for which `which` returns true, and returns their number.
     pub fn reset_events(&self, which: impl Fn(&str) -> bool) -> usize {
         let mut events = self.events.lock();
         let before = events.len();

@@ -1,8 +1,7 @@
-//! TLS, by rustls: the port that speaks it, and a client's side, which is a replica's.
+//! TLS by rustls, for the TLS port and for outgoing connections.
 //!
-//! Certificates are read at the start, at SIGHUP, and whenever CONFIG SET names a key of `[tls]`:
-//! new connections use the new ones, those that are there go on. If they cannot be read, nothing
-//! changes.
+//! Certificates are loaded at the start, on SIGHUP, and when CONFIG SET changes a key of `[tls]`.
+//! Only new connections use them. If loading fails, the old ones remain in use.
 
 use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
@@ -23,21 +22,21 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, crypto::ring};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// What a link by TLS lacks.
+/// Error of a replication link with TLS but without authorities.
 const NO_AUTHORITIES: &str = "tls.ca_file is empty, and replication.tls = true needs it: set it to \
                               a PEM file with the authorities that sign the master's certificate";
 
-/// Both sides of TLS as they are now.
+/// Current TLS configurations of both sides.
 #[derive(Default)]
 pub struct Tls {
     server: ArcSwapOption<ServerConfig>,
     client: ArcSwapOption<ClientConfig>,
-    /// Handshakes that failed.
+    /// Number of failed handshakes.
     pub failed: AtomicU64,
 }
 
 impl Tls {
-    /// Reads the certificates that the settings name. An error: then everything is as before.
+    /// Loads the certificates named by the settings. An error changes nothing.
     pub fn configure(&self, settings: &Settings) -> Result<(), String> {
         let server =
             if settings.port == 0 { None } else { Some(Arc::new(server_config(settings)?)) };
@@ -51,22 +50,22 @@ impl Tls {
         Ok(())
     }
 
-    /// Speaks as a client by this configuration.
+    /// Creates a configuration for outgoing connections only.
     pub(crate) fn of_client(config: ClientConfig) -> Tls {
         let tls = Tls::default();
         tls.client.store(Some(Arc::new(config)));
         tls
     }
 
-    /// Makes the handshake with a client.
+    /// Performs the handshake with a client.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<Socket> {
         let config =
             self.server.load_full().ok_or_else(|| io::Error::other("TLS is not configured"))?;
         Ok(Socket::Tls(Box::new(TlsAcceptor::from(config).accept(stream).await?.into())))
     }
 
-    /// Makes the handshake with a server, whose certificate must be for `host` and signed by
-    /// `tls.ca_file`. We show ours if there is one.
+    /// Performs the handshake with a server, whose certificate must be valid for `host` and signed
+    /// by `tls.ca_file`. Presents the client's certificate if one is configured.
     pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<Socket> {
         let config = self.client.load_full().ok_or_else(|| io::Error::other(NO_AUTHORITIES))?;
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
@@ -78,19 +77,17 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Files of PEM, by the settings that name them: an error says which setting is wrong, and how to
-/// cure it. The command line's clients have the same files by other names.
+/// Names of the settings or options with PEM files, for errors. The command line has other names
+/// than the configuration.
 pub(crate) struct Names {
     pub(crate) cert_file: &'static str,
     pub(crate) key_file: &'static str,
     pub(crate) ca_file: &'static str,
 }
 
-/// As the configuration calls them.
 const SETTINGS: Names =
     Names { cert_file: "tls.cert_file", key_file: "tls.key_file", ca_file: "tls.ca_file" };
 
-/// What is wrong with a file that cannot be read as PEM.
 fn bad_file(setting: &str, path: &str, error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("{setting}: cannot read '{path}': {error}"),
@@ -99,7 +96,7 @@ fn bad_file(setting: &str, path: &str, error: &pem::Error) -> String {
     }
 }
 
-/// A file that has nothing of what the setting wants: what it has instead.
+/// Returns the error for a file without the required item, with a hint based on its content.
 fn no_item(setting: &str, path: &str) -> String {
     let (what, label) = match setting.contains("key") {
         true => ("private key", "PRIVATE KEY"),
@@ -126,7 +123,6 @@ fn certificates(setting: &str, path: &str) -> Result<Vec<CertificateDer<'static>
     if all.is_empty() { Err(no_item(setting, path)) } else { Ok(all) }
 }
 
-/// The authorities of a file.
 pub(crate) fn roots(setting: &str, path: &str) -> Result<Arc<RootCertStore>, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(setting, path)? {
@@ -139,7 +135,7 @@ pub(crate) fn roots(setting: &str, path: &str) -> Result<Arc<RootCertStore>, Str
 
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// A certificate and its key, which belong together.
+/// Loads a certificate and its key, and checks that they match.
 fn identity(names: &Names, cert_file: &str, key_file: &str) -> Result<Identity, String> {
     let chain = certificates(names.cert_file, cert_file)?;
     let key = PrivateKeyDer::from_pem_file(key_file)
@@ -203,7 +199,7 @@ fn client_config(settings: &Settings) -> Result<ClientConfig, String> {
     client_side(roots, &SETTINGS, &settings.cert_file, &settings.key_file)
 }
 
-/// A client's side, which shows a certificate if there is one.
+/// Returns the configuration for outgoing connections, with a client certificate if one is given.
 pub(crate) fn client_side(
     roots: Arc<RootCertStore>,
     names: &Names,
@@ -230,19 +226,19 @@ pub(crate) fn client_side(
     builder.with_client_auth_cert(chain, key).map_err(text)
 }
 
-/// A connection, encrypted or not.
+/// A connection, with or without TLS.
 pub enum Socket {
-    /// As it is.
+    /// TCP without TLS.
     Plain(TcpStream),
-    /// Inside TLS; as a client or as a server.
+    /// TLS over TCP, as a client or as a server.
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
-    /// Both ends are in this process: a simulator's.
+    /// Both ends are in this process (simulator).
     Memory(DuplexStream),
 }
 
 impl Socket {
-    /// Another descriptor of the connection, which is open as long as one of them is. `None`: it
-    /// has none, or there are too many.
+    /// Duplicates the file descriptor, which keeps the connection open. Returns `None` without a
+    /// descriptor or at the limit of open files.
     pub fn duplicate(&self) -> Option<OwnedFd> {
         let stream = match self {
             Socket::Plain(stream) => stream,
@@ -252,8 +248,7 @@ impl Socket {
         stream.as_fd().try_clone_to_owned().ok()
     }
 
-    /// Whether the peer has closed its side, as far as the system has said; what it sent before may
-    /// still be unread.
+    /// Whether the peer has closed its side. Unread input may remain.
     pub fn is_left(&self, cx: &mut Context<'_>) -> bool {
         let stream = match self {
             Socket::Plain(stream) => stream,
@@ -297,7 +292,7 @@ impl AsyncWrite for Socket {
     #[inline]
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            // The system has what was written.
+            // A TCP socket has no user-space buffer.
             Socket::Plain(_) => Poll::Ready(Ok(())),
             Socket::Tls(stream) => Pin::new(stream).poll_flush(cx),
             Socket::Memory(stream) => Pin::new(stream).poll_flush(cx),

@@ -1,7 +1,7 @@
-//! Times of the calendar, in UTC: names of backups, and the time that a restore is to go to.
+//! Calendar times in UTC, for names of backups and for the target time of a restore.
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar. Years begin in March here, so that the
-/// leap day is the last one of its year.
+/// Returns the days from 1970-01-01 to a date of the Gregorian calendar. Internally years begin in
+/// March, so that the leap day is the last day of its year.
 fn days_of(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -9,7 +9,7 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// The date of a day: year, month, day.
+/// Returns the year, month and day of a day number.
 fn date_of(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -21,7 +21,7 @@ fn date_of(days: i64) -> (i64, i64, i64) {
     (year, (month + 2) % 12 + 1, day)
 }
 
-/// `2026-11-25T03:06:19.123Z` of milliseconds since 1970.
+/// Formats milliseconds since 1970: `2026-11-25T03:06:19.123Z`.
 pub fn shown(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
     let (year, month, day) = date_of(i64::try_from(days).unwrap_or(i64::MAX / 2));
@@ -30,7 +30,8 @@ pub fn shown(unix_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// The same without what is no part of a name, to the second: `20261125T030619Z`.
+/// Formats milliseconds since 1970 for file names, with a resolution of a second:
+/// `20261125T030619Z`.
 pub(crate) fn name(unix_ms: u64) -> String {
     let text = shown(unix_ms);
     let seconds = text.split('.').next().unwrap_or_default();
@@ -44,8 +45,9 @@ pub(crate) fn is_name(text: &str) -> bool {
         && text.bytes().zip(form).all(|(b, &f)| if f == b'0' { b.is_ascii_digit() } else { b == f })
 }
 
-/// Milliseconds since 1970 of `2026-11-25T03:06:19Z`: with a blank for the T, without the seconds
-/// or with their fractions, and with an offset (`+02:00`) for the Z. Without either it is UTC.
+/// Parses `2026-11-25T03:06:19Z` to milliseconds since 1970. A space may replace the T. Seconds may
+/// be missing or have a fraction. An offset (`+02:00`) may replace the Z; without either the time
+/// is UTC.
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (date, rest) = text.split_at_checked(10)?;

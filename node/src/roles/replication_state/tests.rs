@@ -1,4 +1,5 @@
-//! Which node may write, and which may be promoted, as orders, Sentinels and starts leave it.
+//! Tests of which node may accept writes and which may be promoted, after orders, hellos and
+//! restarts.
 
 use super::*;
 use crate::roles::role::Epoch;
@@ -21,9 +22,8 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     (replication, config, folder)
 }
 
-/// The thread that owns the log obeys one order after the other, and may come to an end with one
-/// when the next has been given: what it has made of the log then is not what is wanted, and
-/// nothing may be written into it.
+/// The log's owner obeys orders one by one. It may finish one after the next was given; its log
+/// then does not match the role, and the gate must stay shut.
 #[test]
 fn only_the_last_order_obeyed_opens_the_gate() {
     let (replication, config, _folder) = master();
@@ -35,7 +35,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
         assert!(replication.refusal().unwrap().starts_with("READONLY "));
         assert!(!replication.is_settled());
     };
-    // It is a replica by now, and is to be a master.
+    // A replica is ordered to be a master.
     give(Some(other(1)));
     give(None);
     assert!(!replication.settle(&config, false, 1));
@@ -44,7 +44,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     assert!(replication.settle(&config, true, 2));
     assert!(replication.is_settled());
     assert_eq!(replication.refusal(), None);
-    // The other way round.
+    // A master is ordered to be a replica.
     give(Some(other(1)));
     assert!(replication.settle(&config, false, 2));
     give(None);
@@ -52,14 +52,14 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     assert!(!replication.settle(&config, true, 3));
     assert!(!replication.is_settled());
     assert!(replication.refusal().is_some(), "a master's log, of a node that is to be a replica");
-    // Looking again changes nothing.
+    // Evaluating the gate again changes nothing.
     replication.judge(&config);
     assert!(replication.refusal().is_some());
     assert!(replication.settle(&config, false, 3));
     assert!(replication.refusal().is_some());
 }
 
-/// A slow check whether a master may write must not open the gate of a replica.
+/// A slow evaluation of the gate must not open it on a node that has become a replica.
 #[test]
 fn an_order_that_comes_during_a_check_shuts_the_gate() {
     let (replication, mut config, _folder) = master();
@@ -79,7 +79,7 @@ fn an_order_that_comes_during_a_check_shuts_the_gate() {
     let pause = || std::thread::sleep(std::time::Duration::from_millis(100));
     let feeds = replication.feeds.stopped();
     std::thread::scope(|scope| {
-        // It has to count the replicas, so it waits for us.
+        // Blocks on `feeds`, because it counts replicas.
         scope.spawn(|| replication.judge(&config));
         pause();
         let other = Master { host: "127.0.0.1".to_owned(), port: 1 };
@@ -90,7 +90,7 @@ fn an_order_that_comes_during_a_check_shuts_the_gate() {
     assert!(replication.refusal().unwrap().contains("read only replica"));
 }
 
-/// A node with this role, after a start.
+/// Creates a node that restarts with this role.
 fn started(role: Role) -> (Replication, Config, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::default();
@@ -112,7 +112,7 @@ fn a_promoted_node_is_fenced_after_a_start() {
     assert_eq!(replication.refusal(), None, "it was always alone");
 }
 
-/// A hello of Sentinels of one group, and what follows from it.
+/// Delivers a hello of the default group and persists its epoch.
 fn named(replication: &Replication, config: &Config, is_ours: bool, epoch: u64) {
     if replication.named(
         config,
@@ -141,7 +141,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
     assert_eq!(kept(), at(6));
-    // An operator; another node may have been the master meanwhile.
+    // By an operator, while another node may have been the master.
     assert!(order(&again, &config, None));
     assert!(again.renews() && again.promoting() == 2 && again.refusal().is_some());
     assert!(!again.settle(&config, true, 3), "not before its log has another term");
@@ -153,8 +153,8 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     assert!(!order(&again, &config, None), "it is one");
 }
 
-/// It was away, and two others were the master meanwhile. Sentinel chooses it before it has said
-/// anything to it; found by the soak.
+/// Regression test from the soak. The node was down while two others were the master. Sentinel
+/// promotes it before sending it a hello.
 #[test]
 fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 23 }];
@@ -162,12 +162,13 @@ fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
     let (replication, config, _folder) = started(role);
     assert!(order(&replication, &config, None));
     assert!(replication.renews() && replication.promoting() > 2);
-    // Without a Sentinel only an operator gives orders, and knows.
+    // Without Sentinels only an operator gives orders, and is trusted.
     let (replication, config, _folder) = started(Role { replicated: true, ..Role::default() });
     assert!(!order(&replication, &config, None) && !replication.renews());
 }
 
-/// Hellos come every second, from several; while one waits for the disk the others do not.
+/// Several Sentinels publish every second. One thread persists their epochs, and the others do not
+/// wait for the disk.
 #[test]
 fn one_at_a_time_writes_down_what_sentinels_say() {
     let (replication, config, folder) = started(Role { replicated: true, ..Role::default() });
@@ -183,8 +184,8 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// The disk takes seconds for a role: readers of the role and of the gate go on with the one
-/// before.
+/// Writing the role may take seconds. Readers of the role and of the gate use the old one until
+/// then.
 #[test]
 fn reads_of_the_role_do_not_wait_for_the_disk() {
     let (replication, config, _folder) = master();
@@ -193,7 +194,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
         scope.spawn(|| order(&replication, &config, Some(other(1))));
         scope.spawn(|| named(&replication, &config, true, 5));
         scope.spawn(|| replication.note_replicated(&config).unwrap());
-        // A lock that is asked for in here would hang the test.
+        // The test would hang if one of these calls took the lock.
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(replication.master().is_none() && replication.is_fit() && replication.is_master());
         replication.judge(&config);
@@ -209,7 +210,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
     assert!(replication.is_replicated() && replication.refusal().is_some());
 }
 
-/// FAILOVER, and a kill before the replica has said that it has taken over.
+/// FAILOVER, and a crash before the replica has confirmed that it took over.
 #[test]
 fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     let (replication, config, folder) = master();
@@ -226,7 +227,7 @@ fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     assert!(again().is_fit(), "if it has to be promoted it has all");
     replication.synced(&config);
     assert_eq!(again().failover.handover(), None, "it has taken over");
-    // Sentinels decide by themselves.
+    // Where there are Sentinels, they decide.
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 5 }];
     Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }
         .write(folder.path())
@@ -254,7 +255,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
-    // Once: not for another node that has the master's address later.
+    // Only once: another node may have the master's address later.
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();

@@ -1,11 +1,10 @@
-//! CONFIG REWRITE: the lists of spaces, views and actions, as the data folder has them.
+//! CONFIG REWRITE: lists of spaces, views and actions, with the state of the data folder.
 
 use crate::config::{Action, Counter, Existence, Key, View};
 use dataset::catalogue::is_same;
 use toml::{Table, Value};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, TableLike};
 
-/// The lists, with their keys and the section that a new entry is compared with.
 const LISTS: &[(&str, &[Key])] = &[
     ("counter", Counter::KEYS),
     ("existence", Existence::KEYS),
@@ -13,7 +12,7 @@ const LISTS: &[(&str, &[Key])] = &[
     ("action", Action::KEYS),
 ];
 
-/// What an entry has that does not say it.
+/// Returns the defaults of an entry.
 fn plain(list: &str) -> Table {
     let plain = match list {
         "counter" => Table::try_from(Counter::default()),
@@ -33,8 +32,9 @@ fn name_of(entry: &Table) -> &str {
     entry.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The entries of `before` that have another name now, as indexes into both lists: one that is
-/// gone, and one that is new and declared alike. The new one gets the text of its fields as it was.
+/// Returns the renamed entries as pairs of indexes in `before` and `now`: an entry that
+/// disappeared, and a new one with an equal declaration. The new entry keeps the original text of
+/// its fields.
 fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     fn has(list: &[Table], name: &str) -> bool {
         list.iter().any(|entry| name_of(entry) == name)
@@ -67,8 +67,8 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists where the file (`written`, or without a list the defaults) says otherwise than
-/// `now`. What it says of an entry that is still there stays, with its comments.
+/// Writes the lists that differ from `now`. `written` is the file's content; the defaults stand in
+/// for a missing list. Preserves the text and comments of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,
@@ -90,7 +90,7 @@ pub(crate) fn write(
         }
         let renamed = renamed(&before, &mut now);
         let now = now;
-        // An empty list has no other form.
+        // An empty list is written as an array of values.
         let is_empty = file.get(list).and_then(Item::as_array).is_some_and(Array::is_empty);
         if now.is_empty() {
             file.insert(list, Item::Value(Array::new().into()));
@@ -146,7 +146,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Sets a key of a table, and keeps the comment behind the old value.
+/// Sets a key of a table, and preserves the comment after the old value.
 pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result<(), String> {
     let mut value: toml_edit::Value =
         value.to_string().parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
@@ -157,8 +157,8 @@ pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result
     Ok(())
 }
 
-/// Sets the keys of an entry, in the order of the printed file, that are not as before. A seed that
-/// the file gives stays where `now` does not tell it: the folder's own is secret.
+/// Sets the changed keys of an entry, in the order of the printed file. A seed of 0 in `now` is
+/// secret, so the file's seed remains.
 fn change(
     entry: &mut dyn TableLike,
     keys: &[Key],

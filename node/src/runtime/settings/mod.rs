@@ -1,10 +1,9 @@
-//! The configuration while the server runs: which of it may change, how a change takes effect, and
-//! how it is kept.
+//! Configuration at run time: live settings, CONFIG SET, CONFIG GET and CONFIG REWRITE.
 //!
-//! All code reads the whole [`Config`] as one immutable value; a change publishes another one. So
-//! no reader sees half a change, and none waits. A setting has two names: ours, `section.key` as in
-//! the file, and for some Redis's. A few names are Redis's alone: what they say follows from ours,
-//! or never changes (`foreign_settings`).
+//! All code reads the [`Config`] as one immutable value, and a change publishes a new one. So
+//! readers never block and never see a partial change. A setting has a name `section.key`, as in
+//! the file, and some also have Redis's name. A few names exist for Redis's tools only: their
+//! values are derived or constant (`foreign_settings`).
 
 mod lists;
 
@@ -20,32 +19,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use toml::{Table, Value};
 
-/// The configuration as it is now.
+/// Current configuration.
 pub struct Settings {
     now: ArcSwap<Config>,
-    /// Held while a change is made: one at a time. Never across a wait.
+    /// Serializes changes. Never held across a wait.
     changing: Mutex<()>,
     idle: Mutex<Idle>,
-    /// Held while the file is written.
     writing: Mutex<()>,
     version: AtomicU64,
 }
 
-/// Why CONFIG SET or REWRITE did nothing, as it tells the client.
+/// Error of CONFIG SET or CONFIG REWRITE.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetError {
-    /// There is no such setting.
+    /// Unknown setting.
     #[error("ERR Unknown option or number of arguments for CONFIG SET - '{0}'")]
     Unknown(String),
-    /// The value is not possible, or cannot change while serving.
+    /// The value is invalid, or the setting cannot change at run time.
     #[error("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")]
     Refused {
-        /// Which setting.
+        /// Name of the setting.
         name: String,
-        /// What is wrong.
+        /// Reason.
         why: String,
     },
-    /// CONFIG REWRITE of a server without a file.
+    /// CONFIG REWRITE without a configuration file.
     #[error("ERR The server is running without a config file")]
     NoFile,
     /// The file cannot be written.
@@ -64,26 +62,26 @@ impl Settings {
         }
     }
 
-    /// As it is now. Do not keep the guard across a wait.
+    /// Returns the current configuration. Do not hold the guard across a wait.
     #[inline]
     pub(crate) fn now(&self) -> Guard<Arc<Config>> {
         self.now.load()
     }
 
-    /// Rises with every change, of the configuration or of what a connection is allowed: holders of
-    /// a copy look again.
+    /// Returns a number that increases with every change of the configuration or of users'
+    /// permissions. Holders of a copy compare it to reload.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Relaxed)
     }
 
-    /// Makes holders of a copy look again.
+    /// Increments the version, so that holders of a copy reload.
     pub fn touch(&self) {
         self.version.fetch_add(1, Relaxed);
     }
 
-    /// Changes the configuration as a whole, or not at all: `change` edits a copy, which is checked
-    /// and given to `apply` with the old one; if that succeeds it becomes the configuration.
+    /// Changes the configuration atomically. `change` edits a copy, which is validated and passed
+    /// to `apply` together with the old one. The copy is published if that succeeds.
     pub fn change<E: From<ConfigError>>(
         &self,
         change: impl FnOnce(&mut Config) -> Result<(), E>,
@@ -100,9 +98,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Writes what has changed into the file that the configuration came from, and keeps the rest
-    /// of it, comments too. When this returns the file is safe on the disk. `complete` adds what is
-    /// kept elsewhere: the users, and what the spaces have become.
+    /// Writes changed values into the configuration file, durably, and preserves the rest,
+    /// including comments. `complete` adds state that is kept elsewhere: users, and the catalogue's
+    /// spaces.
     pub fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
         let _one = self.writing.lock();
         let mut config = Config::clone(&self.now.load());
@@ -115,7 +113,7 @@ impl Settings {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let text = rewritten(&text, &config).map_err(wrong)?;
-        // What cannot be read back must not replace what can.
+        // A file that cannot be parsed must not replace one that can.
         Config::parse(&text, path).map_err(|e| wrong(e.to_string()))?;
         atomic_file::replace(path, text.as_bytes()).map_err(|e| wrong(e.to_string()))
     }
@@ -125,14 +123,14 @@ impl From<ConfigError> for SetError {
     fn from(error: ConfigError) -> SetError {
         let text = error.to_string();
         let text = text.strip_prefix("configuration: ").unwrap_or(&text);
-        // The checks begin with the key's own name.
+        // Messages of the validation begin with the name of the key.
         let name = text.split(' ').next().unwrap_or_default().to_owned();
         SetError::Refused { name, why: text.to_owned() }
     }
 }
 
-/// `save` is our `snapshot_every_s`: nothing, or seconds and a number of changes (of which one is
-/// enough for us).
+/// Converts Redis's `save` to `snapshot_every_s`: empty, or seconds and a number of changes, which
+/// must be 1.
 fn save_every(value: &str) -> Result<u64, String> {
     let words: Vec<&str> = value.split_ascii_whitespace().collect();
     match words[..] {
@@ -145,7 +143,7 @@ fn save_every(value: &str) -> Result<u64, String> {
     }
 }
 
-/// A value as CONFIG shows it: Redis's yes and no, words without quotes, lists with spaces between.
+/// Formats a value for CONFIG GET: yes and no, unquoted strings, lists with spaces.
 fn shown(value: &Value) -> String {
     match value {
         Value::Boolean(yes) => if *yes { "yes" } else { "no" }.to_owned(),
@@ -155,9 +153,9 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// All settings by name: ours, and those that Redis's tools ask for. Seeds are never shown,
-/// passwords only `with_secrets`. `config` is that of the settings, with what is kept elsewhere;
-/// `port` is the one that the system gave.
+/// Returns all settings by name, including those for Redis's tools. Seeds are never shown,
+/// passwords only `with_secrets`. `config` is the configuration with state kept elsewhere; `port`
+/// is the actual port.
 pub fn list(
     settings: &Settings,
     config: &Config,
@@ -173,12 +171,12 @@ pub fn list(
     for (section, keys) in SECTIONS {
         let Some(values) = all.get(*section).and_then(Value::as_table) else { continue };
         for key in *keys {
-            // ACL LIST has the users as they are now.
+            // ACL LIST has the current users.
             if key.name == "users" || key.secret && !with_secrets {
                 continue;
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
-            // What is fixed is listed already, as it really is.
+            // Fixed settings are already listed, with their actual values.
             out.extend(
                 key.redis
                     .iter()
@@ -201,8 +199,8 @@ pub fn list(
     out
 }
 
-/// A key by any of its names, in any case: Redis's, ours with its section, or ours alone where one
-/// section has it.
+/// Finds a key by any of its names, case-insensitive: Redis's, `section.key`, or the key alone if
+/// it is unique.
 fn find(name: &str) -> Option<(&'static str, &'static Key)> {
     let all =
         || SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key)));
@@ -218,7 +216,7 @@ fn find(name: &str) -> Option<(&'static str, &'static Key)> {
         .or_else(|| alone.next().filter(|_| alone.next().is_none()))
 }
 
-/// CONFIG SET: all of the pairs take effect, or none. `apply`: see [`Settings::change`].
+/// CONFIG SET: applies all pairs or none. `apply`: see [`Settings::change`].
 pub fn set(
     settings: &Settings,
     pairs: &[(String, String)],
@@ -257,11 +255,11 @@ pub fn set(
                     let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
                     limits.into_iter().map(|(key, bytes)| ("server", key, bytes)).collect()
                 }
-                // One whose value was worked out (maxmemory) is set as it is written.
+                // A setting with a derived value (maxmemory) is set to the literal value.
                 (_, Some((section, key))) if key.live => {
                     vec![(section, key.name, value.clone())]
                 }
-                // What it is already it may be set to.
+                // A fixed setting accepts its own value.
                 (Some((_, is)), _) if is == *value => continue,
                 (Some((fixed, _)), _) => return Err(refused(name, why_fixed(fixed))),
                 (None, Some(_)) => return Err(refused(name, IMMUTABLE)),
@@ -277,7 +275,7 @@ pub fn set(
                 };
                 *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
             }
-            // Each for itself, so that the error names the right one.
+            // Checked one by one, so that the error names the right setting.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
         }
         let (file, lists) = (config.file.take(), std::mem::take(&mut config.lists));
@@ -293,7 +291,7 @@ pub fn set(
     Ok(())
 }
 
-/// Redis's words for a word that is none of those allowed.
+/// Converts an error about an unknown word to Redis's text.
 fn worded(message: &str) -> String {
     match message.split_once(", expected one of ") {
         Some((_, words)) => {
@@ -303,8 +301,8 @@ fn worded(message: &str) -> String {
     }
 }
 
-/// The text of a configuration file, with the present values where they differ from the file's, or,
-/// if the file does not have them, from the defaults.
+/// Returns the text of a configuration file with the current values, where they differ from the
+/// file or, for missing keys, from the defaults.
 fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     let mut file: toml_edit::DocumentMut =
         text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
@@ -367,7 +365,7 @@ mod tests {
         assert_eq!(**settings.now(), Config::default());
     }
 
-    /// Exporters and runbooks read and set such names.
+    /// Exporters and runbooks read and set these names.
     #[test]
     fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
         let settings = Settings::new(Config::default());
@@ -453,7 +451,7 @@ mod tests {
             ),
             (&[("timeout", "9"), ("TIMEOUT", "9")], set_failed("TIMEOUT", "duplicate parameter")),
             (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
-            // Whatever CONFIG GET lists is known.
+            // All names that CONFIG GET lists are known.
             (
                 &[("counter.post.rows", "x:{id}")],
                 set_failed("counter.post.rows", "can't set immutable config"),
@@ -513,7 +511,7 @@ mod tests {
             + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
-        // Back to the default: the file must say so, for it says otherwise.
+        // A default value must be written if the file has another one.
         change(&settings, &[("timeout", "0")]).unwrap();
         settings.rewrite(|_| ()).unwrap();
         assert_eq!(Config::load(&path).unwrap().server.idle_timeout_s, 0);
@@ -531,7 +529,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
         let folder_has = |config: &mut Config| {
-            // As the folder has them: written anew, and with a secret seed.
+            // As stored in the data folder: reformatted, and with a secret seed.
             config.counter[0].name = "article".to_owned();
             config.counter[0].fields = "like:12 read:4".to_owned();
             config.existence[0].name = "loved".to_owned();

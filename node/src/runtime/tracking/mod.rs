@@ -1,26 +1,25 @@
-//! Client tracking (CLIENT TRACKING): a client that caches what it reads is told which of its
-//! copies a write has made stale.
+//! Client tracking (CLIENT TRACKING): notifies clients that cache what they read when a write makes
+//! a copy stale.
 //!
 //! ```text
-//!   read by a client that tracks     table: id -> key as the client named it -> its readers
-//!   write of that id                 takes the id's keys out of the table
+//!   read by a tracking client        table: id -> key as the client named it -> its readers
+//!   write of that id                 removes the id's keys from the table
 //!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
 //! ```
 //!
-//! - **Default mode.** A read enters its keys into the table *before* it reads. A
-//!   writer changes the data first and looks into the table second. So a reader either sees the
-//!   new value or is told.
-//! - **Broadcast mode.** The table is not used: each change of an id is sent, under all names that
-//!   its keys may have, to the clients whose prefixes match.
-//! - **Places.** A key stands for one or several [places](dataset::watch::Place): the row,
-//!   or the pairs, of an id in a space. Keys of cells stand for their whole row. The ids of
-//!   FEED.GET stand for themselves, at all places that the view reads.
-//! - **Order.** Messages lie in the inbox of the client that gets them. An
-//!   inbox is emptied between two replies, so no message overtakes a reply that was made before it.
+//! - **Default mode.** A read enters its keys into the table *before* it reads. A write changes the
+//!   data first and removes the keys second. So a reader either sees the new value or is notified.
+//! - **Broadcast mode.** Does not use the table. Each change of an id is sent, under all possible
+//!   names of its keys, to the clients with a matching prefix.
+//! - **Places.** A key depends on one or several [places](dataset::watch::Place): the row, or the
+//!   pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET is a
+//!   key of its own, which depends on all places that the view reads.
+//! - **Order.** Messages go to the inbox of the receiving client. The worker empties an inbox
+//!   between two replies, so a message never overtakes an earlier reply.
 //!
-//! Cost without trackers: a write loads one counter. What a client may make grow is bounded: table
-//! entries by `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by
-//! `max_subscriptions` and `max_subscription_bytes`.
+//! Without tracking clients a write costs one atomic load. Memory is bounded: table entries by
+//! `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by `max_subscriptions` and
+//! `max_subscription_bytes`.
 
 mod prefixes;
 mod table;
@@ -62,17 +61,17 @@ impl ChangeListener for Tracking {
     }
 }
 
-/// The channel on which a RESP2 client gets what others redirect to it.
+/// Channel on which a RESP2 client receives redirected invalidations.
 const CHANNEL: &[u8] = b"__redis__:invalidate";
-/// Changed places whose names are made and sent together.
+/// Maximum number of changed places whose names are generated and sent at once.
 const PLACES_TOGETHER: usize = 256;
-/// Entries of trackers that have gone which are not worth a walk over the table.
+/// Number of stale entries below which a scan of the table is not worthwhile.
 const FEW_STALE: usize = 1000;
 
-/// What a client chose with CLIENT TRACKING ON.
+/// Options of CLIENT TRACKING ON.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// The client that gets the messages instead, by number.
+    /// REDIRECT: client that receives the messages, and its id.
     pub redirect: Option<(u64, Weak<Client>)>,
     /// BCAST.
     pub broadcast: bool,
@@ -84,61 +83,58 @@ pub struct Options {
     pub no_loop: bool,
 }
 
-/// A client that tracks, from CLIENT TRACKING ON to OFF.
+/// A tracking client, from CLIENT TRACKING ON to OFF.
 pub struct Tracker {
-    /// No other tracker has had it, one of the same client neither.
+    /// Unique number; a client that starts tracking again gets a new one.
     number: u64,
     client: Arc<Client>,
-    /// What it asked for.
+    /// Options of the client.
     pub options: Options,
-    /// About how many entries of the table are its own.
+    /// Approximate number of its entries in the table.
     items: AtomicI64,
 }
 
-/// The registry of all trackers. See the top of the file.
+/// Registry of all trackers.
 #[derive(Default)]
 pub struct Tracking {
-    /// How many there are.
     clients: Arc<AtomicUsize>,
     trackers: RwLock<HashMap<u64, Arc<Tracker>>>,
     last_number: AtomicU64,
     table: Table,
     prefixes: RwLock<Prefixes>,
-    /// How many prefixes there are.
+    /// Number of prefixes.
     broadcasts: AtomicUsize,
-    /// Horizons of existence spaces, by number, as they were when [`Tracking::tidy`] last looked.
+    /// Horizons of existence spaces, by space number, at the last [`Tracking::tidy`].
     horizons: Mutex<HashMap<u32, u64>>,
-    /// About how many entries of the table belong to trackers that have gone.
+    /// Approximate number of table entries of former trackers.
     stale: AtomicUsize,
-    /// Entries that made room for others.
+    /// Number of entries evicted.
     pub(crate) evicted: AtomicU64,
-    /// `max_tracked_keys`.
+    /// Limit `max_tracked_keys`; 0 for none.
     most_items: AtomicUsize,
-    /// `max_push_buffer_bytes`.
     most_push_bytes: AtomicUsize,
 }
 
-/// What one command, or one record of a master's log, has changed, until it is told.
+/// Changes by one command, or by one record of a master's log, that were not sent yet.
 #[derive(Default)]
 struct Changes {
-    /// The client that has made the changes: its number, and its tracker's.
+    /// Client that made the changes, and the number of its tracker.
     client: Option<u64>,
     tracker: Option<u64>,
     taken: Vec<Taken>,
-    /// For broadcasts.
+    /// Changed places, for broadcasts.
     places: Vec<Place>,
-    /// All keys may have changed.
     all: bool,
 }
 
 thread_local! {
-    /// What the command that this thread executes has changed so far.
+    /// Changes collected by the command that this thread executes.
     static CHANGES: RefCell<Option<Changes>> = const { RefCell::new(None) };
 }
 
-/// A message, written once for each protocol.
+/// An invalidation, encoded at most once per protocol.
 struct Message<'a> {
-    /// None: all keys.
+    /// Keys; `None` stands for all.
     pub keys: Option<&'a [&'a [u8]]>,
     push: Vec<u8>,
     channel: Vec<u8>,
@@ -178,7 +174,7 @@ fn write_message(reply: &mut Reply<'_>, keys: Option<&[&[u8]]>) {
     }
 }
 
-/// Writes an invalidation of all keys for a client whose messages were lost, if it can get any.
+/// Writes an invalidation of all keys to a client that lost messages, if the client can receive it.
 pub fn write_all(client: &Client, out: &mut Vec<u8>) {
     if client.protocol() == Protocol::Resp3 || client.listens() {
         write_message(&mut Reply::new(out, client.protocol()), None);
@@ -186,7 +182,6 @@ pub fn write_all(client: &Client, out: &mut Vec<u8>) {
 }
 
 impl Tracking {
-    /// Takes over the limits.
     pub(crate) fn configure(&self, config: &Config) {
         self.most_items.store(config.server.max_tracked_keys, Relaxed);
         self.most_push_bytes.store(config.server.max_push_buffer_bytes, Relaxed);
@@ -198,28 +193,28 @@ impl Tracking {
         self.clients.load(Relaxed) != 0
     }
 
-    /// Clients that track.
     pub(crate) fn clients(&self) -> usize {
         self.clients.load(Relaxed)
     }
 
-    /// Keys in the table, and entries: a key that several clients have read has several.
+    /// Returns the number of keys in the table, and of entries: pairs of a key and a reader.
     pub fn size(&self) -> (usize, usize) {
         (self.table.keys(), self.table.items())
     }
 
-    /// About how many bytes the table takes.
+    /// Approximate size of the table in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.table.bytes()
     }
 
-    /// Distinct prefixes of clients in broadcast mode.
+    /// Number of distinct prefixes in broadcast mode.
     pub fn prefixes(&self) -> usize {
         self.prefixes.read().len()
     }
 
-    /// A client begins to track, or goes on with other options. `before`: its tracker so far.
-    /// Writers that may have missed that are the caller's affair: [`Engines::pass_writers`].
+    /// Starts tracking for a client, or changes its options if it has a tracker `before`.
+    /// Concurrent writers may not see the new tracker yet, so the caller must wait for them:
+    /// [`Engines::pass_writers`].
     pub fn start(
         &self,
         client: &Arc<Client>,
@@ -258,12 +253,12 @@ impl Tracking {
         trackers.insert(number, tracker.clone());
         self.clients.store(trackers.len(), SeqCst);
         drop(trackers);
-        // Against the fence in `Engines::changed_by_log`.
+        // Pairs with the fence in `Engines::changed_by_log`.
         fence(SeqCst);
         tracker
     }
 
-    /// A client tracks no more.
+    /// Stops tracking for a client.
     pub fn stop(&self, tracker: &Tracker, prefixes: &BTreeSet<Box<[u8]>>) {
         let client = &tracker.client;
         client.flags.fetch_and(!(TRACKING | BROKEN_REDIRECT | BROADCAST), Relaxed);
@@ -278,7 +273,7 @@ impl Tracking {
         self.clients.store(trackers.len(), SeqCst);
         let items = usize::try_from(tracker.items.load(Relaxed)).unwrap_or(0);
         self.stale.fetch_add(items, Relaxed);
-        // Before the next one can begin: what that enters stays.
+        // Under the lock, so that entries of a new tracker remain.
         let all = trackers.is_empty().then(|| {
             self.stale.store(0, Relaxed);
             self.table.clear()
@@ -287,13 +282,13 @@ impl Tracking {
         all.into_iter().for_each(table::drop_elsewhere);
     }
 
-    /// A client is about to read a key of this id, at this place or these.
+    /// Enters a key that a client is about to read, with the spaces on which it depends.
     pub fn remember(&self, tracker: &Tracker, id: u64, key: &[u8], spaces: &Spaces) {
         if !self.table.remember(id, key, spaces, tracker.number) {
             return;
         }
         tracker.items.fetch_add(1, Relaxed);
-        // Two for one, so that a limit that was lowered is reached.
+        // Evicts two entries per new one, so that a lowered limit is reached eventually.
         for _ in 0..2 {
             if !self.is_over() || !self.evict() {
                 break;
@@ -306,7 +301,7 @@ impl Tracking {
         most > 0 && self.table.items() > most
     }
 
-    /// Forgets one key of the table, and tells its readers. False if there is none.
+    /// Evicts a random key and notifies its readers. Returns false if the table is empty.
     fn evict(&self) -> bool {
         let Some(taken) = self.table.evict() else { return false };
         self.evicted.fetch_add(taken.readers.len() as u64, Relaxed);
@@ -314,9 +309,7 @@ impl Tracking {
         true
     }
 
-    // --- what has changed ---
-
-    /// Begins to gather what a command changes, or a record.
+    /// Starts collecting the changes of a command or a record.
     pub fn begin(&self, client: Option<&Client>, tracker: Option<&Tracker>) {
         let changes = Changes {
             client: client.map(|client| client.id),
@@ -326,12 +319,13 @@ impl Tracking {
         CHANGES.set(Some(changes));
     }
 
-    /// Tells what was gathered. Whether the client that has made the changes gets messages itself.
+    /// Sends the collected changes. Returns whether the client that made them receives a message
+    /// itself.
     pub fn end(&self, engines: Option<&Engines>) -> bool {
         CHANGES.take().is_some_and(|changes| self.send(&changes, engines))
     }
 
-    /// Adds to what is gathered, or tells it at once where nothing is.
+    /// Adds to the collected changes. Sends them at once if nothing is being collected.
     fn tell(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
         let alone = CHANGES.with_borrow_mut(|gathered| match gathered {
             Some(changes) => {
@@ -347,12 +341,10 @@ impl Tracking {
         alone.into_iter().for_each(|changes| _ = self.send(&changes, engines));
     }
 
-    /// For a data set, which tells what changes.
     pub(crate) fn listener(self: &Arc<Tracking>) -> Listener {
         Listener::new(self.clients.clone(), self.clone())
     }
 
-    /// A place has changed.
     #[cold]
     pub(crate) fn changed(&self, engines: &Engines, place: Place) {
         let taken = self.table.take(place);
@@ -368,7 +360,7 @@ impl Tracking {
         });
     }
 
-    /// Any key may have changed: a schema, or blocks of filters.
+    /// Handles a change after which any key may be stale, such as one of a schema.
     #[cold]
     pub(crate) fn all_changed(&self) {
         table::drop_elsewhere(self.table.clear());
@@ -378,7 +370,7 @@ impl Tracking {
         self.tell(None, |changes| changes.all = true);
     }
 
-    /// Sends messages; true if the client that has made the changes gets one.
+    /// Sends the messages. Returns whether the client that made the changes receives one.
     fn send(&self, changes: &Changes, engines: Option<&Engines>) -> bool {
         let mut own = false;
         let trackers = self.trackers.read();
@@ -436,8 +428,8 @@ impl Tracking {
         own
     }
 
-    /// Lays a message into the inbox of a tracker's client, or of the one that it redirects to.
-    /// True if that is the client that has made the changes.
+    /// Delivers a message to a tracker's client or to its redirection target. Returns whether that
+    /// is the client that made the changes.
     fn deliver(&self, tracker: &Tracker, message: &mut Message<'_>, changes: &Changes) -> bool {
         let most = self.most_push_bytes.load(Relaxed);
         let push = |client: &Client, bytes: &[u8]| {
@@ -446,7 +438,7 @@ impl Tracking {
         };
         let Some((id, target)) = &tracker.options.redirect else {
             let client = &tracker.client;
-            // RESP2 has no message that a client could tell from a reply.
+            // RESP2 cannot distinguish a message from a reply.
             return client.protocol() == Protocol::Resp3
                 && push(client, message.bytes(Protocol::Resp3));
         };
@@ -468,10 +460,8 @@ impl Tracking {
         hears && push(&target, message.bytes(protocol))
     }
 
-    // --- upkeep ---
-
-    /// For the maintenance thread: tells of ids that have fallen below a horizon, forgets entries
-    /// of trackers that have gone, and keeps the table within its limit.
+    /// Maintains the table. Notifies readers of ids below a new horizon, removes entries of former
+    /// trackers, and enforces the limit. Called by the maintenance thread.
     pub fn tidy(&self, engines: &Engines) {
         if !self.any() {
             return;
@@ -491,11 +481,12 @@ impl Tracking {
         while self.is_over() && self.evict() {}
     }
 
-    /// Pairs of ids below `horizon` are unknown from now on.
+    /// Handles a new horizon: pairs of ids below it are unknown from now on.
     fn recycled(&self, engines: &Engines, space: u32, horizon: u64) {
         let taken = self.table.take_below(space, horizon);
         self.tell(Some(engines), |changes| changes.taken.extend(taken));
-        // Which of those ids a client knows that gets broadcasts cannot be said.
+        // The ids known to clients in broadcast mode are not recorded, so these clients discard all
+        // keys.
         let numbers: BTreeSet<u64> = {
             let prefixes = self.prefixes.read();
             let touched = engines.name_starts(space);
@@ -508,7 +499,8 @@ impl Tracking {
         }
     }
 
-    /// Users have changed: ends the clients whose broadcasts their users may not hear any more.
+    /// Disconnects clients whose users may no longer receive their broadcasts, after a change of
+    /// users.
     pub fn end_denied(&self, may: impl Fn(&Client, &[u8]) -> bool) {
         let trackers = self.trackers.read();
         let prefixes = self.prefixes.read();

@@ -1,22 +1,21 @@
-//! Prefixes of keys that clients in broadcast mode have asked for.
+//! Key prefixes of clients in broadcast mode.
 //!
-//! A key is held against prefixes by looking up its own beginnings, one for each length that a
-//! prefix has: that costs the same however many clients there are.
+//! A key is matched by looking up its own prefixes, one for each length in use. The cost does not
+//! depend on the number of clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Longest prefix, in bytes. With it, it is bounded what a key costs.
+/// Maximum length of a prefix in bytes, which bounds the cost of matching a key.
 pub const MAX_PREFIX: usize = crate::runtime::pubsub::MAX_PATTERN;
 
-/// The trackers that have asked for a prefix, and keys that begin with it.
+/// Trackers with a prefix, and the keys that match it.
 type Matches<'p, 'n> = (&'p BTreeSet<u64>, Vec<&'n [u8]>);
 
-/// All prefixes, with the trackers that have asked for them.
 #[derive(Default)]
 pub(crate) struct Prefixes {
     trackers: BTreeMap<Box<[u8]>, BTreeSet<u64>>,
-    /// How many prefixes have this length.
+    /// Number of prefixes by length.
     lengths: BTreeMap<usize, usize>,
 }
 
@@ -53,7 +52,7 @@ impl Prefixes {
         }
     }
 
-    /// For each prefix with keys among `names`: its trackers, and those keys.
+    /// Returns each prefix that matches some of `names`, as its trackers and the matching names.
     pub(crate) fn matching<'n>(&self, names: &'n BTreeSet<Vec<u8>>) -> Vec<Matches<'_, 'n>> {
         let mut found: BTreeMap<&[u8], Matches<'_, 'n>> = BTreeMap::new();
         for name in names {
@@ -66,7 +65,7 @@ impl Prefixes {
         found.into_values().collect()
     }
 
-    /// Trackers with prefixes that a key which begins with one of `starts` may match.
+    /// Returns the trackers with a prefix that may match a key beginning with one of `starts`.
     pub(crate) fn touching<'a>(
         &'a self,
         starts: &'a [Vec<u8>],
@@ -81,16 +80,16 @@ fn overlap(a: &[u8], b: &[u8]) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
 
-/// Two prefixes of one client that a key can match both: it would be told of that key twice.
+/// Two overlapping prefixes of one client. It would be notified twice of the same key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Overlap<'a> {
-    /// A new one, and one that the client has.
+    /// A new prefix, and an existing one of the client.
     Existing(&'a [u8], &'a [u8]),
-    /// Two new ones.
+    /// Two new prefixes.
     Provided(&'a [u8], &'a [u8]),
 }
 
-/// The first overlap of prefixes that a client asks for, in Redis's order.
+/// Returns the first overlap of a client's new prefixes, in Redis's order.
 pub fn find_overlap<'a>(
     existing: &'a BTreeSet<Box<[u8]>>,
     new: &[&'a [u8]],
@@ -105,7 +104,7 @@ pub fn find_overlap<'a>(
         {
             return Some(Overlap::Existing(prefix, other));
         }
-        // Only if there is one it is worth looking at all others.
+        // Scans the other prefixes only if one of them overlaps.
         let is_twice = counts.get(prefix).is_some_and(|count| *count > 1)
             || (0..prefix.len()).any(|length| counts.contains_key(&prefix[..length]))
             || counts.range::<[u8], _>(behind).next().is_some_and(|(k, _)| k.starts_with(prefix));
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(find(&none, &["FOO", "FOOBAR"]), told("FOO", "FOOBAR", false));
         assert_eq!(find(&none, &["FOO", "FOO"]), told("FOO", "FOO", false));
         assert_eq!(find(&none, &["x", ""]), told("x", "", false));
-        // Neighbours in their order that do not overlap hide none that do.
+        // Neighbours in sort order that do not overlap must not hide others that do.
         assert_eq!(find(&none, &["a", "b", "c", "ba", "bb"]), told("b", "ba", false));
         assert_eq!(find(&none, &["ab", "ac", "a"]), told("ab", "a", false));
         assert_eq!(find(&none, &["ad", "ac", "ab", "b", "a"]), told("ad", "a", false));

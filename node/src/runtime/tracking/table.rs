@@ -1,7 +1,7 @@
-//! The table of what clients have read: id -> keys of the id, as clients named them -> readers.
+//! Tracking table: id -> keys of the id, as clients named them -> readers.
 //!
-//! It lies in shards by id, each with a lock of its own that is held for one look. An id has a
-//! handful of keys at most (its row, its cells, its pairs, itself), so its keys are a short list.
+//! It consists of shards by id, each with its own lock. An id has only a few keys (its row, its
+//! cells, its pairs, itself), so they are in a list.
 
 use dataset::watch::Place;
 use parking_lot::Mutex;
@@ -11,21 +11,20 @@ use std::collections::hash_map::Entry;
 use std::mem::size_of;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// A power of two.
+/// Number of shards, a power of two.
 const SHARDS: usize = 64;
-/// A table with more keys is dropped by a thread of its own: that takes milliseconds.
+/// Number of ids above which a table is dropped on another thread, as that takes milliseconds.
 const MANY_KEYS: usize = 10_000;
-/// Bytes of an allocation beside what it holds.
+/// Overhead of an allocation, in bytes.
 const ALLOCATION: usize = 16;
 
-/// The spaces by whose changes a key changes.
+/// Spaces whose changes make a key stale.
 pub type Spaces = SmallVec<[u32; 4]>;
 
-/// A key that was read.
 struct Key {
     text: Box<[u8]>,
     spaces: Spaces,
-    /// Numbers of trackers, rising.
+    /// Numbers of trackers, in ascending order.
     readers: SmallVec<[u64; 2]>,
 }
 
@@ -40,36 +39,35 @@ impl Key {
     }
 }
 
-/// The keys of one id.
 struct OfId {
     id: u64,
     keys: Vec<Key>,
 }
 
-/// What an id takes beside its keys: itself, and its place in the map.
+/// Memory of an id without its keys: list element and map entry.
 const ID_BYTES: usize = size_of::<OfId>() + ALLOCATION + 2 * size_of::<(u64, usize)>();
 
-/// Ids in a list, so that one can be chosen at random, and where each is.
+/// Ids in a list, for random choice, and the index of each id.
 #[derive(Default)]
 pub(crate) struct Shard {
     at: HashMap<u64, usize>,
     ids: Vec<OfId>,
     keys: usize,
-    /// Pairs of a key and a reader.
+    /// Number of entries: pairs of a key and a reader.
     items: usize,
     bytes: usize,
 }
 
 impl Shard {
-    /// Counts a key out that was taken out of its list.
+    /// Subtracts a removed key from the totals.
     fn count_out(&mut self, key: &Key) {
         self.keys -= 1;
         self.items -= key.readers.len();
         self.bytes -= key.bytes();
     }
 
-    /// Takes out the keys of the id at `index` of which that is said. The last id may come to lie
-    /// there.
+    /// Removes the keys for which `is_taken` returns true from the id at `index`. If no key
+    /// remains, the last id moves to this index.
     fn take_of(
         &mut self,
         index: usize,
@@ -114,7 +112,7 @@ impl Shard {
                 &mut keys[known]
             }
             None => {
-                // Most ids have one key.
+                // Exact, because most ids have one key.
                 keys.reserve_exact(1);
                 let (spaces, readers) = (Spaces::new(), SmallVec::new());
                 keys.push(Key { text: text.into(), spaces, readers });
@@ -137,7 +135,7 @@ impl Shard {
     }
 
     fn keep_readers(&mut self, is_kept: impl Fn(u64) -> bool) {
-        // From the end, as the last one takes the place of one that goes.
+        // In reverse, since removing an id moves the last one to its index.
         for index in (0..self.ids.len()).rev() {
             for key in &mut self.ids[index].keys {
                 let (readers, bytes) = (key.readers.len(), key.bytes());
@@ -151,19 +149,17 @@ impl Shard {
     }
 }
 
-/// A key that was taken out of the table: its readers are to be told.
+/// A removed key, whose readers must be notified.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) key: Box<[u8]>,
     pub(crate) readers: SmallVec<[u64; 2]>,
-    /// Not because of a client's change.
+    /// Whether it was removed for another reason than a client's change.
     pub(crate) is_evicted: bool,
 }
 
-/// See the top of the file.
 pub(crate) struct Table {
     shards: Box<[Mutex<Shard>]>,
-    /// Of all shards.
     items: AtomicUsize,
 }
 
@@ -176,16 +172,16 @@ impl Default for Table {
 
 impl Table {
     fn of(&self, id: u64) -> &Mutex<Shard> {
-        // The upper bits of a multiplication by 2^64 / golden ratio.
+        // Fibonacci hashing: the upper bits of a multiplication by 2^64 / golden ratio.
         &self.shards[(id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % SHARDS]
     }
 
-    /// Does something with a shard, and counts what that does to the sum.
+    /// Runs `work` on a shard, and adds the change of its entries to the total.
     fn with<R>(&self, shard: &Mutex<Shard>, work: impl FnOnce(&mut Shard) -> R) -> R {
         let mut shard = shard.lock();
         let before = shard.items;
         let done = work(&mut shard);
-        // Modulo 2^64: they may have become fewer.
+        // Wraps around if the number has decreased.
         self.items.fetch_add(shard.items.wrapping_sub(before), Relaxed);
         done
     }
@@ -202,17 +198,17 @@ impl Table {
         self.sum(|shard| shard.bytes)
     }
 
-    /// Pairs of a key and a reader.
+    /// Number of entries: pairs of a key and a reader.
     pub(crate) fn items(&self) -> usize {
         self.items.load(Relaxed)
     }
 
-    /// A reader is about to read a key of this id. False if that was known.
+    /// Adds an entry. Returns false if it exists.
     pub(crate) fn remember(&self, id: u64, text: &[u8], spaces: &Spaces, reader: u64) -> bool {
         self.with(self.of(id), |shard| shard.remember(id, text, spaces, reader))
     }
 
-    /// Takes out the keys that change with this place.
+    /// Removes and returns the keys that depend on this place.
     pub(crate) fn take(&self, (space, id): Place) -> Vec<Taken> {
         let mut taken = Vec::new();
         self.with(self.of(id), |shard| {
@@ -223,7 +219,7 @@ impl Table {
         taken
     }
 
-    /// Takes out the keys of ids below `end` that change with this space.
+    /// Removes and returns the keys that depend on this space, of ids below `end`.
     pub(crate) fn take_below(&self, space: u32, end: u64) -> Vec<Taken> {
         let mut taken = Vec::new();
         for shard in &self.shards {
@@ -238,7 +234,7 @@ impl Table {
         taken
     }
 
-    /// Takes out some key.
+    /// Removes and returns a random key.
     pub(crate) fn evict(&self) -> Option<Taken> {
         let first = fastrand::usize(..SHARDS);
         let shards = self.shards[first..].iter().chain(&self.shards[..first]);
@@ -252,23 +248,23 @@ impl Table {
         shards.map(|shard| self.with(shard, evict)).find(Option::is_some).flatten()
     }
 
-    /// Forgets all readers but these.
+    /// Removes all readers for which `is_kept` returns false.
     pub(crate) fn keep_readers(&self, is_kept: impl Fn(u64) -> bool) {
         for shard in &self.shards {
             self.with(shard, |shard| shard.keep_readers(&is_kept));
         }
     }
 
-    /// Forgets everything. What it was is for [`drop_elsewhere`].
+    /// Removes everything. Pass the result to [`drop_elsewhere`].
     pub(crate) fn clear(&self) -> Vec<Shard> {
         self.shards.iter().map(|shard| self.with(shard, std::mem::take)).collect()
     }
 }
 
-/// Drops what a table held, on a thread of its own if there is much of it.
+/// Drops the content of a table, on another thread if it is large.
 pub(crate) fn drop_elsewhere(shards: Vec<Shard>) {
     if shards.iter().map(|shard| shard.ids.len()).sum::<usize>() > MANY_KEYS {
-        // If there is no thread for it, it is dropped here.
+        // If no thread can be started, it is dropped here.
         let _ = std::thread::Builder::new().name("drop".to_owned()).spawn(move || drop(shards));
     }
 }
@@ -304,7 +300,7 @@ mod tests {
             (7, "post:7", &[1], 3),
             (7, "post:7:like", &[1], 3),
             (7, "liked:7", &[2], 3),
-            // A page, and another view of the same id.
+            // FEED.GET of two views with the same id.
             (7, "7", &[1, 2], 3),
             (7, "7", &[1, 9, 8, 6, 4], 3),
             (8, "post:8", &[1], 3),
@@ -359,7 +355,7 @@ mod tests {
         assert!(is_empty(&table));
     }
 
-    /// Thousands of clients that read one hot key.
+    /// Thousands of clients read one hot key.
     #[test]
     fn a_key_has_any_number_of_readers() {
         let table = Table::default();
