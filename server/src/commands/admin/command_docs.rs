@@ -1,11 +1,11 @@
-//! What COMMAND DOCS says of a command.
+//! Replies of COMMAND DOCS.
 
 use super::usage::{self, Argument};
 use node::command::spec::{Cost, Spec};
 use resp::Reply;
 use std::borrow::Cow;
 
-/// What a command costs.
+/// Formats the complexity of a command.
 fn cost(spec: &Spec) -> Cow<'static, str> {
     match spec.cost {
         Cost::Constant => "O(1)".into(),
@@ -14,7 +14,7 @@ fn cost(spec: &Spec) -> Cow<'static, str> {
     }
 }
 
-/// A command's name, and what there is to say of it.
+/// Writes the name and description of a command.
 pub(super) fn write(reply: &mut Reply<'_>, spec: &Spec) {
     let arguments = usage::arguments(spec);
     reply.bulk(spec.name.as_bytes());
