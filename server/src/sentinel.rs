@@ -12,12 +12,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Polling interval per Sentinel.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Timeout of a connect or a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Follows all Sentinels until the server stops.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let all = Arc::new(Mutex::new(Sentinels::default()));
@@ -30,7 +28,6 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-/// Follows one Sentinel and reconnects after errors.
 async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: Place) {
     let mut told = String::new();
     loop {

@@ -21,12 +21,10 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const OF_EACH: Duration = Duration::from_millis(10);
 /// Interval at which a node checks whether it is a fenced master.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Error code of a node that is still loading.
 const LOADING: &str = "LOADING";
 
-/// Polls the other nodes until the server stops.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -92,7 +90,6 @@ async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
     }
 }
 
-/// Polls one node forever.
 async fn ask(host: Arc<Host>, member: Member) {
     loop {
         // Errors only end the connection; the health record already shows the missing reply.
@@ -136,7 +133,6 @@ async fn has_data(link: &mut Link) -> io::Result<bool> {
     Ok(!(is_replica && is_behind))
 }
 
-/// Pause between two polls of one node.
 fn pause(host: &Host) -> Duration {
     ASK_EVERY.max(OF_EACH * host.cluster.topology().members().len() as u32)
 }

@@ -28,7 +28,6 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
 /// Guard that excludes other writers; `None` inside EXEC, which holds its own.
 pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
 
-/// Context of one command execution.
 pub(crate) struct Call<'a> {
     pub(crate) spec: &'static Spec,
     /// The whole request, including the command name.
@@ -223,7 +222,6 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as a row's key.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
         match self.node.engines().resolve(self.args.at(index))? {
@@ -292,7 +290,6 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Parses argument `index` as an id.
     #[inline]
     pub(crate) fn id(&self, index: usize) -> Result<u64, Refusal> {
         id(self.args.at(index))
@@ -342,7 +339,6 @@ pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
     resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
 }
 
-/// Converts a disk error to a refusal.
 pub(crate) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }

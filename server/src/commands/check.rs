@@ -78,7 +78,6 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
 }
 
-/// Counts a rejected command for INFO commandstats.
 #[cold]
 pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
     if let Some((number, spec)) = found {

@@ -50,7 +50,6 @@ fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -
     footprint.marked().is_none() && !footprint.is_exact()
 }
 
-/// Collects the cold rows that a request needs.
 pub(crate) fn ask(
     found: Found,
     args: Args<'_>,

@@ -23,7 +23,6 @@ pub(crate) enum Run {
     Long(LongHandler),
 }
 
-/// A command: its row and its handler.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
     pub(crate) spec: Spec,
@@ -44,7 +43,6 @@ impl Group {
         Group { name, since, keys }
     }
 
-    /// Defines a command of this group.
     pub(crate) const fn row(
         &self,
         name: &'static str,
@@ -81,7 +79,6 @@ impl Group {
         self.row(name, -2, 0, "", Run::Once(help), summary).keys(NO_KEYS).with(subcommands)
     }
 
-    /// Defines the subcommand HELP.
     pub(crate) const fn help(&self, name: &'static str) -> Command {
         let flags = flag::LOADING | flag::STALE;
         self.row(name, 2, flags, "", Run::Once(help), "Print this help.").keys(NO_KEYS)
@@ -156,7 +153,6 @@ pub(crate) fn install<'a>(commands: impl Iterator<Item = &'a Command> + Clone) {
     });
 }
 
-/// Returns the handler of a command or subcommand.
 #[inline]
 pub(crate) fn handler(number: usize) -> Run {
     HANDLERS.get().map_or(&[][..], Vec::as_slice)[number]

@@ -93,7 +93,6 @@ pub(crate) fn execute(
     fine
 }
 
-/// Records an error reply.
 pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'_>) {
     node.calls.of(session.worker).error(refusal.text());
     // After a disconnect, client libraries ask Sentinel for the new master.
@@ -116,7 +115,6 @@ pub(crate) fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session
     };
 }
 
-/// Executes a request whose ids belong to several nodes.
 #[cold]
 fn answer_in_parts(
     found: Found,
@@ -168,7 +166,6 @@ pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> 
     changes && node.loaded().is_some_and(Engines::is_spilling) && node.replication.is_master()
 }
 
-/// Queues a command between MULTI and EXEC.
 fn queue(
     spec: &'static Spec,
     args: Args<'_>,

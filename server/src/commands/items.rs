@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of items per turn of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
-/// Time limit of a turn of a long request.
 const TURN_TIME: Duration = Duration::from_millis(2);
 /// Number of items between two reads of the clock.
 pub(crate) const FEW: usize = 8;
@@ -115,7 +114,6 @@ impl Call<'_> {
         Ok(answer)
     }
 
-    /// Begins an array reply and records its length.
     #[inline]
     pub(crate) fn begin_array(&mut self, elements: usize) {
         self.reply.array(elements);

@@ -41,7 +41,6 @@ pub(crate) struct LongRequest {
     spec: &'static Spec,
     pub(crate) step: Step,
     scratch: Scratch,
-    /// Execution time so far.
     took: Duration,
     /// Hash of the schema that the request's names referred to in its first turn.
     shape: Option<u64>,
@@ -110,7 +109,6 @@ impl LongRequest {
         part
     }
 
-    /// Index of the next item.
     fn item(&self) -> usize {
         match self.step {
             Step::Check(item) | Step::Do(item) => item,
@@ -123,7 +121,6 @@ impl LongRequest {
         matches!(self.step, Step::Do(1..)) && self.scratch.elements > 0
     }
 
-    /// Bytes of memory held between turns.
     pub(crate) fn bytes(&self) -> usize {
         self.scratch.bytes()
     }

@@ -37,7 +37,6 @@ impl<'a> LookAhead<'a> {
     pub(crate) fn at(&mut self, found: Found, args: Args<'a>) {
         let Some((_, spec)) = found.filter(|(_, spec)| is_small(spec)) else { return };
         let engines = self.engines;
-        // Reads do not use the committer.
         let mut hinted = !spec.has(flag::WRITE);
         Footprint::new(spec, args, engines).first(|touch| {
             let id = touch.id();

@@ -67,7 +67,6 @@ pub(crate) const COMMANDS: &[Command] = &[
     ]).since("2.8.0"),
 ];
 
-/// Confirmation words for subscribing and unsubscribing.
 fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
     match kind {
         Kind::Channel => (b"subscribe", b"unsubscribe"),
@@ -100,7 +99,6 @@ fn check_name(kind: Kind, name: &[u8]) -> Outcome {
     if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
 }
 
-/// Checks the length of a client's pattern.
 pub(crate) fn check_pattern(pattern: &[u8]) -> Outcome {
     check_name(Kind::Pattern, pattern)
 }

@@ -302,7 +302,6 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parsed arguments of FAILOVER.
 struct FailoverAsked {
     to: Option<(String, String)>,
     force: bool,

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 /// Number of arguments above which the worker's buffers are released afterwards.
 const MANY_ARGS: usize = 4096;
 
-/// Executes a checked command.
 pub(crate) fn run(
     spec: &'static Spec,
     numbers: u32,
@@ -101,7 +100,6 @@ pub(crate) fn run_turn(
     answer
 }
 
-/// Reports a command to MONITOR.
 #[cold]
 fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);

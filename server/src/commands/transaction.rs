@@ -291,7 +291,6 @@ fn ids(
     Some(ids)
 }
 
-/// CPU time of this thread.
 fn thread_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)

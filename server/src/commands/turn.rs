@@ -29,9 +29,7 @@ impl Step {
 
 /// Result of a handler over many items.
 pub(crate) enum Answer {
-    /// The reply is complete.
     Done,
-    /// Call the handler again with this step.
     Continue(Step),
 }
 
@@ -40,7 +38,6 @@ pub(crate) type Answered = Result<Answer, Refusal>;
 /// Arguments and step of one handler call.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn<'a> {
-    /// The whole request.
     pub(crate) args: Args<'a>,
     /// The request reduced to the items and options of this turn.
     pub(crate) part: Args<'a>,

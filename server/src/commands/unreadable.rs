@@ -10,7 +10,6 @@ use std::collections::HashMap;
 pub(crate) struct UnreadableRows(Option<HashMap<u64, Refusal>>);
 
 impl UnreadableRows {
-    /// Records the unreadable rows of a batch.
     #[inline]
     pub(crate) fn note(&mut self, read: Result<(), UnreadableIds>) {
         if let Err(ids) = read {

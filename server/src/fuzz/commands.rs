@@ -23,7 +23,6 @@ use std::sync::{Arc, LazyLock};
 
 type Words = Vec<Vec<u8>>;
 
-/// Node under test.
 fn node() -> Arc<Node> {
     static CONFIG: LazyLock<Config> = LazyLock::new(|| {
         let mut config = Config::default();
@@ -70,7 +69,6 @@ impl Guest {
         }
     }
 
-    /// Executes the requests and returns the replies.
     fn ask(&mut self, requests: &[Vec<Vec<u8>>]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for words in requests {
@@ -120,7 +118,6 @@ impl Drop for Guest {
     }
 }
 
-/// Decodes all replies.
 fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
     while !bytes.is_empty() {
@@ -180,7 +177,6 @@ pub fn commands(input: &[u8]) {
     }
 }
 
-/// Sends arbitrary commands by another client.
 fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
     let names: Vec<&'static str> = with_numbers()
         .map(|(_, spec)| spec.name)

@@ -22,7 +22,6 @@ pub(super) fn json(value: &serde_json::Value) -> Answer {
     body(StatusCode::OK, "application/json", value.to_string())
 }
 
-/// Error response in JSON.
 pub(super) fn wrong(status: StatusCode, why: &str) -> Answer {
     body(status, "application/json", serde_json::json!({ "error": why }).to_string())
 }

@@ -268,7 +268,6 @@ fn existence(space: &ExistenceSpace) -> Value {
     })
 }
 
-/// Newest slow-log entries.
 pub(super) fn slowlog(node: &Node) -> Value {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let entries: Vec<Value> = node

@@ -30,7 +30,6 @@ pub(super) struct Door {
     is_local: bool,
 }
 
-/// Credentials of a request.
 pub(super) struct Asked<'a> {
     pub(super) peer: SocketAddr,
     pub(super) authorization: &'a str,

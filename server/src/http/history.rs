@@ -11,9 +11,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Sampling interval.
 const EVERY: Duration = Duration::from_secs(2);
-/// Number of samples kept.
 const SAMPLES: usize = 300;
 
 /// Ring of samples, oldest first.
@@ -34,7 +32,6 @@ struct Point {
     memory_bytes: u64,
 }
 
-/// Counter values at one moment.
 struct Sums {
     at: Instant,
     pages: u64,

@@ -12,10 +12,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Maximum number of ids per page.
 const MAX_IDS: usize = 200;
 
-/// Parameters of a request.
 #[derive(Default)]
 struct Query {
     view: String,

@@ -35,10 +35,8 @@ const MAX_CONNECTIONS: usize = 64;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum interval between log lines about failing accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Maximum size of a request head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// State shared by all requests.
 struct Admin {
     host: Arc<Host>,
     door: Door,

@@ -19,7 +19,6 @@ pub(super) struct Letters {
     file: Option<File>,
 }
 
-/// An event that could not be applied.
 pub(super) struct Letter<'a> {
     pub(super) partition: u32,
     pub(super) message: u128,

@@ -23,10 +23,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Maximum length of a text member.
 const MAX_MEMBER_BYTES: usize = 64 << 10;
 
-/// A parsed event.
 #[derive(Debug, PartialEq)]
 pub(super) struct Event<'a> {
     name: Name<'a>,
@@ -297,7 +295,6 @@ pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
     })
 }
 
-/// The action or counter that an event changes.
 enum Target<'e> {
     Action(&'e Action),
     Counter(&'e CounterSpace, usize),

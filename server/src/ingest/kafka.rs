@@ -69,7 +69,6 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
     Ok(topic.partitions.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
 }
 
-/// Reader of one partition.
 pub(super) struct Reader {
     client: PartitionClient,
     partition: u32,

@@ -136,7 +136,6 @@ impl Reader {
     }
 }
 
-/// Body of the ingest thread.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
@@ -161,7 +160,6 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-/// Measures events per second.
 async fn measure(source: Arc<Source>) {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     let mut before = 0;

@@ -10,7 +10,6 @@ use std::time::Duration;
 /// Approximate bytes per read, and memory held per partition.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Maximum number of messages per read.
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
 /// Timeout of a broker's answer; it doubles up to `PATIENCE_MOST` after each timeout.
@@ -37,7 +36,6 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// Messages of one read.
 #[derive(Default)]
 pub(super) struct Chunk {
     pub(super) bytes: Vec<u8>,
@@ -46,7 +44,6 @@ pub(super) struct Chunk {
     pub(super) lag: Option<u64>,
 }
 
-/// A message of a chunk.
 pub(super) struct Message {
     pub(super) offset: u128,
     /// Range in [`Chunk::bytes`].

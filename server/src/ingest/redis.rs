@@ -17,7 +17,6 @@ use std::collections::BTreeMap;
 /// Entries of the first read, while the entry size is unknown.
 const FIRST_ENTRIES: usize = 16;
 
-/// Reader of one stream.
 pub(super) struct Reader {
     link: Link,
     key: String,
@@ -30,7 +29,6 @@ pub(super) struct Reader {
     entries: usize,
 }
 
-/// Reply of XINFO STREAM.
 struct Info {
     first: Option<u128>,
     last: u128,
@@ -87,7 +85,6 @@ impl Reader {
                 let info = reader.ask(&[b"XINFO", b"STREAM", key.as_bytes()]).await;
                 match info {
                     Ok(info) => read_info(info)?.last + 1,
-                    // The stream does not exist yet.
                     Err(Trouble::Broken(why)) if why.contains("no such key") => 1,
                     Err(trouble) => return Err(trouble),
                 }
@@ -147,7 +144,6 @@ impl Reader {
                     self.key
                 )));
             }
-            // The stream does not exist yet.
             chunk.lag = Some(0);
             tokio::time::sleep(IDLE).await;
             return Ok(());

@@ -27,7 +27,6 @@ const A_MOMENT: Duration = Duration::from_secs(1);
 /// Time without such refusals after which that clock restarts.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
-/// One event of a message.
 struct Item<'a> {
     at: Offset,
     payload: &'a [u8],
@@ -51,9 +50,7 @@ pub(super) struct Taker<'a> {
     crowded: Option<(Instant, Instant)>,
 }
 
-/// Result of a step.
 enum Step {
-    /// Success.
     Well,
     /// The next event is permanently refused.
     Poison(String),
@@ -82,7 +79,6 @@ impl<'a> Taker<'a> {
         Ok(taker)
     }
 
-    /// Offset of the next message to read.
     pub(super) fn next(&self) -> u128 {
         self.at.message
     }

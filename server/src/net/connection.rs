@@ -75,7 +75,6 @@ struct Held {
 /// State of one client connection; see the module documentation.
 pub(crate) struct Connection {
     host: Arc<Host>,
-    /// Generation of the node that served the last turn.
     generation: u64,
     worker: usize,
     stream: Socket,
@@ -457,7 +456,6 @@ impl Connection {
         &self.host.tallies[self.worker]
     }
 
-    /// Executes the requests in `input`.
     fn run_input(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) {
         let began = Instant::now();
         let mut input = std::mem::take(&mut self.input);
@@ -528,7 +526,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes `pending` to the socket.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         while self.written < self.pending.len() {
             match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.pending[self.written..])) {

@@ -32,7 +32,6 @@ use std::time::Duration;
 const WRITE_BYTES: usize = 256 << 10;
 /// Output limit of a client before authentication; bounds the work spent on refusals.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
-/// Initial capacity of the reply buffer.
 const OUT_BYTES: usize = 64 << 10;
 /// Maximum number of arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
@@ -42,7 +41,6 @@ pub(crate) const ROOM_EVERY: Duration = Duration::from_millis(2);
 const KEPT_OUT_BYTES: usize = 1 << 20;
 /// Maximum number of requests per batch: enough for the HMGETs of one feed page.
 const AHEAD: usize = 32;
-/// Maximum number of arguments per batch.
 const AHEAD_ARGS: usize = 1024;
 
 /// Buffers of one worker, shared by the turns of all its connections.
@@ -72,7 +70,6 @@ impl Default for TurnBuffers {
     }
 }
 
-/// A scanned request that is ready to be executed.
 #[derive(Clone)]
 pub(crate) struct Request {
     /// Byte range of the request in the input.
@@ -95,11 +92,8 @@ pub(crate) enum Closing {
     AtOnce,
 }
 
-/// Reason why scanning stopped.
 enum Halt {
-    /// The batch is full.
     Enough,
-    /// The next request is incomplete.
     Incomplete,
     Refused(Malformed),
 }
@@ -110,7 +104,6 @@ enum Wait {
     Pause,
     /// Free memory in a nearly full space.
     Room,
-    /// Cold rows that are read from disk.
     Rows(Fetching),
 }
 
@@ -381,7 +374,6 @@ impl RequestLoop {
         }
     }
 
-    /// Stalls the current request until `wait` resolves.
     #[cold]
     fn stall(&mut self, wait: impl Future<Output = ()> + Send + 'static) {
         self.session.client.waits.store(true, Relaxed);

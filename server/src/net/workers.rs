@@ -34,7 +34,6 @@ const RETIRE_EVERY: Duration = Duration::from_secs(1);
 /// here so that it does not delay pages.
 const SLOW_THREADS: usize = 2;
 
-/// Binds and listens on one socket.
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
     let address = (host.trim_matches(['[', ']']), port)
         .to_socket_addrs()?
@@ -260,7 +259,6 @@ const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because pr
                         the server is not reachable by others, disable protected mode \
                         (security.protected_mode).\r\n";
 
-/// Returns whether the peer is on the loopback interface.
 fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
@@ -435,7 +433,6 @@ fn retire(node: &Node, engines: &Engines) {
     }
 }
 
-/// Body of the maintenance thread.
 fn maintain(host: &Host) {
     let mut maintenance = Maintenance::default();
     while !host.stop.is_stopped() {

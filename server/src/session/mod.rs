@@ -69,11 +69,9 @@ impl Come {
     }
 }
 
-/// State of a connection between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) access: Access,
-    /// Index of the worker that serves the connection.
     pub(crate) worker: usize,
     pub(crate) replies: Replies,
     /// Commands queued between MULTI and EXEC.
@@ -96,14 +94,12 @@ pub(crate) struct Session {
     /// other nodes.
     pub(crate) ends_turn: bool,
     pub(crate) subscriptions: Subscriptions,
-    /// Whether the client has subscriptions.
     pub(crate) listening: bool,
     /// Messages must directly follow the current reply: the client published to itself, or has just
     /// unsubscribed.
     pub(crate) messages_due: bool,
     /// The current reply is a push, which CLIENT REPLY does not suppress.
     pub(crate) reply_is_push: bool,
-    /// Whether MONITOR is active.
     pub(crate) monitoring: bool,
     /// State of CLIENT TRACKING, if it is on.
     pub(crate) tracking: Option<Box<Tracked>>,
@@ -127,7 +123,6 @@ pub(crate) struct Session {
     pub(crate) replicates: Option<outgoing_link::Place>,
     /// Close after the replies are written.
     pub(crate) leaving: bool,
-    /// Whether the client's SHUTDOWN was accepted.
     pub(crate) shuts_down: bool,
     /// Topology used for the whole turn; set only on cluster nodes.
     pub(crate) topology: Option<Arc<Topology>>,

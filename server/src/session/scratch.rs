@@ -16,7 +16,6 @@ pub(crate) struct Scratch {
     pub(crate) page: Page,
     /// For entries with several ids: the additional ids of all entries, and the page read for them.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
-    /// Options given with a page request.
     pub(crate) asked: Asked,
     /// Number of elements announced in the reply's header.
     pub(crate) elements: usize,
@@ -44,7 +43,6 @@ impl Scratch {
     }
 }
 
-/// Options of a page.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Asked {
     pub(crate) binary: bool,

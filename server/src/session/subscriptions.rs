@@ -9,7 +9,6 @@ use std::sync::Arc;
 /// the registry.
 const SUBSCRIPTION_BYTES: usize = 352;
 
-/// Subscribed names, by kind.
 #[derive(Default)]
 pub(crate) struct Subscriptions {
     pub(crate) names: [BTreeSet<Arc<[u8]>>; 3],
@@ -18,12 +17,10 @@ pub(crate) struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// Returns whether there are any subscriptions.
     pub(crate) fn any(&self) -> bool {
         self.names.iter().any(|names| !names.is_empty())
     }
 
-    /// Bytes of memory.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -13,12 +13,10 @@ pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 /// State of a request that waits for asynchronous work; see the module documentation.
 #[derive(Default)]
 pub(crate) enum Suspension {
-    /// Nothing is pending.
     #[default]
     Nothing,
     /// The command has supplied its work, which is not yet started.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
-    /// The work is running.
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
     Lacks(Box<Fetching>),

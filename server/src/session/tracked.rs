@@ -4,7 +4,6 @@ use node::runtime::tracking::Tracker;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// State of a connection with tracking on.
 pub(crate) struct Tracked {
     pub(crate) tracker: Arc<Tracker>,
     /// Prefixes of broadcast mode.
@@ -22,7 +21,6 @@ pub(crate) fn bytes_of(prefixes: &BTreeSet<Box<[u8]>>) -> usize {
 }
 
 impl Tracked {
-    /// Bytes of memory that the prefixes take.
     pub(crate) fn bytes(&self) -> usize {
         bytes_of(&self.prefixes)
     }

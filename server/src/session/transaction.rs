@@ -22,7 +22,6 @@ const EXACT_SET: usize = 128;
 /// Approximate execution time per argument, in nanoseconds.
 const ARGUMENT_NS: usize = 1000;
 
-/// Commands between MULTI and EXEC.
 #[derive(Default)]
 pub(crate) struct Transaction {
     pub(crate) kept: Kept,
@@ -32,11 +31,9 @@ pub(crate) struct Transaction {
     pub(crate) writes: bool,
     /// Number of arguments of commands that access data.
     data_args: usize,
-    /// Number of schema changes.
     space_changes: usize,
     /// Whether a pure write is queued; EXEC is refused while the node accepts no writes.
     pub(crate) changes: bool,
-    /// Progress of an EXEC whose current command is suspended.
     pub(crate) begun: Option<Begun>,
 }
 
@@ -96,12 +93,10 @@ impl Transaction {
         self.kept.len()
     }
 
-    /// Bytes of memory.
     pub(crate) fn bytes(&self) -> usize {
         self.kept.bytes() + self.begun.as_ref().map_or(0, |begun| begun.replies.capacity())
     }
 
-    /// Queued commands, in order.
     pub(crate) fn requests(&self) -> impl Iterator<Item = Args<'_>> {
         self.kept.iter()
     }

@@ -42,7 +42,6 @@ fn post(index: u64) -> String {
     (FIRST + index * 4194).to_string()
 }
 
-/// Encodes a request.
 fn of(words: &[&str], more: &[String]) -> Vec<u8> {
     let more = more.iter().map(String::as_str);
     request(&words.iter().copied().chain(more).collect::<Vec<_>>())
@@ -169,7 +168,6 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
     Ok(servers)
 }
 
-/// Returns the requests of one turn.
 fn requests(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<u8>> {
     // Cold posts, if any, are the first half.
     let page = |rng: &mut fastrand::Rng| -> Vec<String> {

@@ -405,7 +405,6 @@ fn rules_that_name_commands_of_redis_are_kept() {
     assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "*1");
 }
 
-/// Returns the commands in ACL LOG.
 fn list_of_refused(raw: &mut Raw) -> String {
     let mut all = String::new();
     raw.request(&["ACL", "LOG", "1000"]).request(&["ECHO", "the mark"]);
@@ -707,7 +706,6 @@ fn random_requests_touch_no_key_that_is_not_allowed() {
     let mut allowed = 0;
     for step in 0..20_000 {
         let name = random.choice(&names).unwrap();
-        // These commands affect the connection.
         let about_connection = [
             "quit",
             "reset",

@@ -9,7 +9,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
 
-/// An HTTP response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
@@ -44,7 +43,6 @@ fn of_each_kind(config: &mut tidemark_server::config::Config) {
     }
 }
 
-/// Sends a GET request with additional headers.
 pub(crate) fn get(address: SocketAddr, path: &str, headers: &[&str]) -> Answer {
     let has_host = headers.iter().any(|header| header.starts_with("Host:"));
     let host = if has_host { String::new() } else { format!("Host: {address}\r\n") };
@@ -258,7 +256,6 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     assert!(said.status.success() && out.is_empty() && err.is_empty(), "{out}{err}");
 }
 
-/// Kills a child process when dropped.
 struct Killed(std::process::Child);
 
 impl Drop for Killed {

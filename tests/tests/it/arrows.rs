@@ -151,7 +151,6 @@ fn use_tree(tree: &str, before: &[String], is_public: bool, found: &mut Vec<Impo
     found.push(Import { path, alias, is_public });
 }
 
-/// Splits code into imports and the rest.
 fn imports(code: &str) -> (Vec<Import>, String) {
     let (mut found, mut rest) = (Vec::new(), String::new());
     let mut lines = code.lines();

@@ -31,7 +31,6 @@ fn server() -> TestServer {
     server
 }
 
-/// Returns the same page from the integer reply.
 fn expected(server: &TestServer) -> Vec<Post> {
     let rows: Vec<Vec<Value>> = redis::cmd("FEED.GET")
         .arg("home")

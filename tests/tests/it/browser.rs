@@ -12,7 +12,6 @@ use tidemark_tests::{PATIENCE, eventually, listener};
 /// WebDriver's code for the Enter key.
 pub(crate) const ENTER: char = '\u{e007}';
 
-/// A headless browser.
 pub(crate) struct Browser {
     driver: Child,
     address: SocketAddr,
@@ -83,7 +82,6 @@ impl Browser {
         self.post("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Sends a command of the Chrome DevTools protocol.
     pub(crate) fn chrome(&self, name: &str, params: &Value) -> Value {
         self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }))
     }
@@ -98,7 +96,6 @@ impl Browser {
         std::fs::write(folder.join(format!("{name}.png")), bytes).unwrap();
     }
 
-    /// Sets the width of the page.
     pub(crate) fn resize(&self, width: u32) {
         let size =
             json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500 });

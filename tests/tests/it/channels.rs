@@ -13,7 +13,6 @@ fn message(marker: char, parts: &[&str]) -> String {
     format!("{marker}{}\r\n{}", parts.len(), parts.iter().map(|p| bulk(p)).collect::<String>())
 }
 
-/// Connects a client, in RESP3 if `hello` is set.
 fn client(server: &TestServer, hello: bool) -> Raw {
     let mut raw = server.raw();
     if hello {

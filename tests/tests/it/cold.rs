@@ -481,7 +481,6 @@ fn a_full_space_goes_on_by_spilling() {
             .parse::<u64>()
             .unwrap()
     };
-    // Memory of existence spaces and users.
     let others = used(&mut connection);
     let mut truth = Truth::new();
     fill(&mut connection, 200_000, &mut truth);
@@ -611,7 +610,6 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
         });
         let mut connection = server.connection();
         let mut truth = Truth::new();
-        // No write is refused permanently.
         fill(&mut connection, limit / 4, &mut truth);
         assert!(info(&mut connection, "cold_rows") > limit / 8);
         verify(&server, &truth, &[5, 999_999]);
@@ -716,7 +714,6 @@ fn hundreds_of_connections_read_cold_pages() {
     was_read_ahead(&mut connection);
 }
 
-/// An id and its counters.
 type Row = (u64, i64, i64, i64, i64);
 
 /// CNT.SCAN of a mostly cold space, in both formats, during changes: no row is missing, and each

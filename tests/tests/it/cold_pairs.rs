@@ -9,7 +9,6 @@ use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually};
 
 const FIRST: u64 = 1_000_000;
-/// Likes per post.
 const LIKES: u64 = 8;
 
 fn small(config: &mut Config) {

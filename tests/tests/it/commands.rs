@@ -2,7 +2,6 @@
 
 use tidemark_tests::{Raw, TestServer};
 
-/// Sends each request and compares the reply's bytes.
 #[track_caller]
 pub(crate) fn check(raw: &mut Raw, script: &[(&str, &str)]) {
     for (line, expected) in script {

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use tidemark_tests::TestServer;
 
-/// A tested client or tool.
 struct Tested {
     name: &'static str,
     /// Versions installed by the tests or used in a recorded run.

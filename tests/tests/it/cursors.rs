@@ -78,7 +78,6 @@ fn larger_cursors_are_invalid() {
             assert!(refused.contains("invalid cursor"), "{words} {cursor}: {refused}");
         }
     }
-    // An unknown cursor does not end a scan early.
     let all: BTreeSet<String> = {
         let (_, found): (u64, Vec<String>) = call(&mut c, "SCAN 255").unwrap();
         found.into_iter().collect()

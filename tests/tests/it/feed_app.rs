@@ -14,7 +14,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The application as a child process.
 struct App {
     child: Child,
     address: String,
@@ -73,7 +72,6 @@ impl App {
         format!("Cookie: {}", cookie.split(';').next().unwrap())
     }
 
-    /// Returns the posts of the first page.
     fn posts(&self, cookie: &str) -> Vec<u64> {
         let (_, page) = self.request("GET", "/", &[cookie], "");
         let ids = page.split("data-post=\"").skip(1);

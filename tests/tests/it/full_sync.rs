@@ -13,7 +13,6 @@ use tidemark_tests::{TestServer, eventually};
 /// Proxy that cuts each connection after a number of bytes from the server.
 struct ShortLink {
     port: u16,
-    /// Port of the server.
     to: Arc<AtomicU16>,
     /// Bytes received from the server, on all connections.
     passed: Arc<AtomicU64>,
@@ -61,7 +60,6 @@ fn short_link(server: u16, limit: u64) -> ShortLink {
     link
 }
 
-/// Forwards a single connection.
 fn link_once(server: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

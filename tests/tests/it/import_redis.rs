@@ -43,7 +43,6 @@ fn done(mut command: Command, words: &[&str]) -> String {
     said
 }
 
-/// Creates posts with counters, and as many likes.
 fn fill(theirs: &mut Connection, posts: u64) {
     for from in (1..=posts).step_by(1000) {
         let mut pipe = redis::pipe();
@@ -389,7 +388,6 @@ fn import_reads_older_layouts() {
     }
 }
 
-/// Starts a redis-server with persistence on a given port.
 fn durable_redis(folder: &Path, port: u16) -> Child {
     let child = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--save", "", "--appendonly", "yes", "--dir"])

@@ -8,11 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Crates to check.
 const CRATES: &str =
     "counter dataset ledger node phantom rdb replication resp rolling server store";
 
-/// Growable types.
 const GROWS: &str = "BTreeMap BTreeSet BinaryHeap BytesMut Cache DashMap HashMap HashSet HashTable \
                      LinkedList Slab SmallVec UnboundedReceiver UnboundedSender Vec VecDeque";
 
@@ -125,7 +123,6 @@ fn can_hold(condition: &[&str]) -> bool {
     if *how == "any" { parts.contains(&true) } else { !parts.contains(&false) }
 }
 
-/// Declarations of a file.
 #[derive(Default)]
 struct Declared<'a> {
     /// Names of fields and statics, with the tokens of their types.
@@ -233,7 +230,6 @@ fn grows(tokens: &[&str], names: &BTreeSet<&str>) -> bool {
     false
 }
 
-/// Returns the module path of a file.
 fn module(path: &str) -> PathBuf {
     let path = Path::new(path).with_extension("");
     let is_folder = ["mod", "lib", "main"].iter().any(|name| path.ends_with(name));

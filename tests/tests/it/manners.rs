@@ -10,7 +10,6 @@ fn ask(raw: &mut Raw, request: &str) -> String {
     raw.ask(&request.split(' ').collect::<Vec<_>>())
 }
 
-/// Reads all pending replies.
 fn skip(raw: &mut Raw) {
     raw.request(&["ECHO", "the end"]);
     while raw.line() != "the end" {}

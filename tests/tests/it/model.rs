@@ -40,7 +40,6 @@ fn tiny() -> Options {
     config
 }
 
-/// Expected data.
 #[derive(Default)]
 struct Truth {
     rows: HashMap<u64, [i64; 4]>,

@@ -39,7 +39,6 @@ const INSTRUCTIONS: [(&str, f64); 13] = [
     ("exact", 103000.0),
 ];
 
-/// Number of turns of each kind.
 const TURNS: u32 = 200;
 
 #[test]

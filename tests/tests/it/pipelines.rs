@@ -33,7 +33,6 @@ fn pipeline_is_answered_though_the_client_reads_last() {
     let server = TestServer::start();
     let mut stream = connect(&server);
     pipeline(&mut stream, "HINCRBY post:1 like 1\r\n", 300_000, 1);
-    // Four fields with values.
     pipeline(&mut stream, "HGETALL post:1\r\n", 300_000, 17);
     pipeline(&mut stream, "SISMEMBER liked:1 7\r\n", 300_000, 1);
     let mut other = connect(&server);

@@ -9,9 +9,7 @@ use tidemark_tests::{TestServer, number, tables};
 
 const FIRST: u64 = 1 << 50;
 const GAP: u64 = 1 << 52;
-/// False-positive rate.
 const RATE: f64 = 0.001;
-/// Likes per post.
 const LIKES: u64 = 3;
 
 fn small(config: &mut Config) {

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
-/// Returns a field of INFO replication.
 pub(crate) fn info(connection: &mut redis::Connection, field: &str) -> Option<String> {
     let text: String = redis::cmd("INFO").arg("replication").query(connection).ok()?;
     let prefix = format!("{field}:");

@@ -608,7 +608,6 @@ fn tables_tell_of_themselves() {
     assert!(info.contains("table_post_0:low=0,") && info.contains(",bytes_per_row="), "{info}");
     assert!(!redis::cmd("INFO").query::<String>(c).unwrap().contains("# Tables"));
 
-    // TM.ROLL.
     for space in ["liked", "post"] {
         let before = redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len();
         assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 1);

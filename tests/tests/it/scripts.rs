@@ -33,7 +33,6 @@ impl Stage {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Creates a stub of a program.
     fn stub(&self, name: &str, body: &str) {
         self.file(&format!("bin/{name}"), &format!("#!/bin/bash\n{body}\n"));
     }

@@ -206,7 +206,6 @@ fn a_like_service_moves_from_redis_by_changing_the_port() {
     assert_eq!(run("redis-py-5", filtered.port(), "bloom"), theirs);
 }
 
-/// Kills a child process when dropped.
 struct Running(std::process::Child);
 
 impl Drop for Running {

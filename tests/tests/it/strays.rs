@@ -7,7 +7,6 @@ use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually, number, tables};
 
 const FIRST: u64 = 1 << 50;
-/// Pairs per post.
 const LIKES: u64 = 10;
 
 fn small(config: &mut Config) {

@@ -5,7 +5,6 @@ use tidemark_tests::{TestServer, eventually};
 
 type Table = HashMap<String, String>;
 
-/// The default schema.
 const WIDTHS: [u32; 4] = [12, 8, 8, 16];
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
@@ -83,7 +82,6 @@ fn every_figure_is_that_of_the_rows() {
         let last = count(table, "last");
         low = last.wrapping_add(1);
         assert!((last == u64::MAX) == (i == all.len() - 1), "{table:?}");
-        // Rows and fill.
         let here = rows.range(count(table, "low")..=last);
         let n = here.clone().count() as u64;
         assert_eq!(count(table, "rows"), n, "{table:?}");
@@ -97,7 +95,6 @@ fn every_figure_is_that_of_the_rows() {
             .count() as u64;
         assert_eq!(count(table, "aux_entries"), wide, "{table:?}");
         assert!(count(table, "aux_bytes") >= wide * 8, "{table:?}");
-        // Extend.
         assert!(
             extended * 100 <= n && (extended == 0 || count(table, "extend_bytes") > extended * 8),
             "{table:?}"

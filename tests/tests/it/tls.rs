@@ -10,7 +10,6 @@ use tidemark_server::tls::{Socket, Tls};
 use tidemark_tests::{TestServer, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// A certificate authority with a folder for its certificates.
 pub(crate) struct Authority {
     folder: tempfile::TempDir,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -387,7 +386,6 @@ fn bad_certificate_names_setting_and_cure() {
         let error = Tls::default().configure(&settings).unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
     }
-    // Settings of a link to a master.
     let link = Settings { port: 0, key_file: String::new(), ..good.clone() };
     let error = Tls::default().configure(&link).unwrap_err();
     assert!(error.contains("tls.key_file is empty, and tls.cert_file"), "{error}");

@@ -25,7 +25,6 @@ fn message(key: &str) -> String {
     format!("*3\r\n{}{}*1\r\n{}", bulk("message"), bulk("__redis__:invalidate"), bulk(key))
 }
 
-/// Connects a client in RESP3.
 fn modern(server: &TestServer) -> Raw {
     let mut raw = server.raw();
     hello(&mut raw, "3");
@@ -49,7 +48,6 @@ fn track(raw: &mut Raw, options: &[&str]) {
     raw.request(&words).expect("+OK\r\n");
 }
 
-/// Sends requests and skips their replies.
 fn run(raw: &mut Raw, requests: &[&[&str]]) {
     for words in requests {
         raw.request(words);
@@ -93,7 +91,6 @@ fn keys(raw: &mut Raw) -> Vec<String> {
     found
 }
 
-/// Reads a bulk string.
 fn text(raw: &mut Raw) -> String {
     let head = raw.line();
     let length: usize = head[1..].parse().unwrap();

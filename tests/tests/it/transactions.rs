@@ -471,7 +471,6 @@ fn info_in_a_transaction_does_not_wait() {
         .arg("post:2:like");
     let (one, info, two): (i64, String, i64) = all.query(&mut c).unwrap();
     assert!((one, two) == (1, 1) && info.contains("log_queue_bytes:"), "{info}");
-    // Later clients are not blocked either.
     cmd("MSET")
         .arg(&["post:1:read", "1", "post:2:read", "1"])
         .query::<()>(&mut server.connection())

@@ -51,7 +51,6 @@ fn stop(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Value in the reply map.
 enum Said {
     Text(String),
     Number(u64),

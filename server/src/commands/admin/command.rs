@@ -225,7 +225,6 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
     let names = asked_names(call)?;
     let mut specs: Vec<&Spec> = if names.is_empty() { all().iter().collect() } else { Vec::new() };
     for spec in names.iter().filter_map(named) {
-        // Map keys must be unique.
         if !specs.iter().any(|known| known.name == spec.name) {
             specs.push(spec);
         }
@@ -278,7 +277,6 @@ fn getkeys(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// ACL categories of a command, with the `@` prefix.
 pub(crate) fn categories(spec: &Spec) -> Vec<String> {
     acl::categories(spec).into_iter().map(|name| format!("@{name}")).collect()
 }

@@ -5,7 +5,6 @@ use node::command::spec::{Cost, Spec};
 use resp::Reply;
 use std::borrow::Cow;
 
-/// Formats the complexity of a command.
 fn cost(spec: &Spec) -> Cow<'static, str> {
     match spec.cost {
         Cost::Constant => "O(1)".into(),
@@ -14,7 +13,6 @@ fn cost(spec: &Spec) -> Cow<'static, str> {
     }
 }
 
-/// Writes the name and description of a command.
 pub(super) fn write(reply: &mut Reply<'_>, spec: &Spec) {
     let arguments = usage::arguments(spec);
     reply.bulk(spec.name.as_bytes());

@@ -36,7 +36,6 @@ pub(crate) const CONFIG: Command =
 
 /// Maximum length of a name or value in CONFIG SET.
 const MAX_LENGTH: usize = 64 << 10;
-/// Maximum number of arguments.
 const MAX_ARGS: usize = 1024;
 /// Maximum total length of the patterns of CONFIG GET, each of which is matched against every name.
 const MAX_PATTERNS: usize = 8 << 10;

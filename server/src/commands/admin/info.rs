@@ -86,7 +86,6 @@ fn text(node: &Arc<Node>, sections: &[&Section]) -> String {
     out
 }
 
-/// Appends `name:value` lines.
 macro_rules! lines {
     ($out:expr, $($name:literal = $value:expr),* $(,)?) => {
         $( let _ = write!($out, concat!($name, ":{}\r\n"), $value); )*
@@ -128,7 +127,6 @@ fn server(Sample { node, .. }: &Sample, out: &mut String) {
     }
 }
 
-/// Server mode, for HELLO and INFO.
 pub(crate) fn mode(node: &Node) -> &'static str {
     if node.cluster.is_enabled() { "cluster" } else { "standalone" }
 }
@@ -172,7 +170,6 @@ fn clients(sample: &Sample, out: &mut String) {
     );
 }
 
-/// Formats a number of bytes as Redis does.
 fn human(bytes: u64) -> String {
     let scaled =
         |shift: u32, unit: &str| format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
@@ -185,7 +182,6 @@ fn human(bytes: u64) -> String {
     }
 }
 
-/// Formats a percentage as Redis does.
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64)
 }
@@ -394,7 +390,6 @@ fn measured(measured: phantom::Measured) -> String {
     )
 }
 
-/// Maximum number of damaged files listed.
 const MOST_NAMED: usize = 16;
 
 fn cold(sample: &Sample, out: &mut String) {

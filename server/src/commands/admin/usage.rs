@@ -14,7 +14,6 @@
 use node::command::keyspec;
 use node::command::spec::Spec;
 
-/// An argument or a group of arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
     pub(crate) name: String,
@@ -81,7 +80,6 @@ const KEYS: &[&str] = &["key", "newkey", "source", "destination"];
 /// Commands whose numeric arguments are doubles instead of integers.
 const FRACTIONS: &[&str] = &["incrbyfloat", "hincrbyfloat", "debug|sleep"];
 
-/// Parses the arguments of a command.
 pub(crate) fn arguments(spec: &Spec) -> Vec<Argument> {
     let marks = ["[", "]", "<", ">", "|"];
     let spaced = marks
@@ -97,7 +95,6 @@ pub(crate) fn arguments(spec: &Spec) -> Vec<Argument> {
 struct Reader<'a> {
     spec: &'a Spec,
     words: &'a [&'a str],
-    /// Number of keys so far.
     keys: usize,
 }
 
@@ -248,13 +245,11 @@ fn leaf(name: &str, kind: &'static str) -> Argument {
     }
 }
 
-/// Groups arguments and derives the name from their names.
 fn group(kind: &'static str, parts: Vec<Argument>) -> Argument {
     let name = parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join("_");
     Argument { parts, ..leaf(&name, kind) }
 }
 
-/// Wraps several arguments in a block.
 fn joined(mut parts: Vec<Argument>) -> Argument {
     if parts.len() == 1 { parts.remove(0) } else { group("block", parts) }
 }

@@ -253,7 +253,6 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Maximum length of a HOLD token in bytes.
 const MOST_TOKEN: usize = 64;
 
 const NONE: (Duration, bool) = (Duration::ZERO, false);
@@ -282,7 +281,6 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         let left = Duration::from_millis(ms).saturating_sub(came.elapsed());
         let (left, is_again) = if is_ours { (left, known == Some(election)) } else { NONE };
         node.replication.lease(&config, left, is_again);
-        // The heartbeat confirms the role of a fenced master.
         if is_ours && node.replication.is_fenced() {
             obey(&node, true, false)?;
         }
@@ -318,7 +316,6 @@ fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Addresses at which a node can be reached.
 struct Reached<'a> {
     /// Listening addresses, with and without TLS, also combined with the announced port.
     addresses: Box<[SocketAddr]>,

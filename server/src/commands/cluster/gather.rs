@@ -79,7 +79,6 @@ pub(crate) fn are_all_here(
     })
 }
 
-/// Returns whether page entries consist of several ids.
 fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
     of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
@@ -238,7 +237,6 @@ pub(crate) fn answer(
     Ok(())
 }
 
-/// Executes this node's part and returns its reply.
 // Long: all that a command is executed with.
 #[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
 fn own_part(

@@ -22,26 +22,21 @@ pub(super) enum At {
     Shard(usize),
 }
 
-/// Ids served by one node.
 pub(super) struct Part {
     pub(super) at: At,
-    /// Number of ids.
     pub(super) count: usize,
-    /// Index of the answer in the batch.
     pub(super) number: usize,
     /// The complete reply, or an error of the coordinator if none arrived.
     pub(super) reply: Vec<u8>,
     pub(super) is_answered: bool,
 }
 
-/// Part or refusal that an id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Belongs {
     Part(u32),
     Refusal(u32),
 }
 
-/// Split of a request into parts.
 pub(super) struct Plan {
     /// Number of arguments before the ids, and per id.
     pub(super) head: usize,
@@ -83,7 +78,6 @@ impl Plan {
         (0..self.head).chain(ids).chain(options).map(move |at| args.at(at))
     }
 
-    /// Appends the request for some ids in RESP.
     fn write(
         &self,
         args: Args<'_>,
@@ -104,7 +98,6 @@ impl Plan {
 /// or option has this form.
 pub(super) const SHAPE: &[u8] = b"shape=";
 
-/// Appends the layout hash to a part.
 fn put_shape(shape: u64, out: &mut Vec<u8>) {
     let mut word = [0; SHAPE.len() + 8];
     word[..SHAPE.len()].copy_from_slice(SHAPE);
@@ -112,7 +105,6 @@ fn put_shape(shape: u64, out: &mut Vec<u8>) {
     put_bulk(out, &word);
 }
 
-/// A request that waits for other nodes.
 pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: Kept,
@@ -122,7 +114,6 @@ pub(super) struct Page {
     /// Range in the turn's output that the reply replaces.
     pub(super) place: Range<usize>,
     pub(super) protocol: Protocol,
-    /// Elements obtained by a retry.
     pub(super) again: Vec<(usize, Vec<u8>)>,
 }
 
@@ -137,7 +128,6 @@ pub(crate) struct Gathering {
 pub(crate) type Joined = (Range<usize>, Vec<u8>);
 
 impl Page {
-    /// Sends the parts to the other nodes.
     pub(super) fn ask(
         &mut self,
         args: Args<'_>,
@@ -270,7 +260,6 @@ impl Page {
         self.again.sort_by_key(|(id, _)| *id);
     }
 
-    /// Writes the complete reply.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let parts = &self.plan.parts;
         let refused = |part: &Part| part.is_answered && part.reply.starts_with(b"-");
@@ -303,7 +292,6 @@ fn counts_once(spec: &Spec, args: Args<'_>) -> bool {
     spec.name != "cnt.mincrby" || has_token
 }
 
-/// Parses the address in a MOVED error.
 fn moved_to(element: &[u8]) -> Option<Address> {
     let rest = element.strip_prefix(b"-MOVED ")?.strip_suffix(b"\r\n")?;
     Address::of_master(std::str::from_utf8(rest).ok()?.split(' ').nth(1)?)
@@ -345,7 +333,6 @@ fn write_packed(
 }
 
 impl Gathering {
-    /// Drops the replies written from `mark` on.
     pub(crate) fn drop_replies(&mut self, mark: usize) {
         self.pages.iter_mut().filter(|page| page.place.start >= mark).for_each(|page| {
             page.place = 0..0;

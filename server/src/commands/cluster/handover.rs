@@ -51,7 +51,6 @@ pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
     });
 }
 
-/// Giver implemented by this node.
 struct Own(Arc<Node>);
 
 impl Giver for Own {

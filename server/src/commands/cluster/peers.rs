@@ -28,9 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// Interval between attempts to reach a node.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
-/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
 /// Maximum number of unsent request bytes per node.
 const MOST_OUT: usize = 16 << 20;
@@ -46,10 +44,8 @@ const SMALL: usize = 1 << 10;
 /// One of this many choices of the nearest node picks another one, to measure it again.
 const LOOK_AGAIN: u32 = 64;
 
-/// Reason why a node gave no answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The request was not sent.
     Unsent(String),
     /// The request was sent; its effect is unknown.
     Lost(String),
@@ -66,7 +62,6 @@ pub(crate) struct Batch(Mutex<Answers>);
 struct Answers {
     all: Vec<Option<Answer>>,
     missing: usize,
-    /// Total bytes of replies.
     bytes: usize,
     waker: Option<Waker>,
 }
@@ -103,7 +98,6 @@ impl Batch {
         self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
     }
 
-    /// Waits until all answers are available.
     pub(crate) async fn answers(&self) -> Vec<Answer> {
         poll_fn(|cx| {
             let mut answers = self.0.lock();
@@ -133,7 +127,6 @@ impl std::fmt::Display for Address {
 }
 
 impl Address {
-    /// Parses the master's address from a MOVED error.
     pub(crate) fn of_master(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         Some(Address { host: host.to_owned(), port: port.parse().ok()?, as_replica: false })
@@ -163,7 +156,6 @@ struct State {
     task: Option<Waker>,
     /// Smoothed response time in microseconds; 0 before the first measurement.
     us: u64,
-    /// Whether the link is out of use.
     is_retired: bool,
 }
 
@@ -213,7 +205,6 @@ impl Link {
         state.waiting.is_empty() && !state.is_retired
     }
 
-    /// Fails all pending requests after the connection has ended.
     fn fail(&self, process: &Process, why: &str) {
         let mut state = self.state.lock();
         state.down = Some(why.to_owned());
@@ -231,7 +222,6 @@ impl Link {
         }
     }
 
-    /// Connects repeatedly and serves the connection.
     async fn run(self: Arc<Link>, process: Arc<Process>) {
         loop {
             let timeout = timeout(&process);
@@ -282,7 +272,6 @@ fn late(timeout: Duration) -> String {
     format!("nothing came for {} ms", timeout.as_millis())
 }
 
-/// Connection state owned by the task of a link.
 struct Wire {
     socket: Socket,
     /// Request bytes being sent, and how many of them are written.
@@ -376,7 +365,6 @@ impl Wire {
         })
     }
 
-    /// Delivers complete replies.
     fn receive(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<()> {
         self.heard = Instant::now();
         if self.input.is_empty() {
@@ -421,7 +409,6 @@ impl Wire {
         }
     }
 
-    /// Fails requests that have timed out.
     fn look(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> io::Result<()> {
         loop {
             if !self.is_due_set {
@@ -457,7 +444,6 @@ impl Wire {
     }
 }
 
-/// Links of one worker.
 #[derive(Default)]
 pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
@@ -472,7 +458,6 @@ thread_local! {
     static CHUNK: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
-/// Gives access to the links of the current worker.
 pub(crate) fn with<T>(use_them: impl FnOnce(&mut Peers) -> T) -> T {
     PEERS.with_borrow_mut(use_them)
 }

@@ -19,7 +19,6 @@ pub(crate) struct Router<'a> {
     /// Whether a replica serves reads of this client (READONLY).
     reads_here: bool,
     first: Option<u16>,
-    /// Whether the keys belong to several slots.
     is_parted: bool,
     /// Whether the ids belong to several slots; then whether this node serves all of them, and
     /// whether a single node does.
@@ -43,7 +42,6 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// Adds a request.
     pub(crate) fn add(&mut self, spec: &Spec, args: Args<'_>, engines: &Engines) {
         let changes = spec.may_write(args);
         Footprint::new(spec, args, engines).placed(|placed| match placed {

@@ -29,7 +29,6 @@ pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Opti
     })
 }
 
-/// Removes the layout hash from a part.
 #[inline]
 pub(crate) fn split<'a>(
     found: Found,

@@ -153,14 +153,12 @@ fn read_write(call: &mut Call<'_>) -> Outcome {
     accepted(call)
 }
 
-/// A node as seen by clients.
 struct Place {
     /// 40 characters.
     id: String,
     ip: String,
     port: u16,
     is_self: bool,
-    /// Id of its master, for a replica.
     master: Option<String>,
     /// Log offset, as far as this node knows.
     offset: u64,
@@ -170,7 +168,6 @@ struct Place {
 }
 
 impl Place {
-    /// Health as shown by CLUSTER SHARDS.
     fn health(&self) -> &'static str {
         match self.state {
             State::Online => "online",
@@ -184,7 +181,6 @@ impl Place {
     }
 }
 
-/// Nodes, and the slots of the masters.
 struct Map {
     version: i64,
     places: Vec<Place>,
@@ -367,7 +363,6 @@ fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
     reply.bulk(place.health().as_bytes());
 }
 
-/// Formats a line of CLUSTER NODES, without the newline.
 fn line(map: &Map, at: usize) -> String {
     let place = &map.places[at];
     let myself = if place.is_self { "myself," } else { "" };
@@ -537,7 +532,6 @@ fn scripts_exist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes the module list for MODULE LIST and HELLO.
 pub(crate) fn write_modules(reply: &mut Reply<'_>) {
     reply.array(1);
     reply.map(4);

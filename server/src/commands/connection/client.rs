@@ -254,7 +254,6 @@ fn getname(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Maximum length of a client's name.
 const MAX_NAME: usize = 256;
 
 /// Names appear in lines whose fields are separated by spaces.

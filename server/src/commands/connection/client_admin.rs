@@ -45,7 +45,6 @@ pub(crate) const UNBLOCK: Command =
 pub(crate) const UNPAUSE: Command = CONNECTION.row("client|unpause", 2, ADMIN, "", Once(unpause),
     "Ends CLIENT PAUSE.").since("6.2.0").linear("connections");
 
-/// Parses a client type.
 fn kind(name: &[u8]) -> Result<Kind, Refusal> {
     let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);
     if is(b"normal") {
@@ -167,7 +166,6 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Closes all connections of these users.
 pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
     for client in call.node.clients.list() {
         let is_theirs = names.contains(&client.names.lock().user.as_str());

@@ -274,16 +274,12 @@ fn tracking_info(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-// Hooks around each command, called while any client tracks.
-
-/// Called before a request is executed.
 #[cold]
 pub(crate) fn begin(session: &Session, node: &Node) {
     let tracker = session.tracking.as_ref().map(|tracked| &*tracked.tracker);
     node.tracking.begin(Some(&session.client), tracker);
 }
 
-/// Called after a request's reply is written.
 #[cold]
 pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
     // Invalidations of a client's own changes follow its reply.
@@ -294,7 +290,6 @@ pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
     }
 }
 
-/// Ends the effect of CLIENT CACHING.
 pub(crate) fn end_caching(session: &mut Session) {
     if let Some(tracked) = &mut session.tracking {
         tracked.caching = false;

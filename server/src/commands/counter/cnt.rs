@@ -114,7 +114,6 @@ fn get(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// Validates a client's token.
 fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     if (1..=MAX_TOKEN_BYTES).contains(&word.len()) {
         return Ok(word);
@@ -191,7 +190,6 @@ fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
     Err(refuse!("ERR with TOKEN each counter may be named once"))
 }
 
-/// HINCRBY with a token.
 fn hincrby(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
     let delta = integer(call.args.at(3))?;

@@ -60,7 +60,6 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
 ];
 
-/// Returns a field's position in the current schema.
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
@@ -120,7 +119,6 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
     add(call, space, id, field, delta)
 }
 
-/// Adds to one counter and answers its new value.
 pub(crate) fn add(
     call: &mut Call<'_>,
     space: &CounterSpace,

@@ -49,7 +49,6 @@ pub(crate) fn parse_cursor(text: &[u8]) -> Result<u64, Refusal> {
     cursor.ok_or_else(|| refuse!("ERR invalid cursor"))
 }
 
-/// Arguments of CNT.SCAN.
 struct Asked {
     cursor: u64,
     most: u64,

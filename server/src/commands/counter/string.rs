@@ -235,7 +235,6 @@ fn no_fraction(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("ERR a counter is an integer: use INCRBY"))
 }
 
-/// Returns a counter's value, if its row exists.
 pub(crate) fn value(
     space: &CounterSpace,
     id: u64,
@@ -401,7 +400,6 @@ fn getex(call: &mut Call<'_>) -> Outcome {
     get(call)
 }
 
-/// Parses the cells and values of MSET.
 fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>, Refusal> {
     let args = call.args.from(1);
     if !args.len().is_multiple_of(2) {

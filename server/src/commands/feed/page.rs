@@ -131,7 +131,6 @@ fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usiz
     if asked.binary {
         pack_rows(call.scratch, view, &items);
         if items.end == ids {
-            // A packed page cannot contain errors.
             if !refused.is_empty() {
                 call.reply.array(2);
             }
@@ -206,7 +205,6 @@ fn read(
     }))
 }
 
-/// Parses the ids and options of a page.
 #[inline]
 fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome {
     let is_joined = view.is_joined();
@@ -214,7 +212,6 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         let arg = call.args.at(at);
         let asked = &mut call.scratch.asked;
         if asked.mark == Some(at) {
-            // The name after MARK.
         } else if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
             read_entry(call.scratch, view, arg)?;
         } else if let Some(id) = resp::natural(arg) {
@@ -342,7 +339,6 @@ fn mark(
     refused.dedup_by_key(|(at, _)| *at);
 }
 
-/// Pages of a view and of its joined views.
 fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page> + Clone {
     let further = if view.is_joined() { &scratch.further[..] } else { &[] };
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))

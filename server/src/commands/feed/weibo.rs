@@ -52,7 +52,6 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the space and id of a pair key.
 fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
     call.node.engines().pair_of(key)
 }

@@ -112,7 +112,6 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// CF.INSERT and CF.INSERTNX.
 fn insert(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.pairs(1)?;
     let (mut at, mut makes) = (2, true);

@@ -33,7 +33,6 @@ pub(crate) const COMMANDS: &[Command] = &[
          may be there or not. For spaces with a ledger."),
 ];
 
-/// Number of members per read.
 const PIECE: usize = 4096;
 /// SSCAN cursors hold a string's first `PREFIX` bytes, or `NUMBER_BITS` bits of a number. They stay
 /// below 2^50, so that clients may store them as doubles.
@@ -42,7 +41,6 @@ const NUMBER_BITS: u32 = 43;
 /// Marks the cursor of a string.
 const STRING: u64 = 1 << 49;
 
-/// Options of a listing command.
 struct Asked {
     most: usize,
     after: Option<OwnedMember>,
@@ -53,7 +51,6 @@ fn parse(text: &[u8]) -> Member<'_> {
     in_ledger(phantom::Member::parse(text))
 }
 
-/// Formats a member for clients.
 fn text(member: Member<'_>) -> Cow<'_, [u8]> {
     match member {
         Member::Number(number) => Cow::Owned(number.to_string().into_bytes()),
@@ -91,7 +88,6 @@ fn read_options(
     Ok(asked)
 }
 
-/// Writes a member as a bulk string.
 pub(crate) fn write_member(reply: &mut Reply<'_>, member: Member<'_>) {
     reply.bulk(&text(member));
 }
@@ -174,7 +170,6 @@ fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -
     }
 }
 
-/// DUMP of a set.
 pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome {
     let most = call.session.most_out;
     call.answer_later(move |node, reply| {

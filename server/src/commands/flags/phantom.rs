@@ -40,7 +40,6 @@ pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> 
     }
 }
 
-/// Refuses a query that needs a ledger.
 pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     refuse!(
         "ERR the space '{}' has no ledger, which knows its pairs exactly: make one with ledger \

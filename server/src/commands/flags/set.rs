@@ -142,7 +142,6 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
 fn sadd(call: &mut Call<'_>) -> Answered {
     let (space, id) = call.pairs(1)?;
     let members = call.args.from(2);
-    // Checks all members before adding the first.
     call.check_each(members.len(), |_, items| {
         let mut items = items.filter(|_| space.ledger().is_some());
         Ok(items.try_for_each(|item| space.may_write(&Member::parse(members.at(item))))?)

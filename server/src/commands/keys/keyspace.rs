@@ -289,7 +289,6 @@ pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static 
     })
 }
 
-/// Returns whether a key names an existing stream.
 fn is_stream(call: &Call<'_>, key: &[u8]) -> bool {
     streams::scope_of(call.node.engines(), key).is_some()
 }

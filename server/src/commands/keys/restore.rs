@@ -198,7 +198,6 @@ fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
     }
 }
 
-/// Parses the counters of a hash, by position.
 fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>, Refusal> {
     let mut values: Vec<(usize, i64)> = Vec::new();
     let mut field: Option<(usize, Vec<u8>)> = None;
@@ -243,7 +242,6 @@ fn refuse_field_expiry(name: &[u8]) -> Refusal {
     )
 }
 
-/// Parses the integer of a string.
 fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
     let mut value = None;
     payload.elements(|element| {
@@ -308,7 +306,6 @@ fn add(
     members: usize,
     replaces: bool,
 ) -> Outcome {
-    // Checks all members before the first change.
     if id < space.horizon() {
         return Err(Refusal::BELOW_HORIZON);
     }

@@ -40,7 +40,6 @@ struct Listed<'a> {
     forms: Vec<&'a Pattern>,
     /// Counters with keys; a single empty name if the row itself has a key.
     fields: Vec<String>,
-    /// Type returned by TYPE.
     kind: &'static str,
 }
 
@@ -186,11 +185,9 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     scan_from(call.node.engines(), cursor, &asked, &mut call.reply)
 }
 
-/// Arguments of SCAN.
 struct Asked {
     pattern: Option<Vec<u8>>,
     most: u64,
-    /// Requested type of keys.
     kind: Option<Vec<u8>>,
 }
 

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use store::time;
 
-/// Maximum number of words after a name.
 const MAX_WORDS: usize = 256;
 /// Maximum length of a word, so that any declaration fits one log batch.
 const MAX_WORD_BYTES: usize = 2048;
@@ -22,7 +21,6 @@ const SHOWN_WORDS: usize = 16;
 /// Time DROP waits for users of the space; after that the last user frees its memory.
 const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Returns argument `index` as text.
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     let bytes = call.args.at(index);
     if bytes.len() > MAX_WORD_BYTES {
@@ -32,7 +30,6 @@ fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
 }
 
-/// Parses arguments from `first` on as options with values.
 pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String)>, Refusal> {
     let words = call.args.len() - first;
     if !words.is_multiple_of(2) {
@@ -86,7 +83,6 @@ fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), Edit
     })
 }
 
-/// Applies a change and answers.
 pub(crate) fn change(
     call: &mut Call<'_>,
     change: impl FnOnce(&mut Catalogue) -> Result<(), EditError> + Send + 'static,
@@ -181,7 +177,6 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Frees the memory and files of a dropped space.
 fn remove(node: &Arc<Node>, name: &str) {
     node.engines().cold.trouble.lock().remove(name);
     let began = time::now();

@@ -99,7 +99,6 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("tables"),
 ];
 
-/// Value in a reply map.
 pub(crate) enum Value {
     Count(u64),
     /// A string, because RESP integers cannot hold 64-bit unsigned ids.
@@ -272,7 +271,6 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Changes options of a space of either kind.
 fn set(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(2);
     any_space(call.node.engines(), name)?;

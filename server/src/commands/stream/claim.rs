@@ -30,7 +30,6 @@ pub(crate) const COMMANDS: &[Command] = &[
 /// Id and encoded reply of an entry.
 type Entry = (Id, Vec<u8>);
 
-/// Arguments of a claim.
 struct Claim {
     key: Key,
     consumer: Vec<u8>,
@@ -65,7 +64,6 @@ impl Claim {
         })
     }
 
-    /// Returns whether a pending entry is eligible.
     fn may(&self, group: &Group, id: Id) -> bool {
         group.pending.get(&id).map_or(self.force, |pending| {
             self.now_ms.saturating_sub(pending.time_ms) >= self.min_idle_ms

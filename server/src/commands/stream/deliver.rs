@@ -10,7 +10,6 @@ use node::command::spec::Outcome;
 use node::roles::node::Now;
 use resp::{Protocol, Reply};
 
-/// A consumer of a group.
 #[derive(Clone)]
 pub(super) struct Member {
     group: Vec<u8>,

@@ -45,7 +45,6 @@ pub(crate) const PENDING: &[Command] = &[
         .linear("pending entries").tips(&["nondeterministic_output"]),
 ];
 
-/// Maximum length of a group's or consumer's name.
 const MAX_NAME_BYTES: usize = 512;
 
 const NO_KEY: Refusal = Refusal::fixed(
@@ -58,7 +57,6 @@ pub(super) fn admitted(node: Now<'_>) -> Outcome {
     node.refusal().map_or(Ok(()), Err)
 }
 
-/// Validates the length of a name.
 pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
     if name.len() > MAX_NAME_BYTES {
         return Err(refuse!(
@@ -80,7 +78,6 @@ pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<b
     Ok(group.consumer(name, unix_ms()).1)
 }
 
-/// Returns stream and group of an XGROUP subcommand.
 fn key(call: &Call<'_>) -> Result<Key, Refusal> {
     let scope = scope(call.node, call.args.at(2))?.ok_or(NO_KEY)?;
     Ok((scope, named(call.args.at(3))?))
@@ -116,7 +113,6 @@ pub(super) fn groups<'a>(node: Now<'a>) -> &'a Groups {
     &node.engines().groups
 }
 
-/// Start position of a group.
 #[derive(Clone, Copy)]
 enum Begin {
     End,
@@ -334,7 +330,6 @@ fn summary(call: &mut Call<'_>) -> Outcome {
 }
 
 impl Log<'_> {
-    /// Returns the id of the last entry.
     pub(super) fn last(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
         let node = self.node;
         let make = |id: Id, space: u32, _: Change<'_>| {

@@ -206,7 +206,6 @@ fn consumers(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes the entry with this id, or nil.
 fn write_one(log: Log<'_>, scope: Scope, id: Option<Id>, reply: &mut Reply<'_>) -> Outcome {
     let mut found = Found::default();
     if let Some(id) = id

@@ -92,7 +92,6 @@ fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
     }
 }
 
-/// Encoded entries of a reply.
 #[derive(Default)]
 struct Found {
     bytes: Vec<u8>,
@@ -197,7 +196,6 @@ impl<'a> Log<'a> {
         reach.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
-    /// Returns the first available entry of a stream.
     fn first(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
         let mut first = None;
         let found = self.node.changes.find(&self.node.store, self.end, Start::Oldest);

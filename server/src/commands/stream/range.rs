@@ -42,7 +42,6 @@ pub(crate) const REFUSED: &[Command] = &[
 
 const NOT_WRITABLE: &str = "Refused: tm:changes is the log, and no client writes to it.";
 
-/// Bound of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
     /// `-` or `+`.
@@ -85,7 +84,6 @@ impl Bound {
     }
 }
 
-/// A range of ids.
 struct Range {
     scope: Scope,
     from: Bound,

@@ -80,22 +80,18 @@ enum What {
     Own(Id),
 }
 
-/// A stream to read.
 struct Reading {
     key: Vec<u8>,
     scope: Scope,
     what: What,
 }
 
-/// Arguments of XREAD or XREADGROUP.
 struct Asked {
     readings: Vec<Reading>,
     most: usize,
-    /// Deadline of a blocking read.
     until: Option<Instant>,
     /// Log position that `$` denotes.
     end: Position,
-    /// Consumer, for XREADGROUP.
     member: Option<Member>,
     /// Ticket in the groups' wait queues, for a blocking XREADGROUP; before queueing, the highest
     /// ticket.

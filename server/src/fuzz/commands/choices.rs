@@ -145,7 +145,6 @@ impl Choices<'_> {
         (0..=self.byte() % 4).flat_map(|_| one(self)).collect()
     }
 
-    /// Returns a command that the model supports.
     // Long: one line for each command.
     pub(super) fn known(&mut self, kind: usize) -> Vec<String> {
         let word = |word: &str| vec![word.to_owned()];

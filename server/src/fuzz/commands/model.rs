@@ -32,7 +32,6 @@ fn ints(values: impl IntoIterator<Item = i64>) -> Frame {
 /// Row, counter (for a token of one counter), and the client's token.
 type Token = (u64, Option<usize>, Vec<u8>);
 
-/// Expected data.
 #[derive(Default)]
 pub(super) struct Model {
     rows: BTreeMap<u64, [i64; 4]>,
@@ -46,7 +45,6 @@ pub(super) struct Model {
     tokens: BTreeMap<Token, (Increment, Vec<i64>)>,
 }
 
-/// Change of a row's counters with optional bounds.
 #[derive(Clone, PartialEq)]
 struct Increment {
     changes: Vec<(usize, i64)>,
@@ -101,7 +99,6 @@ impl Model {
             .expect("an id of the universe")
     }
 
-    /// Id and field of a key.
     fn place(key: &[u8]) -> (u64, Option<usize>) {
         let mut parts = key.split(|&b| b == b':').skip(1);
         let id = Model::id_of(parts.next().unwrap_or_default());
@@ -204,7 +201,6 @@ impl Model {
         Frame::Array(page)
     }
 
-    /// CNT.INCRBY.
     fn incrby(&mut self, id: u64, words: &[Vec<u8>]) -> Option<Frame> {
         let mut asked = Increment { changes: vec![], min: None, max: None, saturates: false };
         let mut token = None;
@@ -295,7 +291,6 @@ impl Model {
         Some(told)
     }
 
-    /// CNT.MINCRBY.
     fn mincrby(&mut self, words: &[Vec<u8>]) -> Option<Frame> {
         let (words, token) = match words {
             [triples @ .., word, token] if word == b"TOKEN" => (triples, Some(token)),
@@ -323,7 +318,6 @@ impl Model {
         self.rows.get(&id).is_none_or(|row| row[field] == 0)
     }
 
-    /// TM.FORGET.
     fn forget(&mut self, name: &[u8], id: u64) -> bool {
         let unset = |flags: &mut BTreeSet<(u64, Vec<u8>)>| flags.retain(|(of, _)| *of != id);
         if name == b"post" {

@@ -13,7 +13,6 @@ fn with(fsync: Fsync) -> TestServer {
     })
 }
 
-/// Returns the offset that ROLE shows.
 fn role_offset(server: &TestServer) -> u64 {
     let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
     redis::from_redis_value(role[1].clone()).unwrap()
