@@ -76,7 +76,7 @@ pub(crate) struct Session {
     pub(crate) replies: Replies,
     /// Commands queued between MULTI and EXEC.
     pub(crate) transaction: Option<Transaction>,
-    /// Watched keys by hash-table location. A repeated WATCH keeps the version of the first.
+    /// Watched keys by space number and id. A repeated WATCH keeps the version of the first.
     pub(crate) watched: HashMap<Place, Seen>,
     /// Whether a watched data set was replaced by another one. As in Redis, its keys count as
     /// modified.

@@ -166,7 +166,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     match used {
         None => call.node.engines().add(space, id, changes, &bounds, row)?,
         Some(token) => {
-            // Each field of the group is stored with the token, so fields must be unique.
+            // Also bounds the values that are stored with the token.
             let mut fields: Vec<usize> = changes.iter().map(|change| change.field).collect();
             refuse_repeated(&mut fields)?;
             let once = once(token, false);
