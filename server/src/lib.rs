@@ -1,4 +1,4 @@
-//! The Tidemark server: RESP in, feed pages out.
+//! The Tidemark server: a RESP front end for feed counters and viewer flags.
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
@@ -7,12 +7,13 @@
 //!                <- resp::Reply   <-
 //! ```
 //!
-//! One *turn* of a connection is one read, all the requests in it, one write. Buffers belong to the
-//! worker, not to the connection: an idle client costs a few hundred bytes. No command waits for
-//! anything, so a worker needs no locks between its clients.
+//! A *turn* of a connection is one read, all complete requests in it, and one write. Buffers belong
+//! to the worker, not to the connection, so an idle client costs a few hundred bytes. Commands
+//! never block a worker: a request that needs the disk or another node is suspended. Clients of one
+//! worker therefore need no locks among themselves.
 //!
-//! [`start`] runs a server inside this process, as the tests and the demo do; the program's
-//! `tidemark serve` does the same.
+//! [`start`] runs a server inside this process, as the tests and the demo do. The program's
+//! `tidemark serve` uses the same code.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -48,41 +49,41 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why a server did not start.
+/// Reason why a server did not start or did not stop cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration contradicts itself.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] node::config::ConfigError),
-    /// The data folder cannot be opened, or does not fit the configuration.
+    /// The data folder cannot be opened, or does not match the configuration.
     #[error(transparent)]
     Recover(#[from] recovery::RecoverError),
-    /// The users cannot be read.
+    /// The ACL users cannot be loaded.
     #[error("{0}")]
     Users(String),
-    /// The certificates cannot be read.
+    /// The TLS certificates cannot be loaded.
     #[error("{0}")]
     Tls(String),
-    /// An address cannot be listened on.
+    /// A socket cannot listen on its address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which address.
+        /// The address.
         address: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The service manager passed a socket that cannot be served.
+    /// The service manager passed an unusable socket.
     #[error("cannot listen on the socket \"{name}\" of the service manager: {source}")]
     Passed {
         /// Name of the socket (`FileDescriptorName=` of its unit).
         name: String,
-        /// What is wrong with it.
+        /// Reason.
         source: io::Error,
     },
-    /// The system refused a thread or a socket.
+    /// The operating system refused a thread or a socket.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
-    /// It ran, and did not end well.
+    /// The server ran and stopped with an error.
     #[error("{0}")]
     Ended(io::Error),
 }
@@ -96,27 +97,26 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// Opens the listening sockets that the configuration names.
+/// Opens the client listening sockets that the configuration names.
 pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
     listen_at(config, config.server.port)
 }
 
-/// Listening sockets that were open before the server started. A server opens the ones that are
-/// missing.
+/// Listening sockets opened before the server starts. The server opens the missing ones itself.
 #[derive(Default)]
 pub struct Sockets {
-    /// Sockets for clients.
+    /// Sockets for plain-text clients.
     pub clients: Vec<TcpListener>,
-    /// Sockets for clients that use TLS.
+    /// Sockets for TLS clients.
     pub tls: Vec<TcpListener>,
-    /// The socket of the admin port.
+    /// Socket of the admin port.
     pub admin: Option<TcpListener>,
 }
 
 impl Sockets {
-    /// Takes the sockets that systemd passed to this process, as sd_listen_fds(3) describes. Each
-    /// serves what its name says: `tls`, `admin`, or clients by any other name. Call it before the
-    /// process has a second thread, as it changes the environment.
+    /// Takes the sockets that systemd passed to this process; see sd_listen_fds(3). A socket named
+    /// `tls` or `admin` serves that purpose; any other name serves plain-text clients. Call this
+    /// before the process starts a second thread, because it changes the environment.
     pub fn from_service_manager() -> Result<Sockets, StartError> {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
@@ -152,29 +152,28 @@ fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError>
     Ok(listeners)
 }
 
-/// A running server. Dropping it leaves it running; [`Server::stop`] ends it.
+/// A running server. Dropping the handle does not stop it; [`Server::stop`] does.
 pub struct Server {
     host: Arc<Host>,
     threads: Vec<JoinHandle<()>>,
     log: JoinHandle<store::Result<()>>,
 }
 
-/// A process with this configuration, which knows all commands.
+/// Creates a process with this configuration and the full command table.
 pub fn host(config: Config, addresses: Vec<SocketAddr>, stop: Stop) -> Host {
     commands::families::install();
     Host::new(config, addresses, stop)
 }
 
-/// Starts a server on one listening socket (port 0 is fine: [`Server::port`] tells which it
-/// became).
+/// Starts a server on one listening socket. If the socket was bound to port 0, [`Server::port`]
+/// returns the actual port.
 pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError> {
     let sockets = Sockets { clients: vec![listener], ..Sockets::default() };
     start_on(config, sockets, Stop::new())
 }
 
-/// Starts a server on these listening sockets, and on those that the configuration names and
-/// `sockets` lacks; `stop` will stop it. Returns when the data are loaded. Clients that connect
-/// before are answered `-LOADING`.
+/// Starts a server on `sockets`, plus the configured ones missing there. Returns when the data set
+/// is loaded; until then clients get `-LOADING`. `stop` stops the server.
 pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
@@ -208,13 +207,13 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     let asked = Arc::downgrade(&host);
     host.stop.on_reload(move || _ = asked.upgrade().inspect(|host| host.reload_certificates()));
     let mut threads = workers::start(&host, clients, tls)?;
-    // Also while the data are loaded: /readyz says so.
+    // The admin port starts before loading, so that /readyz can report it.
     if let Some(listener) = admin {
         threads.push(http::start(&host, listener).inspect_err(|_| host.stop.now())?);
     }
     let recalled = recall(&host).map_err(StartError::System);
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
-        // Now that the folder is this process's.
+        // This process owns the folder lock by now.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!(
                 "what a kill has left in the data folder cannot be removed: {error}; \
@@ -222,8 +221,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
             );
         }
         let of_log = host.clone();
-        // Before any client is told that the server is ready: writes are taken from the first
-        // moment, or refused for the right reason.
+        // The role must be decided before clients see a ready server, so that the first write is
+        // accepted or refused for the right reason.
         host.replication.settle(&host.config(), log.is_own(), log.term());
         if let Held::Own(log) = &log {
             host.node().durability.look_at(log);
@@ -242,7 +241,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         Err(error) => {
             host.stop.now();
             for thread in threads {
-                // What went wrong is known already.
+                // The original error is reported instead.
                 let _ = thread.join();
             }
             Err(error)
@@ -250,8 +249,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     }
 }
 
-/// What the data folder remembers of its role, and of its cluster. A master that had a lease has
-/// none: another node may have become the master while this one was away.
+/// Restores role and cluster state from the data folder. A restored lease counts as expired:
+/// another node may have become master.
 fn recall(host: &Host) -> io::Result<()> {
     let config = host.config();
     host.cluster.recall(&config.durability.dir)?;
@@ -263,7 +262,7 @@ fn recall(host: &Host) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the threads that work behind the clients' backs, once the data are there.
+/// Starts the background threads once the data set is loaded.
 fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Result<(), StartError> {
     let of_snapshots = host.clone();
     threads.push(workers::background(host.stop.vital(), "snapshot".to_owned(), move || {
@@ -304,12 +303,12 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
     Ok(())
 }
 
-/// Runs a server until `stop` is told to stop.
+/// Runs a server until `stop` stops it.
 pub fn run(config: Config, sockets: Sockets, stop: Stop) -> Result<(), StartError> {
     start_on(config, sockets, stop)?.join().map_err(StartError::Ended)
 }
 
-/// The engines of a node, as they are now.
+/// Keeps a version of the engines alive while it is borrowed.
 struct Served(Arc<Engines>);
 
 impl Deref for Served {
@@ -321,49 +320,49 @@ impl Deref for Served {
 }
 
 impl Server {
-    /// The port of its first listening socket.
+    /// Port of the first client socket.
     pub fn port(&self) -> u16 {
         self.host.addresses.first().map_or(0, SocketAddr::port)
     }
 
-    /// Where metrics and the dashboard are served, if they are.
+    /// Address of the admin port, if it is open.
     pub fn admin(&self) -> Option<SocketAddr> {
         self.host.admin.get().copied()
     }
 
-    /// Its spaces, views and actions.
+    /// Spaces, views and actions of the current data set.
     pub fn engines(&self) -> impl Deref<Target = Engines> {
         Served(self.host.node().engines())
     }
 
-    /// A client without a socket. `None` if its clients cannot be counted any further.
+    /// Creates an in-process client. Returns `None` if the client limit is reached.
     pub fn local(&self) -> Option<Local> {
         Local::new(self.host.node())
     }
 
-    /// Stops it, and waits until it has stopped.
+    /// Stops the server and waits for its threads.
     pub fn stop(self) -> io::Result<()> {
         self.host.stop.now();
         self.join()
     }
 
-    /// Waits until SIGINT, SIGTERM or the SHUTDOWN command stops it.
+    /// Waits until SIGINT, SIGTERM or SHUTDOWN stops the server.
     pub fn wait(self) -> io::Result<()> {
         self.on_signals()?;
         self.join()
     }
 
-    /// From now on SIGINT and SIGTERM stop it.
+    /// Makes SIGINT and SIGTERM stop the server.
     pub fn on_signals(&self) -> io::Result<()> {
         self.host.stop.on_signals()
     }
 
-    /// Whether it was stopped, or is being stopped.
+    /// Returns whether the server has stopped or is stopping.
     pub fn is_stopped(&self) -> bool {
         self.host.stop.is_stopped()
     }
 
-    /// Waits until something else stops it.
+    /// Waits until the server is stopped from elsewhere.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
         self.host.stop.wait_blocking();
@@ -372,12 +371,12 @@ impl Server {
         for thread in self.threads {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {
-                // The others must end, too.
+                // A panic stops the remaining threads as well.
                 self.host.stop.now();
                 outcome = Err(io::Error::other(format!("thread {name} panicked")));
             }
         }
-        // No writer is left: a last commit takes what they have marked.
+        // All writers have ended; the last commit writes the changes they have left.
         self.host.node().durability.committer().stop();
         match self.log.join() {
             Ok(Ok(())) => tracing::info!("the log is complete"),
@@ -387,7 +386,7 @@ impl Server {
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         backup::finish(&self.host);
-        // The folder's, once a store was opened.
+        // Released last: the next process may open the folder now.
         if let Some(store) = self.host.node().store.get() {
             store.unlock();
         }

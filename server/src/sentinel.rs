@@ -1,5 +1,5 @@
-//! Follows Sentinels, where they are the source of the topology (`[[shard]]`): asks each of them
-//! once a second, and at once when it says that a master has changed.
+//! Client of Redis Sentinels, used when they define the topology (`[[shard]]`). Polls every
+//! Sentinel once a second, and immediately after a `+switch-master` message.
 
 use crate::commands::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
@@ -12,12 +12,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How far apart a Sentinel is asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// A Sentinel that does not answer within this is tried again.
+/// Timeout of a connect or a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Follows them until the server stops.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let all = Arc::new(Mutex::new(Sentinels::default()));
@@ -30,7 +28,6 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-/// Follows one of them.
 async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: Place) {
     let mut told = String::new();
     loop {
@@ -58,7 +55,7 @@ async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
     within(PATIENCE, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
 }
 
-/// Two connections to a Sentinel: one is asked, and one says when a master has changed.
+/// Uses two connections: one polls, the other is subscribed to `+switch-master`.
 async fn session(
     host: &Arc<Host>,
     all: &Mutex<Sentinels>,
@@ -86,7 +83,7 @@ async fn session(
     }
 }
 
-/// The topology is what Sentinels say, if that is new.
+/// Replaces the topology if the Sentinels report a change.
 fn take_over(host: &Arc<Host>, all: &Mutex<Sentinels>) {
     let node = host.node();
     let config = node.config().clone();
@@ -103,7 +100,7 @@ fn take_over(host: &Arc<Host>, all: &Mutex<Sentinels>) {
     }
 }
 
-/// What a Sentinel says of a master; nothing if it does not know it.
+/// Asks a Sentinel about a master; returns `None` if the Sentinel does not know it.
 async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
     let mut out = Vec::new();
     put_command(&mut out, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name]);
@@ -139,7 +136,7 @@ fn text(frame: &OwnedFrame) -> Option<String> {
     }
 }
 
-/// The value of a name in a list of both.
+/// Looks up a value in a flat list of names and values.
 fn value(frame: &OwnedFrame, name: &str) -> Option<String> {
     let OwnedFrame::Array(words) = frame else { return None };
     let at =

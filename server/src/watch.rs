@@ -1,6 +1,6 @@
-//! Asks the other nodes of the cluster whether they live (`node::cluster::health`), each on a
-//! connection of its own: whatever a node answers, it answers. And whether this one is a master
-//! still, when it was away.
+//! Health checks among cluster nodes (`node::cluster::health`). Each node is polled on a separate
+//! connection, so a slow one does not delay the others. This module also lifts the fence of a
+//! restarted master once other nodes confirm its role.
 
 use dataset::clock::unix_ms;
 use node::client::connect::{Link, within};
@@ -15,18 +15,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// How far apart a node is asked, in a cluster of at most a hundred nodes.
+/// Polling interval per node in a cluster of up to a hundred nodes.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// And as much more for each further one, so that asking takes no more of a large cluster.
+/// Minimum interval per cluster member: bounds the polling rate in large clusters.
 const OF_EACH: Duration = Duration::from_millis(10);
-/// How far apart a node looks whether it is a fenced master that has something to ask.
+/// Interval at which a node checks whether it is a fenced master.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long an answer is waited for on one connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How a node answers that has no data yet.
+/// Error code of a node that is still loading.
 const LOADING: &str = "LOADING";
 
-/// Asks them until the server stops.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -36,15 +34,16 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
             () = host.stop.wait() => {}
         }
     });
-    // The name of a node may still be looked up.
+    // A name lookup may still occupy a blocking thread.
     runtime.shutdown_background();
     Ok(())
 }
 
-/// Lifts the fence of a master that was away, when others confirm that it is one.
+/// Lifts the fence of a returning master when other nodes confirm its role.
 async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
-    // No other answer counts any more: the next time the one that knows better may be out of reach.
+    // After a final refusal, do not ask again under the same topology: the node that refused may be
+    // unreachable next time.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();
@@ -65,7 +64,7 @@ async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
     }
 }
 
-/// One task for each node that the topology names.
+/// Keeps one polling task per node of the topology.
 async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
     let mut asking: HashMap<String, (Member, JoinHandle<()>)> = HashMap::new();
     loop {
@@ -91,10 +90,9 @@ async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
     }
 }
 
-/// Asks one node, again and again.
 async fn ask(host: Arc<Host>, member: Member) {
     loop {
-        // What ends a connection is no news: it is asked on another one.
+        // Errors only end the connection; the health record already shows the missing reply.
         let _ = session(&host, &member).await;
         tokio::time::sleep(pause(&host)).await;
     }
@@ -106,7 +104,7 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     let mut link = match peer::open(host, &member.host, member.port).await {
         Ok(link) => link,
         Err(error) => {
-            // It answers, and does not let this node in.
+            // The node is alive but rejects the login.
             if error.kind() == io::ErrorKind::PermissionDenied {
                 health.heard(id, unix_ms(), false);
             }
@@ -125,8 +123,8 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     }
 }
 
-/// Whether a node has its shard's data: a replica that has not met its master yet has none, or
-/// those of another shard. One that does not let this node ask counts as one that has.
+/// Returns whether a node has its shard's data. A replica that has not yet synchronized has none,
+/// or data of another shard. A node that denies ROLE counts as having data.
 async fn has_data(link: &mut Link) -> io::Result<bool> {
     let role = within(PATIENCE, link.call(&[b"ROLE"])).await?;
     let OwnedFrame::Array(role) = role else { return Ok(true) };
@@ -135,7 +133,6 @@ async fn has_data(link: &mut Link) -> io::Result<bool> {
     Ok(!(is_replica && is_behind))
 }
 
-/// Between two questions to one node.
 fn pause(host: &Host) -> Duration {
     ASK_EVERY.max(OF_EACH * host.cluster.topology().members().len() as u32)
 }

@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: servers in the test's process, from the harness, and generated
-//! data.
+//! Shared parts of the end-to-end tests: in-process servers, re-exported from the harness, and
+//! generated data.
 
 pub mod reposts;
 

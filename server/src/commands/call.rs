@@ -1,4 +1,4 @@
-//! One command being executed: its arguments, its reply, and what it may ask for.
+//! Execution context of one command: its arguments, its reply, and the ways to wait.
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
@@ -14,7 +14,7 @@ use node::runtime::blocking_task::{apart, apart_for};
 use resp::{Args, Protocol, Reply};
 use std::sync::Arc;
 
-/// The bytes of a reply: what `write` says, or its refusal.
+/// Returns the bytes of a reply, or of the refusal.
 pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> Outcome) -> Vec<u8> {
     let mut out = Vec::new();
     let mut reply = Reply::new(&mut out, protocol);
@@ -25,18 +25,17 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
     out
 }
 
-/// Other writers are kept out, if that is not EXEC's affair.
+/// Guard that excludes other writers; `None` inside EXEC, which holds its own.
 pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
 
-/// One command being executed.
 pub(crate) struct Call<'a> {
     pub(crate) spec: &'static Spec,
-    /// The whole request, the name first.
+    /// The whole request, including the command name.
     pub(crate) args: Args<'a>,
-    /// The request with the items of this turn: see [`Turn`](crate::commands::turn::Turn).
+    /// The request reduced to the items of this turn; see [`Turn`](crate::commands::turn::Turn).
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
-    /// The step behind the items that this turn has checked.
+    /// Step that follows the items checked in this turn.
     pub(crate) checked: Option<Step>,
     pub(crate) reply: Reply<'a>,
     pub(crate) session: &'a mut Session,
@@ -45,13 +44,13 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The refusal for a wrong number of arguments that the arity alone cannot tell (a field
-    /// without a value).
+    /// Returns the arity error for cases that the arity alone cannot detect, such as a field
+    /// without a value.
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
 
-    /// The refusal for a wrong number of arguments of a subcommand that takes some or none.
+    /// Returns the error for an unknown subcommand or a wrong number of its arguments.
     pub(crate) fn wrong_subcommand(&self) -> Refusal {
         let command = self.spec.name.split('|').next().unwrap_or_default().to_ascii_uppercase();
         let sub = Printable(self.args.at(1));
@@ -60,14 +59,14 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// To be asked before anything is changed: whether the log takes changes now. Inside EXEC that
-    /// was asked for all commands together.
+    /// Checks whether the log accepts changes. Call it before the first change. EXEC checks once
+    /// for all its commands.
     #[inline]
     pub(crate) fn admit_write(&mut self) -> Outcome {
         if let Some(admitted) = &self.session.admitted {
             return admitted.clone();
         }
-        // Nothing was written, so the refusal need not wait for the disk.
+        // A refusal changes nothing, so its reply need not wait for the disk.
         if let Some(refusal) = self.node.refusal() {
             return Err(refusal);
         }
@@ -75,10 +74,10 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Keeps other writers of these ids out until it is dropped, for changes that belong together
-    /// and take so many bytes of the log at most (`log_size.rs`). Inside EXEC they are out already,
-    /// and a thread must not ask twice. `None`: the log has no room for them yet, and the request
-    /// is executed again when it has.
+    /// Excludes other writers of these ids until the guard is dropped, for a group of changes.
+    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). EXEC already holds the
+    /// locks, which are not reentrant. Returns `None` if the log has no room; the request is then
+    /// executed again later.
     pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
         if self.session.in_exec {
             return Some(None);
@@ -87,17 +86,17 @@ impl<'a> Call<'a> {
         Some(Some(self.node.engines().exclusive(Some(ids), Some(reserved))))
     }
 
-    /// Sees to it that nearly nothing that was reserved waits for the log until this is dropped.
-    /// `None`: it does, and the request is executed again. Inside EXEC that is so already
-    /// ([`log_size::reshapes`](crate::commands::log_size::reshapes)).
+    /// Waits until almost nothing else is reserved in the log, and keeps it so until the
+    /// reservation is dropped. Returns `None` if the request has to wait. EXEC has done this
+    /// already ([`log_size::reshapes`](crate::commands::log_size::reshapes)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
     }
 
-    /// Room in the log for changes that belong together. `None`: there is none yet, and the request
-    /// is executed again when there is.
+    /// Reserves room in the log for a group of changes. Returns `None` if there is none; the
+    /// request is then executed again later.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
-        // The last time was for nothing, or for this.
+        // Discards the result of an earlier wait.
         self.session.suspension.come();
         let node: &'a Arc<Node> = self.node.node();
         let reserved = node.durability.committer().reserve(bytes);
@@ -111,10 +110,9 @@ impl<'a> Call<'a> {
         reserved
     }
 
-    /// Does something that takes its time (walks all rows, reads a whole filter, syncs a file) on
-    /// another thread, and answers when it is done. Others go on; the requests behind this one
-    /// wait. Inside EXEC the commands behind it do; but where EXEC keeps others out it must not
-    /// wait, and it is done at once.
+    /// Runs slow work (a scan, reading a filter, an fsync) on another thread and answers when it is
+    /// done. Later requests of this client wait. Inside EXEC the following commands wait as well.
+    /// If EXEC holds locks, the work runs inline instead.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -136,7 +134,8 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// The same for what asks for the engines itself, and holds none meanwhile. Not inside EXEC.
+    /// Like [`Call::answer_later`], for work that loads the engines itself and keeps none alive.
+    /// Must not be called inside EXEC.
     pub(crate) fn answer_apart(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -149,8 +148,8 @@ impl<'a> Call<'a> {
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
     }
 
-    /// Does something on another thread before this request is executed: none at first, and the
-    /// request is to do nothing; then what came of it.
+    /// Runs work on another thread before this request is executed. Returns `None` the first time:
+    /// the handler must return, and is executed again with the result.
     pub(crate) fn suspension(
         &mut self,
         work: impl FnOnce(Now<'_>) -> SuspendResult + Send + 'static,
@@ -166,8 +165,9 @@ impl<'a> Call<'a> {
         came
     }
 
-    /// Whether this request may show the log's end now. If not, the request runs again when the log
-    /// contains every acknowledged write. A request inside EXEC with writes never waits.
+    /// Returns whether this request may show the end of the log. If not, the request runs again
+    /// when the log contains every acknowledged write. A request inside EXEC with writes never
+    /// waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
         let is_back = self.session.suspension.come().is_some();
         let may_wait = !self.session.in_exec || self.session.may_leave;
@@ -182,9 +182,9 @@ impl<'a> Call<'a> {
         false
     }
 
-    /// This request is executed again when something is done on another thread.
+    /// Executes this request again after some work on another thread.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
-        // The last time was for nothing.
+        // Discards the result of an earlier wait.
         self.session.suspension.come();
         self.suspension(move |node| {
             done(&node);
@@ -192,8 +192,8 @@ impl<'a> Call<'a> {
         });
     }
 
-    /// Gives the bytes of this request's reply when `reply` has them: [`answer`]. The replies
-    /// before it wait, too, but stay what they are.
+    /// Defers this request's reply until the future resolves ([`answer`] produces its bytes).
+    /// Earlier replies of the turn are delayed but stay unchanged.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;
         self.session.later = wanted;
@@ -203,15 +203,15 @@ impl<'a> Call<'a> {
         }));
     }
 
-    /// Counts for INFO whether the row of a key that is read is there.
+    /// Counts a keyspace hit or miss for INFO.
     #[inline]
     pub(crate) fn note_found(&self, found: bool) {
         let tallies = &self.node.tallies[self.session.worker];
         if found { &tallies.hits } else { &tallies.misses }.add(1);
     }
 
-    /// What a key names, for a command that adds nothing: `None` for a key of no space, which is
-    /// absent then, as in Redis. A field that the schema lacks is an error all the same.
+    /// Resolves a key for a command that adds nothing. Returns `None` for a key outside all spaces,
+    /// which counts as absent. An unknown field is still an error.
     #[inline]
     pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
         match self.node.engines().resolve(key) {
@@ -222,7 +222,6 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of a row.
     #[inline]
     pub(crate) fn row(&self, index: usize) -> Result<(&'a CounterSpace, u64), Refusal> {
         match self.node.engines().resolve(self.args.at(index))? {
@@ -231,7 +230,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`Call::row`], for a command that adds nothing: see [`Call::known`].
+    /// Like [`Call::row`], for a command that adds nothing; see [`Call::known`].
     #[inline]
     pub(crate) fn known_row(
         &self,
@@ -244,7 +243,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves a key of a cell: space, id, position of the field.
+    /// Resolves a counter's key to space, id and field position.
     #[inline]
     pub(crate) fn cell(&self, key: &[u8]) -> Result<(&'a CounterSpace, u64, usize), Refusal> {
         match self.node.engines().resolve(key)? {
@@ -254,7 +253,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`Call::cell`], for a command that adds nothing: see [`Call::known`].
+    /// Like [`Call::cell`], for a command that adds nothing; see [`Call::known`].
     #[inline]
     pub(crate) fn known_cell(
         &self,
@@ -267,8 +266,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Resolves argument `index` as the key of an id's pairs, which are told apart by their
-    /// members.
+    /// Resolves argument `index` as the key of an id's members.
     #[inline]
     pub(crate) fn pairs(&self, index: usize) -> Result<(&'a ExistenceSpace, u64), Refusal> {
         match self.node.engines().resolve(self.args.at(index))? {
@@ -278,7 +276,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`Call::pairs`], for a command that adds nothing: see [`Call::known`].
+    /// Like [`Call::pairs`], for a command that adds nothing; see [`Call::known`].
     #[inline]
     pub(crate) fn known_pairs(
         &self,
@@ -292,13 +290,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Argument `index` as an id.
     #[inline]
     pub(crate) fn id(&self, index: usize) -> Result<u64, Refusal> {
         id(self.args.at(index))
     }
 
-    /// Reads all arguments from `first` on as ids, into `scratch.ids` ([`Call::check_each`]).
+    /// Parses all arguments from `first` on as ids into `scratch.ids` ([`Call::check_each`]).
     #[inline]
     pub(crate) fn read_ids(&mut self, first: usize) -> Outcome {
         let words = self.args.from(first);
@@ -311,18 +308,15 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The view of this name.
 #[inline]
 pub(crate) fn view<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a View, Refusal> {
     engines.view(name).ok_or_else(|| refuse!("ERR no such view '{}'", Printable(name)))
 }
 
-/// The action of this name.
 pub(crate) fn action<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a Action, Refusal> {
     engines.action(name).ok_or_else(|| refuse!("ERR no such action '{}'", Printable(name)))
 }
 
-/// The counter space of this name.
 pub(crate) fn counter_space<'a>(
     engines: &'a Engines,
     name: &[u8],
@@ -330,7 +324,6 @@ pub(crate) fn counter_space<'a>(
     engines.counter(name).ok_or_else(|| refuse!("ERR no such counter space '{}'", Printable(name)))
 }
 
-/// Reads an id.
 #[inline]
 pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
     resp::natural(text).ok_or_else(|| {
@@ -341,18 +334,16 @@ pub(crate) fn id(text: &[u8]) -> Result<u64, Refusal> {
     })
 }
 
-/// Reads an integer argument.
 #[inline]
 pub(crate) fn integer(text: &[u8]) -> Result<i64, Refusal> {
     resp::integer(text).ok_or(Refusal::NOT_AN_INTEGER)
 }
 
-/// The refusal for a failure of the disk.
 pub(crate) fn disk(error: store::Error) -> Refusal {
     refuse!("ERR {error}. {}", error.advice())
 }
 
-/// An option: a second one of its kind is an error.
+/// Sets an option; a repeated option is an error.
 pub(crate) fn put_once<T>(option: &mut Option<T>, value: T) -> Outcome {
     option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
 }

@@ -1,4 +1,4 @@
-//! Whether a request may be executed now, by this client.
+//! Checks whether a client may execute a request now.
 
 use crate::commands::cluster::gather;
 use crate::commands::pubsub;
@@ -11,13 +11,14 @@ use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
 use resp::{Args, Protocol};
 
-/// A viewer or member of more bytes, times its ids, may have so many: promise 9.
+/// A member longer than `LONG_MEMBER` bytes may be combined with at most `MOST_HASHED / length`
+/// ids, because it is hashed for each id. This bounds the time of a request (promise 9).
 const LONG_MEMBER: usize = 1 << 10;
 
 const MOST_HASHED: usize = 4 << 20;
 
-/// Finds the command of a request, and whether this client may send it now. Gives its numbers, too
-/// (see [`name_of`]).
+/// Finds the command of a request and checks whether the client may send it now. Returns its
+/// numbers as well (see [`name_of`]).
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
@@ -42,7 +43,7 @@ pub(crate) fn checked(
     if !node.is_loaded() && !spec.has(flag::LOADING) {
         return Err(Refusal::LOADING);
     }
-    // What was queued was asked before the transaction began to listen.
+    // EXEC is exempt: its commands were checked when they were queued.
     let listens =
         session.listening && !session.in_exec && session.client.protocol() == Protocol::Resp2;
     if listens && !spec.has(flag::LISTENER) {
@@ -56,17 +57,17 @@ pub(crate) fn checked(
     Ok((u32::from(number) | sub << 16, spec))
 }
 
-/// Promise 9: no request keeps others waiting for long.
+/// Bounds the time that a request may block others (promise 9).
 #[cold]
 fn too_many(most: usize) -> Refusal {
     refuse!("ERR a request may have {most} arguments (max_request_args)")
 }
 
-/// The same: the member is hashed for each id.
+/// Bounds the work of hashing one member for many ids.
 #[cold]
 fn check_member(of: Of, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
-    // Those of an entry of several, too; options are none.
+    // Counts the ids of compound entries too; options do not start with a digit.
     let rest = args.from(MEMBER + 1);
     let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
     let ids: usize = words.map(|word| word.split(|byte| *byte == b'/').count()).sum();
@@ -77,7 +78,6 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
 }
 
-/// For INFO commandstats: a command that was known, and not let in.
 #[cold]
 pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, node: Now<'_>) {
     if let Some((number, spec)) = found {
@@ -89,8 +89,8 @@ pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, nod
 #[cold]
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
-    // What a browser or an HTTP client sends first: a page makes it talk to us. No answer, so
-    // that nothing of ours is read as a page.
+    // First words of an HTTP request, which a malicious web page may send. The connection closes
+    // without a reply, so that the page cannot read one.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!(
             "client {} speaks HTTP: closed (a cross-site attack?); find the program at \

@@ -1,10 +1,10 @@
-//! What a request will ask for that lies on the disk: looked at before it runs, so that all of it
-//! can be read at the same time.
+//! Determines which cold rows a request needs, so that they can be read concurrently before it
+//! runs.
 //!
-//! A page notes itself what it lacks, and runs again once that was read: with its rows in the cache
-//! looking ahead would take twice as long as the page.
+//! A page is an exception. It records missing rows while it runs and is repeated after they were
+//! read, because a separate pass would double the cost of a page whose rows are cached.
 //!
-//! A request whose footprint is not known still works: its cold rows are then read in place.
+//! A request with unknown footprint still works: it reads its cold rows synchronously.
 
 use crate::session::Session;
 use dataset::cold::fetch::Fetching;
@@ -16,12 +16,12 @@ use node::command::spec::{KeyArgs, Of, Spec};
 use node::command::table::{Found, find};
 use resp::Args;
 
-/// Words of a page that notes itself what it lacks. In a longer one, ids that lack something would
-/// be compared with too many others.
+/// Maximum number of words of a page that records its missing rows. In longer pages, deduplicating
+/// them would cost too much.
 const PAGE_WORDS: usize = 256;
 
-/// Before a request runs: what must be read from the disk first, if anything must. A page is not
-/// looked at: it is to note what it lacks ([`Session::notes_missing`]).
+/// Returns the cold rows to read before a request runs, if there are any. A page instead gets
+/// [`Session::notes_missing`].
 #[inline]
 pub(crate) fn before(
     found: Found,
@@ -38,7 +38,7 @@ pub(crate) fn before(
     (!fetching.is_ready()).then_some(fetching)
 }
 
-/// Whether a request does nothing but to show a page, which may be read twice.
+/// Returns whether a request only reads a page, so that running it twice is harmless.
 fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -> bool {
     let Some((_, spec)) = found else { return false };
     let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(Of::View, ..));
@@ -46,11 +46,10 @@ fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -
         return false;
     }
     let footprint = Footprint::new(spec, args, engines);
-    // Actions and ledgers have more to ask for.
+    // Actions and exact ledgers need more than the page records.
     footprint.marked().is_none() && !footprint.is_exact()
 }
 
-/// Notes the rows of a request that must be read from the disk first.
 pub(crate) fn ask(
     found: Found,
     args: Args<'_>,
@@ -67,7 +66,7 @@ pub(crate) fn ask(
                 }
             }
         }
-        // It is queued only.
+        // Queueing reads nothing.
         Some(_) => {}
         None => ask_one(spec, args, session, engines, fetching),
     }
@@ -94,7 +93,7 @@ fn ask_one(
     }
 }
 
-/// Whether this node may have the row of an id: other nodes are asked for what is theirs.
+/// Returns whether this node owns an id; other nodes read their own.
 #[cold]
 fn is_here(topology: &Topology, id: u64) -> bool {
     topology.server_of(of_id(id)).is_here(|| true)

@@ -1,8 +1,9 @@
-//! What a command is here: its row and its handler, in one place of its family's file.
+//! Definition of a command: its table row together with its handler.
 //!
-//! A family's file begins with a [`Group`], what its commands have in common, and a list of
-//! [`Command`]s. `families.rs` lists all families; [`install`] makes their rows known to the
-//! process and their handlers to [`handler`]. A handler's file uses this one and not that list.
+//! A family's file starts with a [`Group`], the properties shared by its commands, and a list of
+//! [`Command`]s. `families.rs` lists all families. [`install`] registers the rows in the
+//! process-wide table and the handlers for [`handler`], so that a handler does not depend on the
+//! list of families.
 
 use crate::commands::call::Call;
 use crate::commands::help::help;
@@ -11,20 +12,17 @@ use node::command::spec::{Cost, KeyArgs, NO_KEYS, Outcome, Spec, flag};
 use node::command::table;
 use std::sync::OnceLock;
 
-/// Executes a command. It writes one reply, or returns a refusal: then whatever it wrote is
-/// discarded and the refusal sent.
+/// Executes a command. It writes one reply or returns a refusal, which replaces anything written.
 pub(crate) type Handler = fn(&mut Call<'_>) -> Outcome;
 /// Executes a command over many items; it may yield the worker (`items.rs`).
 pub(crate) type LongHandler = fn(&mut Call<'_>) -> Answered;
 
-/// A command's handler.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
     Once(Handler),
     Long(LongHandler),
 }
 
-/// A command: its row and its handler.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
     pub(crate) spec: Spec,
@@ -32,9 +30,9 @@ pub(crate) struct Command {
     pub(crate) subcommands: &'static [Command],
 }
 
-/// What the commands of a family have in common, unless a row says otherwise.
+/// Properties shared by the commands of a family; a row may override them.
 pub(crate) struct Group {
-    /// As in [`Spec::group`].
+    /// See [`Spec::group`].
     name: &'static str,
     since: &'static str,
     keys: KeyArgs,
@@ -45,7 +43,6 @@ impl Group {
         Group { name, since, keys }
     }
 
-    /// A command of this group.
     pub(crate) const fn row(
         &self,
         name: &'static str,
@@ -72,7 +69,7 @@ impl Group {
         Command { spec, run, subcommands: &[] }
     }
 
-    /// A command that does nothing itself; without a subcommand it prints their help.
+    /// Defines a container command; without a subcommand it prints the help.
     pub(crate) const fn container(
         &self,
         name: &'static str,
@@ -82,7 +79,6 @@ impl Group {
         self.row(name, -2, 0, "", Run::Once(help), summary).keys(NO_KEYS).with(subcommands)
     }
 
-    /// The subcommand HELP.
     pub(crate) const fn help(&self, name: &'static str) -> Command {
         let flags = flag::LOADING | flag::STALE;
         self.row(name, 2, flags, "", Run::Once(help), "Print this help.").keys(NO_KEYS)
@@ -105,7 +101,7 @@ impl Command {
         self
     }
 
-    /// Its time is linear in the number of these.
+    /// Declares a time linear in the number of these items.
     pub(crate) const fn linear(mut self, items: &'static str) -> Command {
         self.spec.cost = Cost::Linear(items);
         self
@@ -116,12 +112,12 @@ impl Command {
         self
     }
 
-    /// What it does with its keys, where the flags do not say it ([`Spec::uses`]).
+    /// Describes the use of the keys where flags do not determine it ([`Spec::uses`]).
     pub(crate) const fn uses(self, uses: &'static str) -> Command {
         self.two_uses(uses, uses)
     }
 
-    /// What it does with its first key, and with the others.
+    /// Describes the use of the first key and of the others.
     pub(crate) const fn two_uses(mut self, first: &'static str, others: &'static str) -> Command {
         self.spec.uses = (first, others);
         self
@@ -137,17 +133,17 @@ impl Command {
         self
     }
 
-    /// Its row, with those of its subcommands, for the rest of the process.
+    /// Returns the row with its subcommands' rows, leaked for the lifetime of the process.
     fn whole_row(&self) -> Spec {
         let subcommands: Vec<Spec> = self.subcommands.iter().map(|sub| sub.spec).collect();
         Spec { subcommands: Vec::leak(subcommands), ..self.spec }
     }
 }
 
-/// Handlers of all commands and subcommands, by their numbers ([`table::bit_of`]).
+/// Handlers of all commands and subcommands, by number ([`table::bit_of`]).
 static HANDLERS: OnceLock<Vec<Run>> = OnceLock::new();
 
-/// Makes these commands the ones of this process. Only the first call does something.
+/// Registers the commands of this process; only the first call has an effect.
 pub(crate) fn install<'a>(commands: impl Iterator<Item = &'a Command> + Clone) {
     HANDLERS.get_or_init(|| {
         table::install(|| commands.clone().map(Command::whole_row).collect());
@@ -157,7 +153,6 @@ pub(crate) fn install<'a>(commands: impl Iterator<Item = &'a Command> + Clone) {
     });
 }
 
-/// The handler of the command or subcommand with this number among all of them.
 #[inline]
 pub(crate) fn handler(number: usize) -> Run {
     HANDLERS.get().map_or(&[][..], Vec::as_slice)[number]

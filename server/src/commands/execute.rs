@@ -1,5 +1,4 @@
-//! From a request to its reply: whether it may be executed now, by this client; and what is noted
-//! of it.
+//! Execution of one request: checks, queueing in a transaction, and bookkeeping of the outcome.
 
 use crate::commands::check::{checked, note_rejected};
 use crate::commands::cluster::{gather, shape};
@@ -19,8 +18,8 @@ use node::runtime::pause::Paused;
 use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Executes one request, whose name was [`find`]-ed: one reply is appended to `out` (unless the
-/// client wants none). False if it is an error.
+/// Executes one request whose name was resolved with [`find`] and appends its reply to `out`,
+/// unless replies are off. Returns false for an error.
 pub(crate) fn execute(
     found: Found,
     args: Args<'_>,
@@ -57,7 +56,7 @@ pub(crate) fn execute(
     reply.set_protocol(session.client.protocol());
     session.notes_missing = false;
     if session.suspension.is_asked() {
-        // It will be executed again, and answered then.
+        // The request runs again later and answers then.
         reply.rewind(mark);
         if is_tracked {
             node.tracking.end(node.loaded());
@@ -65,14 +64,15 @@ pub(crate) fn execute(
         return true;
     }
     if session.suspension.is_back() {
-        // It was refused before it asked for the outcome, which belongs to no other command.
+        // The handler was refused before it took the result, which must not leak to another
+        // command.
         session.suspension.come();
     }
     let fine = match outcome {
         Ok(()) => true,
         Err(refusal) => {
             reply.rewind(mark);
-            // A connection that is closed without a word gets none.
+            // A connection closed for security reasons gets no reply.
             if !session.leaving {
                 reply.error(refusal.text());
             }
@@ -93,16 +93,15 @@ pub(crate) fn execute(
     fine
 }
 
-/// Notes an error that a client gets.
 pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'_>) {
     node.calls.of(session.worker).error(refusal.text());
-    // Its library asks Sentinel for the master before it connects again.
+    // After a disconnect, client libraries ask Sentinel for the new master.
     if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
         session.leaving = true;
     }
 }
 
-/// CLIENT REPLY OFF or SKIP: takes back what was written from `mark` on.
+/// Implements CLIENT REPLY OFF and SKIP: removes the output from `mark` on.
 #[cold]
 pub(crate) fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session) {
     if !std::mem::take(&mut session.reply_is_push) {
@@ -116,7 +115,6 @@ pub(crate) fn withhold(reply: &mut Reply<'_>, mark: usize, session: &mut Session
     };
 }
 
-/// A request for ids of several nodes.
 #[cold]
 fn answer_in_parts(
     found: Found,
@@ -131,7 +129,7 @@ fn answer_in_parts(
     gather::answer(number, spec, args, told, reply, session, node, scratch)
 }
 
-/// Whether a request has to wait while `paused` is.
+/// Returns whether a request has to wait during a pause.
 #[cold]
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: Now<'_>) -> bool {
     let Some((number, spec)) = find(args.at(0)) else { return false };
@@ -140,7 +138,7 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     if !session.access.allows(&node.acl, node.loaded(), &request) {
         return false;
     }
-    // As in Redis, a command that is refused in any case is refused at once: by a replica, too.
+    // As in Redis, a request that will be refused anyway does not wait.
     if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
         return false;
     }
@@ -156,8 +154,8 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     }
 }
 
-/// Whether a request has to wait, as it changes data, and a space is nearly full and will soon be
-/// less so: behind that it could be refused.
+/// Returns whether a write has to wait because a space is nearly full and being spilled. Without
+/// the wait it could be refused.
 #[inline]
 pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> bool {
     let Some((_, spec)) = found else { return false };
@@ -168,7 +166,6 @@ pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> 
     changes && node.loaded().is_some_and(Engines::is_spilling) && node.replication.is_master()
 }
 
-/// A command between MULTI and EXEC.
 fn queue(
     spec: &'static Spec,
     args: Args<'_>,
@@ -215,8 +212,8 @@ fn queue(
     Ok(())
 }
 
-/// After a command that could not be queued EXEC executes nothing; an EXEC that is itself refused
-/// ends the transaction.
+/// Marks the transaction as failed after a command that could not be queued. A refused EXEC ends
+/// the transaction.
 #[cold]
 fn spoil(args: Args<'_>, session: &mut Session, node: Now<'_>, refusal: Refusal) -> Refusal {
     if args.at(0).eq_ignore_ascii_case(b"exec") {

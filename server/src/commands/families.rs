@@ -1,4 +1,4 @@
-//! All commands, family by family, in the order of the reference.
+//! List of all command families, in the order of the reference.
 
 use crate::commands::admin::{diagnostics, ingest, server};
 use crate::commands::cluster::topology;
@@ -12,7 +12,7 @@ use crate::commands::schema::{spaces, views};
 use crate::commands::stream::{claim, group, info, range, read};
 use crate::commands::{pubsub, replication, transaction};
 
-/// The families' titles in the reference, and their commands.
+/// Titles in the reference, with the commands of each family.
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("The page", &[page::COMMANDS]),
@@ -42,7 +42,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Clusters, modules, functions and scripts", &[topology::COMMANDS]),
 ];
 
-/// Makes all commands known to this process. To be called before there is a node.
+/// Registers all commands in the process; call it before creating a node.
 pub(crate) fn install() {
     command::install(FAMILIES.iter().flat_map(|(_, tables)| tables.iter().copied().flatten()));
 }

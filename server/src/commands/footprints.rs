@@ -1,4 +1,4 @@
-//! What requests of real commands touch: tests of `node/src/command/footprint.rs`.
+//! Tests of `node/src/command/footprint.rs` with the real commands.
 
 use crate::commands::families::install;
 use dataset::catalogue::Catalogue;
@@ -12,7 +12,7 @@ use phantom::Member;
 use resp::Kept;
 use std::sync::Arc;
 
-/// As text: `post 7` is a row, `liked 7/42` a pair, `home 7/42` a line of a page.
+/// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` a page line.
 fn text(touch: &Touch<'_>) -> String {
     let member = |member: &Member<'_>| match member {
         Member::Number(number) => number.to_string(),

@@ -1,11 +1,11 @@
-//! HELP of a command with subcommands.
+//! The HELP subcommand.
 
 use crate::commands::call::Call;
 use node::command::spec::Outcome;
 use node::command::table::find;
 use std::fmt::Write as _;
 
-/// HELP of a command with subcommands, as Redis writes it.
+/// Writes the help of a container command in Redis's format.
 pub(crate) fn help(call: &mut Call<'_>) -> Outcome {
     let name = call.spec.name.split('|').next().unwrap_or_default();
     let Some((_, spec)) = find(name.as_bytes()) else { return Err(call.wrong_arity()) };

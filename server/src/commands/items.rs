@@ -1,10 +1,10 @@
-//! The loop of commands over many items: ids, keys or members of a set.
+//! Loop of commands over many items: ids, keys or set members.
 //!
-//! A handler checks all items before it does the first. For a short request both happen in one
-//! call. A long request yields the worker in between: the handler returns [`Answer::Continue`]
-//! after [`TURN_ITEMS`] items or [`TURN_TIME`], and the request loop calls it again with that step
-//! (`long_request.rs`). The request's own [`Scratch`](crate::session::Scratch) keeps
-//! what the handler has read, summed up and packed so far.
+//! A handler checks all items before it executes the first. For a short request both happen in one
+//! call. A long request yields the worker: the handler returns [`Answer::Continue`] after
+//! [`TURN_ITEMS`] items or [`TURN_TIME`], and the request loop calls it again with that step
+//! (`long_request.rs`). The request's own [`Scratch`](crate::session::Scratch) keeps intermediate
+//! results.
 
 use crate::commands::call::Call;
 use crate::commands::turn::{Answer, Answered, Step};
@@ -15,13 +15,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of items per turn of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
-/// Time after which a turn of a long request does no more items.
 const TURN_TIME: Duration = Duration::from_millis(2);
-/// Items between two looks at the clock.
+/// Number of items between two reads of the clock.
 pub(crate) const FEW: usize = 8;
 
 impl Call<'_> {
-    /// Checks the items of this turn. [`Call::do_each`] does none before all are checked.
+    /// Checks the items of this turn. [`Call::do_each`] starts only after all items are checked.
     #[inline]
     pub(crate) fn check_each(
         &mut self,
@@ -38,7 +37,7 @@ impl Call<'_> {
         check(self, from..end)
     }
 
-    /// Does the items, `together` at a time, until the turn's budget is spent.
+    /// Executes items in groups of `together` until the turn's budget is spent.
     #[inline]
     pub(crate) fn do_each(
         &mut self,
@@ -65,7 +64,7 @@ impl Call<'_> {
         Ok(if at < items { Answer::Continue(Step::Do(at)) } else { Answer::Done })
     }
 
-    /// The items of this turn: its last ones may have to wait for the next turn.
+    /// Returns the items of this turn; the last ones may be deferred to the next turn.
     #[inline]
     pub(crate) fn items_of_turn(&self, items: usize) -> Range<usize> {
         match self.step {
@@ -75,8 +74,7 @@ impl Call<'_> {
         }
     }
 
-    /// As [`Call::do_each`]; the reply is an array with an element for each item, which `work`
-    /// writes.
+    /// Like [`Call::do_each`]; the reply is an array, of which `work` writes one element per item.
     #[inline]
     pub(crate) fn answer_each(
         &mut self,
@@ -90,8 +88,8 @@ impl Call<'_> {
         self.do_each(items, together, work)
     }
 
-    /// As [`Call::do_each`] of one item at a time; the reply is the number of items for which
-    /// `work` returns true.
+    /// Like [`Call::do_each`] one item at a time; the reply is the number of items for which `work`
+    /// returned true.
     #[inline]
     pub(crate) fn count_each(
         &mut self,
@@ -116,7 +114,6 @@ impl Call<'_> {
         Ok(answer)
     }
 
-    /// Begins a reply of so many elements.
     #[inline]
     pub(crate) fn begin_array(&mut self, elements: usize) {
         self.reply.array(elements);

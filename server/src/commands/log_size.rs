@@ -1,13 +1,14 @@
-//! What changes that belong together take in the log: one batch holds them (`store/src/commit`,
-//! C6), so they must fit into it.
+//! Upper bound of the log bytes that a group of changes needs. A group is logged in one batch
+//! (`store/src/commit`, C6), so it must fit into one.
 //!
-//! Asked before the first of them is made. It is an upper bound, of the encodings in
-//! `dataset/src/log_records.rs`: so much is reserved in the next batch
-//! ([`Call::alone`](crate::commands::call::Call::alone)); what is refused might have fitted.
+//! The bound is computed before the first change, from the encodings in
+//! `dataset/src/log_records.rs`, and reserved in the next batch
+//! ([`Call::alone`](crate::commands::call::Call::alone)). A refused group might have fitted.
 //!
-//! Why they are not logged in several batches with a mark at the end: a reader of the log (a start,
-//! a replica, `check`) would have to keep back what may turn out to be half of something, of any
-//! size, and a snapshot could not begin in the middle. Redis takes such a MSET, and its memory too.
+//! Splitting a group into several batches with an end mark was rejected. Every log reader
+//! (recovery, replica, `check`) would have to buffer incomplete groups of any size, and a snapshot
+//! could not start in the middle of one. Redis accepts an MSET of that size, at the cost of its
+//! memory.
 
 use crate::commands::run::select;
 use dataset::commit::MOST_BYTES;
@@ -19,26 +20,26 @@ use node::command::spec::flag;
 use node::command::table::find;
 use resp::Args;
 
-/// Up to here it need not be known closely.
+/// Below this bound no exact computation is needed.
 const ROUGH_BYTES: usize = 1 << 20;
-/// A token: its hash, time, the hash of its increment, and how many values follow.
+/// Encoded token: hash, time, hash of the increment, number of values.
 const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;
 
-/// Bytes that what these requests change may take in the log. An error if that fits into no batch.
+/// Returns the maximum log size of these requests; an error if no batch can hold it.
 #[inline]
 pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     engines: &Engines,
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
-    // As if each argument were a pair, and an id of which every space has a row.
+    // Counts each argument as a pair plus an id with a row in every space.
     let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len()).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
 }
 
-/// Whether a request may change the shape of what it does not name: a schema, and with it the rows
-/// of others that wait for the log. Beside it there is to be room for nothing.
+/// Returns whether a request may change a schema, and so the size of other rows waiting for the
+/// log. Nothing else may then be reserved.
 pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
@@ -47,7 +48,7 @@ pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
     })
 }
 
-/// Row by row, each counted once.
+/// Exact bound: counts each row once.
 #[cold]
 fn closely<'a>(
     engines: &Engines,

@@ -1,12 +1,12 @@
-//! A request for many ids, keys or members that takes several turns of its worker.
+//! Requests with many ids, keys or members, which run in several turns.
 //!
-//! The request loop calls the handler again and again (`items.rs`). Between two calls the replies
-//! go out, other connections of the worker have their turns, and a write waits for room. An error
-//! before the first element is the reply; a later one is the element of each item that is left.
+//! The request loop calls the handler repeatedly (`items.rs`). Between two calls the replies are
+//! sent, other connections of the worker run, and a write may wait for room. An error before the
+//! first element becomes the reply; a later error replaces every remaining element.
 //!
-//! These requests are executed in one go, whatever their length: those in a transaction, those with
-//! MARK, actions that move counters of their member, keys for a user with several selectors, and
-//! all requests in a cluster. `max_request_args` limits them. Why: `docs/decisions/0033-*.md`.
+//! Some requests run in one turn regardless of their length: inside a transaction, with MARK,
+//! actions with member counters, keys of a user with several selectors, and all requests in a
+//! cluster. `max_request_args` limits them. See `docs/decisions/0033-*.md`.
 
 use crate::commands::call::counter_space;
 use crate::commands::check::{checked, note_rejected};
@@ -27,41 +27,41 @@ use node::roles::node::Now;
 use resp::{Args, Kept, Reply};
 use std::time::{Duration, Instant};
 
-/// A request with fewer arguments is executed in one go.
+/// Requests with fewer arguments run in one turn.
 const LONG_ARGS: usize = 1024;
-/// The same for keys where a space has a ledger: a lookup in its files takes up to 0.3 ms.
+/// The same limit for keys when a space has an exact ledger: a lookup in its files takes up to 0.3
+/// ms.
 const LONG_LEDGER_ARGS: usize = 32;
-/// Maximum number of options behind the ids of a page.
+/// Maximum number of options after the ids of a page.
 const OPTIONS: usize = 4;
 
-/// A request that takes several turns, and where it continues.
+/// A request that runs in several turns, with its progress.
 pub(crate) struct LongRequest {
     pub(crate) found: Found,
     spec: &'static Spec,
     pub(crate) step: Step,
     scratch: Scratch,
-    /// Time that its turns took.
     took: Duration,
-    /// What the names in the request meant at its first turn.
+    /// Hash of the schema that the request's names referred to in its first turn.
     shape: Option<u64>,
-    /// The error that its items get from now on.
+    /// Error for all remaining items, after a failure.
     refusal: Option<Refusal>,
 }
 
-/// Whether a request is long enough to take several turns.
+/// Returns whether a request is long enough to run in several turns.
 #[inline]
 pub(crate) fn is_long(found: Found, args: Args<'_>, node: Now<'_>) -> bool {
     args.len() > LONG_LEDGER_ARGS && (args.len() > LONG_ARGS || is_of_ledger(found, node))
 }
 
-/// Whether each of its keys may take a read of the disk.
+/// Returns whether each key may need a disk read.
 fn is_of_ledger(found: Found, node: Now<'_>) -> bool {
     found.is_some_and(|(_, spec)| spec.may_read_sets())
         && node.loaded().is_some_and(|engines: &Engines| engines.ledgers().next().is_some())
 }
 
 impl LongRequest {
-    /// `None`: it is executed in one go.
+    /// Returns `None` if the request must run in one turn.
     pub(crate) fn new(
         found: Found,
         args: Args<'_>,
@@ -92,17 +92,16 @@ impl LongRequest {
         })
     }
 
-    /// The request with the items of the next turn: all that is checked or done in it, with the
-    /// options.
+    /// Returns the request reduced to the items of the next turn, plus the options.
     pub(crate) fn part(&self, args: Args<'_>) -> Kept {
         let (head, step, options) = match self.spec.keys {
             KeyArgs::Ids(_, head, step) => (head, step, if step == 1 { OPTIONS } else { 0 }),
-            // All arguments are keys, or the first one is and members follow.
+            // Either all arguments are keys, or one key is followed by members.
             KeyArgs::Keys(1, -1, 1) => (1, 1, 0),
             _ => (2, 1, 0),
         };
         let from = head + self.item() * step;
-        // Options in front of ids move these.
+        // Options before the ids shift the ids.
         let end = args.len().min(from + TURN_ITEMS * step + options);
         let tail = end.max(args.len() - options)..args.len();
         let mut part = Kept::default();
@@ -110,7 +109,6 @@ impl LongRequest {
         part
     }
 
-    /// The next item.
     fn item(&self) -> usize {
         match self.step {
             Step::Check(item) | Step::Do(item) => item,
@@ -118,17 +116,17 @@ impl LongRequest {
         }
     }
 
-    /// Whether a part of an array is written, behind which no message may stand.
+    /// Returns whether an array is partly sent; no push message may be inserted there.
     pub(crate) fn is_amid_reply(&self) -> bool {
         matches!(self.step, Step::Do(1..)) && self.scratch.elements > 0
     }
 
-    /// Bytes of memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.scratch.bytes()
     }
 
-    /// Rows of one reply have one form, and changes that were checked must mean the same.
+    /// Fails if the schema changed since the first turn: all rows of a reply have the same shape,
+    /// and checked changes must keep their meaning.
     fn check_shape(&mut self, part: Args<'_>, engines: &Engines) -> Outcome {
         let shape = match self.spec.keys {
             KeyArgs::Ids(Of::Rows, ..) => Some(counter_space(engines, part.at(1))?.shape_of_rows()),
@@ -144,8 +142,8 @@ impl LongRequest {
         Ok(())
     }
 
-    /// Answers the items that are left with an error, as many as fit into a turn. True: the reply
-    /// is complete.
+    /// Answers remaining items with an error, up to the limit of a turn. Returns true once the
+    /// reply is complete.
     fn refuse(&mut self, refusal: Refusal, reply: &mut Reply<'_>) -> bool {
         if !self.is_amid_reply() {
             reply.error(refusal.text());
@@ -158,16 +156,16 @@ impl LongRequest {
         end == self.scratch.elements
     }
 
-    /// The changes of the last turn are not durable. Its elements have become errors; a number or a
-    /// packed page that is not sent yet becomes one.
+    /// Handles a turn whose changes were not durable. Its array elements have already become
+    /// errors; an integer or packed reply not yet sent becomes this error.
     pub(crate) fn fail(&mut self, text: &str) {
         if self.scratch.elements == 0 {
             self.refusal = Some(Refusal::new(text.as_bytes().to_vec()));
         }
     }
 
-    /// Number of replies, or of elements of one, that a turn has written, and the bytes in front of
-    /// them. `before`: the step of that turn.
+    /// Returns the number of replies or array elements that a turn has written, and the number of
+    /// bytes before them. `before` is the turn's first step.
     pub(crate) fn written(&self, before: Step, is_done: bool, out: &[u8]) -> (usize, usize) {
         let from = if let Step::Do(from) = before { from } else { 0 };
         let is_array = self.scratch.elements > 0 && (from > 0 || out.starts_with(b"*"));
@@ -180,7 +178,7 @@ impl LongRequest {
     }
 }
 
-/// Executes the next turn of a long request. True: its reply is complete.
+/// Executes the next turn of a long request; returns true once its reply is complete.
 #[cold]
 pub(crate) fn execute_turn(
     long: &mut LongRequest,
@@ -216,11 +214,11 @@ pub(crate) fn execute_turn(
         session.messages_due |= node.tracking.end(node.loaded());
     }
     if session.suspension.is_asked() {
-        // This turn will be executed again, and answered then.
+        // This turn runs again later and answers then.
         reply.rewind(mark);
         return false;
     }
-    // If it was refused before it asked for the outcome, that belongs to no other command.
+    // If the handler was refused before taking a result, discard that result.
     session.suspension.come();
     let is_done = match answer {
         Ok(Answer::Done) => true,
@@ -287,7 +285,7 @@ mod tests {
         String::from_utf8_lossy(&guest.answers(&request(words)).await).into_owned()
     }
 
-    /// The reply to many short requests, as if it were one.
+    /// Merges the replies of many short requests into one.
     fn joined(replies: &[String]) -> String {
         if replies[0].starts_with(':') {
             let numbers = replies.iter().map(|reply| reply[1..].trim().parse::<i64>().unwrap());
@@ -362,7 +360,7 @@ mod tests {
         assert!(answer(&mut guest, &page).await == expected);
     }
 
-    /// What is wrong is found before anything is changed.
+    /// All arguments are checked before the first change.
     #[tokio::test]
     async fn what_is_wrong_at_the_end_of_a_long_request_leaves_all_as_it_was() {
         let (_folder, node) = node();
@@ -414,7 +412,7 @@ mod tests {
         }
     }
 
-    /// Promise 9, and the order of replies.
+    /// Other clients run between turns (promise 9), and replies keep their order.
     #[tokio::test]
     async fn others_have_their_turns_between_two_turns_of_a_long_request() {
         let (_folder, node) = node();
@@ -435,11 +433,11 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
-    /// The turn that does the first items: one sees the request, and each 512 ids are checked in
-    /// one.
+    /// Turn that executes the first items: one turn detects the request, and each 512 ids need one
+    /// turn of checks.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
-    /// The reply to one request; `behind` hears the number of each turn that it takes.
+    /// Returns the reply to one request and calls `behind` with the number of each turn.
     fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
         let mut told = Vec::new();
         for turn in 1.. {
@@ -454,7 +452,7 @@ mod tests {
         String::from_utf8(told).unwrap()
     }
 
-    /// Each may have to be looked for on the disk.
+    /// Each key may need a disk read.
     #[tokio::test]
     async fn a_request_for_keys_of_ledgers_takes_several_turns() {
         let folder = tempfile::tempdir().unwrap();
@@ -472,7 +470,7 @@ mod tests {
         }
     }
 
-    /// Another user, and rows for it to delete.
+    /// Creates and logs in another user, with rows for it to delete.
     async fn guest_of(guest: &mut Guest, rules: &str) {
         let none = || [].into_iter();
         let cells = ids().map(|id| format!("post:{id}:like 1"));
@@ -497,7 +495,7 @@ mod tests {
         counts.collect::<Vec<_>>().join(" ")
     }
 
-    /// The rights to all keys are looked at before the first is touched.
+    /// Access to all keys is checked before the first is touched.
     #[tokio::test]
     async fn no_key_is_touched_before_the_rights_to_all_are_checked() {
         let (_folder, node) = node();
@@ -507,7 +505,7 @@ mod tests {
         let told = in_turns(&mut guest, &deletion("liked:1"), |turn| turns = turn);
         assert!(told.starts_with("-NOPERM") && told.matches('\n').count() == 1, "{told}");
         assert!(turns > 2 && forbidden(&mut guest).await == "1", "{turns} turns");
-        // Beyond the limit of what is executed at once the answer is the same.
+        // A request too long for one turn gets the same error.
         let many = words("DEL", (0..20_000).map(|id| format!("post:{id}")), "liked:1");
         let told = in_turns(&mut guest, &request(&many), |_| ());
         assert!(told.starts_with("-NOPERM") && forbidden(&mut guest).await == "2", "{told}");
@@ -516,7 +514,7 @@ mod tests {
         assert!(turns > IDS / 512, "{turns} turns");
     }
 
-    /// As in Redis one of its selectors must allow all that a request touches.
+    /// As in Redis, one selector must allow everything that a request touches.
     #[tokio::test]
     async fn a_user_with_selectors_may_not_touch_keys_of_both_in_one_request() {
         let (_folder, node) = node();
@@ -529,7 +527,7 @@ mod tests {
         assert_eq!(told, format!(":{IDS}\r\n"), "none was deleted before");
     }
 
-    /// What is left would be refused and noted again and again.
+    /// Otherwise each remaining key would be refused and logged.
     #[tokio::test]
     async fn rights_that_are_taken_away_end_a_long_request() {
         let (_folder, node) = node();
@@ -553,7 +551,7 @@ mod tests {
         assert_eq!(forbidden(&mut guest).await, "1");
     }
 
-    /// Items that are left have errors in their places, whatever happens meanwhile.
+    /// Remaining items become errors, whatever the cause.
     #[tokio::test]
     async fn a_turn_that_is_refused_is_an_error_of_each_id_left() {
         for (head, form, done) in [
@@ -581,8 +579,8 @@ mod tests {
         }
     }
 
-    /// The first request of a connection, too, and each turn: behind the limit it would be
-    /// refused.
+    /// A write waits before its first turn and before every later one; otherwise it would be
+    /// refused for lack of room.
     #[tokio::test]
     async fn a_writer_waits_for_room_before_it_writes() {
         let (_folder, node) = node();

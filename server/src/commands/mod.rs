@@ -1,8 +1,7 @@
-//! One file per family of commands, from arguments to reply; beside them how a request is executed.
+//! Command families, one file each, and the code that executes requests.
 //!
-//! A family's file has its commands, a row each with its handler (`command.rs`), and
-//! `families.rs` lists the families. From the rows come dispatch, arity errors, COMMAND and its
-//! subcommands, HELP, and docs/commands.md.
+//! A family's file defines its commands as rows with handlers (`command.rs`); `families.rs` lists
+//! the families. Dispatch, arity errors, COMMAND, HELP and docs/commands.md derive from the rows.
 
 pub(crate) mod admin;
 pub(crate) mod call;

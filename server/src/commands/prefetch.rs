@@ -1,9 +1,7 @@
-//! Looking ahead: which memory a request will need, asked for while the requests before it are
-//! still to be executed.
+//! Cache prefetching for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
 //!
-//! A client that sends many small commands at once (HINCRBY, HMGET, SADD, FEED.ACT ...) would else
-//! wait for memory with each of them alone: a bucket of counters, two lines of a filter. Reads of
-//! many ids or keys fetch theirs together anyway.
+//! Executed one by one, each such command would wait for its own cache misses: a counter bucket, or
+//! two lines of a filter. Commands over many ids or keys already prefetch for themselves.
 
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::footprint::{Footprint, Touch};
@@ -12,7 +10,7 @@ use node::command::table::Found;
 use phantom::Member;
 use resp::Args;
 
-/// Whether requests of this command need little.
+/// Returns whether commands of this kind read little memory.
 #[inline]
 fn is_small(spec: &Spec) -> bool {
     spec.keys == ONE_KEY
@@ -20,8 +18,8 @@ fn is_small(spec: &Spec) -> bool {
         || matches!(spec.keys, KeyArgs::Ids(..)) && spec.has(flag::WRITE)
 }
 
-/// Looks ahead over the requests of one batch. Most of them name ids of one space, so its tables
-/// are looked up once.
+/// Prefetcher for one batch. It caches the last space, because most requests of a batch name the
+/// same one.
 pub(crate) struct LookAhead<'a> {
     engines: &'a Engines,
     rows: Option<(&'a CounterSpace, counter::Read<'a>)>,
@@ -29,18 +27,16 @@ pub(crate) struct LookAhead<'a> {
 }
 
 impl<'a> LookAhead<'a> {
-    /// For requests to these engines.
     #[inline]
     pub(crate) fn new(engines: &'a Engines) -> LookAhead<'a> {
         LookAhead { engines, rows: None, pairs: None }
     }
 
-    /// Asks for what a request will need, if it is one of those that need little.
+    /// Prefetches the memory of one request, if it is a small one.
     #[inline]
     pub(crate) fn at(&mut self, found: Found, args: Args<'a>) {
         let Some((_, spec)) = found.filter(|(_, spec)| is_small(spec)) else { return };
         let engines = self.engines;
-        // A read needs nothing of the committer.
         let mut hinted = !spec.has(flag::WRITE);
         Footprint::new(spec, args, engines).first(|touch| {
             let id = touch.id();

@@ -1,4 +1,4 @@
-//! Channels: SUBSCRIBE, PUBLISH and their like.
+//! Publish/subscribe commands.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -12,10 +12,10 @@ use resp::Reply;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A message that is held against more patterns, or goes to more clients, is the last of its turn.
+/// A message compared with more patterns or sent to more clients ends its turn.
 const MOST_OF_TURN: usize = 256;
-/// A message that takes more nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) is
-/// delivered by another thread.
+/// Estimated nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) above which another
+/// thread delivers the message.
 const MOST_EFFORT: usize = 1_000_000;
 
 const PUBSUB: Group = Group::new("pubsub", "2.0.0", NO_KEYS);
@@ -67,7 +67,6 @@ pub(crate) const COMMANDS: &[Command] = &[
     ]).since("2.8.0"),
 ];
 
-/// What confirms a subscription, and its end.
 fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
     match kind {
         Kind::Channel => (b"subscribe", b"unsubscribe"),
@@ -100,7 +99,6 @@ fn check_name(kind: Kind, name: &[u8]) -> Outcome {
     if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
 }
 
-/// Whether a client's pattern is short enough to be held against many names.
 pub(crate) fn check_pattern(pattern: &[u8]) -> Outcome {
     check_name(Kind::Pattern, pattern)
 }
@@ -154,8 +152,8 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
         ended.push((name, own.counted(kind)));
     }
     let left = own.counted(kind);
-    // What came before is not to arrive after it has ended; but no message is an element of what
-    // EXEC answers.
+    // Messages received so far must precede the confirmation. Inside EXEC they follow EXEC's reply,
+    // which must contain replies only.
     if call.session.in_exec {
         call.session.messages_due = true;
     } else {
@@ -171,7 +169,7 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// Ends all of a connection's subscriptions without a word: RESET, and its end.
+/// Removes all subscriptions without confirmation, for RESET and closed connections.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     let own = std::mem::take(&mut session.subscriptions);
     for (kind, names) in Kind::ALL.into_iter().zip(own.names) {
@@ -182,7 +180,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     note(session);
 }
 
-/// What [`subscribe`] and [`unsubscribe`] answer are pushes.
+/// Marks the reply of [`subscribe`] or [`unsubscribe`] as a push.
 fn note_pushed(session: &mut Session) {
     note(session);
     session.reply_is_push = session.replies != Replies::On && !session.in_exec;
@@ -200,7 +198,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let (channel, message) = (call.args.at(1), call.args.at(2));
     let most = call.node.config().server.max_push_buffer_bytes;
     let channels = &call.node.channels;
-    // EXEC has counted it among its arguments.
+    // EXEC has already counted the effort against its limit.
     if channels.effort(kind, channel, message) > MOST_EFFORT && !call.session.in_exec {
         let (channel, message) = (channel.to_vec(), message.to_vec());
         call.answer_apart(move |node, reply| {
@@ -209,10 +207,11 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
         });
         return Ok(());
     }
-    // Each pattern is looked at: then it is the turn of others.
+    // Every pattern is compared, so many patterns end the turn as well.
     let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
-    // As in Redis since 7.2 its own message comes behind the reply, and behind all of EXEC's.
+    // As in Redis 7.2, a client's own message follows the reply, and follows EXEC's reply as a
+    // whole.
     call.session.messages_due |= call.session.listens();
     call.session.ends_turn |= patterns + got > MOST_OF_TURN;
     call.reply.count(got);
@@ -246,8 +245,7 @@ fn numpat(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Refuses what a client that listens must not send in RESP2: it could not tell replies from
-/// messages.
+/// Refuses other commands of a RESP2 subscriber, which could not distinguish replies from messages.
 pub(crate) fn refuse_while_listening(spec: &Spec) -> Refusal {
     refuse!(
         "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are \

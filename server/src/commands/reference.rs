@@ -1,10 +1,10 @@
-//! docs/commands.md, from the table.
+//! Generates docs/commands.md from the command table.
 
 use crate::commands::families::FAMILIES;
 use node::command::spec::{Spec, flag};
 use std::fmt::Write as _;
 
-/// The reference of all commands, in Markdown: docs/commands.md.
+/// Returns the Markdown reference of all commands.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Commands\n\nPrinted by `tidemark commands` from the command table; a test keeps this \
@@ -20,7 +20,7 @@ pub fn reference() -> String {
     for (title, tables) in FAMILIES {
         let _ = write!(out, "\n## {title}\n");
         for command in tables.iter().copied().flatten() {
-            // One that does nothing itself is described by its subcommands.
+            // A pure container is described by its subcommands.
             if command.subcommands.is_empty() || command.spec.arity == -1 {
                 describe(&mut out, &command.spec);
             }

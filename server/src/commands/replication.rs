@@ -1,4 +1,4 @@
-//! Replication: REPLICAOF, ROLE, WAIT, and what a replica says to become one.
+//! Replication commands: REPLICAOF, ROLE, FAILOVER, and the handshake of a replica.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -57,9 +57,9 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate from Tidemark.";
 
-/// What a Redis sends that was told to follow this server. After NOMASTERLINK to PSYNC it tries
-/// again in a second; after another error it sends SYNC, fails, and connects anew at once, without
-/// end.
+/// Handles the handshake of a Redis server configured to replicate from this one. NOMASTERLINK as
+/// the reply to PSYNC makes it retry once a second. After any other error it sends SYNC, fails, and
+/// reconnects in a tight loop.
 fn foreign(call: &mut Call<'_>) -> Outcome {
     let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read \
                them with SCAN and HGETALL and write them with redis-cli --pipe";
@@ -70,16 +70,16 @@ fn foreign(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("{code} {why}"))
 }
 
-/// How long a replica waits for this node's log to begin, which takes a sync or two.
+/// Time a replica waits for this node's own log to start, which takes one or two fsyncs.
 const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Redis's words.
+/// Redis's error text.
 const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
-/// The same.
+/// Redis's error text.
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
-/// Where the topology says what a node is, no other command does; Redis's words. Sentinel says it
-/// by commands.
+/// Refuses role changes where the topology determines the role, with Redis's error text. Sentinel
+/// uses commands, so they remain allowed with `[[shard]]`.
 fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
     let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
     if is_told && node.cluster.topology().own().is_some() {
@@ -103,7 +103,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     let master = if is_nobody && !forced {
         None
     } else {
-        // As Redis reads numbers: no sign, no zero in front.
+        // As Redis parses ports: no sign, no leading zero.
         if !integer(call.args.at(2)).is_ok_and(|port| u16::try_from(port).is_ok()) {
             return Err(refuse!("ERR Invalid master port"));
         }
@@ -113,7 +113,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         )
     };
     let peer = call.session.client.peer;
-    // While EXEC keeps writers out, a wait for their commit is impossible.
+    // EXEC may hold locks that the commit of other writers needs.
     let may_flush = !call.session.in_exec || call.session.may_leave;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
@@ -142,23 +142,23 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// This node has this role from now on; durable when this returns. Whether that is new.
+/// Changes this node's role, durably. Returns whether the role is new.
 pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
     let given = node.replication.failover.order(node, order);
     let given = given.ok_or_else(|| refuse!("{FAILING_OVER}"))?;
     given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
 }
 
-/// A master that is to follow another node has all that was acknowledged in its log; the error: the
-/// disk does not take it. What is written from now on until the order is given is tried until it is
-/// there (`node/src/roles/log_owner.rs`).
+/// Ensures that a master's acknowledged writes are in the log before it becomes a replica; fails if
+/// the disk refuses them. Writes accepted between this call and the change of role are retried by
+/// the log thread (`node/src/roles/log_owner.rs`).
 pub(crate) fn all_logged(node: &Node) -> Outcome {
     let is_writer = || node.replication.is_master() && node.replication.is_settled();
     if !is_writer() {
         return Ok(());
     }
     match node.durability.committer().flush() {
-        // Another order was first.
+        // Another change of role came first.
         Err(_) if is_writer() => {
             let why = node.durability.refusal().unwrap_or_default();
             Err(refuse!("ERR what was written is not in the log yet, and would be lost: {why}"))
@@ -205,19 +205,19 @@ fn role(call: &mut Call<'_>) -> Outcome {
             call.reply.bulk(master.host.as_bytes());
             call.reply.int(i64::from(master.port));
             call.reply.bulk(state.as_bytes());
-            // As in Redis, of one that has not got its master's data yet.
+            // As in Redis, -1 means that the first synchronization is not complete.
             call.reply.int(if node.replication.is_fit() { offset } else { -1 });
         }
     }
     Ok(())
 }
 
-/// Sentinel's hello names the master that it watches:
-/// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. It is this node if that is the
-/// address at which Sentinel reaches it, or the one that it announces.
+/// Parses Sentinel's hello message, which names the master it monitors:
+/// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. This node is that master if the
+/// address is its local or announced one.
 ///
-/// A node that is deposed by it disconnects its clients: until Sentinel makes it a replica, ten
-/// seconds later, they would get nothing but -READONLY from it.
+/// A node deposed by the message disconnects its clients. Otherwise they would get -READONLY for
+/// ten seconds, until Sentinel reconfigures the node.
 pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) {
     let local = sender.local;
     let text = String::from_utf8_lossy(message);
@@ -252,12 +252,12 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     }
     if is_news {
         let node = node.clone();
-        // One at a time, and not on a worker: the disk may be slow.
+        // Saved on a single other thread, because the disk may be slow.
         drop(apart(move || node.replication.keep_epochs(&node.config())));
     }
 }
 
-/// Redis's words.
+/// Uses Redis's error texts.
 fn failover(call: &mut Call<'_>) -> Outcome {
     refuse_in_cluster(&call.node, "FAILOVER")?;
     let words = call.args.len();
@@ -291,7 +291,8 @@ fn failover(call: &mut Call<'_>) -> Outcome {
         }
     }
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
-    // What comes behind it in this turn is to wait already: so it begins on the worker.
+    // Later commands of this turn must already see the paused state, so FAILOVER begins on the
+    // worker.
     let may_leave = !call.session.in_exec || call.session.may_leave;
     if asked.begin(&call.node, !may_leave)? {
         call.reply.ok();
@@ -301,7 +302,6 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// What FAILOVER asks for.
 struct FailoverAsked {
     to: Option<(String, String)>,
     force: bool,
@@ -310,7 +310,8 @@ struct FailoverAsked {
 }
 
 impl FailoverAsked {
-    /// False: an order is on its way to the disk, and this is to wait for it.
+    /// Starts the failover. Returns false if a role change is being written and the request has to
+    /// wait for it.
     fn begin(&self, node: &Arc<Node>, may_wait: bool) -> Result<bool, Refusal> {
         let replication = &node.replication;
         let is_late = || refuse!("ERR FAILOVER already in progress.");
@@ -365,7 +366,8 @@ impl FailoverAsked {
     }
 }
 
-/// What a master sends that hands its role to us, on the link on which it will follow us.
+/// Request of a master to hand its role to this replica, sent over the link on which the master
+/// will follow.
 struct TakeOver {
     offset: u64,
     lineage: String,
@@ -387,11 +389,11 @@ impl TakeOver {
         Ok(Some(TakeOver { offset, lineage: word(4), term, peer: call.session.client.peer }))
     }
 
-    /// This node is to be a master; durable when this returns.
+    /// Makes this node a master; durable on return.
     fn obey(&self, node: &Node) -> Outcome {
         let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
-        // It asks again if our answer was lost: by then we may have been promoted, and have handed
-        // the role on.
+        // The old master repeats the request if it missed the reply. By then this node may have
+        // been promoted and may have handed the role on.
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
@@ -402,7 +404,8 @@ impl TakeOver {
         if is_master || is_after {
             return Ok(());
         }
-        // It was sent when we followed them, and read when another order had named our master.
+        // The request was sent while this node followed the sender, but another order has changed
+        // the master since.
         if !node.replication.has_met_its_master() {
             return Err(refuse!("{NO_LINK}"));
         }
@@ -429,7 +432,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         ));
     }
     let place = call.session.replicates.take();
-    // A replica of itself would be in step with a master that there is not.
+    // A node that replicates itself would appear as a replica in sync with a master that does not
+    // exist.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
     let take_over = TakeOver::read(call)?;
     if is_self && take_over.is_some() {
@@ -438,10 +442,10 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if is_self || !node.replication.is_fit() {
         return Err(refuse!("{NO_LINK}"));
     }
-    // Whatever may be refused comes before taking over: a node that is refused is the master again.
+    // All refusals must precede the takeover: after a refusal the sender becomes master again.
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
-    // A replica that takes over lacks the rest of its master's log until its own log begins.
+    // A replica that takes over lacks the end of its master's log until its own log starts.
     let is_beginning = node.replication.is_master() && !node.replication.is_settled();
     if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
         let ready = call.suspension(move |node| {
@@ -472,7 +476,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// INFO replication, under Redis's names.
+/// INFO replication, with Redis's field names.
 // Long: one line of the reply after the other.
 pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
@@ -484,8 +488,8 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     if let Some(master) = &master {
         let link = replication.link.lock().clone();
         let up = link.state == LinkState::Connected;
-        // A node without a complete data set must not be promoted: Sentinel looks at its priority,
-        // and Kvrocks' controller at its offset, which may be that of a log that is to be dropped.
+        // A node with incomplete data must not be promoted. Sentinel looks at the priority, and the
+        // controller of Kvrocks at the offset, which may belong to a log about to be dropped.
         let is_fit = replication.is_fit() && node.is_loaded();
         let _ = write!(
             out,
@@ -506,7 +510,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
         }
         if !up {
             let down_s = link.down_since.map(|since| store::time::since(since).as_secs() as i64);
-            // As in Redis, until there was a link.
+            // As in Redis, -1 before the first link.
             let down_s = down_s.unwrap_or(-1);
             let retry_s = link.due.map_or(0, |due| {
                 due.saturating_duration_since(std::time::Instant::now()).as_secs()
@@ -551,8 +555,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.durable,
         );
     }
-    // Of one moment: while the order to hand over is on its way to the disk, this node is a master
-    // that waits.
+    // While the handover is being written, this node still counts as a master that waits.
     let failover = match replication.failover.name() {
         failover::HANDING if master.is_none() => failover::WAITING,
         name => name,

@@ -1,4 +1,5 @@
-//! Executes a command that was checked: the handler, and what is counted and noted around it.
+//! Runs a checked command: calls the handler, then updates statistics, SLOWLOG, tracking and
+//! visibility.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Run, handler};
@@ -15,10 +16,9 @@ use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Requests with more arguments than these do not leave their buffers to the next one.
+/// Number of arguments above which the worker's buffers are released afterwards.
 const MANY_ARGS: usize = 4096;
 
-/// Executes a command that was checked.
 pub(crate) fn run(
     spec: &'static Spec,
     numbers: u32,
@@ -31,8 +31,8 @@ pub(crate) fn run(
     run_turn(spec, numbers, Turn::whole(args), reply, session, node, scratch).map(|_| ())
 }
 
-/// Executes a command that was checked, or a turn of it. Inlined into [`run`], where the step is
-/// known: that saves 50 instructions of each command.
+/// Executes a checked command or one turn of it. Inlined into [`run`], where the step is constant,
+/// which saves 50 instructions per command.
 #[inline(always)]
 pub(crate) fn run_turn(
     spec: &'static Spec,
@@ -45,16 +45,16 @@ pub(crate) fn run_turn(
 ) -> Answered {
     let Turn { args, part, step } = turn;
     session.client.last_command.store(numbers, Relaxed);
-    // EXEC is shown behind what it executes.
+    // EXEC is shown after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // The first call of a request shows and counts it, not one after a suspension.
+    // MONITOR and statistics count a request once, not after a suspension.
     let is_first = step.begins_request() && !session.suspension.is_back();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);
     }
     let (calls, number) = (node.calls.of(session.worker), bit_of(numbers as u16, numbers >> 16));
     if step.begins_request() {
-        // What an earlier request was about is not what this one shows.
+        // Ids of an earlier request must not count as shown by this one.
         scratch.ids.clear();
     }
     if session.tracks_reads && spec.has(flag::READONLY) {
@@ -100,7 +100,6 @@ pub(crate) fn run_turn(
     answer
 }
 
-/// For MONITOR.
 #[cold]
 fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
@@ -120,7 +119,7 @@ pub(crate) fn note_took(
     }
 }
 
-/// For SLOWLOG and LATENCY.
+/// Records the execution time for SLOWLOG and LATENCY.
 fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: Now<'_>) {
     let config = node.config();
     let server = &config.server;
@@ -135,8 +134,7 @@ fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, nod
     }
 }
 
-/// Checks the number of arguments and steps down to the subcommand; gives its number, too, or 0 if
-/// there is none.
+/// Checks the arity and selects the subcommand. Returns the subcommand's number as well, or 0.
 #[inline]
 pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity =

@@ -1,20 +1,18 @@
-//! MULTI and EXEC: commands that are executed together, and WATCH, which calls them off if
-//! something changed meanwhile.
+//! MULTI, EXEC and WATCH.
 //!
-//! EXEC holds the stripes of the ids that its commands name while it executes (`store/src/commit`,
-//! C6), or all stripes if one of them may touch others (DBSIZE, TM.ROLL, ...): no other client's
-//! change of them comes between, on whichever worker, and all that changes goes into one batch of
-//! the log, so that a crash leaves all of it or nothing; if what waits for the log leaves no room
-//! for it there, EXEC waits, before it begins (C8). Pages of other clients are read meanwhile as
-//! ever; writes of the same ids wait. Whether changes are taken now is asked once, under the
-//! stripes: all that was queued is executed, or nothing.
+//! EXEC locks the stripes of all ids that its commands name (`store/src/commit`, C6), or all
+//! stripes if a command may touch others (DBSIZE, TM.ROLL, ...). No other client's change of these
+//! ids can interleave, and all changes go into one batch of the log: after a crash either all or
+//! none exist. If the log lacks room for the batch, EXEC waits before it begins (C8). Concurrent
+//! reads continue; writes of the same ids wait. Whether writes are accepted is checked once, under
+//! the stripes, so either all queued commands run or none.
 //!
-//! A transaction that touches no data, as Sentinel's is (SLAVEOF, CONFIG REWRITE, ...), keeps no
-//! writer out, and leaves its worker to others where one of its commands waits for the disk.
+//! A transaction that touches no data (Sentinel's SLAVEOF, CONFIG REWRITE, ...) takes no locks and
+//! may suspend while a command waits for the disk.
 //!
-//! As others wait, what takes its time (SAVE, SCAN, TM.ADVISE, ...) is refused between MULTI and
-//! EXEC, and what does not touch data but costs more than a few ids (COMMAND DOCS, INFO) gets
-//! [`ASIDE`] in all.
+//! Because others wait, slow commands (SAVE, SCAN, TM.ADVISE, ...) are refused between MULTI and
+//! EXEC. Commands that touch no data but are not cheap (COMMAND DOCS, INFO) share a budget of
+//! [`ASIDE`].
 
 use crate::commands::call::Call;
 use crate::commands::check::checked;
@@ -38,8 +36,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Processor time that one transaction's commands may take that neither touch data nor are an
-/// operator's nor take constant time. Any number of them fits into a transaction's bytes.
+/// CPU time per transaction for commands that neither touch data, nor are administrative, nor take
+/// constant time. Their number is otherwise limited only by the transaction's bytes.
 const ASIDE: Duration = Duration::from_millis(100);
 
 const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
@@ -63,7 +61,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Forgets what is watched.").since("2.2.0"),
 ];
 
-/// Ends a transaction and all watching, as at the end of a connection.
+/// Drops a transaction and all watches when a connection ends.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     session.transaction = None;
     session.client.queued.store(-1, Relaxed);
@@ -109,7 +107,7 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     }
     let engines: &Engines = call.node.engines();
     let most = call.node.config().server.max_watched_keys;
-    // All keys are read before the first is watched.
+    // Resolve all keys before watching the first.
     let mut places = BTreeSet::new();
     for key in call.args.from(1).iter() {
         match engines.resolve(key) {
@@ -117,10 +115,10 @@ fn watch(call: &mut Call<'_>) -> Outcome {
                 places.insert((space.number(), id));
             }
             Ok(KeyRef::Pair { .. }) => {}
-            // What no space can have never changes.
+            // A key outside all spaces never changes.
             Err(_) => continue,
         }
-        // Flags may have the same key as counters.
+        // A key may name counters and flags at once.
         places.extend(engines.pair_of(key).map(|(space, id)| (space.number(), id)));
     }
     let watched = &mut call.session.watched;
@@ -166,7 +164,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
             let reshapes = ids.is_none()
                 && transaction.requests().any(|args| log_size::reshapes(engines, args));
             let bytes = log_size::of(engines, || transaction.requests());
-            // A refused transaction waits for nothing.
+            // A refused transaction does not wait.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
                 Ok(bytes) => {
                     reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
@@ -181,7 +179,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.session.ends_turn = ids.is_none();
         alone = Some(engines.exclusive(ids, reserved));
     }
-    // It waits for nothing any more: also if it was refused before it could ask again.
+    // Drop the result of the wait; a refused request may not have taken it.
     call.session.suspension.come();
     call.session.client.queued.store(-1, Relaxed);
     let has_changed =
@@ -192,13 +190,13 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.reply.null_array();
         return Ok(());
     }
-    // Earlier requests of the same turn may have written.
+    // Earlier requests of this turn may have written.
     if call.session.wrote {
         call.session.last_write = call.node.durability.committer().ticket();
     }
     if transaction.writes {
-        // Once for all of them: a disk that fails, or a role that changes, while they are executed
-        // does not part them.
+        // Checked once: a disk failure or change of role during EXEC must not split the
+        // transaction.
         let admitted = taken.and_then(|()| call.admit_write());
         if transaction.changes {
             admitted.as_ref().map_err(discarded)?;
@@ -210,8 +208,8 @@ fn exec(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether this node of a cluster executes all that was queued. As in Redis the keys of a
-/// transaction have one slot.
+/// Checks that this cluster node serves all queued commands. As in Redis, their keys must share a
+/// slot.
 fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     let (Some(topology), Some(engines)) = (&call.session.topology, call.node.loaded()) else {
         return Ok(());
@@ -227,7 +225,7 @@ fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     router.outcome()
 }
 
-/// Executes what was queued and is not done yet, up to the first that is suspended.
+/// Executes queued commands from the saved progress on, until one suspends.
 fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
     let mark = call.reply.mark();
     if begun.replies.is_empty() {
@@ -241,7 +239,7 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
         if call.session.suspension.is_asked() {
             break;
         }
-        // The outcome, if the command has not asked for it, belongs to no other command.
+        // Drop a result that the command did not take.
         call.session.suspension.come();
         begun.done += 1;
     }
@@ -254,8 +252,7 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
     }
 }
 
-/// What EXEC answers if it is refused itself: as in Redis, without the prefix if it is the common
-/// one.
+/// Returns EXEC's own error. As in Redis, the common prefix of the reason is removed.
 #[cold]
 pub(crate) fn discarded(why: &Refusal) -> Refusal {
     let text = why.text();
@@ -263,7 +260,7 @@ pub(crate) fn discarded(why: &Refusal) -> Refusal {
     Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
-/// The ids that a transaction may touch, and those that it watches; none if that cannot be said.
+/// Returns the ids that a transaction may touch or watches, or `None` if they cannot be determined.
 fn ids(
     engines: &Engines,
     transaction: &Transaction,
@@ -271,7 +268,7 @@ fn ids(
 ) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
     for &(space, id) in watched.keys() {
-        // A pair changes, too, when its table is recycled, and that may be another id's doing.
+        // Recycling a table also changes its pairs, and any id may cause it.
         if engines.existence_by_number(space).is_some() {
             return None;
         }
@@ -279,14 +276,14 @@ fn ids(
     }
     for args in transaction.requests() {
         let (_, spec) = find(args.at(0))?;
-        // Of a container it is the command in it that says what is touched.
+        // The subcommand determines which keys are touched.
         let (spec, _) = select(spec, args).ok()?;
-        // It has to wait for all writers that are at work.
+        // CLIENT TRACKING must wait for all active writers.
         if spec.name == "client|tracking" {
             return None;
         }
-        // An argument that is no id is an option; a key that names nothing gets an answer that no
-        // data decides.
+        // Arguments that are not ids are options. A key outside all spaces gets a reply that does
+        // not depend on data.
         if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
             return None;
         }
@@ -294,19 +291,18 @@ fn ids(
     Some(ids)
 }
 
-/// The processor time that this thread has taken.
 fn thread_time() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one of the queued commands: its reply, or its error, is the next element. `aside`: see
+/// Executes one queued command and appends its reply or error. `aside` is the time used of
 /// [`ASIDE`].
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node = call.node;
     let mark = call.reply.mark();
     let full = mark > call.session.most_out;
-    // What was allowed when it was queued need not be now.
+    // Permissions may have changed since the command was queued.
     let outcome = checked(find(args.at(0)), args, call.session.most_args, call.session, node)
         .and_then(|(numbers, spec)| {
             let (session, scratch): (&mut Session, &mut Scratch) =
@@ -333,7 +329,7 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
         node.calls.of(call.session.worker).error(refusal.text());
         node.tallies[call.session.worker].errors.add(1);
     }
-    // Beyond the limit the client is disconnected, but what was begun is done.
+    // Above the output limit the client is disconnected, but the transaction still completes.
     if full {
         reply.rewind(mark);
     }

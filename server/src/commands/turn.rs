@@ -1,48 +1,45 @@
-//! What one call of a handler works on: all items of a request, or those of one turn.
+//! Unit of work of one handler call: all items of a request, or those of one turn.
 
 use node::command::error::Refusal;
 use resp::Args;
 
-/// Which items a handler works on.
+/// Position of a handler within its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// All of them, in one call.
+    /// All items in one call.
     Whole,
-    /// Checks the items from this one on.
+    /// Check items from this index on.
     Check(usize),
-    /// Does the items from this one on; all items are checked.
+    /// Execute items from this index on; all items are checked.
     Do(usize),
 }
 
 impl Step {
-    /// Whether no earlier call has worked on this request.
+    /// Returns whether this is the first call for the request.
     #[inline]
     pub(crate) fn begins_request(self) -> bool {
         matches!(self, Step::Whole | Step::Check(0))
     }
 
-    /// Whether the first item is done in this call.
+    /// Returns whether this call executes the first item.
     pub(crate) fn begins_items(self) -> bool {
         matches!(self, Step::Whole | Step::Do(0))
     }
 }
 
-/// What a handler over many items returns.
+/// Result of a handler over many items.
 pub(crate) enum Answer {
-    /// The reply is complete.
     Done,
-    /// The loop calls the handler again with this step.
     Continue(Step),
 }
 
 pub(crate) type Answered = Result<Answer, Refusal>;
 
-/// What one call of a handler works on.
+/// Arguments and step of one handler call.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn<'a> {
-    /// The whole request.
     pub(crate) args: Args<'a>,
-    /// The same request with at most the items and options of this turn.
+    /// The request reduced to the items and options of this turn.
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
 }

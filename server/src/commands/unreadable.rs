@@ -1,16 +1,15 @@
-//! Rows that could not be read from the disk, for commands over many rows.
+//! Errors of rows that could not be read from disk, for commands over many rows.
 
 use dataset::cold::UnreadableIds;
 use dataset::engines::WriteError;
 use node::command::error::Refusal;
 use std::collections::HashMap;
 
-/// What is answered in the places of rows that could not be read: the same wherever a row stands.
+/// Refusals by id; a row gets the same refusal at every position.
 #[derive(Default)]
 pub(crate) struct UnreadableRows(Option<HashMap<u64, Refusal>>);
 
 impl UnreadableRows {
-    /// Notes which rows of a batch could not be read.
     #[inline]
     pub(crate) fn note(&mut self, read: Result<(), UnreadableIds>) {
         if let Err(ids) = read {
@@ -26,15 +25,15 @@ impl UnreadableRows {
         }
     }
 
-    /// For a row that was not found: whether that is so because it could not be read.
+    /// Returns the refusal of a row that was not found because it could not be read.
     #[inline]
     pub(crate) fn refusal(&self, id: u64) -> Option<&Refusal> {
         self.0.as_ref()?.get(&id)
     }
 }
 
-/// For a command that deletes many rows: a row that cannot be read does not stop the others. Keeps
-/// the first such error in `unreadable`, for the end of the command.
+/// Lets a multi-row delete continue after an unreadable row. Keeps the first error in `unreadable`
+/// for the end of the command.
 pub(crate) fn but_unreadable(
     deleted: Result<bool, WriteError>,
     unreadable: &mut Option<WriteError>,

@@ -1,8 +1,9 @@
-//! What a read has shown under `fsync = "always"`: perhaps a change that is not synced yet. Then
-//! its reply waits until it is, so that no reply shows what a power cut takes (promise 3, and how
-//! it agrees with promise 1: `docs/decisions/0009-what-is-shown-is-durable.md`).
+//! Visibility of reads under `fsync = "always"`. A read may have returned a change that is not
+//! durable yet. Its reply then waits, so that a power loss cannot revoke what a client has seen
+//! (promise 3; `docs/decisions/0009-what-is-shown-is-durable.md` explains how this agrees with
+//! promise 1).
 //!
-//! Asked here for all commands, after they have read, by the ids that they name.
+//! The check runs after each read command, on the ids that it names.
 
 use crate::commands::turn::{Step, Turn};
 use crate::session::Session;
@@ -11,7 +12,7 @@ use node::command::footprint::{Footprint, Reach};
 use node::command::spec::{KeyArgs, Spec, flag};
 use store::Ticket;
 
-/// Notes what the request has shown. `ids`: those that it has read as such, if its arguments are
+/// Records what the request has shown. `ids` are the ids read, for commands whose arguments are
 /// ids.
 #[inline]
 pub(crate) fn note(
@@ -28,7 +29,7 @@ pub(crate) fn note(
     }
 }
 
-/// The round with which it is safe.
+/// Returns the ticket that must be durable before the reply is sent.
 fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket {
     let mut last = 0;
     let mut note = |id| last = last.max(engines.sight(id));
@@ -38,6 +39,6 @@ fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket 
     } else {
         Footprint::new(spec, turn.part, engines).ids(&mut note)
     };
-    // What walks what is there has shown anything.
+    // A scan may have shown any change.
     if reach == Reach::Everything { Ticket::MAX } else { last }
 }

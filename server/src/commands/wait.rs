@@ -1,4 +1,4 @@
-//! WAIT and WAITAOF: until replicas and disks have what was written.
+//! WAIT and WAITAOF: wait for replicas and disks.
 
 use crate::commands::call::{Call, answer, integer};
 use node::command::error::{Refusal, refuse};
@@ -9,7 +9,7 @@ use resp::Reply;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// When a WAIT ends, at the latest: 0 milliseconds are for ever.
+/// Parses a timeout in milliseconds; 0 means no timeout.
 pub(crate) fn deadline(text: &[u8]) -> Result<Instant, Refusal> {
     let ms = resp::integer(text)
         .ok_or_else(|| refuse!("ERR timeout is not an integer or out of range"))?;
@@ -23,16 +23,16 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
     usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
 }
 
-/// What is waited for.
+/// Condition for a node to count.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Replicas have it, and show it.
+    /// Replicas have applied the writes.
     Written,
-    /// It is on the disks: here, and of replicas.
+    /// The writes are durable, here or on replicas.
     Durable,
 }
 
-/// Has this replica all up to there?
+/// Returns whether a replica meets the condition for `offset`.
 fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
     move |fed| match until {
         Until::Written => fed.written >= offset,
@@ -40,8 +40,8 @@ fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
     }
 }
 
-/// Waits for this node and for the replicas, until the deadline. Gives whether this node has done
-/// its part, and how many replicas have.
+/// Waits for this node and for `replicas` replicas, until the deadline. Returns whether this node
+/// meets the condition, and the number of replicas that do.
 async fn settled(
     node: &Node,
     ticket: store::Ticket,
@@ -49,8 +49,8 @@ async fn settled(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Where the log ends with all of it. What a replica has written it has from here: a waiter for
-    // that need not wait for this node first.
+    // Log offset that covers the ticket. Replicas receive the log from this node, so waiting for
+    // them does not require a local wait first.
     let own = async {
         match until {
             Until::Written if replicas > 0 => {
@@ -73,7 +73,7 @@ async fn settled(
     over.ok().or_else(now).unwrap_or((false, 0))
 }
 
-/// Redis's words, which are not the same for both commands.
+/// Redis's error texts, which differ between the two commands.
 fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     if !call.node.replication.is_master() {
         return Err(refuse!(
@@ -84,7 +84,7 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
-/// Replicas of this node say nothing of what other nodes were asked to write.
+/// Replicas of this node know nothing about writes on other nodes.
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     if call.session.wrote_elsewhere {
         return Err(refuse!(
@@ -95,12 +95,12 @@ fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Why a client waits no longer, in Redis's words.
+/// Redis's errors for a wait that ends early.
 pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
-/// Answers with what `write` makes of it, once it is known.
+/// Answers with the result of the wait, formatted by `write`.
 fn answer_settled(
     call: &mut Call<'_>,
     until: Until,
@@ -109,9 +109,9 @@ fn answer_settled(
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
 ) {
     if call.session.in_exec {
-        // As in Redis, WAIT does not block inside EXEC and counts the replicas that have what the
-        // client wrote before the transaction. WAITAOF is stricter than Redis's: a transaction
-        // that has written is on no disk yet.
+        // As in Redis, WAIT inside EXEC does not block; it counts replicas that have the writes
+        // before the transaction. WAITAOF is stricter than in Redis: a transaction with writes is
+        // not on any disk yet.
         let durability = &call.node.durability;
         let ticket = call.session.last_write;
         let is_synced = !call.session.wrote && durability.committer().synced() >= ticket;
@@ -121,7 +121,7 @@ fn answer_settled(
         return;
     }
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
-    // What any writer has marked until now, so what this client has written, too.
+    // Covers all writes so far, including this client's.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {

@@ -1,10 +1,9 @@
-//! Commands against a model: what a client is told beside what plain maps say.
+//! Differential test of commands against a model of plain maps.
 //!
-//! Bytes choose commands (the families of counters, hashes, strings, sets, filters and the page, in
-//! transactions and out of them), keys of a small universe, values. Each reply must be, byte for
-//! byte after redis-protocol has read it, what the model answers. In between a second client sends
-//! any command of the table with any words: for those it is asked only that each gets one whole
-//! reply, and that reads change nothing.
+//! The input chooses commands (counters, hashes, strings, sets, filters, pages; inside and outside
+//! transactions), keys of a small universe, and values. redis-protocol decodes each reply, which
+//! must equal the model's. Between batches a second client sends arbitrary commands with arbitrary
+//! words. Those are only checked for one complete reply each, and for reads that change nothing.
 
 mod choices;
 mod model;
@@ -24,7 +23,6 @@ use std::sync::{Arc, LazyLock};
 
 type Words = Vec<Vec<u8>>;
 
-/// The node that commands are sent to.
 fn node() -> Arc<Node> {
     static CONFIG: LazyLock<Config> = LazyLock::new(|| {
         let mut config = Config::default();
@@ -41,13 +39,13 @@ fn node() -> Arc<Node> {
     alone(&CONFIG)
 }
 
-/// A node without sockets, of a process that knows all commands.
+/// Creates a node without sockets that knows all commands.
 pub(crate) fn alone(config: &Config) -> Arc<Node> {
     install();
     Host::alone(config)
 }
 
-/// A client without a socket, which waits for what its replies wait for.
+/// Client without a socket; it awaits whatever its replies depend on.
 pub(crate) struct Guest {
     node: Arc<Node>,
     pub(crate) talk: RequestLoop,
@@ -71,7 +69,6 @@ impl Guest {
         }
     }
 
-    /// The replies to these requests.
     fn ask(&mut self, requests: &[Vec<Vec<u8>>]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for words in requests {
@@ -85,15 +82,15 @@ impl Guest {
         RUNTIME.block_on(self.answers(&bytes))
     }
 
-    /// One step with these requests: the bytes of them that it took, and the replies that it gave.
-    /// What the rest waits for is [`RequestLoop::stalled`].
+    /// Runs one turn; returns the bytes consumed and the replies. [`RequestLoop::stalled`] holds
+    /// the wait, if the rest has to wait.
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);
         (used, std::mem::take(&mut self.turn.out))
     }
 
-    /// The replies to these requests, whatever they wait for.
+    /// Executes the requests to the end and returns the replies.
     pub(crate) async fn answers(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (mut at, mut replies) = (0, Vec::new());
         while at < bytes.len() && self.talk.closing == Closing::No {
@@ -121,7 +118,6 @@ impl Drop for Guest {
     }
 }
 
-/// All replies in these bytes.
 fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
     while !bytes.is_empty() {
@@ -134,7 +130,7 @@ fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// Errors are not told apart.
+/// Replaces error texts, which the model does not reproduce.
 fn without_texts(frame: Frame) -> Frame {
     match frame {
         Frame::Error(_) => error(),
@@ -143,7 +139,7 @@ fn without_texts(frame: Frame) -> Frame {
     }
 }
 
-/// See the top of the file.
+/// Fuzz target; see the module documentation.
 pub fn commands(input: &[u8]) {
     let mut choices = Choices(input);
     let (node, mut model) = (node(), Model::default());
@@ -181,7 +177,6 @@ pub fn commands(input: &[u8]) {
     }
 }
 
-/// Any command, by another client, with any words.
 fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
     let names: Vec<&'static str> = with_numbers()
         .map(|(_, spec)| spec.name)

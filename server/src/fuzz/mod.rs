@@ -1,8 +1,8 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes: everything in this crate that
-//! reads bytes of strangers.
+//! Fuzz targets for every parser of untrusted bytes in this crate, and a deterministic test that
+//! feeds them seeded random bytes.
 //!
-//! Each function must return, whatever it is given; what it accepts must mean the same when it is
-//! written and read again.
+//! A target must return for any input. Accepted input must survive a round trip of writing and
+//! parsing.
 
 pub(crate) mod commands;
 
@@ -16,8 +16,8 @@ use std::path::Path;
 
 type Requests = Vec<Vec<Vec<u8>>>;
 
-/// The requests that a scanner finds in bytes that arrive in pieces, and its refusal. Finds it all
-/// through one buffer, as connections do.
+/// Returns the requests found in `pieces`, and the refusal if any. Reuses one scanner and buffer,
+/// as a connection does.
 fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     let (mut scanner, mut buf, mut found) = (Scanner::default(), Vec::new(), Vec::new());
     for piece in pieces {
@@ -45,8 +45,8 @@ fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     (found, None)
 }
 
-/// The request scanner: pieces change nothing, and redis-protocol finds the same in what both
-/// accept. The first byte says where to cut.
+/// Scanner: chunking must not change the result, and redis-protocol must decode the same requests.
+/// The first input byte selects limits and chunk size.
 pub fn scanner(input: &[u8]) {
     use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
     let Some((&cut, bytes)) = input.split_first() else { return };
@@ -82,8 +82,7 @@ pub fn scanner(input: &[u8]) {
     }
 }
 
-/// A file of users: what is accepted describes itself, and describes the same users when it is read
-/// again.
+/// ACL file: accepted users must print as lines that parse to the same users.
 pub fn users(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let security =
@@ -98,11 +97,11 @@ pub fn users(input: &[u8]) {
     assert_eq!(lines(&again), written);
 }
 
-/// A configuration file: what is accepted prints itself, and means the same when it is read again.
+/// Configuration file: accepted input must print as text that parses to the same configuration.
 pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(config) = Config::parse(text, Path::new("fuzz.toml")) else { return };
-    // Empty lists have no sections to print; they are the default then.
+    // An empty list prints no section and would parse as the default.
     if config.counter.is_empty()
         || config.existence.is_empty()
         || config.view.is_empty()
@@ -116,7 +115,7 @@ pub fn config(input: &[u8]) {
     assert_eq!(again, config);
 }
 
-/// Patterns and numbers: the pattern lies before the first 0xff, the text behind it.
+/// Glob patterns and integers. The pattern ends at the first 0xff byte.
 pub fn words(input: &[u8]) {
     if let Some(value) = natural(input) {
         assert_eq!(value.to_string().as_bytes(), input);
@@ -128,7 +127,7 @@ pub fn words(input: &[u8]) {
     let (pattern, text) = input.split_at(at);
     let found = glob::matches(pattern, text, false);
     if found {
-        // Unless it names what must not be there.
+        // A negated class may match less when case is ignored.
         assert!(
             glob::matches(pattern, text, true) || pattern.contains(&b'^'),
             "with case ignored it matches all the more"
@@ -145,7 +144,7 @@ pub fn words(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Damages a copy of one of the seeds: cuts, changes, doubles and mixes in words.
+    /// Mutates a copy of one seed: truncates, changes, removes, and inserts bytes or words.
     fn mutated(random: &mut fastrand::Rng, seeds: &[&[u8]], words: &[&[u8]]) -> Vec<u8> {
         let mut bytes = random.choice(seeds).expect("a seed").to_vec();
         for _ in 0..random.usize(..6) {

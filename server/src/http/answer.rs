@@ -1,4 +1,4 @@
-//! Bodies of answers.
+//! Construction of HTTP responses.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -22,7 +22,6 @@ pub(super) fn json(value: &serde_json::Value) -> Answer {
     body(StatusCode::OK, "application/json", value.to_string())
 }
 
-/// An answer to a request that is wrong, in the form of the JSON pages.
 pub(super) fn wrong(status: StatusCode, why: &str) -> Answer {
     body(status, "application/json", serde_json::json!({ "error": why }).to_string())
 }

@@ -1,6 +1,6 @@
-//! `/api/*`: what the dashboard shows, as JSON. docs/admin.md describes the fields.
+//! `/api/*`: the dashboard's data as JSON; docs/admin.md describes the fields.
 //!
-//! Ids are strings: they have 64 bits, and JavaScript's numbers 53.
+//! Ids are strings, because JavaScript numbers hold only 53 bits.
 
 use super::health;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-/// Entries of the slow log that are shown.
+/// Maximum number of slow-log entries shown.
 const SLOW_ENTRIES: usize = 100;
-/// Clients that are shown.
+/// Maximum number of clients shown.
 const CLIENTS: usize = 1000;
 
-/// What Redis 7.0.15 takes for the same, measured by the demo with rows of four counters and sets
-/// of likes: bytes a row as a hash, and a pair as a set member.
+/// Memory of Redis 7.0.15 for the same data, measured by the demo: bytes per hash of four counters,
+/// and bytes per member of a set of likes.
 const REDIS_ROW_BYTES: f64 = 139.5;
 const REDIS_PAIR_BYTES: f64 = 119.5 / 8.0;
 
-/// The values of all metrics that are not by space, command or replica, and the state in words.
+/// Global metrics and error texts; excludes metrics by space, command or replica.
 pub(super) fn status(node: &Arc<Node>) -> Value {
     let sample = Sample::new(node.clone());
     let values: Map<String, Value> = metrics::values(&sample).collect();
@@ -55,7 +55,7 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
     })
 }
 
-/// What BACKUP STATUS tells, without the folders.
+/// Content of BACKUP STATUS, without folder names.
 fn backup(status: &Status, node: &Node) -> Value {
     let last = status.last.as_ref();
     let error = last.and_then(|last| match &last.fate {
@@ -118,7 +118,7 @@ fn replication(node: &Node) -> Value {
     })
 }
 
-/// All spaces with their tables, and the views and actions over them.
+/// All spaces with their tables, and the views and actions that use them.
 pub(super) fn spaces(node: &Node) -> Value {
     let Some(engines) = node.loaded() else {
         let none: [Value; 0] = [];
@@ -268,7 +268,6 @@ fn existence(space: &ExistenceSpace) -> Value {
     })
 }
 
-/// The newest entries of SLOWLOG.
 pub(super) fn slowlog(node: &Node) -> Value {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let entries: Vec<Value> = node
@@ -293,7 +292,7 @@ pub(super) fn slowlog(node: &Node) -> Value {
     })
 }
 
-/// The connected clients, oldest first.
+/// Connected clients, oldest first.
 pub(super) fn clients(node: &Node) -> Value {
     let now = Instant::now();
     let clients = node.clients.list();

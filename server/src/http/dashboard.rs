@@ -1,6 +1,5 @@
-//! The dashboard's files, which are part of the program.
+//! Static files of the dashboard, compiled into the program.
 
-/// The media type and content of a file.
 pub(super) fn file(path: &str) -> Option<(&'static str, &'static str)> {
     Some(match path {
         "/" => ("text/html; charset=utf-8", include_str!("dashboard/index.html")),

@@ -1,14 +1,14 @@
-//! Access to clients, keys and data on the admin port.
+//! Access control of the admin port.
 //!
-//! On the loopback interface the port is as open as the RESP port is to clients without a password:
-//! it is read-only. If it is bound to another address, or the user default needs a password, HTTP
-//! basic authentication asks for a user of the ACL that may run the command of the same meaning
-//! (SLOWLOG GET and CLIENT LIST, category @admin; FEED.GET of that view).
+//! On the loopback interface the admin port is open as long as the RESP port needs no password; it
+//! is read-only. On any other address, or once the default user has a password, HTTP basic
+//! authentication applies. The ACL user must be allowed to run the equivalent command: SLOWLOG GET
+//! or CLIENT LIST (category @admin), or FEED.GET on the view.
 //!
-//! A web page elsewhere cannot read answers, as no header allows it. A name that its owner points
-//! at this machine (DNS rebinding) would get around that, so a request whose `Host` is a name other
-//! than localhost, `admin.bind` or one of `admin.hosts` is answered 421. Addresses are safe: the
-//! browser has connected to that address, not to a name.
+//! Other web pages cannot read responses, because no CORS header allows it. DNS rebinding would
+//! bypass that. A request whose `Host` is a name other than localhost, `admin.bind` or one of
+//! `admin.hosts` therefore gets status 421. Addresses in `Host` are safe, since the browser
+//! connected to that very address.
 
 use super::answer::{Answer, wrong};
 use base64::Engine as _;
@@ -22,15 +22,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// The answer to a wrong password comes so late.
+/// Delay before a wrong password is answered.
 const WRONG_PASSWORD: Duration = Duration::from_millis(500);
 
-/// Where the admin port is bound.
+/// Access policy, derived from the bound address.
 pub(super) struct Door {
     is_local: bool,
 }
 
-/// What a request tells of its sender.
 pub(super) struct Asked<'a> {
     pub(super) peer: SocketAddr,
     pub(super) authorization: &'a str,
@@ -41,7 +40,7 @@ impl Door {
         Door { is_local: address.ip().to_canonical().is_loopback() }
     }
 
-    /// Whether the sender may see what this command tells; the error is the answer.
+    /// Checks whether the sender may run this command; the error is the response.
     pub(super) async fn admits(
         &self,
         node: &Node,
@@ -77,7 +76,7 @@ impl Door {
     }
 }
 
-/// The name in the table: with the subcommand, where there is one.
+/// Returns the command's name in the table: with its subcommand if it has one.
 fn full_name(command: &[&str]) -> String {
     let name = command[0].to_lowercase();
     match command.get(1) {
@@ -88,8 +87,8 @@ fn full_name(command: &[&str]) -> String {
     }
 }
 
-/// Whether the `Host` of a request means this server: an address, localhost, or one of `names`. A
-/// request without `Host` comes from no browser.
+/// Returns whether `Host` denotes this server: an address, localhost, or one of `names`. Browsers
+/// always send `Host`, so an empty one is accepted.
 pub(super) fn is_own_host<'n>(host: &str, mut names: impl Iterator<Item = &'n str>) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -102,7 +101,7 @@ pub(super) fn is_own_host<'n>(host: &str, mut names: impl Iterator<Item = &'n st
         || names.any(|own| !own.is_empty() && name.eq_ignore_ascii_case(own))
 }
 
-/// User and password of basic authentication.
+/// Decodes user name and password of basic authentication.
 fn credentials(authorization: &str) -> Option<(String, String)> {
     let (scheme, encoded) = authorization.split_once(' ')?;
     let decoded = base64::prelude::BASE64_STANDARD.decode(encoded.trim()).ok()?;

@@ -1,4 +1,4 @@
-//! `/readyz`: whether this node should get traffic.
+//! `/readyz`: whether a load balancer should send traffic to this node.
 
 use super::answer::{Answer, text};
 use hyper::StatusCode;
@@ -6,13 +6,13 @@ use node::roles::LinkState;
 use node::roles::node::Node;
 use std::path::Path;
 
-/// Why this node should get no traffic now, if it should not.
+/// Returns why this node should get no traffic, if there is a reason.
 pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| as_shown(node, &why))
 }
 
-/// An error for a page that needs no login: files by their names, without the path of the data
-/// folder or of that of the backups. The log of the server has the whole path.
+/// Removes the paths of the data and backup folders from an error, because `/readyz` needs no
+/// login. The server's log keeps the full paths.
 pub(super) fn as_shown(node: &Node, error: &str) -> String {
     let config = node.config();
     let shown = without_folder(error, &config.durability.dir, "data");
@@ -23,7 +23,7 @@ pub(super) fn as_shown(node: &Node, error: &str) -> String {
 }
 
 fn without_folder(error: &str, folder: &Path, name: &str) -> String {
-    // Errors name it in full, however it was written.
+    // Errors contain the absolute path, even if the configuration has a relative one.
     let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let whole = whole.display().to_string();
     let (inside, name_of) = (format!("{whole}/"), format!("the {name} folder"));
@@ -54,7 +54,7 @@ fn reason(node: &Node) -> Option<String> {
             "a replica has more data than this master and refuses to follow it".to_owned()
         });
     }
-    // A replica takes no writes, but a disk that fails keeps it from following.
+    // A replica takes no client writes, but a failing disk prevents it from following its master.
     if let Some(why) = node.durability.refusal() {
         return Some(why);
     }

@@ -1,4 +1,4 @@
-//! The last ten minutes: pages and writes per second, and how long they took.
+//! Ten minutes of samples for the dashboard's charts: rates, page latency, memory.
 
 use dataset::clock::unix_ms;
 use node::command::spec::flag;
@@ -11,30 +11,27 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// How far apart the samples are.
 const EVERY: Duration = Duration::from_secs(2);
-/// How many are kept.
 const SAMPLES: usize = 300;
 
-/// See the top of the file.
+/// Ring of samples, oldest first.
 #[derive(Default)]
 pub(super) struct History(Mutex<VecDeque<Point>>);
 
-/// What one interval had.
+/// Rates and latencies of one interval.
 #[derive(Clone)]
 struct Point {
-    /// Milliseconds since 1970, at its end.
+    /// End of the interval, in milliseconds since 1970.
     at_ms: u64,
     pages_per_s: f64,
     writes_per_s: f64,
     commands_per_s: f64,
     cold_reads_per_s: f64,
-    /// p50, p99 and p99.9 of the timed pages, in microseconds.
+    /// p50, p99 and p99.9 of timed pages, in microseconds.
     page_us: [Option<f64>; 3],
     memory_bytes: u64,
 }
 
-/// Sums at one moment.
 struct Sums {
     at: Instant,
     pages: u64,
@@ -79,7 +76,7 @@ fn sums(node: &Node) -> Sums {
 
 fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
-    // CONFIG RESETSTAT, or another data set, may come between.
+    // Counters drop after CONFIG RESETSTAT or a full sync.
     let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
     let earlier = |class: usize| before.page_classes.get(class).copied().unwrap_or(0);
     let classes: Vec<u64> =

@@ -1,4 +1,4 @@
-//! `/api/page`: the page that FEED.GET answers, and where each value comes from.
+//! `/api/page`: the result of FEED.GET, with the source of each value.
 
 use super::answer::{Answer, json, wrong};
 use super::guard::{Asked, Door};
@@ -12,10 +12,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most ids of one page.
 const MAX_IDS: usize = 200;
 
-/// What is asked for.
 #[derive(Default)]
 struct Query {
     view: String,
@@ -24,7 +22,7 @@ struct Query {
 }
 
 impl Query {
-    /// `view=home&viewer=42&ids=1,2,3`; ids are parted by commas or spaces.
+    /// Parses `view=home&viewer=42&ids=1,2,3`; ids are separated by commas or spaces.
     fn parse(text: &str) -> Result<Query, String> {
         let mut query = Query::default();
         for (key, value) in form_urlencoded::parse(text.as_bytes()) {
@@ -81,7 +79,7 @@ pub(super) async fn page(
         }
         engines.flags(view).for_each(|space| space.ask((id, &viewer), false, &mut fetching));
     }
-    // From its answer on nothing is awaited: what is pinned is at hand on this thread.
+    // No `await` between `pin` and `unpin`: pinned rows are thread-local.
     if !fetching.is_ready() {
         cold::pin(engines.cold.fetch(fetching).await);
     }
@@ -98,7 +96,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
         failed.into_iter().map(|failed| (failed.id, failed.why.to_string())).collect();
     let columns = engines.columns(view);
     let rows = query.ids.iter().enumerate().map(|(index, &id)| {
-        // What the look for an origin cannot read could not be read for the page, either.
+        // An unreadable row was already reported by `feed_get`.
         let origin = |space: &CounterSpace| space.origin(id).ok().flatten();
         let sources: Vec<_> = engines.sources(view).map(|space| (space, origin(space))).collect();
         let counters = columns.iter().enumerate().map(|(column, name)| {
@@ -135,7 +133,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
     })
 }
 
-/// Where a counter comes from, in one word.
+/// Name of a counter's source.
 fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static str {
     use counter::Origin::{Below, Outlier, Table};
     match origin {
@@ -148,7 +146,7 @@ fn origin_of(origin: Option<&counter::Origin>, field: Option<usize>) -> &'static
     }
 }
 
-/// Where a flag comes from, in one word.
+/// Name of a flag's source.
 fn flag_from(origin: phantom::Origin) -> &'static str {
     use phantom::Origin::{BelowHorizon, Filter, Outlier, Unset};
     match origin {

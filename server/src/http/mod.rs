@@ -1,8 +1,7 @@
-//! The admin port: metrics, health, and the dashboard, over HTTP.
+//! The admin port: metrics, health checks and the dashboard, over HTTP.
 //!
-//! One thread of its own with a current-thread runtime: the workers, which serve pages, neither
-//! run its code nor wait for it. Everything is read-only. What shows clients, keys or data is
-//! guarded by the ACL ([`guard`]).
+//! It runs on its own thread with a current-thread runtime, so it cannot delay workers. Everything
+//! is read-only. [`guard`] applies the ACL to pages with clients, keys or data.
 
 mod answer;
 mod api;
@@ -30,24 +29,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// Most connections at a time; one more ends the oldest of them.
+/// Maximum number of connections; one more closes the oldest.
 const MAX_CONNECTIONS: usize = 64;
-/// A request's head is to be complete after so long; an idle connection ends after it, too.
+/// Time limit for a complete request head; also the idle timeout.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// A failure to accept is said so often at most.
+/// Minimum interval between log lines about failing accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
-/// Most bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// What all requests share.
 struct Admin {
     host: Arc<Host>,
     door: Door,
     history: History,
 }
 
-/// Opens the admin port that the configuration names. `None`: it is switched off, or taken, which
-/// is no reason not to start: another node of this machine may have it.
+/// Opens the admin port. Returns `None` if it is disabled, or if the port is in use: another node
+/// on this machine may have it, which must not prevent a start.
 pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpListener>> {
     let admin = &config.admin;
     if admin.port == 0 {
@@ -68,8 +65,8 @@ pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpList
     }
 }
 
-/// Serves the admin port until the server stops. The server goes on without it if its thread
-/// should fail.
+/// Serves the admin port until the server stops. The thread is not vital: the server continues
+/// without it.
 pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinHandle<()>> {
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
@@ -106,7 +103,8 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 connections.retain(|connection| !connection.is_finished());
-                // Whatever others hold open, a new request is answered: the oldest one goes.
+                // Closing the oldest connection keeps the port available when other clients hold
+                // connections open.
                 if connections.len() >= MAX_CONNECTIONS
                     && let Some(oldest) = connections.pop_front()
                 {
@@ -128,7 +126,7 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                 connections.push_back(served.abort_handle());
             }
             Err(error) => {
-                // Out of files, usually: waiting is all that helps.
+                // Usually out of file descriptors; retry after a pause.
                 if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
                     tracing::warn!(
                         "the admin port cannot accept: {error}. Allow more open files (ulimit -n, \
@@ -158,12 +156,11 @@ async fn answer(
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    // hyper leaves out the body of an answer to HEAD, and tells its length.
+    // hyper drops the body of a response to HEAD and keeps its length.
     Ok(response)
 }
 
-/// Headers of every answer. The page loads nothing from elsewhere, is shown in no frame, and
-/// figures are never kept.
+/// Headers of every response: no external resources, no framing, no caching.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,

@@ -1,6 +1,6 @@
-//! Dead letters: events that could not be made, in a file of bounded size, an object of JSON per
-//! line. They are written before the offset moves on, so a kill may leave one twice, and none is
-//! lost.
+//! Dead letters: events that could not be applied, as one JSON object per line in a file of bounded
+//! size. A letter is written before the offset advances, so a crash may duplicate a letter but
+//! never loses one.
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;
@@ -10,20 +10,19 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Of a payload so many bytes are kept.
+/// Maximum number of payload bytes kept per letter.
 const MOST_PAYLOAD: usize = 64 << 10;
 
-/// Of one source's partition.
+/// Dead-letter file of one partition of a source.
 pub(super) struct Letters {
     path: PathBuf,
     file: Option<File>,
 }
 
-/// An event that could not be made.
 pub(super) struct Letter<'a> {
     pub(super) partition: u32,
     pub(super) message: u128,
-    /// Its place in the message, from 0.
+    /// Index of the event within the message, from 0.
     pub(super) event: u64,
     pub(super) why: &'a str,
     pub(super) payload: &'a [u8],
@@ -38,7 +37,7 @@ impl Letters {
         Letters { path, file: None }
     }
 
-    /// Counts it, and writes it if there is room.
+    /// Counts the event, and writes it if the file has room.
     pub(super) fn put(&mut self, source: &Source, letter: &Letter<'_>) {
         source.poison.fetch_add(1, Relaxed);
         let shown = source.shown(letter.message);

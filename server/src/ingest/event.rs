@@ -1,7 +1,7 @@
-//! Events as brokers carry them, read strictly: what is not clearly an event is poison.
+//! Strict parser for events in broker messages. Anything malformed is a poison event.
 //!
-//! A message has any number of events: lines of JSON, each an object, or the compact form, one
-//! event after the other:
+//! A message holds any number of events, either as lines of JSON objects or in a binary format,
+//! concatenated:
 //!
 //! ```text
 //!   number << 1 | text   number: the event's place in the list `events`, from 0
@@ -10,8 +10,8 @@
 //!   increment, set       zigzag value
 //! ```
 //!
-//! All of them LEB128. A damaged event of that form has no end, so the rest of its message is
-//! poison with it; a damaged line is poison alone.
+//! All numbers are LEB128. A malformed line poisons that line only. A malformed binary event has no
+//! known end, so it poisons the rest of its message.
 
 use dataset::engines::events::Doing;
 use dataset::engines::{Action, CounterSpace, Engines};
@@ -23,10 +23,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Longest member that is no number.
 const MAX_MEMBER_BYTES: usize = 64 << 10;
 
-/// An event, read.
 #[derive(Debug, PartialEq)]
 pub(super) struct Event<'a> {
     name: Name<'a>,
@@ -40,14 +38,15 @@ pub(super) struct Event<'a> {
 #[derive(Debug, PartialEq)]
 enum Name<'a> {
     Text(Cow<'a, str>),
-    /// In the list `events`.
+    /// Index into the list `events`.
     Place(usize),
 }
 
-/// What one place of a message has: an event, or why it is none.
+/// A parsed event, or the reason why it is malformed.
 pub(super) type Read<'a> = Result<Event<'a>, String>;
 
-/// Reads the next event of a message, and takes its bytes from `rest`. None: there is none.
+/// Parses the next event and removes its bytes from `rest`. Returns `None` at the end of the
+/// message.
 pub(super) fn next<'a>(
     rest: &mut &'a [u8],
     config: &Ingest,
@@ -113,7 +112,7 @@ fn read_json<'a>(line: &'a [u8], config: &Ingest) -> Read<'a> {
     Ok(event)
 }
 
-/// An object with the names that the configuration says.
+/// Deserializes an object with the configured field names.
 struct Object<'c>(&'c Ingest);
 
 impl<'de> DeserializeSeed<'de> for Object<'_> {
@@ -153,7 +152,7 @@ impl<'de> Visitor<'de> for Object<'_> {
         }
         let wrong = |name: &str, what: &str| A::Error::custom(format!("'{name}' is no {what}"));
         let missing = |name: &str| A::Error::custom(format!("there is no '{name}'"));
-        // Serialisers write null for what is absent.
+        // Some serializers write null for an absent field.
         let is_there = |scalar: &Scalar<'de>| !matches!(scalar, Scalar::Null);
         let [name, id, member, field, value] = found.map(|scalar| scalar.filter(is_there));
         let name = match name.ok_or_else(|| missing(&config.event_name))? {
@@ -193,7 +192,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-/// A text, borrowed where it has no escapes.
+/// A string, borrowed unless it has escapes.
 struct Word<'de>(Cow<'de, str>);
 struct AsWord;
 
@@ -221,7 +220,7 @@ impl<'de> Visitor<'de> for AsWord {
     }
 }
 
-/// A number without a fraction, a text, or null.
+/// An integer, a string, or null.
 enum Scalar<'de> {
     Null,
     Number(u64),
@@ -230,7 +229,7 @@ enum Scalar<'de> {
 }
 
 impl Scalar<'_> {
-    /// Languages that have no 64-bit integers send them as texts.
+    /// Languages without 64-bit integers send them as strings.
     fn natural(&self) -> Option<u64> {
         match self {
             Scalar::Number(number) => Some(*number),
@@ -287,7 +286,8 @@ impl<'de> Visitor<'de> for AsScalar {
     }
 }
 
-/// What the list of events names and there is not: none of its events can be taken until there is.
+/// Returns an error if a configured event refers to an action or counter that does not exist. The
+/// source then waits.
 pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
     mapped.iter().find_map(|mapped| {
         let why = target(mapped.verb, &mapped.target, engines).err()?;
@@ -295,7 +295,6 @@ pub(super) fn missing(mapped: &[Mapped], engines: &Engines) -> Option<String> {
     })
 }
 
-/// An action or a counter that an event changes.
 enum Target<'e> {
     Action(&'e Action),
     Counter(&'e CounterSpace, usize),
@@ -318,7 +317,7 @@ fn target<'e>(verb: Verb, name: &str, engines: &'e Engines) -> Result<Target<'e>
     }
 }
 
-/// What an event does, by what there is now.
+/// Resolves an event to a change, using the current actions and counters.
 pub(super) fn resolve<'e>(
     event: &'e Event<'_>,
     mapped: &'e [Mapped],
@@ -357,7 +356,8 @@ pub(super) fn resolve<'e>(
     }
 }
 
-/// Where no events are listed: an action's name, the same behind "un", "increment" and "set".
+/// Interprets an event name when the configuration lists no events: an action, `un` plus an action,
+/// `increment`, or `set`.
 fn by_its_own_name<'e>(
     event: &'e Event<'_>,
     name: &'e str,
@@ -380,7 +380,7 @@ fn by_its_own_name<'e>(
     }
 }
 
-/// A stranger's word in an error.
+/// Escapes and truncates untrusted text for an error message.
 fn shown(word: &str) -> String {
     word.chars().take(64).flat_map(char::escape_debug).collect()
 }
@@ -502,7 +502,7 @@ mod tests {
                 event(3, 17, None, None, Some(4)),
             ]
         );
-        // The rest of a damaged message is poison in one piece.
+        // The rest of a malformed message is one poison event.
         let spoilt = [&bytes[..3], &[8, 1, 1, 1, 1]].concat();
         let read = all(&spoilt, &config, &mapped);
         assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
@@ -510,7 +510,7 @@ mod tests {
         assert!(all(&[5, 1, 1], &config, &mapped)[0].is_err(), "an increment has no member");
     }
 
-    /// Hostile bytes are poison, and no more; each call makes progress.
+    /// Each call must consume bytes, whatever the input.
     #[test]
     fn no_bytes_make_the_reader_panic_or_stay() {
         let mut rng = fastrand::Rng::with_seed(5);

@@ -1,8 +1,8 @@
-//! Kafka's protocol: each partition is fetched from our offset on, without a consumer group.
+//! Kafka reader: fetches each partition from Tidemark's own offset, without a consumer group.
 //!
-//! rskafka fetches one partition from an offset, which is all that is needed, in Rust alone;
-//! librdkafka would bring a C library of its own threads, queues and groups, whose offsets are not
-//! the truth here. What rskafka lacks: records of transactions that were aborted are read, too.
+//! rskafka fetches one partition from a given offset, which suffices, in pure Rust. librdkafka
+//! would add a C library with threads, queues and group offsets that this design does not use.
+//! Limitation of rskafka: it also returns records of aborted transactions.
 
 use super::reading::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
 use node::config::Ingest;
@@ -14,16 +14,16 @@ use rskafka::client::{Client, ClientBuilder, Credentials, SaslConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long rskafka tries by itself; then it is our turn, and said.
+/// Time that rskafka retries by itself before the error is reported here.
 const TRIES: Duration = Duration::from_secs(3);
-/// Most bytes of an answer that holds one batch which is longer than [`CHUNK_BYTES`].
+/// Maximum response size, used for a batch that exceeds [`CHUNK_BYTES`].
 const MOST_BYTES: i32 = 64 << 20;
-/// Between reads that bring nothing though there is something: the marks of transactions.
+/// Pause after an empty fetch below the end of the partition: transaction markers have no records.
 const NOTHING: Duration = Duration::from_millis(50);
 
 impl From<Error> for Trouble {
     fn from(error: Error) -> Trouble {
-        // Its words for an error of the broker have the whole request.
+        // rskafka's own text contains the whole request.
         Trouble::Broken(match error {
             Error::ServerError { protocol_error, error_message, .. } => match error_message {
                 Some(message) => format!("Kafka: {protocol_error}: {message}"),
@@ -59,7 +59,7 @@ async fn connect(config: &Ingest) -> Result<Client, Trouble> {
     Ok(builder.build().await?)
 }
 
-/// The topic's partitions, in order.
+/// Partition numbers of the topic, in ascending order.
 pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
     let client = connect(config).await?;
     let topics = client.list_topics().await?;
@@ -69,11 +69,10 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
     Ok(topic.partitions.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
 }
 
-/// Reads a partition.
 pub(super) struct Reader {
     client: PartitionClient,
     partition: u32,
-    /// Most bytes of an answer. Some brokers give nothing of a batch that is longer.
+    /// Current maximum response size. Some brokers return nothing of a larger batch.
     most_bytes: i32,
 }
 
@@ -97,7 +96,7 @@ impl Reader {
         Ok((reader, next))
     }
 
-    /// The hash of a message; none if the partition begins or ends elsewhere, or has none there.
+    /// Returns the hash of a message, or `None` if the partition does not have it.
     pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, Trouble> {
         let offset = i64::try_from(message).unwrap_or(i64::MAX);
         let bytes = 1..CHUNK_BYTES as i32;
@@ -132,12 +131,12 @@ impl Reader {
             }
             Err(error) => return Err(error.into()),
         };
-        // Some brokers answer an offset beyond their end as if it were there.
+        // Some brokers accept an offset beyond the end of the partition.
         if u128::try_from(end).is_ok_and(|end| end < next) {
             return Err(ends_before(source, u128::try_from(end).unwrap_or(0), next));
         }
         if records.is_empty() && end > offset {
-            // Such brokers are also silent about what they removed.
+            // Such brokers also return nothing for a truncated range.
             let first = self.end(OffsetAt::Earliest).await?;
             if first > next {
                 return self.out_of_range(source, next, chunk).await;
@@ -158,7 +157,7 @@ impl Reader {
         }
         let mut behind = offset;
         for record in &records {
-            // One without a value is none: a deleted key.
+            // Tombstones have no value.
             let value = record.record.value.as_deref().unwrap_or_default();
             chunk.push(u128::try_from(record.offset).unwrap_or(0), value, hash_of(value));
             behind = record.offset + 1;
@@ -167,8 +166,8 @@ impl Reader {
         Ok(())
     }
 
-    /// A mark of a transaction is no message, and no sign of trouble: one ends what there is. A
-    /// batch that does not fit looks the same from here, but more lies behind it.
+    /// Reports an empty fetch below the end. One trailing transaction marker is normal; more
+    /// missing records may be an oversized batch.
     fn say_nothing_comes(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
@@ -181,7 +180,8 @@ impl Reader {
         }
     }
 
-    /// Where the partition begins and ends now is behind us, or before us.
+    /// Handles an offset outside the partition: truncated data is a gap, an early end halts the
+    /// source.
     async fn out_of_range(
         &self,
         source: &Source,

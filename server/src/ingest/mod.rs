@@ -1,4 +1,4 @@
-//! Ingest: events of brokers, taken over exactly once, by a thread of its own on a master.
+//! Ingest: applies broker events exactly once, on a thread of the master.
 //!
 //! ```text
 //!   broker -> nats, kafka, redis   one reader per partition, from our offset on
@@ -6,11 +6,13 @@
 //!          -> take                 some hundred events and the offset: one step, one batch
 //! ```
 //!
-//! The truth is our offset, which is in the log with the rows (`dataset/src/offsets.rs`). A broker
-//! is asked for what comes after it, and is told nothing; so a reader has no state that a kill, a
-//! lost link or another master could leave behind: it is opened anew at our offset. The offset has
-//! the hash of the last message that was taken, which a reader compares with the broker's when it
-//! is opened: a broker that has lost the end of its stream gives the same numbers to others.
+//! The authoritative offset is in Tidemark's log, committed together with the rows
+//! (`dataset/src/offsets.rs`). Readers acknowledge nothing to the broker. After a crash, a lost
+//! link or a failover, a new reader starts at that offset.
+//!
+//! The offset includes the hash of the last applied message. A new reader compares it with the
+//! broker's message. This detects a broker that has lost the end of its stream and reused the
+//! numbers.
 
 mod dead;
 mod event;
@@ -34,16 +36,16 @@ use std::time::Duration;
 use take::may_read;
 use tokio::task::JoinSet;
 
-/// How often it is looked whether a source may be read.
+/// Interval at which a waiting source checks whether it may read.
 const LOOK: Duration = Duration::from_millis(100);
-/// After the first failure, and at most.
+/// Retry delay after the first failure; it doubles up to `RETRY_MOST`.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MOST: Duration = Duration::from_secs(5);
-/// How often it is looked for new partitions.
+/// Interval at which a topic is checked for new partitions.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
-/// Partitions of a topic that are read, at most: each has a task and a buffer here.
+/// Maximum number of partitions read per topic; each needs a task and a buffer.
 const MOST_PARTITIONS: usize = 4096;
-/// A reader of one partition.
+/// Reader of one partition, by broker.
 enum Reader {
     #[cfg(feature = "nats")]
     Nats(Box<nats::Reader>),
@@ -52,7 +54,7 @@ enum Reader {
     Redis(Box<redis::Reader>),
 }
 
-/// Which of them a source has. A broker without partitions has the one of 0.
+/// Returns the partitions of a source. A broker without partitions has one, numbered 0.
 async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble> {
     match broker {
         #[cfg(feature = "kafka")]
@@ -65,8 +67,8 @@ async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble
 }
 
 impl Reader {
-    /// Opens one at this offset; without, at the first message, or, if `is_new`, behind the last
-    /// one. Gives the offset, too.
+    /// Opens a reader at `at`. Without an offset it starts after the last message if `is_new`,
+    /// otherwise at the first one. Returns the actual offset as well.
     async fn open(
         source: &Source,
         partition: u32,
@@ -96,18 +98,18 @@ impl Reader {
         if let Some(at) = at.filter(|at| at.hash != 0) {
             reader.check_last(source, at).await?;
         }
-        // Behind a gap no event of the message at hand is taken yet.
+        // After a gap, the event count refers to a message that is gone and starts at 0.
         let at = at.filter(|at| source.number(at.message) == source.number(next));
         let at = at.map(|at| Offset { message: next, ..at });
         Ok((reader, at.unwrap_or(Offset { message: next, ..Offset::default() })))
     }
 
-    /// Fails if the broker has another message in the place of the last one that was taken. One
-    /// that it does not keep any more cannot be compared.
+    /// Fails if the broker has a different message at the last applied offset. A message that the
+    /// broker has removed cannot be checked.
     async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), Trouble> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
-            // Its first read compares.
+            // The first read of the NATS reader compares.
             #[cfg(feature = "nats")]
             Reader::Nats(_) => None,
             #[cfg(feature = "kafka")]
@@ -117,7 +119,7 @@ impl Reader {
         compare(source, last, found, at.hash)
     }
 
-    /// Waits a while for the messages from `next` on. None may have come.
+    /// Waits up to [`reading::IDLE`] for messages from `next` on and adds them to `chunk`.
     async fn read(
         &mut self,
         source: &Source,
@@ -134,7 +136,6 @@ impl Reader {
     }
 }
 
-/// The ingest thread.
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
@@ -146,7 +147,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
         }
         tokio::select! {
             () = host.stop.wait() => {}
-            // Flows have no end.
+            // Tasks end only by a panic.
             ended = flows.join_next() => {
                 if let Some(Err(error)) = ended
                     && error.is_panic()
@@ -159,7 +160,6 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     Ok(())
 }
 
-/// Events per second.
 async fn measure(source: Arc<Source>) {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     let mut before = 0;
@@ -171,7 +171,7 @@ async fn measure(source: Arc<Source>) {
     }
 }
 
-/// Reads all partitions of a source, for ever; those, too, that come later.
+/// Reads all partitions of a source forever, and discovers new ones.
 async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut known = 0;
     let mut flows = JoinSet::new();
@@ -198,7 +198,8 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
         });
         let rest = match all {
             Ok(all) => {
-                // Partitions are never fewer. Those that come later are read from their beginning.
+                // The number of partitions never decreases. Partitions added later are read from
+                // their beginning.
                 let from = known;
                 let offsets = host.node().engines().offsets.list();
                 let is_new = source.config.start == IngestStart::New
@@ -231,12 +232,12 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     }
 }
 
-/// Until this node may read the source.
+/// Waits until this node may read the source.
 async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool) {
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
-            // What a replica does not read is no lag of it; what a pause holds up is one.
+            // A replica has no lag, because it does not read. A paused source does.
             if state == State::Idle {
                 source.lags(partition, 0);
             }
@@ -245,14 +246,14 @@ async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool
     }
 }
 
-/// For INFO, and for the server's log if it is new.
+/// Records an error for INFO, and logs it if it is new.
 fn failed(source: &Source, partition: u32, trouble: &Trouble) {
     let (state, why) = match trouble {
         Trouble::Ordered => return,
         Trouble::Broken(why) => (State::Failing, why),
         Trouble::Halt(why) => (State::Halted, why),
     };
-    // The reason first: TM.INGEST LIST shows no failing source without one.
+    // Set the reason before the state: TM.INGEST LIST must not show a failing source without one.
     let is_new = source.note_trouble(partition, why);
     source.stand(partition, state);
     source.lag_is_unknown(partition);
@@ -261,7 +262,7 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
     }
 }
 
-/// Reads a partition, for ever.
+/// Reads one partition forever, with retries.
 async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
     let mut backoff = RETRY;
     loop {
@@ -279,7 +280,7 @@ async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool
                     source.patience_s.store(0, Relaxed);
                 }
                 backoff = if has_read { RETRY } else { (backoff * 2).min(RETRY_MOST) };
-                // So that several do not come back at the same moment.
+                // Jitter spreads reconnects of several partitions.
                 let rest = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
                 let _ = tokio::time::timeout(rest, source.told.notified()).await;
             }
@@ -292,14 +293,14 @@ async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool
     }
 }
 
-/// Reads a partition from our offset on, until something is in the way.
+/// Reads a partition from the stored offset until an error or an order stops it.
 async fn read_on(
     host: &Arc<Host>,
     source: &Source,
     partition: u32,
     is_new: bool,
 ) -> Result<std::convert::Infallible, Trouble> {
-    // Before the offset is looked at: an order may come while nothing listens.
+    // Read the order counter before the offset: an order that follows must stop this reader.
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);

@@ -1,8 +1,8 @@
-//! A stream of NATS JetStream, read by a pull consumer that begins at our offset.
+//! NATS JetStream reader: a pull consumer that starts at Tidemark's own offset.
 //!
-//! The consumer is one of the moment: in the broker's memory, without a name, without
-//! acknowledgements. Whatever is strange about what it delivers (a consumer sequence that jumps, as
-//! after a lost link), the reader ends, and the next one begins at our offset.
+//! The consumer is ephemeral, in the broker's memory, without acknowledgements. Any anomaly (for
+//! example a consumer sequence that jumps after a lost link) ends the reader. The next reader
+//! starts over at the stored offset.
 
 use super::reading::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
 use super::reading::{compare, ends_before, hash_of, note_gap};
@@ -16,43 +16,44 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The broker forgets a consumer that was silent for so long.
+/// The broker deletes a consumer after this time without requests.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Most bytes of one answer. A larger message, as a broker may let it be, is asked for alone.
+/// Maximum response size. A larger message is requested individually.
 const MOST_BYTES: usize = 8 * CHUNK_BYTES;
-/// What the broker says where the next message is larger.
+/// Broker's error if the next message exceeds the requested size.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 
 fn broken(error: impl Display) -> Trouble {
     Trouble::Broken(format!("NATS: {error}"))
 }
 
-/// Reads a stream.
+/// Reader of one stream.
 ///
-/// Its offsets say of which stream they are: above the sequence, of 64 bits, they have the time at
-/// which it was made. So a stream that was deleted and made anew is no continuation, though its
-/// sequences may have come as far as our offset; before a restart, after it, or on another node.
+/// The low 64 bits of an offset are the stream sequence, the high bits the stream's creation time.
+/// This detects a stream that was deleted and recreated, even if its sequence numbers have reached
+/// the stored offset.
 pub(super) struct Reader {
     client: async_nats::Client,
-    /// When the stream was made, where offsets have it.
+    /// Creation time of the stream, shifted to its bits in an offset.
     made: u128,
     stream: Stream,
     consumer: Consumer<pull::Config>,
-    /// The number of the last message that this consumer has delivered.
+    /// Consumer sequence of the last delivered message.
     delivered: u64,
-    /// The sequence and the hash of the last message that was taken, until the first one comes.
+    /// Stream sequence and hash of the last applied message, until the first message arrives.
     last: Option<(u64, u64)>,
-    /// The message before was the last one of all that there were.
+    /// Whether the last message read was the end of the stream.
     is_idle: bool,
 }
 
-/// When a stream was made, in nanoseconds, in the upper half of an offset.
+/// Creation time of a stream in nanoseconds, shifted to the high half of an offset.
 fn made_at(info: &jetstream::stream::Info) -> u128 {
     let nanoseconds = info.created.unix_timestamp_nanos();
     u128::from(u64::try_from(nanoseconds).unwrap_or(0)) << 64
 }
 
-/// An offset is of the stream that there is; one that an operator has set says nothing of that.
+/// Halts the source if the offset belongs to an earlier stream of this name. An offset set by an
+/// operator carries no creation time.
 fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), Trouble> {
     let (ours, made) = (ours >> 64, made >> 64);
     if ours == 0 || made == 0 || ours == made {
@@ -72,7 +73,7 @@ async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
         .connection_timeout(PATIENCE / 2)
         .request_timeout(Some(PATIENCE / 2))
         .require_tls(config.tls)
-        // A reader is opened anew, with a consumer of its own.
+        // Reconnecting requires a new reader with a new consumer.
         .max_reconnects(1)
         .subscription_capacity(2 * CHUNK_MESSAGES);
     options = match (config.user.as_str(), config.password.as_str()) {
@@ -107,7 +108,7 @@ impl Reader {
         let next = match at {
             Some(at) => source.number(at.message),
             None if is_new => u128::from(state.last_sequence) + 1,
-            // An empty stream begins with 1, or behind what it had.
+            // An empty stream starts at 1, or after its last removed message.
             None => u128::from(state.first_sequence.max(1)),
         };
         if u128::from(state.last_sequence) + 1 < next {
@@ -145,7 +146,7 @@ impl Reader {
         if self.client.connection_state() != async_nats::connection::State::Connected {
             return Err(broken("the link is lost"));
         }
-        // What there is, at once; or the next one, when it comes.
+        // An idle reader waits for one message; otherwise fetch everything available.
         let mut batch = if self.is_idle {
             self.consumer.batch().max_messages(1).expires(IDLE).messages().await
         } else {
@@ -157,7 +158,7 @@ impl Reader {
         let (mut expected, mut jumps) = (next, Vec::new());
         while let Some(message) = batch.next().await {
             let message = match message {
-                // The first of them: it comes with the next read, which asks for one.
+                // The next message is too large for this batch; the next read requests it alone.
                 Err(error) if error.to_string().contains(TOO_LARGE) => break,
                 message => message.map_err(broken)?,
             };
@@ -171,7 +172,8 @@ impl Reader {
                 && sequence == u128::from(last)
             {
                 compare(source, sequence, Some(hash_of(&message.payload)), hash)?;
-                // Without a part that was taken it is read again, from its beginning.
+                // The last applied message is skipped, unless only a part of its events was
+                // applied.
                 if sequence < next {
                     chunk.lag = Some(info.pending);
                     continue;
@@ -198,9 +200,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Whether messages were removed where sequences jump, from one to before the other, rather
-    /// than being of another subject. The first sequence only rises: if it is not above a jump now,
-    /// it was not when the message behind that was delivered.
+    /// Determines whether messages between the sequences of a jump were removed or have another
+    /// subject. The stream's first sequence only increases. If it is below the jump now, it was
+    /// below when the message was delivered.
     async fn look_for_gap(
         &mut self,
         source: &Source,
@@ -215,7 +217,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Nothing comes: whether the consumer and the stream are still what they were.
+    /// Checks consumer and stream when no message arrives.
     async fn look_after(
         &mut self,
         source: &Source,
@@ -231,7 +233,7 @@ impl Reader {
         }
         let first = u128::from(state.first_sequence);
         if first > next && pending == 0 {
-            // All that there was is gone.
+            // All messages up to the end were removed.
             note_gap(source, 0, u64::try_from(first - next).ok(), next, first);
             chunk.pass_over(self.made | (first - 1));
         }

@@ -1,4 +1,4 @@
-//! What the readers of all brokers share: messages that were read together, and what can go wrong.
+//! Parts shared by all broker readers: chunks of messages, errors, gap reports.
 
 use node::config::Broker;
 use node::runtime::ingest::Source;
@@ -7,25 +7,24 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Bytes of messages that one read may bring, about: so much is held per partition.
+/// Approximate bytes per read, and memory held per partition.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Messages of one read.
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
-/// How long a broker may be silent when it is asked; and one that was silent so long before.
+/// Timeout of a broker's answer; it doubles up to `PATIENCE_MOST` after each timeout.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) const PATIENCE_MOST: Duration = Duration::from_secs(320);
 
-/// How long a reader waits for the next message.
+/// Time a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Why a partition is not read on.
+/// Reason why reading a partition stopped.
 pub(super) enum Trouble {
-    /// It is not to be: another role, a pause, another offset, the end.
+    /// An order: change of role, pause, new offset, or shutdown.
     Ordered,
-    /// The broker; it is tried again.
+    /// Broker error; the reader retries.
     Broken(String),
     /// An operator has to decide.
     Halt(String),
@@ -37,25 +36,23 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// Messages that were read together.
 #[derive(Default)]
 pub(super) struct Chunk {
     pub(super) bytes: Vec<u8>,
     pub(super) messages: Vec<Message>,
-    /// Messages behind these, as far as the broker has said; `None`: it has not.
+    /// Number of messages behind this chunk, if the broker has reported it.
     pub(super) lag: Option<u64>,
 }
 
-/// A message of a chunk.
 pub(super) struct Message {
     pub(super) offset: u128,
-    /// In [`Chunk::bytes`].
+    /// Range in [`Chunk::bytes`].
     pub(super) payload: Range<usize>,
-    /// As the data set keeps it; 0 for one that stands for messages which are gone.
+    /// Hash stored with the offset; 0 for a placeholder of removed messages.
     pub(super) hash: u64,
 }
 
-/// The hash of a message, or of what makes one; never 0.
+/// Hash of a message's content; never 0.
 pub(super) fn hash_of(content: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(content).max(1)
 }
@@ -74,15 +71,15 @@ impl Chunk {
         self.messages.push(Message { offset, payload: start..self.bytes.len(), hash });
     }
 
-    /// Passes over messages that are gone, up to this one.
+    /// Adds a placeholder for removed messages up to `last`.
     pub(super) fn pass_over(&mut self, last: u128) {
         self.push(last, b"", 0);
     }
 }
 
-/// What a broker answers, if it does in time: one that hangs, or a link that lost its other end
-/// without a word, is left, and tried anew. One that is only slow has twice as long then: what was
-/// asked of it may keep it busy though no reader waits for the answer.
+/// Applies a timeout to a broker's answer, so that a hung broker or a dead link leads to a
+/// reconnect. Each timeout doubles the next one, because a slow broker may still be busy with the
+/// abandoned request.
 pub(super) async fn in_time<T>(
     source: &Source,
     answer: impl Future<Output = T>,
@@ -94,8 +91,8 @@ pub(super) async fn in_time<T>(
     })
 }
 
-/// Messages were lost before they were read: the broker keeps them no more. `lost`: how many, if
-/// that can be said. Never silent, whatever is done.
+/// Records messages that the broker removed before they were read, and always logs them. `lost` is
+/// their number, if known.
 pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
@@ -114,7 +111,7 @@ pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from:
     tracing::error!("ingest '{}': {text}", source.config.name);
 }
 
-/// What is said of a broker whose stream ends before our offset.
+/// Error for a stream that ends before the stored offset.
 pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
     let (end, next) = (source.shown(end), source.shown(next));
     Trouble::Halt(format!(
@@ -123,8 +120,8 @@ pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
     ))
 }
 
-/// Fails if the message that was taken last is another one at the broker, which may not have it any
-/// more.
+/// Fails if the broker's message differs from the last applied one. `found` is `None` if the broker
+/// no longer has it.
 pub(super) fn compare(
     source: &Source,
     last: u128,

@@ -1,8 +1,7 @@
-//! A stream of another Redis, read with XREAD.
+//! Redis stream reader, based on XREAD.
 //!
-//! Each read asks in one transaction for XINFO STREAM, too: so it is known at the same moment
-//! whether entries behind our offset were trimmed. How many is known by `entries-added`, from the
-//! second read on.
+//! Each read runs XINFO STREAM and XREAD in one transaction, so trimming is detected at the moment
+//! of the read. From the second read on, `entries-added` gives the number of trimmed entries.
 
 use super::reading::{
     CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap,
@@ -15,29 +14,27 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Entries of the first read, whose size is unknown.
+/// Entries of the first read, while the entry size is unknown.
 const FIRST_ENTRIES: usize = 16;
 
-/// Reads a stream.
 pub(super) struct Reader {
     link: Link,
     key: String,
     payload: String,
-    /// Of all entries that were ever added, the number of the next one, from 0.
+    /// Position of the next entry among all entries ever added, from 0.
     index: Option<u64>,
-    /// The highest entry that was deleted one by one (XDEL), as far as that was said.
+    /// Highest entry deleted by XDEL that was already reported.
     deleted: u128,
-    /// Of the next read: as many as fit into a chunk.
+    /// Entries to request next: as many as fit into a chunk.
     entries: usize,
 }
 
-/// What XINFO STREAM says.
 struct Info {
     first: Option<u128>,
     last: u128,
-    /// Numbers of the first entry and behind the last one; Redis 7.
+    /// Positions of the first entry and after the last one; Redis 7 and later.
     indexes: Option<(u64, u64)>,
-    /// The highest entry that XDEL has taken; Redis 7.
+    /// Highest entry deleted by XDEL; Redis 7 and later.
     deleted: u128,
     entries: u64,
 }
@@ -88,7 +85,6 @@ impl Reader {
                 let info = reader.ask(&[b"XINFO", b"STREAM", key.as_bytes()]).await;
                 match info {
                     Ok(info) => read_info(info)?.last + 1,
-                    // There is none yet.
                     Err(Trouble::Broken(why)) if why.contains("no such key") => 1,
                     Err(trouble) => return Err(trouble),
                 }
@@ -105,8 +101,8 @@ impl Reader {
         }
     }
 
-    /// The hash of an entry, if it can be known: one that was trimmed or deleted has none. If the
-    /// stream never had one there, its hash is that of nothing.
+    /// Returns the hash of an entry, or `None` if it was trimmed or deleted. If the stream never
+    /// had the entry, returns the hash of empty content.
     pub(super) async fn hash_of(
         &mut self,
         source: &Source,
@@ -148,7 +144,6 @@ impl Reader {
                     self.key
                 )));
             }
-            // It is not there yet.
             chunk.lag = Some(0);
             tokio::time::sleep(IDLE).await;
             return Ok(());
@@ -158,7 +153,7 @@ impl Reader {
             return Err(ends_before(source, info.last, before));
         }
         if info.first.is_none() && info.last >= next {
-            // All that there was is gone, and the last of it was never read.
+            // The stream is empty, and its last entries were never read.
             let behind = info.indexes.map(|(_, behind)| behind);
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
             note_gap(source, 0, lost, next, info.last + 1);
@@ -168,7 +163,7 @@ impl Reader {
         }
         self.look_for_gap(source, next, &info);
         if info.last == before {
-            // Whatever was trimmed, it was read.
+            // Trimmed entries, if any, had all been read.
             self.index = info.indexes.map(|(_, behind)| behind);
         }
         let entries = read_entries(read, &self.key)?;
@@ -196,7 +191,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What the stream is like, and its entries behind this one, of one moment.
+    /// Reads stream info and the entries after `behind` atomically.
     async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), Trouble> {
         let count = self.entries.to_string();
         let (key, count) = (self.key.as_bytes(), count.as_bytes());
@@ -225,13 +220,13 @@ impl Reader {
         }
     }
 
-    /// Entries from `next` on that are there no more: trimmed from the beginning, or deleted.
+    /// Reports unread entries from `next` on that were trimmed or deleted.
     fn look_for_gap(&mut self, source: &Source, next: u128, info: &Info) {
         let trimmed = self.look_for_trim(next, info);
         let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
         if let Some(id) = deleted {
             self.deleted = id;
-            // Which of those between were there is not known.
+            // XINFO does not tell which entries below `id` existed.
             let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
             note_gap(source, 0, None, next, end);
         } else if let Some((first, lost)) = trimmed {
@@ -239,20 +234,20 @@ impl Reader {
         }
     }
 
-    /// The first entry that is there, if others from `next` on were before it, and how many.
+    /// Returns the first remaining entry and the number of trimmed entries from `next` on, if any
+    /// were trimmed.
     fn look_for_trim(&mut self, next: u128, info: &Info) -> Option<(u128, Option<u64>)> {
         let (first, (first_index, _)) = info.first.zip(info.indexes)?;
         if first < next {
             return None;
         }
         let index = self.index.replace(first_index);
-        // Ours would be the first, or was before it. A reader that does not know where it was:
-        // nothing was ever removed.
+        // Without a known position, a gap is certain only if entries were ever removed.
         let is_lost = index.map_or(first_index > 0 && next > 1, |index| first_index > index);
         is_lost.then(|| (first, index.map(|index| first_index - index)))
     }
 
-    /// Until there is an entry, or for a while.
+    /// Waits for a new entry, up to [`IDLE`].
     async fn wait(&mut self, behind: &str) -> Result<(), Trouble> {
         let (key, ms) = (self.key.clone(), IDLE.as_millis().to_string());
         let ms = ms.as_bytes();
@@ -266,7 +261,7 @@ fn strange() -> Trouble {
     Trouble::Broken("the Redis answers what XINFO and XREAD do not".to_owned())
 }
 
-/// `1700000000000-7`
+/// Parses an id such as `1700000000000-7`.
 fn read_id(frame: &OwnedFrame) -> Option<u128> {
     let (OwnedFrame::BulkString(text) | OwnedFrame::SimpleString(text)) = frame else {
         return None;
@@ -304,7 +299,7 @@ fn read_info(frame: OwnedFrame) -> Result<Info, Trouble> {
 type Fields = [(Vec<u8>, Vec<u8>)];
 type Entry = (u128, Vec<(Vec<u8>, Vec<u8>)>);
 
-/// Of all fields, whichever of them has the events.
+/// Hash of all fields of an entry, independent of the configured payload field.
 fn hash_of_fields(fields: &Fields) -> u64 {
     let mut content = Vec::new();
     for text in fields.iter().flat_map(|(name, value)| [name, value]) {
@@ -314,7 +309,7 @@ fn hash_of_fields(fields: &Fields) -> u64 {
     hash_of(&content)
 }
 
-/// The entries of the one stream that was asked for.
+/// Parses the XREAD reply for the one requested stream.
 fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
     let streams = match frame {
         OwnedFrame::Null => return Ok(Vec::new()),
@@ -335,7 +330,7 @@ fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
         let OwnedFrame::Array(parts) = entry else { return None };
         let [id, fields] = <[OwnedFrame; 2]>::try_from(parts).ok()?;
         let id = read_id(&id)?;
-        // One that was deleted is there without its fields.
+        // A deleted entry has no fields.
         let OwnedFrame::Array(words) = fields else { return Some((id, Vec::new())) };
         let mut words = words.into_iter().map(|word| match word {
             OwnedFrame::BulkString(word) | OwnedFrame::SimpleString(word) => Some(word),
@@ -350,8 +345,8 @@ fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
     entries.into_iter().map(entry).collect::<Option<_>>().ok_or_else(strange)
 }
 
-/// The events of an entry: those in its payload, or the fields as an object of JSON. A field has no
-/// null, so an empty one counts as absent. What is no UTF-8 makes no JSON.
+/// Returns the events of an entry: its payload field, or all fields as a JSON object. Empty fields
+/// are omitted, since Redis has no null. Fields that are not UTF-8 produce invalid JSON.
 fn events_of<'f>(fields: &'f [(Vec<u8>, Vec<u8>)], payload: &[u8]) -> Cow<'f, [u8]> {
     match fields.iter().find(|(name, _)| name == payload) {
         Some((_, events)) if !events.is_empty() || fields.len() == 1 => Cow::Borrowed(events),

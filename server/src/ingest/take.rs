@@ -1,4 +1,4 @@
-//! Messages become changes: some hundred events, and how far the partition is read, in one step.
+//! Applies messages: each step commits some hundred events and the new offset as one batch.
 
 use super::dead::{Letter, Letters};
 use super::event;
@@ -20,51 +20,48 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::time;
 
-/// After a refusal that passes: how long until the next attempt.
+/// Delay before a temporarily refused change is retried.
 const AGAIN: Duration = Duration::from_millis(50);
-/// So long it is tried whether one for an id far from all others passes.
+/// Time after which a refusal of outlier ids no longer counts as temporary.
 const A_MOMENT: Duration = Duration::from_secs(1);
-/// Such refusals are forgotten when so long none has come.
+/// Time without such refusals after which that clock restarts.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
-/// One place of a message.
 struct Item<'a> {
     at: Offset,
     payload: &'a [u8],
-    /// What it is, or why it is poison.
+    /// The parsed event, or the reason why it is poison.
     read: Result<Event<'a>, String>,
-    /// It is poison, and its letter is written.
+    /// Whether the dead letter of a poison event is written.
     is_buried: bool,
 }
 
-/// Takes messages of one partition over.
+/// Applies the messages of one partition.
 pub(super) struct Taker<'a> {
     host: &'a Arc<Host>,
     source: &'a Source,
     partition: u32,
-    /// In the data set; none if it was never set.
+    /// Offset in the data set, if any.
     stored: Option<Offset>,
-    /// What is to be read next.
+    /// Offset of the next event to read.
     at: Offset,
     letters: Letters,
-    /// Since when ids far from all others have been refused, and when the last one was.
+    /// Times of the first and the last refusal of outlier ids.
     crowded: Option<(Instant, Instant)>,
 }
 
-/// How a step ended that made some events.
 enum Step {
-    /// Nothing is in the way.
     Well,
-    /// The next event is refused, for its own sake.
+    /// The next event is permanently refused.
     Poison(String),
-    /// For the moment.
+    /// The next event is temporarily refused.
     Later(String),
 }
 
 impl<'a> Taker<'a> {
-    /// For a reader that begins at `at`, while `stored` is in the data set. Where they differ, as
-    /// at the very first start and behind a gap, `at` is stored at once: what is "new" must not be
-    /// another message after a restart.
+    /// Creates a taker for a reader that starts at `at`. If the data set has another offset (first
+    /// start, or a gap), `at` is stored immediately. Otherwise `start = "new"` would mean a
+    /// different message after a restart.
     pub(super) async fn new(
         host: &'a Arc<Host>,
         source: &'a Source,
@@ -74,7 +71,7 @@ impl<'a> Taker<'a> {
     ) -> Result<Taker<'a>, Trouble> {
         let letters = Letters::new(source, &host.config().durability.dir);
         let mut taker = Taker { host, source, partition, stored, at, letters, crowded: None };
-        // What is wrong with the configuration is said before the first message comes.
+        // Report configuration errors before the first message arrives.
         taker.may_change().await?;
         if stored != Some(at) {
             taker.make(&mut [], at).await?;
@@ -82,18 +79,17 @@ impl<'a> Taker<'a> {
         Ok(taker)
     }
 
-    /// The message that is to be read next.
     pub(super) fn next(&self) -> u128 {
         self.at.message
     }
 
-    /// Takes these messages over, step by step. After each others have their turn.
+    /// Applies the messages step by step and yields after each step.
     pub(super) async fn take(&mut self, chunk: &Chunk) -> Result<(), Trouble> {
         let most = self.source.config.batch;
         let mut items = Vec::with_capacity(most);
         let mut before = self.at.hash;
         for Message { offset, payload, hash } in &chunk.messages {
-            // What is taken already is skipped.
+            // Number of events of this message that were already applied.
             let skipped = if *offset == self.at.message { self.at.events } else { 0 };
             let at = |events| {
                 let hash = if events == 0 { before } else { *hash };
@@ -124,7 +120,7 @@ impl<'a> Taker<'a> {
         Ok(())
     }
 
-    /// Makes these events, and moves the offset to `end`, in as many steps as it takes.
+    /// Applies these events and advances the offset to `end`, in as many steps as needed.
     async fn make(&mut self, all: &mut [Item<'_>], end: Offset) -> Result<(), Trouble> {
         let mut made = 0;
         loop {
@@ -138,7 +134,7 @@ impl<'a> Taker<'a> {
             let halts = self.bury(items, &engines);
             let (items, to) = match halts {
                 Some((0, why)) => return Err(Trouble::Halt(why)),
-                // What lies before it first.
+                // Apply the events before the halting one first.
                 Some((place, _)) => (&items[..place], items[place].at),
                 None => (&*items, end),
             };
@@ -148,14 +144,14 @@ impl<'a> Taker<'a> {
                 node.durability.room_for(bytes).await;
                 continue;
             };
-            // From here on nothing is waited for.
+            // No `await` from here to the end of the step.
             let turn = node.ingest.tallies.enter();
             if let Some(why) = refusal(&node) {
                 drop((turn, reserved));
                 self.wait(&why).await?;
                 continue;
             }
-            // They may be others by now.
+            // The schema may have changed during the waits.
             let engines = node.engines();
             let (step, done) = self.step(items, to, &engines, reserved)?;
             drop(turn);
@@ -165,7 +161,8 @@ impl<'a> Taker<'a> {
                 Step::Well if made == all.len() => {
                     self.at = end;
                     self.source.stand(self.partition, State::Running);
-                    // Else pages that are woken on this processor would wait for the clock's tick.
+                    // Without the yield, a page woken on this core would wait for the next
+                    // scheduler tick.
                     std::thread::yield_now();
                     tokio::task::yield_now().await;
                     return Ok(());
@@ -177,8 +174,8 @@ impl<'a> Taker<'a> {
         }
     }
 
-    /// Writes the letters of what is poison; or, where the source is to halt before it, gives the
-    /// first of that.
+    /// Writes dead letters of poison events. With `poison = "stop"`, returns the first poison event
+    /// instead.
     fn bury(&mut self, items: &mut [Item<'_>], engines: &Engines) -> Option<(usize, String)> {
         for (place, item) in items.iter_mut().enumerate().filter(|(_, item)| !item.is_buried) {
             let why = match &item.read {
@@ -207,7 +204,7 @@ impl<'a> Taker<'a> {
         None
     }
 
-    /// One step: how it ended, and how many of the items are behind it.
+    /// Executes one step; returns its result and the number of items completed.
     fn step(
         &mut self,
         items: &[Item<'_>],
@@ -227,7 +224,7 @@ impl<'a> Taker<'a> {
                     changes.push(Change { id: event.id, doing, at: item.at });
                     places.push(place);
                 }
-                // What it names has gone since the letters were written.
+                // The action or counter was dropped after `bury` had checked the event.
                 Err(why) => {
                     let is_missing = event::missing(&source.mapped, engines).is_some();
                     step = if is_missing { Step::Later(why) } else { Step::Poison(why) };
@@ -270,7 +267,7 @@ impl<'a> Taker<'a> {
         Ok((step, done))
     }
 
-    /// Until changes are taken; an error: this node is not to make any.
+    /// Waits until the node accepts changes; fails if this node must not apply any.
     async fn may_change(&self) -> Result<(), Trouble> {
         loop {
             if may_read(self.host, self.source).is_err() {
@@ -292,7 +289,7 @@ impl<'a> Taker<'a> {
         }
     }
 
-    /// Waits a moment: changes are refused, or this one is.
+    /// Waits briefly after a refusal, or until an order arrives.
     async fn wait(&self, why: &str) -> Result<(), Trouble> {
         self.source.stand(self.partition, State::Waiting);
         if self.source.note_trouble(self.partition, why) {
@@ -305,7 +302,7 @@ impl<'a> Taker<'a> {
     }
 }
 
-/// Why no change is to be made now, if so: a pause, the role, the disk.
+/// Returns why the node refuses changes: pause, role, or disk.
 fn refusal(node: &Node) -> Option<String> {
     if node.pause.now() != Paused::Nothing {
         return Some("changes are paused".to_owned());
@@ -313,8 +310,8 @@ fn refusal(node: &Node) -> Option<String> {
     node.refusal().map(|refusal| String::from_utf8_lossy(refusal.text()).into_owned())
 }
 
-/// Whether a refusal is one of the moment: it is right again when there is room, or the disk can be
-/// read. `crowded`: of [`Taker`].
+/// Returns whether a refusal is temporary: it ends when memory is available or the disk is
+/// readable. `crowded` is the field of [`Taker`].
 fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool {
     match error {
         WriteError::Counter(counter::Error::TooManyOutliers { .. }) => !has_lasted(crowded),
@@ -334,8 +331,8 @@ fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool 
     }
 }
 
-/// Whether ids far from all others are refused not just for a moment, in which a range opens for
-/// them, or other spaces give memory back. Called at each such refusal.
+/// Records a refusal of outlier ids; returns whether such refusals persist. At first a new table
+/// range may open, or other spaces may release memory.
 fn has_lasted(crowded: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
     let since = match *crowded {
@@ -346,8 +343,7 @@ fn has_lasted(crowded: &mut Option<(Instant, Instant)>) -> bool {
     now - since > A_MOMENT
 }
 
-/// Has what the events need and lies on the disk read, all of it at the same time, before any
-/// stripe is held.
+/// Reads all cold rows that the events need, concurrently, before any stripe is locked.
 async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &Engines) {
     if !engines.has_cold() {
         return;
@@ -373,7 +369,7 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
     }
 }
 
-/// Whether this node may read the source now; and if not, why.
+/// Checks whether this node may read the source; the error is the state to show.
 pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
     let node = host.now();
     if !node.is_loaded() || !node.replication.is_master() || !node.replication.is_settled() {

@@ -1,19 +1,18 @@
-//! One client: its socket, the bytes that wait, and the turns that serve it.
+//! One client connection: the socket, unprocessed input, unsent replies, and the turns that serve
+//! it.
 //!
-//! A *turn* is one read, all the whole requests in it, one write. It runs in one go on the client's
-//! worker, in buffers that belong to the worker. Only what is left over stays with the connection:
-//! the beginning of a request that has not come whole (`input`), and replies that the socket did
-//! not take (`pending`).
+//! A *turn* reads once from the socket, executes every complete request, and writes the replies
+//! once. It runs without interruption on the client's worker, in buffers that all connections of
+//! the worker share. The connection itself keeps only leftovers: an incomplete request (`input`)
+//! and replies that the socket did not accept (`pending`).
 //!
-//! A client may send a whole pipeline before it reads the first reply, as stock clients do. So
-//! requests are read and executed while replies are pending, up to `max_output_buffer_bytes`. Above
-//! that the connection reads nothing until the client has taken replies, and ends if the client
-//! takes none for [`READER_TIMEOUT`]. What one request can make grow has a limit
-//! ([`Server`](node::config::Server)): a client beyond it is disconnected.
+//! Clients may send a whole pipeline before they read the first reply. The connection therefore
+//! executes requests while replies are pending, up to `max_output_buffer_bytes`. Above that limit
+//! it stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`]. Every buffer
+//! that a request can grow has a limit in [`Server`](node::config::Server).
 //!
-//! Between its turns a connection holds no node, only the host, so that it stays when a full sync
-//! puts another data set in the place of the one that it was served from. What it waits for may
-//! hold the old one for a while.
+//! Between turns a connection holds a [`Host`] and no [`Node`], so it survives a full sync that
+//! replaces the data set. A suspended request may keep the old node alive until it finishes.
 
 use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
@@ -32,18 +31,18 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Sleep;
 
-/// Bytes read at a time, twice what Redis takes: hundreds of small commands, which take a
-/// millisecond at most. A read and a write of the socket cost as much as ten likes, so with half as
-/// many a like costs a twentieth more.
+/// Bytes per read: twice Redis's 16 KiB. A read plus a write of the socket costs as much as ten
+/// likes (FEED.ACT), so half this size makes a like 5% slower. A full buffer executes within a
+/// millisecond.
 const READ_BYTES: usize = 32 << 10;
-/// Leftovers of a connection up to this size keep their buffer.
+/// A connection keeps an empty input buffer of up to this capacity.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
-/// An input buffer that is larger than this is not kept for leftovers of less than a quarter of it.
+/// Input buffers above this capacity shrink once they are less than a quarter full.
 const LARGE_INPUT_BYTES: usize = 64 << 10;
-/// Reads in a row before the other clients of the worker get their turn.
+/// Turns that a connection runs before it yields to the other clients of its worker.
 const TURNS_IN_A_ROW: usize = 2;
 
-/// A worker's buffers.
+/// Read buffer and turn buffers of a worker, lent to one connection at a time.
 struct Buffers {
     input: Box<[u8]>,
     turn: TurnBuffers,
@@ -56,49 +55,48 @@ thread_local! {
     });
 }
 
-/// How long a client with a full output buffer may take no byte before it is disconnected.
+/// Time a client with a full output buffer may read nothing before it is disconnected.
 const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a waiting client is checked: it may have gone.
+/// Interval at which a connection with a suspended request checks whether its client has gone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What ends with a reply that is yet to come, or with an error that all replies of the turn
-/// become.
+/// Resolves to the missing part of the replies, or to an error that replaces all replies of the
+/// turn.
 type MayGo = Pin<Box<dyn Future<Output = Result<Come, String>> + Send>>;
 
-/// Replies of a turn, until the log has what it wrote and what it has shown; or of one whose last
-/// reply takes its time.
+/// Replies withheld until the log is durable up to the turn's writes and reads, or until the last
+/// reply is available.
 struct Held {
     may_go: MayGo,
     out: Vec<u8>,
     replies: usize,
 }
 
-/// One client's connection. See the top of the file.
+/// State of one client connection; see the module documentation.
 pub(crate) struct Connection {
     host: Arc<Host>,
-    /// The number of the node that served its last turn.
     generation: u64,
     worker: usize,
     stream: Socket,
     talk: RequestLoop,
     input: Vec<u8>,
     pending: Vec<u8>,
-    /// Bytes of `pending` that are written.
+    /// Number of bytes of `pending` already written to the socket.
     written: usize,
-    /// TLS holds bytes that the socket did not take.
+    /// Whether TLS has buffered bytes that the socket did not accept.
     unflushed: bool,
-    /// Ends the connection: set while the output buffer is full, moved when the client takes bytes.
+    /// Set while the output buffer is full; restarted whenever the client reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<Held>,
-    /// The next check of a waiting client. One for all that it waits for: with `always` each turn
-    /// does, for milliseconds.
+    /// Timer of the next check for a departed client. It is kept across turns, because with fsync
+    /// `always` every turn waits some milliseconds.
     look: Option<Pin<Box<Sleep>>>,
-    /// What was looked at last was messages.
+    /// Whether the last turn delivered messages instead of reading requests.
     had_messages: bool,
 }
 
-/// Gives back most of an input buffer in which little is left.
+/// Shrinks a large input buffer that is mostly empty.
 fn shrink(input: &mut Vec<u8>) {
     if input.capacity() > LARGE_INPUT_BYTES && input.len() < input.capacity() / 4 {
         input.shrink_to(input.len() * 2);
@@ -107,7 +105,8 @@ fn shrink(input: &mut Vec<u8>) {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Scripts start the next server when this connection ends: not before the folder is free.
+        // Scripts start the next server as soon as this socket closes, so a stopping server keeps
+        // it open until it has released the data folder.
         if self.talk.session.shuts_down && self.host.stop.is_stopped() {
             self.host.stop.keep_open(&self.stream);
         }
@@ -147,16 +146,17 @@ impl Connection {
         }
     }
 
-    /// Serves the client until one of the two is done.
+    /// Serves the client until either side closes the connection.
     pub(crate) async fn serve(mut self) {
-        // Another client may redirect messages to it before it has looked for any.
+        // Registers the waker first: another client may redirect invalidations here before the
+        // first poll.
         poll_fn(|cx| {
             self.talk.session.client.inbox.introduce(cx.waker());
             Poll::Ready(())
         })
         .await;
         let mut poll = |cx: &mut Context<'_>, buffers: &mut Buffers| {
-            // What a turn has left that ended in a panic is another client's.
+            // A turn of another client may have panicked and left its replies in the buffer.
             buffers.turn.clear_out();
             self.poll(cx, buffers)
         };
@@ -175,8 +175,8 @@ impl Connection {
         }
     }
 
-    /// Closing a socket that has unread bytes makes the system send a reset, which may overtake the
-    /// error that we wrote. So the rest is read and dropped, for a moment.
+    /// Reads and discards input for up to 250 ms before closing. Closing a socket with unread bytes
+    /// sends a reset, which may overtake the error reply.
     async fn linger(&mut self) {
         let _ = self.stream.shutdown().await;
         let mut rest = [0; 4096];
@@ -184,7 +184,7 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
-    /// Is about to be served from this node: what it remembers of another one is forgotten.
+    /// Drops state of a previous data set if a full sync has replaced the node.
     #[inline]
     fn meet(&mut self, node: &Node) {
         if self.generation != node.generation {
@@ -193,13 +193,13 @@ impl Connection {
         }
     }
 
-    /// It waits for something that may hold the node of this moment, or waits no more.
+    /// Marks whether the connection waits on a future that may hold the current node.
     fn set_away(&self, away: bool) {
         self.talk.session.client.away.store(away, Relaxed);
     }
 
-    /// Runs turns until the socket has nothing to read or takes nothing more. Ready: the connection
-    /// is over.
+    /// Runs turns until the socket has no input or accepts no more output. Returns `Ready` once the
+    /// connection is over.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
         let node: &Arc<Node> = &self.host.now();
@@ -229,19 +229,20 @@ impl Connection {
                 self.talk.return_with(pins);
                 self.set_away(false);
             }
-            // What was pushed for a subscription that is not allowed any more is not sent.
+            // The client may have lost the right to a channel whose messages are already in the
+            // inbox.
             if self.talk.session.listens()
                 && self.talk.is_outdated(node)
                 && !self.talk.look_again(node)
             {
                 return Poll::Ready(());
             }
-            // Messages wait in the inbox, which has a limit of its own.
+            // While replies are pending, messages stay in the inbox, which has its own limit.
             let listens =
                 self.talk.session.listens() && !self.talk.is_amid_reply() && !self.is_behind();
             let skips = std::mem::take(&mut self.had_messages);
             if listens && !skips && self.take_messages(cx, turn) {
-                // Messages without a request; below they are written as replies are.
+                // The code below writes messages the same way as replies.
             } else if self.talk.more {
                 self.run_input(node, turn);
             } else {
@@ -253,7 +254,7 @@ impl Connection {
                             return Poll::Ready(());
                         }
                     }
-                    // The client has gone, with or without a word.
+                    // End of file or an error: the client has gone.
                     Poll::Ready(_) => return Poll::Ready(()),
                     Poll::Pending if listens && skips && self.take_messages(cx, turn) => {}
                     Poll::Pending => return Poll::Pending,
@@ -274,32 +275,31 @@ impl Connection {
                 }
             }
         }
-        // Others wait, too. By its waker it would come again before the runtime looks at the
-        // sockets, dozens of times: a client that never stops sending would keep the worker for
-        // seconds.
+        // `wake_by_ref` would requeue this task many times before the runtime polls its sockets: a
+        // client that never stops sending would occupy the worker for seconds.
         let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         Poll::Pending
     }
 
-    /// Whether the socket has not taken all replies.
+    /// Returns whether replies remain unsent.
     #[inline]
     fn is_behind(&self) -> bool {
         self.written < self.pending.len() || self.unflushed
     }
 
-    /// Bytes of replies that the socket has not taken.
+    /// Number of reply bytes that the socket has not accepted.
     fn unread_bytes(&self) -> usize {
         self.pending.len() - self.written
     }
 
-    /// Writes pending replies. Pending: the connection waits for its client to take some. An error:
-    /// the connection is over.
+    /// Writes pending replies. Returns `Pending` while the connection must wait for its client to
+    /// read, and an error when the connection is over.
     #[cold]
     fn flush_or_read_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         if let Poll::Ready(outcome) = self.poll_flush(cx) {
             return Poll::Ready(outcome);
         }
-        // What the connection waits for besides may come first.
+        // A suspended request or held replies may finish before the socket drains.
         if self.held.is_some() || self.talk.stalled.is_some() {
             return Poll::Ready(Ok(()));
         }
@@ -316,7 +316,7 @@ impl Connection {
         Poll::Ready(Err(()))
     }
 
-    /// Holds the replies of the turn back, if they are to be sent only when something has happened.
+    /// Holds the replies of a turn back if they depend on durability or on a pending future.
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
         let session = &mut self.talk.session;
@@ -355,8 +355,7 @@ impl Connection {
         true
     }
 
-    /// Sends the replies that were held back, with what has come for them; or errors in their
-    /// places.
+    /// Sends the held replies with their missing parts filled in, or an error in place of each one.
     fn release(&mut self, cx: &mut Context<'_>, outcome: Result<Come, String>) -> Result<(), ()> {
         let Some(Held { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
         self.set_away(false);
@@ -370,14 +369,15 @@ impl Connection {
                 }
             }
             Err(text) => {
-                // A client that wrote must not believe that it is safe. Which replies were to
-                // writes is not known any more.
+                // The writes may not survive a crash. The turn does not record which replies belong
+                // to writes, so all of them become errors.
                 out.truncate(self.talk.kept_out);
                 self.talk.fail(&text);
                 for _ in 0..replies {
                     Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
                 }
-                // Invalidations among the replies are lost, and what they named has changed.
+                // Truncation also removed invalidation messages; the client must drop everything it
+                // has cached.
                 if self.talk.session.client.hears.load(Relaxed) {
                     node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
                 }
@@ -390,15 +390,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves messages for this client to the replies of the turn; true if there are any. The next
-    /// look is at its requests: a stream of messages must not keep them waiting.
+    /// Moves messages from the client's inbox to the turn's output and returns whether there were
+    /// any. The next turn skips the inbox, so that a stream of messages cannot starve requests.
     fn take_messages(&mut self, cx: &Context<'_>, turn: &mut TurnBuffers) -> bool {
         let inbox = &self.talk.session.client.inbox;
         self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
         self.had_messages
     }
 
-    /// Looks at the requests in what the socket has given. An error: it is too much.
+    /// Executes the requests in `bytes` and keeps an incomplete rest. Returns an error if that rest
+    /// exceeds `max_query_buffer_bytes`.
     fn receive(
         &mut self,
         node: &Arc<Node>,
@@ -430,8 +431,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Ready if the waiting client has gone: its reply has no receiver, and what it would have
-    /// changed stays as it is.
+    /// Returns `Ready` if the client of a suspended request has disconnected; the request is then
+    /// dropped without an effect.
     fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
         while look.as_mut().poll(cx).is_ready() {
@@ -456,7 +457,6 @@ impl Connection {
         &self.host.tallies[self.worker]
     }
 
-    /// Looks at the requests in `input`.
     fn run_input(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) {
         let began = Instant::now();
         let mut input = std::mem::take(&mut self.input);
@@ -470,7 +470,7 @@ impl Connection {
         self.note();
     }
 
-    /// Tells others what this connection has in its buffers.
+    /// Publishes the sizes of this connection's buffers for CLIENT LIST and the memory budget.
     fn note(&self) {
         let Session { client, transaction, .. } = &self.talk.session;
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
@@ -494,7 +494,7 @@ impl Connection {
         );
     }
 
-    /// Writes replies; what the socket does not take becomes pending.
+    /// Writes replies to the socket and appends the unaccepted rest to `pending`.
     fn write(&mut self, cx: &mut Context<'_>, mut bytes: &[u8]) -> Result<(), ()> {
         if self.written < self.pending.len() {
             if self.written > self.pending.len() / 2 {
@@ -527,7 +527,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes what is pending.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         while self.written < self.pending.len() {
             match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.pending[self.written..])) {
@@ -551,8 +550,9 @@ impl Connection {
     }
 }
 
-/// Whether the replies to a write have to wait: for the disk, with `always` or if that is late; or
-/// for room in the log's queue. A repeated like waits, too, if the first one is not safe yet.
+/// Returns whether replies to writes must wait: for an fsync (policy `always`, or a late commit
+/// thread), or for room in the log's queue. A repeated write that changes nothing waits as well
+/// while the first one is not durable.
 fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     let durability = &node.durability;
     (durability.committer().durable() < ticket
@@ -569,8 +569,6 @@ mod tests {
     use node::runtime::shutdown::Stop;
     use std::net::SocketAddr;
 
-    /// F31: a buffer that one large request has made follows what is left in it; a small one stays
-    /// as it is.
     #[test]
     fn an_input_buffer_shrinks_with_what_is_left() {
         for (capacity, left, most) in
@@ -585,8 +583,8 @@ mod tests {
         }
     }
 
-    /// A connection may end between the answer and the feed: while the answer waits for a peer that
-    /// does not read, say.
+    /// The connection may end after `+OK` and before the link starts, for example because its peer
+    /// does not read.
     #[tokio::test]
     async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
         let folder = tempfile::tempdir().unwrap();

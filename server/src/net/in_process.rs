@@ -1,5 +1,5 @@
-//! A client without a socket, on the caller's thread: requests in, replies out, by the very turn
-//! that a connection runs. For tests and measurements of that path alone.
+//! An in-process client without a socket. It runs the same turn code as a connection, on the
+//! caller's thread, for tests and measurements.
 
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::DuplexStream;
 
-/// See the top of the file. No reply waits for the log's fsync, as it would with `always`.
+/// An in-process client. Its replies do not wait for fsync, even with policy `always`.
 pub struct Local {
     node: Arc<Node>,
     talk: RequestLoop,
@@ -32,7 +32,7 @@ impl Local {
         })
     }
 
-    /// One turn: executes the requests, which must have come whole, and gives the replies.
+    /// Runs one turn on complete requests and returns their replies.
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let used = self.turn_on(requests);
@@ -40,9 +40,9 @@ impl Local {
         &self.turn.out
     }
 
-    /// The same of requests that may wait for cold rows or for other nodes, by a current-thread
-    /// runtime. What waits is polled twice by a counted function: to begin with, and when all has
-    /// come.
+    /// Executes requests that may wait for cold rows or other nodes; requires a current-thread
+    /// runtime. An instrumentation test counts `turn_end`, which a pending reply polls twice: once
+    /// at the start and once when the data have arrived.
     pub async fn answers(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let mut at = 0;
@@ -59,7 +59,8 @@ impl Local {
         &self.turn.out
     }
 
-    /// Executes requests until one has to wait; gives the bytes that were taken.
+    /// Executes requests up to the first one that has to wait; returns the number of bytes
+    /// consumed.
     #[inline(never)]
     fn turn_on(&mut self, requests: &[u8]) -> usize {
         let mut at = 0;
@@ -75,15 +76,15 @@ impl Local {
         at
     }
 
-    /// Completes the replies, if what they wait for has come.
+    /// Completes the replies if the awaited parts have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
         hold.as_mut().poll(cx).map(|come: Come| come.complete(&mut self.turn.out))
     }
 }
 
-/// Serves a client whose socket is a pipe, as a worker does, until it goes. `None` if the node
-/// takes no more clients.
+/// Serves a client over an in-memory pipe, as a worker would. Returns `None` if the node accepts no
+/// more clients.
 pub fn serve(host: &Arc<Host>, stream: DuplexStream) -> Option<impl Future<Output = ()> + use<>> {
     let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let client = host.clients.admit(nowhere, nowhere, host.config().server.max_clients)?;

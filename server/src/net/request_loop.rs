@@ -1,8 +1,8 @@
-//! A turn without its socket: the bytes of requests in, the bytes of replies out.
+//! A turn without its socket: request bytes in, reply bytes out.
 //!
-//! Requests are taken a few at a time, in three passes: all are scanned, then for each of them the
-//! memory that it will need is asked for, then they are executed. So the waits for memory of a
-//! pipeline's small commands overlap (`commands/prefetch.rs`).
+//! Requests are processed in batches of up to [`AHEAD`], in three passes: scan all of them,
+//! prefetch the memory each one will read, execute them in order. The cache misses of a pipeline of
+//! small commands therefore overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::LookAhead;
@@ -28,26 +28,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Once so many bytes of replies are there, they are written before more requests are looked at.
+/// Bytes of replies after which a turn stops and writes.
 const WRITE_BYTES: usize = 256 << 10;
-/// Most bytes of replies that wait for a client that has not logged in: bounds the work of
-/// refusals.
+/// Output limit of a client before authentication; bounds the work spent on refusals.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
-/// First room for replies.
 const OUT_BYTES: usize = 64 << 10;
-/// Most arguments of one request, as in Redis.
+/// Maximum number of arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
-/// How often a writer looks whether a space that is nearly full has room again.
+/// Interval at which a stalled writer checks whether a nearly full space has room again.
 pub(crate) const ROOM_EVERY: Duration = Duration::from_millis(2);
-/// Capacity of `out` that is kept when it is empty.
+/// Capacity above which an emptied reply buffer is released.
 const KEPT_OUT_BYTES: usize = 1 << 20;
-/// Requests that are scanned before the first of them is executed: a page's, so that its rows are
-/// waited for once.
+/// Maximum number of requests per batch: enough for the HMGETs of one feed page.
 const AHEAD: usize = 32;
-/// Their arguments; with more, no further request is looked at.
 const AHEAD_ARGS: usize = 1024;
 
-/// What a worker keeps for the turns of all its connections.
+/// Buffers of one worker, shared by the turns of all its connections.
 pub(crate) struct TurnBuffers {
     pub(crate) out: Vec<u8>,
     scratch: Scratch,
@@ -55,7 +51,7 @@ pub(crate) struct TurnBuffers {
 }
 
 impl TurnBuffers {
-    /// Empties `out`, and gives back its memory if that has become large.
+    /// Empties `out` and releases its memory if it has grown large.
     pub(crate) fn clear_out(&mut self) {
         self.out.clear();
         if self.out.capacity() > KEPT_OUT_BYTES {
@@ -74,49 +70,44 @@ impl Default for TurnBuffers {
     }
 }
 
-/// A request that was scanned, and is to be executed.
 #[derive(Clone)]
 pub(crate) struct Request {
-    /// Where it begins and ends in the input.
+    /// Byte range of the request in the input.
     pub(crate) bytes: Range<usize>,
-    /// Its arguments in the scanner.
+    /// Indices of its argument spans in the scanner.
     pub(crate) spans: Range<usize>,
     pub(crate) is_inline: bool,
     pub(crate) found: Found,
 }
 
-/// How a connection stands after its requests were looked at.
+/// Whether and how the connection closes after its requests were executed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Closing {
     No,
-    /// Write what is pending, then close.
+    /// Write pending replies, then close.
     Politely,
-    /// As above, but the peer may still be sending: let it read why before the socket goes.
+    /// Like `Politely`, but keep reading for a moment so that the peer can receive the error reply.
     Lingering,
-    /// Write nothing more.
+    /// Close without writing anything.
     AtOnce,
 }
 
-/// Why no further request was scanned.
 enum Halt {
-    /// There are enough for now.
     Enough,
-    /// The next one has not come whole.
     Incomplete,
     Refused(Malformed),
 }
 
-/// What a request waits for before it is executed.
+/// Condition that a request waits for before it runs.
 enum Wait {
-    /// Clients are paused.
+    /// End of CLIENT PAUSE or of a similar pause.
     Pause,
-    /// A space that is nearly full makes room.
+    /// Free memory in a nearly full space.
     Room,
-    /// Rows from the disk.
     Rows(Fetching),
 }
 
-/// Whether a request waits before it is executed.
+/// Returns what the request has to wait for before it can run, if anything.
 #[inline(always)]
 fn waits(
     found: Found,
@@ -138,7 +129,7 @@ fn waits(
     None
 }
 
-/// What a client may send now; how much may wait for it is noted.
+/// Returns the scanner's limits for this client, and updates the limits in the session.
 fn limits(config: &Config, session: &mut Session) -> Limits {
     session.client.set_entered(session.access.user.is_some());
     if session.access.user.is_none() {
@@ -154,33 +145,31 @@ fn limits(config: &Config, session: &mut Session) -> Limits {
     }
 }
 
-/// One client's requests and replies. See the top of the file.
+/// State of one client's request processing; see the module documentation.
 pub(crate) struct RequestLoop {
     pub(crate) session: Session,
     scanner: Scanner,
     lookup: Lookup,
     limits: Limits,
-    /// As it was at this version of the settings.
+    /// Configuration that the session last saw.
     pub(crate) config: Arc<Config>,
-    /// The input may hold whole requests, left there because the replies have to be written first.
+    /// Whether the input may hold further complete requests that were left for the next turn.
     pub(crate) more: bool,
-    /// Replies that the turn at hand has given.
+    /// Number of replies the current turn has written.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
-    /// The next request has to wait: clients are paused, or it is suspended, or it needs rows from
-    /// the disk, which this gives.
+    /// Future that the next request waits for. It resolves to cold rows if the request needs some.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
-    /// The first request in the input, if it takes several turns.
+    /// First request in the input, if it runs in several turns.
     long: Option<Box<(Request, LongRequest)>>,
-    /// Bytes of the replies of the turn at hand that stay if the others become errors.
+    /// Number of reply bytes that remain valid if the rest of the turn's replies become errors.
     pub(crate) kept_out: usize,
-    /// Rows that were read for the requests that come next.
+    /// Cold rows fetched for the next requests.
     pub(crate) pins: Pins,
-    /// Bytes that these take, or will.
+    /// Bytes of these rows, including rows still being read.
     pub(crate) pinned_bytes: usize,
-    /// What it waits for reads rows of a data set that is not served any more.
+    /// Whether the pending read belongs to a data set that has been replaced.
     outlived: bool,
-    /// This is a node of a cluster.
     in_cluster: bool,
 }
 
@@ -209,8 +198,7 @@ impl RequestLoop {
         }
     }
 
-    /// Another data set is served from now on: rows that were read for it, and what it watches, are
-    /// of the last one.
+    /// Drops everything that belongs to a replaced data set: fetched rows and watched keys.
     #[cold]
     pub(crate) fn lose_data(&mut self) {
         self.pins = Pins::default();
@@ -218,13 +206,13 @@ impl RequestLoop {
         self.session.lose_watched();
     }
 
-    /// What it has waited for has come.
+    /// Ends the wait and takes over the fetched rows, unless they belong to a replaced data set.
     pub(crate) fn return_with(&mut self, pins: Pins) {
         self.stalled = None;
         self.pins = if std::mem::take(&mut self.outlived) { Pins::default() } else { pins };
     }
 
-    /// Executes the whole requests at the start of `buf`; gives the bytes that they took.
+    /// Executes the complete requests at the start of `buf`; returns the number of bytes consumed.
     pub(crate) fn execute(
         &mut self,
         node: &Arc<Node>,
@@ -232,17 +220,17 @@ impl RequestLoop {
         buf: &[u8],
         turn: &mut TurnBuffers,
     ) -> usize {
-        // Before anything is asked: a thread that changed something global waits for the turns that
-        // may not have seen it.
+        // Must come before any global state is read: `wait_for_turns` waits for turns that may have
+        // seen the old state.
         let _turn = tallies.enter();
-        // One set of spaces, views and actions for all that the turn does.
+        // The whole turn sees one version of spaces, views and actions.
         let engines = node.current.get().map(Current::now);
         let node = Now::new(node, engines.as_ref().map(|engines| &***engines));
         if self.in_cluster {
             self.session.topology = Some(node.cluster.topology());
         }
         let used = self.execute_with(node, tallies, buf, turn);
-        // An idle client keeps no topology of the past.
+        // Release the topology, so that an idle client does not keep an old one alive.
         if self.in_cluster {
             self.session.topology = None;
             self.session.hold_for_others(|| node.process());
@@ -258,13 +246,13 @@ impl RequestLoop {
         buf: &[u8],
         turn: &mut TurnBuffers,
     ) -> usize {
-        // A client that has not logged in reads nothing.
+        // Unauthenticated clients cannot read rows.
         if self.limits.unauthenticated || !node.loaded().is_some_and(Engines::has_cold) {
             return self.execute_all(node, tallies, buf, turn, false);
         }
         cold::pin(std::mem::take(&mut self.pins));
         let used = self.execute_all(node, tallies, buf, turn, true);
-        // A turn that stops for another reason may still want its rows.
+        // A turn that stopped early keeps its rows for the next turn.
         let pins = cold::unpin();
         if self.more && self.stalled.is_none() {
             self.pins = pins;
@@ -297,7 +285,7 @@ impl RequestLoop {
             let TurnBuffers { out, scratch, batch } = turn;
             self.look_ahead(node, batch, buf);
             for (index, request) in batch.iter().enumerate() {
-                // The request before this one may have changed it, too.
+                // The previous request may have changed settings or users.
                 if self.is_outdated(&node) && !self.look_again(&node) {
                     return buf.len();
                 }
@@ -314,7 +302,8 @@ impl RequestLoop {
                     && let Some(long) = LongRequest::new(request.found, args, session, engines)
                 {
                     tallies.commands.add(index as u64);
-                    // In a turn of its own: its replies may become errors, in their own way.
+                    // A long request runs in a turn of its own, because it handles failed replies
+                    // differently.
                     if self.replies > 0 || index > 0 {
                         self.scanner.restart();
                     } else {
@@ -324,7 +313,7 @@ impl RequestLoop {
                     self.more = true;
                     return request.bytes.start;
                 }
-                // The request before this one may have been what pauses.
+                // The previous request may have started a pause.
                 if let Some(wait) = waits(request.found, args, session, node, has_cold) {
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
@@ -349,7 +338,7 @@ impl RequestLoop {
                     continue;
                 }
                 self.session.ends_turn = false;
-                // What was scanned behind it will be scanned again, or never.
+                // Requests scanned after this one are scanned again in the next turn.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();
                 if self.closing != Closing::No {
@@ -372,8 +361,7 @@ impl RequestLoop {
         }
     }
 
-    /// Asks the cache for what the requests of a batch will need. One alone would be fetched for no
-    /// sooner than it fetches for itself.
+    /// Prefetches memory for the requests of a batch. A batch of one gains nothing from it.
     #[inline]
     fn look_ahead(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
         if let Some(engines) = node.loaded()
@@ -386,7 +374,6 @@ impl RequestLoop {
         }
     }
 
-    /// The request at hand is executed when `wait` is over.
     #[cold]
     fn stall(&mut self, wait: impl Future<Output = ()> + Send + 'static) {
         self.session.client.waits.store(true, Relaxed);
@@ -397,7 +384,8 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// The request at hand is executed when this has come. `behind`: the requests behind it.
+    /// Stalls the current request for `wait`. `behind` holds the requests after it, whose cold rows
+    /// are fetched together with its own.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {
@@ -419,7 +407,7 @@ impl RequestLoop {
         }
     }
 
-    /// The request at hand is executed again when what it has asked for has come.
+    /// Waits for the work that the current request has started, then executes the request again.
     #[cold]
     fn suspend(&mut self, node: Now<'_>, behind: &[u8]) {
         if let Some(fetching) = self.session.suspension.take_lacks() {
@@ -430,7 +418,8 @@ impl RequestLoop {
         self.stall(suspension);
     }
 
-    /// Executes the next turn of a long request. Gives its bytes if it is done, or 0.
+    /// Runs the next turn of a long request; returns its length in bytes when it is done, otherwise
+    /// 0.
     #[cold]
     fn continue_long(
         &mut self,
@@ -466,7 +455,7 @@ impl RequestLoop {
         let written = request.written(step, is_done, &turn.out[from..]);
         (self.replies, self.kept_out) = (written.0, from + written.1);
         if has_cold {
-            // The rows of this turn: no other needs them.
+            // Rows of one step are not needed by later steps.
             drop(cold::unpin());
             self.pinned_bytes = 0;
         }
@@ -484,20 +473,20 @@ impl RequestLoop {
         bytes.len()
     }
 
-    /// Whether it is in the middle of a reply, where no message may stand.
+    /// Returns whether a reply is partly written, so that no push message may be inserted.
     pub(crate) fn is_amid_reply(&self) -> bool {
         self.long.as_ref().is_some_and(|long| long.1.is_amid_reply())
     }
 
-    /// What the turn has changed is not safe: replies that come later than the turn say so.
+    /// Marks a long request as not durable: the rest of its reply becomes this error.
     pub(crate) fn fail(&mut self, text: &str) {
         if let Some(long) = &mut self.long {
             long.1.fail(text);
         }
     }
 
-    /// Whether the next request is to be executed in the same turn, after one that has left so many
-    /// bytes of replies; if the connection is to be closed, that is noted.
+    /// Returns whether the turn continues with the next request, given the number of reply bytes so
+    /// far. Sets `closing` if the connection is to be closed.
     #[inline]
     fn goes_on(&mut self, node: Now<'_>, out: usize) -> bool {
         if out > self.session.most_out {
@@ -511,7 +500,7 @@ impl RequestLoop {
         out < WRITE_BYTES && self.session.hold.is_none() && !self.session.ends_turn
     }
 
-    /// Its replies take more than may wait for it.
+    /// Disconnects a client whose replies exceed its output limit.
     #[cold]
     pub(crate) fn end_by_output(&mut self, process: &Process) {
         tracing::warn!(
@@ -523,7 +512,7 @@ impl RequestLoop {
         self.closing = Closing::AtOnce;
     }
 
-    /// What is no request ends the connection.
+    /// Answers a protocol error and closes the connection.
     #[cold]
     fn refuse(&mut self, why: &Malformed, node: Now<'_>, tallies: &Tallies, out: &mut Vec<u8>) {
         if matches!(why, Malformed::Http) {
@@ -541,8 +530,7 @@ impl RequestLoop {
         self.closing = Closing::Lingering;
     }
 
-    /// Lets the rows be read that the next request needs, together with those of the requests
-    /// behind it.
+    /// Starts reading the cold rows of the stalled request and of the requests after it.
     #[cold]
     fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: Fetching) {
         let mut scanner = Scanner::default();
@@ -570,27 +558,27 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// Bytes that the scanner takes: what it knows of a request that has not come whole.
+    /// Bytes of memory held by the scanner and by a long request.
     pub(crate) fn scanner_bytes(&self) -> usize {
         self.scanner.bytes() + self.long.as_ref().map_or(0, |long| long.1.bytes())
     }
 
-    /// Whether settings or users have changed since it looked.
+    /// Returns whether settings or users have changed since the session last read them.
     #[inline]
     pub(crate) fn is_outdated(&self, node: &Node) -> bool {
         self.session.access.version != node.settings.version()
     }
 
-    /// Settings or users have changed. False: the connection's user is no more, and the connection
-    /// neither.
+    /// Reloads settings and user. Returns false and closes the connection if the user no longer
+    /// exists.
     #[cold]
     pub(crate) fn look_again(&mut self, node: &Node) -> bool {
-        // Before the look: what changes meanwhile is looked at once more.
+        // Read the version first: a change that follows triggers another reload.
         self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
         self.session.timed = slowlog::times_all(&self.config.server);
         let mut known = self.session.access.look_again(&node.acl);
-        // A subscription that was made while the rule that allowed it was taken away.
+        // A subscription may have been created while its permission was being revoked.
         if self.session.listening
             && std::mem::take(&mut self.session.access.hears_less)
             && let Some(user) = &self.session.access.user
@@ -604,7 +592,7 @@ impl RequestLoop {
         known
     }
 
-    /// Scans some requests, from `at` on. Gives where they end, and why there are not more.
+    /// Scans one batch starting at `at`. Returns the end of the batch and the reason for stopping.
     #[inline]
     fn scan(&mut self, buf: &[u8], mut at: usize, batch: &mut Vec<Request>) -> (usize, Halt) {
         batch.clear();
@@ -623,8 +611,9 @@ impl RequestLoop {
                         found: self.lookup.find(name),
                     });
                     at += length;
-                    // The words of an inline request are kept until the next one. What a client may
-                    // send after it has logged in is not to be judged before it has.
+                    // The scanner keeps the words of one inline request only. Before
+                    // authentication, batches hold one request, because a successful AUTH changes
+                    // the limits for the next.
                     let enough =
                         batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
                     if enough || self.limits.unauthenticated {

@@ -1,8 +1,7 @@
-//! The threads: one that accepts, several that serve, one that maintains the tables.
+//! Threads of the server: one acceptor, several workers, and one that maintains tables.
 //!
-//! Each worker runs a current-thread runtime of its own, and a connection stays on the worker that
-//! it was given, so that nothing moves between cores on the way from request to reply. New
-//! connections go to the worker that has the fewest.
+//! Each worker runs its own current-thread runtime. A connection stays on its worker for life, so
+//! no request crosses cores. The acceptor assigns a new connection to the worker with the fewest.
 
 use crate::net::connection::Connection;
 use dataset::Engines;
@@ -23,19 +22,18 @@ use std::time::{Duration, Instant};
 use store::time;
 use tokio::sync::mpsc;
 
-/// Canaries that one existence space is asked for by the maintenance thread for each millisecond it
-/// sleeps, the next one the next time: 5,000 a second in all, a thousandth of a core, until all
-/// rates are known.
+/// Probes of one existence space per millisecond of sleep of the maintenance thread. Spaces
+/// alternate, so the total is 5,000 probes per second: 0.1% of a core, until every false-positive
+/// rate has been measured.
 const CANARIES_PER_MS: u64 = 5;
-/// How far apart it is looked for tables that have come to rest.
+/// Interval between searches for tables without recent writes.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
-/// How far apart it is looked for counters that are to be retired.
+/// Interval between checks for counter tables to retire.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
-/// Threads per worker for what takes its time (statistics, digests, merges): more of it waits, so
-/// that pages do not.
+/// Blocking threads per worker for slow commands (statistics, digests, merges). Excess work queues
+/// here so that it does not delay pages.
 const SLOW_THREADS: usize = 2;
 
-/// Opens one listening socket.
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
     let address = (host.trim_matches(['[', ']']), port)
         .to_socket_addrs()?
@@ -43,7 +41,7 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))?;
     let socket =
         socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    // A restarted server takes over the port though old connections linger in TIME_WAIT.
+    // Allows a restart while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -53,21 +51,21 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
     Ok(socket.into())
 }
 
-/// A connection on its way to its worker.
+/// An accepted connection on its way to a worker.
 struct Arrival {
     stream: TcpStream,
     client: Arc<node::runtime::clients::Client>,
     encrypted: bool,
 }
 
-/// What the acceptor knows of a worker.
+/// The acceptor's view of a worker.
 struct Worker {
     arrivals: mpsc::UnboundedSender<Arrival>,
-    /// Connections that it has, or that are on their way to it.
+    /// Number of connections that the worker serves or has in its queue.
     load: Arc<AtomicUsize>,
 }
 
-/// Starts all threads. They end when the node is stopped.
+/// Starts all threads; they end when the node is stopped.
 pub(crate) fn start(
     host: &Arc<Host>,
     listeners: Vec<TcpListener>,
@@ -80,7 +78,7 @@ pub(crate) fn start(
         encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     let all =
         listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
-    // If a later thread cannot start, the earlier ones must not stay.
+    // If a thread fails to start, the code below stops the ones already started.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
             let (send, receive) = mpsc::unbounded_channel();
@@ -126,7 +124,7 @@ pub(crate) fn start(
     Ok(threads)
 }
 
-/// Starts a thread without which the server is of no use.
+/// Starts a vital thread: the server stops if it ends.
 pub(crate) fn thread<T: Send + 'static>(
     vital: Vital,
     name: String,
@@ -138,12 +136,12 @@ pub(crate) fn thread<T: Send + 'static>(
     })
 }
 
-/// How much nicer work in the background is than clients' requests: where they share a core it gets
-/// a tenth of it, and a worker with something to do need not wait until its turn is over.
+/// Niceness added to background threads. On a shared core such a thread gets a tenth of the time,
+/// and a waking worker preempts it.
 const NICER: i32 = 10;
 
-/// A thread whose work can wait for that of clients, and for which none of them waits: not that
-/// which spills, as writers may.
+/// Starts a thread at low priority. No client may depend on its progress: the spill thread, which
+/// unblocks writers, does not qualify.
 pub(crate) fn background<T: Send + 'static>(
     vital: Vital,
     name: String,
@@ -160,7 +158,7 @@ pub(crate) fn background<T: Send + 'static>(
     })
 }
 
-/// If the system allows fewer clients than the configuration, the configuration follows.
+/// Lowers `max_clients` to the number of files that the system allows.
 fn lower_max_clients(process: &Process) -> io::Result<()> {
     let wanted = process.config().server.max_clients;
     let allowed = allowed_clients(wanted);
@@ -178,8 +176,7 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
     Ok(())
 }
 
-/// The accepting thread: takes connections, hands them out, and looks after the clients once a
-/// second.
+/// Accepts connections, assigns them to workers, and checks all clients once a second.
 async fn accept(
     host: Arc<Host>,
     listeners: Vec<(tokio::net::TcpListener, bool)>,
@@ -197,7 +194,7 @@ async fn accept(
                         }
                     }
                     Err(error) => {
-                        // Out of files, usually: waiting is all that helps.
+                        // Usually out of file descriptors; retry after a pause.
                         tracing::warn!(
                             "cannot accept: {error}; tried again every 100 ms, check \
                                         the limit of open files"
@@ -231,7 +228,7 @@ async fn accept(
                     }
                 }
                 before = (now, totals);
-                // A replica that has fallen silent does not say so.
+                // A dead replica sends no notice, so the lag is checked here.
                 host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {
                     let config = host.config();
@@ -253,7 +250,7 @@ async fn accept(
     }
 }
 
-/// What Redis says, of us.
+/// Redis's error text, with Tidemark's names of settings.
 const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is \
                         enabled and no password is set for the default user. In this mode \
                         connections are only accepted from the loopback interface. If you want to \
@@ -262,7 +259,6 @@ const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because pr
                         the server is not reachable by others, disable protected mode \
                         (security.protected_mode).\r\n";
 
-/// Whether a peer is on this machine.
 fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
@@ -283,7 +279,7 @@ fn admit(
         let probes = socket2::TcpKeepalive::new()
             .with_time(Duration::from_secs(keepalive_s))
             .with_interval(third);
-        // As in Redis, a client is served without probes rather than not at all.
+        // As in Redis, a failure to set keepalive does not refuse the client.
         if let Err(error) =
             socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))
         {
@@ -296,7 +292,7 @@ fn admit(
         return if encrypted { Ok(()) } else { stream.write_all(DENIED) };
     }
     let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
-        // The socket's buffer is empty: this does not block.
+        // Cannot block, because the socket's send buffer is empty.
         return if encrypted {
             Ok(())
         } else {
@@ -307,13 +303,13 @@ fn admit(
     worker.load.fetch_add(1, Relaxed);
     let id = client.id;
     if worker.arrivals.send(Arrival { stream, client, encrypted }).is_err() {
-        // The worker has ended: the server is stopping.
+        // The worker's receiver is gone: the server is stopping.
         process.clients.remove(id);
     }
     Ok(())
 }
 
-/// A worker thread: serves its connections until the node stops.
+/// Body of a worker thread: serves connections until the node stops.
 async fn work(
     host: Arc<Host>,
     index: usize,
@@ -340,7 +336,7 @@ async fn work(
                 let (host, of_task) = (host.clone(), client.clone());
                 let task = tokio::spawn(async move {
                     let _departure = departure;
-                    // A client that takes too long for it is ended like one that does not log in.
+                    // The acceptor kills clients whose handshake exceeds `handshake_timeout_s`.
                     let socket = if encrypted {
                         host.tls.accept(stream).await
                     } else {
@@ -359,8 +355,8 @@ async fn work(
             Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
-    // No client is in the middle of a command: commands do not wait. Those whose replies are all
-    // sent go now, the others may take theirs for a while.
+    // No client is in the middle of a command here. Clients without pending replies are closed now;
+    // the others may drain theirs until the deadline.
     let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
@@ -372,7 +368,7 @@ async fn work(
     }
 }
 
-/// Counts a connection off its worker, and off the list, when it ends, however it ends.
+/// Removes a connection from its worker's load and from the client list when dropped.
 struct Departure {
     load: Arc<AtomicUsize>,
     host: Arc<Host>,
@@ -386,19 +382,19 @@ impl Drop for Departure {
     }
 }
 
-/// How often the spaces' shares of the memory are set anew.
+/// Interval at which memory is redistributed among spaces.
 const SHARE_EVERY: Duration = Duration::from_millis(50);
-/// The part of the memory that tables have in any case, whatever buffers take: one in so many.
+/// Tables get at least `1 / LEAST_OF_TABLES` of the memory, regardless of other consumers.
 const LEAST_OF_TABLES: u64 = 4;
-/// What the process takes beside its tables is believed to rise over so long: memory that a table
-/// gave back is for some seconds the allocator's, and must not make the next table spill.
+/// Time constant in seconds over which an increase of non-table memory takes effect. Memory that a
+/// table frees stays with the allocator for some seconds and must not make the next table spill.
 const RISES_OVER_S: f64 = 10.0;
 
-/// Divides the memory that the process may take among the spaces.
+/// Divides the process's memory limit among spaces.
 #[derive(Default)]
 struct Sharing {
     last: Option<Instant>,
-    /// Bytes of the process beside the tables.
+    /// Smoothed bytes of resident memory outside the tables.
     beside: u64,
 }
 
@@ -418,8 +414,8 @@ impl Sharing {
     }
 }
 
-/// Raises the horizons of counter spaces that have more tables than they keep. A replica has its
-/// master's.
+/// Raises the horizon of each counter space that has more tables than it retains. Replicas take the
+/// horizon from their master.
 fn retire(node: &Node, engines: &Engines) {
     for (name, horizon) in engines.to_retire() {
         if !node.replication.is_master() {
@@ -428,7 +424,8 @@ fn retire(node: &Node, engines: &Engines) {
         let may = || node.refusal().map_or(Ok(()), Err);
         match node.current.edit(may, |now| now.retire(&name, horizon)) {
             Ok(()) => tracing::info!("space '{name}': ids below {horizon} were retired"),
-            // The log takes no changes now, or the space was dropped: tried again.
+            // The log refuses changes at the moment, or the space was dropped; the next check
+            // retries.
             Err(refusal) => {
                 tracing::debug!("space '{name}': {}", String::from_utf8_lossy(refusal.text()))
             }
@@ -436,7 +433,6 @@ fn retire(node: &Node, engines: &Engines) {
     }
 }
 
-/// The maintenance thread.
 fn maintain(host: &Host) {
     let mut maintenance = Maintenance::default();
     while !host.stop.is_stopped() {
@@ -446,7 +442,7 @@ fn maintain(host: &Host) {
     }
 }
 
-/// The work of the maintenance thread, step by step.
+/// Work of the maintenance thread, divided into steps.
 pub struct Maintenance {
     backoff: PollBackoff,
     turn: usize,
@@ -462,8 +458,8 @@ impl Default for Maintenance {
 }
 
 impl Maintenance {
-    /// Looks after the tables of a node. Gives how long to sleep before the next step; `None`:
-    /// there may be more to do.
+    /// Runs one step for a node. Returns the time to sleep before the next step, or `None` if more
+    /// work may be ready.
     pub fn step(&mut self, node: &Arc<Node>) -> Option<Duration> {
         let engines = node.current.get().map(|current| {
             current.forget_former();
@@ -478,9 +474,9 @@ impl Maintenance {
         engines.into_iter().for_each(|engines| self.sharing.step(node, engines));
         if let Some(engines) = engines.filter(|engines| engines.maintain()) {
             self.backoff.worked();
-            // Else pages that are woken on this processor would wait for the clock's tick: see
-            // dataset/src/cpu_throttle.rs. No rest: while a table is rewritten its rows are looked
-            // for in two, and pages beside a change of a schema took 80 times as long with rests.
+            // Without the yield, a page woken on this core would wait for the next scheduler tick
+            // (see dataset/src/cpu_throttle.rs). There is no sleep during a table rewrite: every
+            // lookup then searches two tables, and sleeping made pages take 80 times as long.
             if !engines.hurries() {
                 std::thread::yield_now();
             }

@@ -1,4 +1,4 @@
-//! What a connection remembers between commands.
+//! State of a connection that outlives a single command.
 
 pub(crate) mod scratch;
 pub(crate) mod subscriptions;
@@ -28,31 +28,32 @@ use suspend::Suspension;
 use tracked::Tracked;
 use transaction::{Transaction, WATCHED_BYTES};
 
-/// Which replies a client wants (CLIENT REPLY).
+/// Reply mode of a client (CLIENT REPLY).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replies {
     On,
     Off,
-    /// Not to the next command.
+    /// CLIENT REPLY SKIP was just executed; the next command gets no reply.
     SkipNext,
-    /// Not to this one.
+    /// The current command gets no reply.
     SkipThis,
 }
 
-/// Replies are kept back until this is done.
+/// Future that replies are held for.
 pub(crate) type Later = Pin<Box<dyn Future<Output = Come> + Send>>;
 
-/// What came of it.
+/// Parts of replies that a [`Later`] supplies.
 #[derive(Default)]
 pub(crate) struct Come {
-    /// Replies of several nodes, in order, and their places among the replies.
+    /// Replies merged from several nodes, in order, each with the range it replaces in the turn's
+    /// output.
     pub(crate) joined: Vec<Joined>,
-    /// The last reply, if it was missing.
+    /// The reply of the turn's last command, if that command deferred it.
     pub(crate) last: Vec<u8>,
 }
 
 impl Come {
-    /// Completes the replies of the turn.
+    /// Inserts the parts into the replies of the turn.
     pub(crate) fn complete(self, out: &mut Vec<u8>) {
         if !self.joined.is_empty() {
             let replies = std::mem::take(out);
@@ -68,83 +69,77 @@ impl Come {
     }
 }
 
-/// What a connection remembers between commands.
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) access: Access,
-    /// The worker that serves it.
     pub(crate) worker: usize,
     pub(crate) replies: Replies,
-    /// What comes between MULTI and EXEC.
+    /// Commands queued between MULTI and EXEC.
     pub(crate) transaction: Option<Transaction>,
-    /// By place: what is watched twice is watched once, from the first time on.
+    /// Watched keys by space number and id. A repeated WATCH keeps the version of the first.
     pub(crate) watched: HashMap<Place, Seen>,
-    /// It watched keys of a data set that another one has replaced: as in Redis they have changed.
+    /// Whether a watched data set was replaced by another one. As in Redis, its keys count as
+    /// modified.
     pub(crate) watch_lost: bool,
-    /// EXEC is executing: nothing may wait, but for errands, if `may_leave`.
+    /// EXEC is running. Its commands must not wait, except for suspensions if `may_leave` is set.
     pub(crate) in_exec: bool,
-    /// The transaction keeps no writer out.
+    /// EXEC holds no lock that excludes writers, so its commands may suspend.
     pub(crate) may_leave: bool,
     pub(crate) suspension: Suspension,
-    /// The request at hand was not looked at for cold rows: it is to note those that it lacks.
+    /// The request was not checked for cold rows in advance; the command records the missing ones.
     pub(crate) notes_missing: bool,
-    /// What EXEC was told for all its commands when it asked whether changes are taken.
+    /// Result of EXEC's single check whether writes are accepted, shared by all its commands.
     pub(crate) admitted: Option<Outcome>,
-    /// The turn ends after this request: it has kept all writers out, and they are to come in; or
-    /// enough waits for other nodes.
+    /// End the turn after this request: either it excluded all writers, or enough replies wait for
+    /// other nodes.
     pub(crate) ends_turn: bool,
     pub(crate) subscriptions: Subscriptions,
-    /// It has subscriptions.
     pub(crate) listening: bool,
-    /// There are messages for it that come right behind the reply at hand: it has sent them itself,
-    /// or listens no more.
+    /// Messages must directly follow the current reply: the client published to itself, or has just
+    /// unsubscribed.
     pub(crate) messages_due: bool,
-    /// The reply at hand is a push, which CLIENT REPLY does not silence.
+    /// The current reply is a push, which CLIENT REPLY does not suppress.
     pub(crate) reply_is_push: bool,
-    /// It is shown what others send.
     pub(crate) monitoring: bool,
-    /// It tracks (CLIENT TRACKING).
+    /// State of CLIENT TRACKING, if it is on.
     pub(crate) tracking: Option<Box<Tracked>>,
-    /// The keys that it reads are remembered: it tracks, and not by broadcasts.
+    /// Whether reads are recorded for invalidation: tracking is on, without BCAST.
     pub(crate) tracks_reads: bool,
-    /// All its commands are timed: see `slowlog`.
+    /// Whether every command is timed (see `slowlog`).
     pub(crate) timed: bool,
-    /// Since the replies were last sent it was admitted to write.
+    /// Whether a write was admitted since replies were last sent.
     pub(crate) wrote: bool,
-    /// Commit ticket that covers the client's writes up to its last turn, or up to the EXEC that
-    /// is executing; 0 before the first write.
+    /// Commit ticket that covers the client's writes up to its last turn, or up to the running
+    /// EXEC; 0 before the first write.
     pub(crate) last_write: Ticket,
-    /// What its reads have shown since the replies were last sent is safe with this round: see
-    /// `visibility.rs`.
+    /// Commit ticket that must be durable before the values read since the last reply may be shown
+    /// (see `visibility.rs`).
     pub(crate) shown: Ticket,
-    /// What the replies of this turn wait for, if its last command said so.
+    /// Future that the replies of this turn wait for, set by the last command.
     pub(crate) hold: Option<Later>,
-    /// What the last command of this turn gives is its reply, which is missing from the others.
+    /// Whether `hold` supplies the reply of the turn's last command.
     pub(crate) later: bool,
-    /// The connection becomes a replica's once the replies are written, if it is `leaving` then;
-    /// else it has asked for that.
+    /// Requested replication link. It starts after the replies are written if `leaving` is set.
     pub(crate) replicates: Option<outgoing_link::Place>,
-    /// Close once the replies are written.
+    /// Close after the replies are written.
     pub(crate) leaving: bool,
-    /// Its SHUTDOWN was accepted.
     pub(crate) shuts_down: bool,
-    /// Where its requests are answered, of one moment: set for each turn, if this is a node of a
-    /// cluster.
+    /// Topology used for the whole turn; set only on cluster nodes.
     pub(crate) topology: Option<Arc<Topology>>,
-    /// It reads from replicas, too (READONLY).
+    /// Whether READONLY is active: the client also reads from replicas.
     pub(crate) reads_replica: bool,
-    /// It is another node of the cluster that asks for parts of pages: see `cluster/gather.rs`.
+    /// Whether the client is a cluster node that fetches parts of pages (see `cluster/gather.rs`).
     pub(crate) is_coordinator: bool,
-    /// It has written to slots of other nodes, through this one.
+    /// Whether the client has written to slots of other nodes through this one.
     pub(crate) wrote_elsewhere: bool,
-    /// Other nodes answer for ids of the request at hand, which was not refused for another reason.
+    /// Whether ids of the current request belong to other nodes, and the request was not refused.
     pub(crate) is_parted: Cell<bool>,
-    /// What of this turn waits for other nodes.
+    /// Requests to other nodes that replies of this turn depend on.
     pub(crate) gathering: Option<Gathering>,
-    /// Most arguments of a request.
+    /// Maximum number of arguments of a request.
     pub(crate) most_args: usize,
-    /// Most bytes of replies that may wait: the rest of a longer one need not be made, as its
-    /// connection ends.
+    /// Output limit in bytes. A command may stop building a reply above it, because the connection
+    /// will be closed.
     pub(crate) most_out: usize,
 }
 
@@ -191,20 +186,20 @@ impl Session {
         }
     }
 
-    /// Whether its inbox is to be looked at.
+    /// Returns whether the inbox may contain messages for this client.
     #[inline]
     pub(crate) fn listens(&self) -> bool {
         self.listening || self.monitoring || self.client.hears.load(Relaxed)
     }
 
-    /// Its subscriptions, watched keys or prefixes have changed: tells what they take.
+    /// Updates the memory accounted for subscriptions, watched keys and prefixes.
     pub(crate) fn note_kept(&self) {
         let watched = self.watched.len() * WATCHED_BYTES;
         let tracked = self.tracking.as_ref().map_or(0, |tracked| tracked.bytes());
         self.client.set_kept(self.subscriptions.bytes() + watched + tracked);
     }
 
-    /// Tells others how many keys are watched, and gives back a large table that is empty.
+    /// Publishes the number of watched keys, and releases the table when it is empty.
     pub(crate) fn note_watched(&mut self) {
         if self.watched.is_empty() {
             self.watched = HashMap::new();
@@ -213,14 +208,14 @@ impl Session {
         self.note_kept();
     }
 
-    /// The data set is another one from now on.
+    /// Marks all watches as failed, because the data set was replaced.
     pub(crate) fn lose_watched(&mut self) {
         self.watch_lost |= !self.watched.is_empty();
         self.watched.clear();
         self.note_watched();
     }
 
-    /// The turn is over: its replies wait for other nodes, too, if any was asked.
+    /// Makes the replies of the finished turn wait for other nodes, if any were asked.
     pub(crate) fn hold_for_others(&mut self, process: impl FnOnce() -> Arc<Process>) {
         let Some(gathering) = self.gathering.take() else { return };
         let (process, last) = (process(), self.hold.take());

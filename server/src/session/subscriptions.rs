@@ -1,34 +1,31 @@
-//! What a connection listens to.
+//! Subscriptions of a connection.
 
 use node::acl::User;
 use node::runtime::pubsub::Kind;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Bytes of one subscription beside its name: its places in the client's list and in the registry,
-/// rounded up.
+/// Bytes per subscription in addition to its name, rounded up: entries in the client's set and in
+/// the registry.
 const SUBSCRIPTION_BYTES: usize = 352;
 
-/// What one connection listens to, by kind.
 #[derive(Default)]
 pub(crate) struct Subscriptions {
     pub(crate) names: [BTreeSet<Arc<[u8]>>; 3],
-    /// Bytes that they take; those of a name that others listen to as well count in full.
+    /// Bytes of memory; a shared name counts in full for each subscriber.
     bytes: usize,
 }
 
 impl Subscriptions {
-    /// Whether there are any.
     pub(crate) fn any(&self) -> bool {
         self.names.iter().any(|names| !names.is_empty())
     }
 
-    /// Bytes that they take.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether a user may hear all of them.
+    /// Returns whether the user may receive all of them.
     pub(crate) fn are_allowed(&self, user: &User) -> bool {
         Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_hear(kind, name)))
     }
@@ -52,7 +49,7 @@ impl Subscriptions {
         was_there
     }
 
-    /// What replies count: channels and patterns together, shard channels by themselves.
+    /// Number reported in replies: channels plus patterns, or shard channels alone.
     pub(crate) fn counted(&self, kind: Kind) -> usize {
         match kind {
             Kind::Shard => self.of(Kind::Shard).len(),

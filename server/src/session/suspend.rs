@@ -1,52 +1,48 @@
-//! A suspended request: it waits, away from the worker, for work such as a disk that syncs. The
-//! command starts the work and does nothing else; when the work is done, the request is executed
-//! again and finds its result. So EXEC goes on where it stopped, and the connection does not
-//! notice.
+//! Suspended requests: a command starts asynchronous work (an fsync, for example) and returns
+//! without a reply. The worker serves other clients. When the work is done, the worker executes the
+//! command again, which then finds the result. EXEC resumes at the suspended command.
 
 use dataset::cold::fetch::Fetching;
 use node::command::error::Refusal;
 use std::pin::Pin;
 use tokio::sync::oneshot;
 
-/// Bytes of a reply, or why it is refused.
+/// Bytes of a reply, or a refusal.
 pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 
-/// What a client's request waits for. See the top of the file.
+/// State of a request that waits for asynchronous work; see the module documentation.
 #[derive(Default)]
 pub(crate) enum Suspension {
-    /// There is none.
     #[default]
     Nothing,
-    /// It has been asked for, and is to be waited for.
+    /// The command has supplied its work, which is not yet started.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
-    /// It is waited for.
     Away(oneshot::Receiver<SuspendResult>),
-    /// A page lacks cold rows, which are to be read.
+    /// The command needs cold rows that are not in memory.
     Lacks(Box<Fetching>),
-    /// They are read, or were.
+    /// The cold rows are being read, or have been read; the command runs again.
     Again,
 }
 
 impl Suspension {
-    /// Asks for it; the request is to be executed again.
+    /// Suspends the current request until `work` is done.
     pub(crate) fn ask(&mut self, work: impl Future<Output = SuspendResult> + Send + 'static) {
         *self = Suspension::Asked(Box::pin(work));
     }
 
-    /// Whether the request that was just executed has asked for one.
+    /// Returns whether the command just executed wants to be suspended.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         matches!(self, Suspension::Asked(_) | Suspension::Lacks(_))
     }
 
-    /// Whether the request is executed again.
+    /// Returns whether the command is being executed for the second time.
     #[inline]
     pub(crate) fn is_back(&self) -> bool {
         matches!(self, Suspension::Away(_) | Suspension::Again)
     }
 
-    /// The cold rows that are to be read before the request is executed again, if it asks for
-    /// these.
+    /// Takes the cold rows to read before the command runs again, if it is suspended for rows.
     pub(crate) fn take_lacks(&mut self) -> Option<Box<Fetching>> {
         match std::mem::take(self) {
             Suspension::Lacks(fetching) => {
@@ -60,20 +56,20 @@ impl Suspension {
         }
     }
 
-    /// What is to be waited for before the request is executed again. To be called where one [is
-    /// asked for](Suspension::is_asked).
+    /// Takes the future to await before the command runs again. Call only if
+    /// [`is_asked`](Suspension::is_asked).
     pub(crate) fn leave(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let (tell, told) = oneshot::channel();
         let asked = std::mem::replace(self, Suspension::Away(told));
         async move {
             if let Suspension::Asked(work) = asked {
-                // A receiver that is gone has disconnected.
+                // A dropped receiver means that the client has disconnected.
                 let _ = tell.send(work.await);
             }
         }
     }
 
-    /// What came of it, once.
+    /// Takes the result; `None` if there is none.
     pub(crate) fn come(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
             Suspension::Away(mut told) => told.try_recv().ok(),
@@ -94,8 +90,8 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// Changes that belong together wait for room in the log, which another writer has; then the
-    /// disk fails, or this is no master any more.
+    /// A group of changes waits for room in the log, which another writer has filled. Then the disk
+    /// fails, or the node becomes a replica.
     #[tokio::test]
     async fn a_request_that_waits_for_room_gets_the_reason_and_leaves_nothing_behind() {
         let begun = [
@@ -144,7 +140,7 @@ mod tests {
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
             assert!(!guest.talk.session.suspension.is_back(), "it belongs to no client any more");
             drop(all);
-            // The next one asks for something of its own, and gets that.
+            // The next client's suspension gets its own result.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;
             let told = String::from_utf8(told).unwrap();
             assert!(

@@ -1,20 +1,19 @@
-//! What a connection that tracks its reads remembers (CLIENT TRACKING).
+//! Client-side caching state of a connection (CLIENT TRACKING).
 
 use node::runtime::tracking::Tracker;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a connection that tracks remembers.
 pub(crate) struct Tracked {
     pub(crate) tracker: Arc<Tracker>,
-    /// Of broadcast mode.
+    /// Prefixes of broadcast mode.
     pub(crate) prefixes: BTreeSet<Box<[u8]>>,
-    /// CLIENT CACHING was sent, for the next command or transaction.
+    /// Whether CLIENT CACHING applies to the next command or transaction.
     pub(crate) caching: bool,
 }
 
-/// Bytes of a prefix beside its text: its places in the client's list and in the registry, rounded
-/// up.
+/// Bytes per prefix in addition to its text, rounded up: entries in the client's set and in the
+/// registry.
 const PREFIX_BYTES: usize = 256;
 
 pub(crate) fn bytes_of(prefixes: &BTreeSet<Box<[u8]>>) -> usize {
@@ -22,7 +21,6 @@ pub(crate) fn bytes_of(prefixes: &BTreeSet<Box<[u8]>>) -> usize {
 }
 
 impl Tracked {
-    /// Bytes that the prefixes take.
     pub(crate) fn bytes(&self) -> usize {
         bytes_of(&self.prefixes)
     }

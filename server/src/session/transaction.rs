@@ -1,4 +1,4 @@
-//! What a connection has queued since MULTI, and what WATCH takes.
+//! Commands queued by MULTI, and the memory cost of WATCH.
 
 use dataset::engines::KeyRef;
 use node::command::footprint::key_positions;
@@ -8,40 +8,36 @@ use node::runtime::pubsub::Kind;
 use resp::{Args, Kept};
 use std::time::Duration;
 
-/// Bytes that one watched key takes, in the client's own table and in that of all clients, rounded
-/// up: `max_watched_keys` of them are the most.
+/// Bytes per watched key, rounded up: entries in the client's table and in the global one. A client
+/// has at most `max_watched_keys`.
 pub(crate) const WATCHED_BYTES: usize = 192;
 
-/// Changes of spaces that a transaction may have: each takes some tenths of a millisecond, in which
-/// the other clients of its worker wait.
+/// Maximum number of schema changes per transaction. Each takes some tenths of a millisecond and
+/// blocks the worker's other clients.
 pub(crate) const MOST_SPACE_CHANGES: usize = 16;
 
-/// Arguments that the set of an id counts as where its members are in a ledger: one that has to be
-/// looked for there is a read of a file or two.
+/// Cost, in arguments, of a member set in an exact ledger: a lookup may read one or two files.
 const EXACT_SET: usize = 128;
 
-/// Nanoseconds that an argument takes, roughly.
+/// Approximate execution time per argument, in nanoseconds.
 const ARGUMENT_NS: usize = 1000;
 
-/// Commands between MULTI and EXEC.
 #[derive(Default)]
 pub(crate) struct Transaction {
     pub(crate) kept: Kept,
-    /// One was refused: EXEC will be, too.
+    /// Whether a command was refused while queued; EXEC will be refused as well.
     pub(crate) spoilt: bool,
-    /// One may change data, or what others get.
+    /// Whether a command may change data or send messages.
     pub(crate) writes: bool,
-    /// Arguments of those that touch data.
+    /// Number of arguments of commands that access data.
     data_args: usize,
-    /// Changes of spaces.
     space_changes: usize,
-    /// One changes data, and does nothing else: it is refused while changes are.
+    /// Whether a pure write is queued; EXEC is refused while the node accepts no writes.
     pub(crate) changes: bool,
-    /// EXEC has begun, and the next command of it is suspended.
     pub(crate) begun: Option<Begun>,
 }
 
-/// How far EXEC has come.
+/// Progress of a suspended EXEC.
 #[derive(Default)]
 pub(crate) struct Begun {
     pub(crate) done: usize,
@@ -50,9 +46,10 @@ pub(crate) struct Begun {
 }
 
 impl Transaction {
-    /// Keeps a command; false, and the transaction is spoilt, if that takes more than `most` bytes.
+    /// Queues a command. Returns false and marks the transaction as failed if that would take more
+    /// than `most` bytes.
     pub(crate) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
-        // Twice the bytes: a list that grows has room for as much again.
+        // Doubled, because a growing vector may reserve twice its length.
         if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
             > most / 2
         {
@@ -65,8 +62,8 @@ impl Transaction {
         true
     }
 
-    /// Counts the arguments of a command that touches data, and what takes as long as many; whether
-    /// they are `most` at most, with those before.
+    /// Adds the cost of a command that accesses data. Returns whether the total is at most `most`
+    /// arguments.
     pub(crate) fn has_room_for(
         &mut self,
         spec: &Spec,
@@ -81,13 +78,13 @@ impl Transaction {
         self.data_args <= most
     }
 
-    /// Counts a change of spaces; whether there are few.
+    /// Counts a schema change; returns whether the number is within the limit.
     pub(crate) fn may_change_spaces(&mut self, spec: &Spec) -> bool {
         self.space_changes += usize::from(spec.has(flag::ADMIN) && spec.has(flag::WRITE));
         self.space_changes <= MOST_SPACE_CHANGES
     }
 
-    /// From now on it can only be discarded.
+    /// Discards the queue; only DISCARD or a failing EXEC can follow.
     pub(crate) fn spoil(&mut self) {
         *self = Transaction { spoilt: true, ..Transaction::default() };
     }
@@ -96,24 +93,22 @@ impl Transaction {
         self.kept.len()
     }
 
-    /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.kept.bytes() + self.begun.as_ref().map_or(0, |begun| begun.replies.capacity())
     }
 
-    /// What was queued.
     pub(crate) fn requests(&self) -> impl Iterator<Item = Args<'_>> {
         self.kept.iter()
     }
 
-    /// Whether it would change data.
+    /// Returns whether a queued command may change data or send messages.
     pub(crate) fn writes(&self) -> bool {
         self.writes
     }
 }
 
-/// As how many more arguments a command counts than it has: a set whose members are in a ledger,
-/// and a message for many.
+/// Additional cost of a command in arguments: member sets in exact ledgers, and messages with many
+/// receivers.
 fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
     let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
     match spec.name {

@@ -1,30 +1,28 @@
-//! The path of a page, for a tool that counts: requests go through a turn without a socket, over
-//! and over.
+//! Runs one kind of request repeatedly through an in-process turn, for instruction counting:
 //!
 //! ```text
 //! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local::turn_*' \
 //!     target/debug/page_path page 1000
 //! ```
 //!
-//! | word | a turn |
+//! | word | requests of a turn |
 //! |---|---|
 //! | `ping` | PING |
 //! | `page` | FEED.GET of 20 posts |
-//! | `young` | the same, in spaces whose old tables lie on the disk |
-//! | `cold` | the same, half of the posts are read from the disk, with their flags |
-//! | `cached` | the same, that half is in the cache of cold rows |
-//! | `coordinator` | the same, the posts are of three shards |
+//! | `young` | `page`, in spaces whose old tables are on disk |
+//! | `cold` | `page`, with half of the posts and their flags read from disk |
+//! | `cached` | `page`, with that half in the cache of cold rows |
+//! | `coordinator` | `page`, with posts of three shards |
 //! | `binary` | `page` with packed rows |
 //! | `pages` | 8 pages |
 //! | `stock` | 20 HMGET and 2 PH.EXISTS |
 //! | `hmget`, `hincrby` | 16 HMGET; 16 HINCRBY |
 //! | `likes` | 16 FEED.ACT of new likes, in a space without a ledger |
-//! | `exact` | the same, in a space with a ledger |
+//! | `exact` | `likes`, in a space with a ledger |
 //!
-//! What the thread of a worker does is counted, from the requests to the replies. Not counted: the
-//! threads that read cold blocks, the sockets between nodes, and what the other nodes do.
-//!
-//! Prints how many requests it made.
+//! The count covers the worker's thread, from requests to replies. It excludes the threads that
+//! read cold blocks, sockets between nodes, and the other nodes. The program prints the number of
+//! requests.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -33,7 +31,7 @@ use tidemark_tests::{Raw, TestServer, request};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Posts that the pages show.
+/// Number of posts that pages draw from.
 const POSTS: u64 = 4_000;
 
 const FIRST: u64 = 3_631_614_501_919_378;
@@ -44,14 +42,13 @@ fn post(index: u64) -> String {
     (FIRST + index * 4194).to_string()
 }
 
-/// A request of some words, and some more.
 fn of(words: &[&str], more: &[String]) -> Vec<u8> {
     let more = more.iter().map(String::as_str);
     request(&words.iter().copied().chain(more).collect::<Vec<_>>())
 }
 
-/// Sends them, and takes a reply to each; one that stands on `lines` lines, and is no refusal of a
-/// node that has not got its post.
+/// Sends requests and checks their replies of `lines` lines each. A MOVED error is accepted,
+/// because each node stores only its own posts.
 fn tell(raw: &mut Raw, requests: &[Vec<u8>], lines: usize) -> Outcome<()> {
     raw.send(requests.concat());
     for _ in requests {
@@ -68,7 +65,7 @@ fn tell(raw: &mut Raw, requests: &[Vec<u8>], lines: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Puts what is in the newest tables of all spaces on the disk.
+/// Spills the newest tables of all spaces to disk.
 fn spill(raw: &mut Raw) -> Outcome<()> {
     for space in SPACES {
         raw.ask(&["TM.ROLL", space]);
@@ -80,7 +77,7 @@ fn spill(raw: &mut Raw) -> Outcome<()> {
     Ok(())
 }
 
-/// A hundred posts that are older than all others, on the disk.
+/// Creates a hundred posts older than all others and spills them.
 fn fill_old(raw: &mut Raw) -> Outcome<()> {
     for id in (1..=100).rev().map(|before| (FIRST - before * 4194).to_string()) {
         tell(raw, &[request(&["CNT.SET", "post", &id, "like", "1"])], 1)?;
@@ -91,8 +88,8 @@ fn fill_old(raw: &mut Raw) -> Outcome<()> {
     spill(raw)
 }
 
-/// Gives posts their counters, and a fifth of them these flags of the viewer. All nodes are told of
-/// all posts: each takes its own.
+/// Sets the counters of some posts, and the viewer's flags of a fifth of them. Every node receives
+/// all posts and keeps its own.
 fn fill(
     raws: &mut [Raw],
     posts: std::ops::Range<u64>,
@@ -119,7 +116,7 @@ fn fill(
     Ok(())
 }
 
-/// Servers that are filled as the word says.
+/// Starts and fills the servers that `what` needs.
 fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
     let spills = matches!(what, "young" | "cold" | "cached" | "exact");
     let nodes = if what == "coordinator" { 3 } else { 1 };
@@ -132,14 +129,14 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
             config.existence[0].ledger = LedgerMode::Exact;
         }
         config.cluster.enabled = nodes > 1;
-        // A tool that counts makes all nodes slow.
+        // Valgrind slows down all nodes.
         config.cluster.peer_timeout_ms = 60_000;
         if what == "cold" {
             config.spill.cache_bytes = 1;
         }
     };
     let servers: Vec<TestServer> = (0..nodes).map(|_| TestServer::with(change)).collect();
-    // Not through `Local`, so that a tool may count that from its first call on.
+    // Uses sockets, because callgrind counts every call of `Local`.
     let mut raws: Vec<Raw> = servers.iter().map(TestServer::raw).collect();
     if nodes > 1 {
         let mut topology = String::new();
@@ -164,16 +161,15 @@ fn start(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<TestServer>> {
     if what == "cached" {
         for first in (0..POSTS / 2).step_by(100) {
             let ids: Vec<String> = (first..first + 100).map(post).collect();
-            // A row has a line for its length, four counters and two flags.
+            // Each row has one line for its length, four counters and two flags.
             tell(&mut raws[0], &[of(&["FEED.GET", "home", "42"], &ids)], 1 + 7 * 100)?;
         }
     }
     Ok(servers)
 }
 
-/// The requests of a turn.
 fn requests(what: &str, rng: &mut fastrand::Rng) -> Outcome<Vec<u8>> {
-    // The first half of the posts is cold, where any are.
+    // Cold posts, if any, are the first half.
     let page = |rng: &mut fastrand::Rng| -> Vec<String> {
         if matches!(what, "cold" | "cached") {
             return (0..20).map(|at| post(rng.u64(..POSTS / 2) + at % 2 * (POSTS / 2))).collect();
@@ -226,7 +222,7 @@ fn main() -> Outcome<()> {
     for _ in 0..turns {
         let bytes = requests(&what, &mut rng)?;
         let told = runtime.block_on(local.answers(&bytes));
-        // Packed rows have any bytes.
+        // Packed rows may contain any bytes.
         let may_begin_in_the_middle = what != "binary";
         let has_error = told.starts_with(b"-")
             || may_begin_in_the_middle && told.windows(2).any(|two| two == b"\n-");

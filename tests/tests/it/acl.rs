@@ -1,5 +1,4 @@
-//! Users: what they may do is what their rules say, at once and on every connection; and no client
-//! learns a password.
+//! ACL: rules take effect immediately on every connection, and no client learns a password.
 
 use tidemark_server::config::Config;
 use tidemark_tests::{Raw, TestServer, eventually, request};
@@ -9,7 +8,7 @@ fn inline(raw: &mut Raw, line: &str) -> String {
     raw.ask(&args)
 }
 
-/// The elements of an array or set of strings.
+/// Returns the elements of an array or set of strings.
 fn list(raw: &mut Raw, line: &str) -> Vec<String> {
     let head = inline(raw, line);
     let count: usize = head[1..].parse().unwrap_or_else(|_| panic!("{line}: {head}"));
@@ -50,7 +49,7 @@ fn a_password_is_asked_for_and_nothing_else_is_answered_before() {
     ] {
         assert_eq!(inline(&mut raw, line), wrong, "{line}");
     }
-    // Announced sizes are Redis's for strangers.
+    // Before authentication, Redis's limits on announced sizes apply.
     for (bytes, error) in [
         ("*11\r\n", "-ERR Protocol error: unauthenticated multibulk length\r\n"),
         ("*1\r\n$16385\r\n", "-ERR Protocol error: unauthenticated bulk length\r\n"),
@@ -59,7 +58,7 @@ fn a_password_is_asked_for_and_nothing_else_is_answered_before() {
         raw.send(bytes);
         assert_eq!(raw.rest(), error);
     }
-    // In one packet: the limits of strangers end with AUTH.
+    // In a single packet: the limits end with AUTH.
     let long = "x".repeat(20_000);
     let mut bytes = request(&["AUTH", "secret"]);
     bytes.extend(request(&["ECHO", &long]));
@@ -174,7 +173,7 @@ fn rules_allow_what_they_say_and_no_more() {
             assert_eq!(inline(&mut raw, line), *expected, "{user}: {line}");
         }
     }
-    // What was refused is known.
+    // Refusals are counted.
     let info: String = redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
     for field in ["acl_access_denied_cmd:", "acl_access_denied_key:", "acl_access_denied_auth:"] {
         let count = info.lines().find_map(|l| l.strip_prefix(field)).unwrap();
@@ -209,7 +208,8 @@ fn a_page_that_marks_needs_the_right_to_the_action() {
     }
 }
 
-/// F22: for users with all keys, too; directly, in a transaction, and as ACL DRYRUN says.
+/// MARK requires the right to FEED.ACT, also for users with all keys: directly, in a transaction,
+/// and in ACL DRYRUN.
 #[test]
 fn mark_needs_the_right_to_feed_act() {
     let server = TestServer::start();
@@ -221,7 +221,7 @@ fn mark_needs_the_right_to_feed_act() {
         "~* +@all -@write",
         "~* +@all -feed.act",
         "$home %W$like +feed.get",
-        // The right to mark stands in another selector than the right to the page.
+        // The right to mark and the right to the page are in different selectors.
         "~* +feed.get (~* +feed.act)",
     ]
     .into_iter()
@@ -244,7 +244,7 @@ fn mark_needs_the_right_to_feed_act() {
         assert!(inline(&mut admin, &dry).starts_with('$'), "{rules}");
         assert_eq!(admin.line(), refusal.replacen('t', "T", 1), "{rules}");
         assert_eq!(inline(&mut admin, &format!("ACL DRYRUN {name} FEED.GET home 7 1")), OK);
-        // The right is asked for again when the transaction is executed.
+        // EXEC checks the right again.
         assert_eq!(inline(&mut admin, &format!("ACL SETUSER {name} ~* +feed.act")), OK);
         assert_eq!(inline(&mut raw, "MULTI"), OK);
         assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "+QUEUED");
@@ -265,7 +265,7 @@ fn mark_needs_the_right_to_feed_act() {
     admin.request(&["PH.EXISTS", "liked", "7", "1"]).expect("*1\r\n:1\r\n");
 }
 
-/// F7: a client that takes its own channels, or its own user, away by ACL LOAD has its +OK first.
+/// A client that revokes its own channels or user by ACL LOAD still gets its +OK.
 #[test]
 fn acl_load_answers_the_client_whose_connection_it_ends() {
     let folder = tempfile::tempdir().unwrap();
@@ -288,8 +288,7 @@ fn acl_load_answers_the_client_whose_connection_it_ends() {
     }
 }
 
-/// F7: ends the clients that listen to what was taken away, and no others: by ACL SETUSER and by
-/// ACL LOAD.
+/// ACL SETUSER and ACL LOAD disconnect exactly the clients whose subscriptions were revoked.
 #[test]
 fn only_listeners_of_what_was_taken_away_are_ended() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +306,7 @@ fn only_listeners_of_what_was_taken_away_are_ended() {
         (0..5).for_each(|_| drop(raw.line()));
         raw
     };
-    // Every listener that is connected hears this, by what it listens to.
+    // Publishes a message and checks that the given listener receives it.
     let hears = |raw: &mut Raw, admin: &mut Raw, publish: &str| {
         assert!(inline(admin, publish).starts_with(':'));
         assert!(raw.line().starts_with('*'), "{publish}");
@@ -331,20 +330,20 @@ fn only_listeners_of_what_was_taken_away_are_ended() {
             } else {
                 assert_eq!(inline(admin, &format!("{change} resetchannels {rules}")), OK);
             }
-            // All clients, on one line of the protocol.
+            // CLIENT LIST returns one bulk string.
             assert!(inline(admin, "CLIENT LIST").starts_with('$'));
             admin.line()
         };
         set(&mut admin, "&other &news:1 &news:* &more");
         hears(&mut channel, &mut admin, "PUBLISH news:1 m");
         for raw in [&mut pattern, &mut another] {
-            // That was published on news:1.
+            // Skips the message published on news:1.
             (0..9).for_each(|_| drop(raw.line()));
         }
         hears(&mut pattern, &mut admin, "PUBLISH news:2 m");
         (0..9).for_each(|_| drop(another.line()));
         hears(&mut shard, &mut admin, "SPUBLISH other m");
-        // The channel is still one of those that the pattern stands for, the pattern is none.
+        // A channel covered by the pattern stays allowed; the pattern itself does not.
         let clients = set(&mut admin, "&other &news:1");
         let listeners: Vec<&str> = clients.lines().filter(|l| l.contains(" flags=P ")).collect();
         assert_eq!(listeners.len(), 3, "gone with the reply: {clients}");
@@ -353,14 +352,14 @@ fn only_listeners_of_what_was_taken_away_are_ended() {
         hears(&mut shard, &mut admin, "SPUBLISH other m");
         set(&mut admin, "&unknown");
         assert_eq!((channel.rest(), shard.rest()), (String::new(), String::new()), "{change}");
-        // Twice news:1 and nothing else since.
+        // Skips two messages of news:1.
         (0..9).for_each(|_| drop(another.line()));
         hears(&mut another, &mut admin, "PUBLISH news:2 m");
     }
 }
 
-/// The manners of rules written for Redis: what only Redis has is kept in the file, and what is
-/// allowed for one first argument is allowed for no other.
+/// Rules for commands that only Redis has are kept in the file. A rule for one first argument
+/// allows no other.
 #[test]
 fn rules_that_name_commands_of_redis_are_kept() {
     let folder = tempfile::tempdir().unwrap();
@@ -394,7 +393,7 @@ fn rules_that_name_commands_of_redis_are_kept() {
     assert_eq!(inline(&mut raw, "SELECT 0"), refusal);
     assert_eq!(inline(&mut admin, "ACL SETUSER u +select|0 -@connection +ping"), OK);
     assert_eq!(inline(&mut raw, "SELECT 0"), refusal, "a category goes for all first arguments");
-    // The action of MARK is the first argument of FEED.ACT.
+    // The action of MARK counts as FEED.ACT's first argument.
     assert_eq!(inline(&mut admin, "ACL SETUSER u +feed.get +feed.act|like"), OK);
     assert_eq!(inline(&mut raw, "FEED.ACT like 7 1"), "*1");
     assert_eq!(raw.line(), ":1");
@@ -406,7 +405,6 @@ fn rules_that_name_commands_of_redis_are_kept() {
     assert_eq!(inline(&mut raw, "FEED.GET home 7 1 MARK like"), "*1");
 }
 
-/// The commands in ACL LOG.
 fn list_of_refused(raw: &mut Raw) -> String {
     let mut all = String::new();
     raw.request(&["ACL", "LOG", "1000"]).request(&["ECHO", "the mark"]);
@@ -420,7 +418,7 @@ fn list_of_refused(raw: &mut Raw) -> String {
     all
 }
 
-/// F22: what the configuration denies no option of another command does.
+/// A command denied by the configuration is denied as an option of other commands too.
 #[test]
 fn a_denied_feed_act_is_denied_to_mark() {
     let server = TestServer::with(|config| {
@@ -453,8 +451,7 @@ fn changes_reach_connections_that_are_there() {
     assert_eq!(inline(&mut raw, "HSET post:2 like 1"), ":1");
     assert_eq!(inline(&mut admin, "ACL DELUSER u nobody"), ":1");
     assert_eq!(raw.rest(), "");
-    // A password that comes later does not end sessions, as in Redis; it is asked of the
-    // next.
+    // As in Redis, a new password does not end existing sessions.
     let mut early = server.raw();
     assert_eq!(inline(&mut early, "PING"), "+PONG");
     assert_eq!(inline(&mut admin, "CONFIG SET requirepass x"), OK);
@@ -486,7 +483,7 @@ fn users_live_in_a_file_or_in_the_configuration() {
          resetchannels -@all +ping\n"
     ));
     assert!(!text.contains(">a"), "{text}");
-    // One wrong line, and nothing changes.
+    // One invalid line rejects the whole file.
     std::fs::write(path("users.acl"), format!("{text}user eve on +nope\nnonsense\n")).unwrap();
     let error = inline(&mut admin, "ACL LOAD");
     assert!(
@@ -507,7 +504,7 @@ fn users_live_in_a_file_or_in_the_configuration() {
     let server = server.restart();
     assert_eq!(inline(&mut server.raw(), "AUTH bob b"), OK);
     drop(server);
-    // Without such a file CONFIG REWRITE keeps them.
+    // Without an ACL file, CONFIG REWRITE writes the users.
     std::fs::write(path("t.toml"), "[server]\n").unwrap();
     let start = || {
         let config = Config::load(path("t.toml").as_ref()).unwrap();
@@ -623,7 +620,7 @@ fn monitor_and_slowlog_show_no_passwords() {
     };
     said("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 1000");
     assert_eq!(inline(&mut monitor, "MONITOR"), OK);
-    // Right, wrong, malformed, and inside a transaction.
+    // Valid, invalid, malformed, and inside a transaction.
     for (line, answer) in [
         ("ACL SETUSER u on >hunter2 +@all ~*", "Ok("),
         ("ACL SETUSER u >hunter2 nonsense-hunter2", "Err("),
@@ -661,7 +658,6 @@ fn monitor_and_slowlog_show_no_passwords() {
 
 #[test]
 fn random_requests_touch_no_key_that_is_not_allowed() {
-    // A user without rights on a space can change nothing of it, whatever it sends.
     let server = TestServer::start();
     let mut admin = server.raw();
     inline(&mut admin, "HSET post:1 like 5 repost 6");
@@ -710,7 +706,6 @@ fn random_requests_touch_no_key_that_is_not_allowed() {
     let mut allowed = 0;
     for step in 0..20_000 {
         let name = random.choice(&names).unwrap();
-        // Those are about the connection.
         let about_connection = [
             "quit",
             "reset",
@@ -785,7 +780,7 @@ fn what_is_queued_is_asked_again_at_exec() {
     inline(&mut admin, "ACL SETUSER u -hset");
     raw.request(&["EXEC"])
         .expect("*2\r\n-NOPERM this user has no permissions to run the 'hset' command\r\n$-1\r\n");
-    // What is not allowed is not queued, and EXEC does nothing then.
+    // A denied command is not queued, and EXEC executes nothing.
     assert_eq!(inline(&mut raw, "MULTI"), OK);
     assert!(inline(&mut raw, "HGET user:1 follower").starts_with("-NOPERM"));
     assert!(inline(&mut raw, "EXEC").starts_with("-EXECABORT"));
@@ -809,16 +804,16 @@ fn channels_are_allowed_by_pattern_and_taken_back() {
     inline(&mut admin, "ACL SETUSER u +ping");
     assert_eq!(inline(&mut admin, "PUBLISH news:1 x"), ":1");
     assert!(inline(&mut raw, "PING").starts_with('*'), "the message");
-    // A subscriber sends nothing, so its connection is closed.
+    // A subscriber sends no requests, so its connection is closed.
     inline(&mut admin, "ACL SETUSER u resetchannels &other");
     raw.rest();
 }
 
-/// Needs an address of this machine that others could use.
+/// Requires a non-loopback address on this machine.
 #[test]
 fn strangers_from_other_machines_are_denied() {
     let own = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
-        // Nothing is sent: the system only picks the address that it would send from.
+        // Connecting a UDP socket sends nothing; it only selects a source address.
         socket.connect("192.0.2.1:9")?;
         socket.local_addr()
     });
@@ -849,8 +844,8 @@ fn strangers_from_other_machines_are_denied() {
     server.stop().unwrap();
 }
 
-/// What SET with GET answers, and what SMOVE tells of its source, is read. Names of spaces ($) give
-/// the same rights as patterns of their keys.
+/// SET with GET and SMOVE reveal data, so they need the right to read. Space names ($) grant the
+/// same rights as key patterns.
 #[test]
 fn a_write_only_key_right_reads_nothing() {
     let server = TestServer::start();
@@ -915,8 +910,8 @@ fn a_page_marks_once_and_what_is_allowed() {
     server.raw().request(&["PH.EXISTS", "read", "7", "1"]).expect("*1\r\n:0\r\n");
 }
 
-/// The user that docs/security.md recommends for metrics, by these very words, gets what an
-/// exporter asks for and no password.
+/// The metrics user recommended in docs/security.md can run what an exporter needs, and sees no
+/// password.
 #[test]
 fn a_metrics_user_learns_no_password() {
     let server = TestServer::with(|config| {
@@ -938,7 +933,7 @@ fn a_metrics_user_learns_no_password() {
         all.contains("maxclients") && !all.contains("topsecret") && !all.contains("mpass"),
         "{all}"
     );
-    // Nor is what is denied to everybody a reason to hide it from the administrator.
+    // Commands denied to everyone remain visible to the administrator.
     for line in [
         "CONFIG SET timeout 0",
         "LATENCY RESET",

@@ -1,4 +1,4 @@
-//! The admin port: metrics, health, the JSON of the dashboard, and access to it.
+//! The admin port: metrics, health, the dashboard's JSON, and access control.
 
 use node::metrics;
 use redis::cmd;
@@ -9,14 +9,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
 
-/// An answer over HTTP.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-/// A server with an admin port, on a port that is free.
+/// Starts a server with an admin port on a free port.
 pub(crate) fn with_admin(
     change: impl FnOnce(&mut tidemark_server::config::Config),
 ) -> (TestServer, SocketAddr) {
@@ -29,8 +28,8 @@ pub(crate) fn with_admin(
     (server, address)
 }
 
-/// Something of each kind that has metrics: ledgers, and two sources of events of a broker that is
-/// not there.
+/// Configures one of each object with metrics: ledgers, and two ingest sources with an unreachable
+/// broker.
 fn of_each_kind(config: &mut tidemark_server::config::Config) {
     let read = &mut config.existence[2];
     (read.ledger, read.spill) = (tidemark_server::config::LedgerMode::Exact, true);
@@ -44,7 +43,6 @@ fn of_each_kind(config: &mut tidemark_server::config::Config) {
     }
 }
 
-/// Asks for a path, with these headers beside `Host`.
 pub(crate) fn get(address: SocketAddr, path: &str, headers: &[&str]) -> Answer {
     let has_host = headers.iter().any(|header| header.starts_with("Host:"));
     let host = if has_host { String::new() } else { format!("Host: {address}\r\n") };
@@ -63,7 +61,7 @@ fn ask(address: SocketAddr, request: &str) -> Answer {
     Answer { status, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// The samples of a text of metrics, by name and labels.
+/// Parses a metrics text into samples by name and labels.
 fn samples(text: &str) -> BTreeMap<String, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     lines
@@ -74,7 +72,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Posts and likes of some users, in all spaces, and a page now and then.
+/// Writes posts and likes in all spaces and reads some pages.
 pub(crate) fn some_traffic(server: &TestServer) {
     let mut c = server.connection();
     for id in 1..=500 {
@@ -95,7 +93,7 @@ pub(crate) fn some_traffic(server: &TestServer) {
     });
 }
 
-/// Fields of INFO that change between INFO and a scrape though nothing happens.
+/// INFO fields that change without activity.
 const MOVING: [&str; 11] = [
     "longest_turn_usec",
     "longest_turn_last_minute_usec",
@@ -110,14 +108,14 @@ const MOVING: [&str; 11] = [
     "connected_clients",
 ];
 
-/// Each metric that names a field of INFO has its value; both are read while nothing happens.
+/// Every metric with an INFO field has the same value; both are read on an idle server.
 #[test]
 fn info_and_metrics_agree() {
     let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let mut c = server.connection();
     let started = Instant::now();
-    // The rate and the memory of buffers come to rest.
+    // The rate and buffer memory need some time to become constant.
     loop {
         let before = get(address, "/metrics", &[]).body;
         let info: String = cmd("INFO").arg("everything").query(&mut c).unwrap();
@@ -130,7 +128,7 @@ fn info_and_metrics_agree() {
             .filter(|(m, (name, value))| {
                 let is = |all: &BTreeMap<String, f64>| {
                     let exposed = all.get(name).unwrap_or_else(|| panic!("{name} is not there"));
-                    // What is not known yet is no number in both.
+                    // Unknown values are NaN in both.
                     exposed.is_nan() && value.is_nan()
                         || (exposed * m.per_unit - value).abs() <= value.abs() * 1e-9 + 1e-7
                 };
@@ -145,7 +143,7 @@ fn info_and_metrics_agree() {
         }
         assert!(started.elapsed() < PATIENCE, "{differing:#?}");
     }
-    // What moves is there, too, and near.
+    // Changing values are present and close.
     let info: String = cmd("INFO").query(&mut c).unwrap();
     let all = samples(&get(address, "/metrics", &[]).body);
     for field in ["total_commands_processed", "used_memory_rss", "connected_clients"] {
@@ -155,7 +153,7 @@ fn info_and_metrics_agree() {
     }
 }
 
-/// What INFO tells of a metric: for each of its samples the name in `/metrics` and INFO's value.
+/// Returns INFO's values for a metric, with the names of its samples in `/metrics`.
 fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
     let number = |text: &str| text.parse::<f64>().unwrap_or_else(|_| panic!("{metric:?}: {text}"));
     let prefix = match () {
@@ -199,7 +197,7 @@ fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
     assert!(open.body.ends_with("# EOF\n") && !plain.body.contains("# EOF"));
     assert!(plain.body.contains("# TYPE tidemark_commands_total counter\n"));
     assert!(open.body.contains("# TYPE tidemark_commands counter\n"));
-    // Both have the same samples; labels are in another order, bounds of buckets spelled otherwise.
+    // Both formats have the same samples; order of labels and spelling of bucket bounds differ.
     let names = |text: &str| {
         let names = samples(text).into_keys();
         let mut names: Vec<String> =
@@ -215,7 +213,7 @@ fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
     assert_eq!(all["tidemark_errors_total{error=\"ERR\"}"], 1.0);
     assert_eq!(all["tidemark_counters_rows{space=\"post\"}"], 500.0);
     assert!(all["tidemark_log_sync_duration_seconds_count"] >= 1.0);
-    // Each declared metric is there, but for those of replicas, of which there is none.
+    // Every declared metric is present, except those of replicas.
     for metric in metrics::all().iter().filter(|m| !m.labels.starts_with("replica=")) {
         let stem = format!("{}_count", metric.name);
         let is_it = |name: &String| {
@@ -227,7 +225,7 @@ fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
     server.stop();
 }
 
-/// Whether a program that `tests/clients/setup` installs is there.
+/// Returns whether a program installed by `tests/clients/setup` is available.
 pub(crate) fn is_there(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|found| found.status.success());
@@ -258,7 +256,6 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     assert!(said.status.success() && out.is_empty() && err.is_empty(), "{out}{err}");
 }
 
-/// Kills a program when the test ends.
 struct Killed(std::process::Child);
 
 impl Drop for Killed {
@@ -271,7 +268,7 @@ impl Drop for Killed {
 const ALERTS: &str = include_str!("../../../deploy/prometheus/alerts.yml");
 const GRAFANA: &str = include_str!("../../../deploy/grafana/tidemark.json");
 
-/// The expressions of Grafana's dashboard, as Prometheus takes them.
+/// Returns the expressions of the Grafana dashboard in Prometheus syntax.
 fn grafana_expressions() -> Vec<String> {
     let dashboard: serde_json::Value = serde_json::from_str(GRAFANA).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
@@ -280,14 +277,13 @@ fn grafana_expressions() -> Vec<String> {
     targets.map(|target| plain(target["expr"].as_str().unwrap())).collect()
 }
 
-/// Names of metrics in an expression, or in the file of rules.
+/// Returns the metric names in an expression or a file of rules.
 fn names_in(text: &str) -> Vec<&str> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let words = text.split(|c| !is_word(c));
     words.filter(|word| word.starts_with("tidemark_") || word.starts_with("process_")).collect()
 }
 
-/// No alert and no panel waits for a metric that is not there.
 #[test]
 fn every_metric_of_the_alerts_and_of_grafanas_file_exists() {
     let declared = metrics::all();
@@ -302,7 +298,7 @@ fn every_metric_of_the_alerts_and_of_grafanas_file_exists() {
     assert!(names.len() > 60, "{names:?}");
     let missing: Vec<_> = names.iter().filter(|name| !exists(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
-    // Each alert says what to do.
+    // Each alert has a description.
     let alerts = ALERTS.matches("- alert:").count();
     assert_eq!(ALERTS.matches("description: >-").count(), alerts);
 }
@@ -320,8 +316,8 @@ fn promtool_has_nothing_to_say_of_the_alerts() {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 
-/// Prometheus itself: it scrapes, has nothing to say of what it got, takes every expression of the
-/// alerts and of Grafana's file, and no alert fires on a server that is well.
+/// A real Prometheus scrapes the server without warnings, accepts every expression of the alerts
+/// and of the Grafana dashboard, and fires no alert.
 #[test]
 fn prometheus_scrapes_it_and_knows_every_expression() {
     if !is_there("prometheus") {
@@ -369,7 +365,7 @@ fn readiness_says_what_is_missing() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(get(of_master, path, &[]).status, 200, "{path}");
     }
-    // A replica of a master that is not there.
+    // A replica whose master is unreachable.
     let nowhere = listener().local_addr().unwrap().port();
     let (replica, of_replica) = with_admin(|_| {});
     let mut c = replica.connection();
@@ -384,7 +380,7 @@ fn readiness_says_what_is_missing() {
     assert_eq!(get(of_replica, "/healthz", &[]).status, 200);
     cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()).exec(&mut c).unwrap();
     eventually("the replica is in step", || get(of_replica, "/readyz", &[]).status == 200);
-    // The master tells of it by its address.
+    // The master identifies the replica by address.
     let lag = format!("tidemark_replica_lag_bytes{{replica=\"127.0.0.1:{}\"}}", replica.port());
     eventually("the replica has all", || {
         samples(&get(of_master, "/metrics", &[]).body).get(&lag) == Some(&0.0)
@@ -404,7 +400,7 @@ fn a_taken_admin_port_is_no_reason_not_to_start_and_0_switches_it_off() {
     assert!(info.contains("admin_port:0\r\n"), "{info}");
     let info: String = cmd("INFO").arg("server").query(&mut first.connection()).unwrap();
     assert!(info.contains(&format!("admin_port:{}\r\n", address.port())), "{info}");
-    // It is free as soon as the server has stopped.
+    // The port is free once the server has stopped.
     first.stop();
     assert!(TcpStream::connect(address).is_err());
     let off = TestServer::with(|config| config.admin.port = 0);
@@ -462,8 +458,8 @@ fn foreign_host_names_are_misdirected() {
     }
 }
 
-/// Beyond loopback, or where the default user needs a password, a user of the ACL is asked for
-/// that may run the command of the same meaning.
+/// On other addresses than loopback, or if the default user has a password, these paths require an
+/// ACL user with the right to the equivalent command.
 #[test]
 fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
     // user:password in base 64.
@@ -499,7 +495,7 @@ fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
     for path in ["/metrics", "/healthz", "/readyz", "/api/status", "/api/spaces", "/api/history"] {
         assert_eq!(get(address, path, &[]).status, 200, "{path}");
     }
-    // A failed login is counted and logged as one over RESP.
+    // A failed login is counted and logged as over RESP.
     let info: String = cmd("INFO").arg("stats").query(&mut c).unwrap();
     assert!(info.contains(&format!("acl_access_denied_auth:{}\r\n", GUARDED.len())), "{info}");
     let log = format!("{:?}", cmd("ACL").arg("LOG").query::<redis::Value>(&mut c).unwrap());
@@ -512,8 +508,7 @@ fn what_shows_keys_needs_a_user_with_the_right_to_see_them() {
     }
 }
 
-/// A client that sends half a request, or nothing, ends after some seconds and keeps no other one
-/// from an answer.
+/// Clients that send half a request are disconnected after some seconds and do not block others.
 #[test]
 fn slow_clients_do_not_keep_others_out() {
     let (server, address) = with_admin(|_| {});
@@ -525,14 +520,14 @@ fn slow_clients_do_not_keep_others_out() {
     assert_eq!(get(address, "/healthz", &[]).status, 200);
     let mut rest = Vec::new();
     slow[0].read_to_end(&mut rest).unwrap();
-    // And it does not keep the server from stopping.
+    // They do not delay a stop either.
     let began = Instant::now();
     server.stop();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// 100 spaces, as an operator may have at most: a scrape takes less than 20 ms in a build with
-/// optimization. Here, in a debug build beside other tests, only that it stays in proportion.
+/// Scraping 100 spaces, the maximum, takes under 20 ms in an optimized build. This debug build,
+/// sharing the machine with other tests, checks the order of magnitude only.
 #[test]
 fn a_scrape_of_100_spaces_takes_milliseconds() {
     let (server, address) = with_admin(|config| {
@@ -559,7 +554,7 @@ fn a_scrape_of_100_spaces_takes_milliseconds() {
     assert!(best < Duration::from_millis(200), "{best:?}");
 }
 
-/// However many clients never read what they asked for, the next one is answered.
+/// Clients that never read their responses do not block others.
 #[test]
 fn clients_that_do_not_read_do_not_keep_others_out() {
     let (_server, address) = with_admin(|_| ());

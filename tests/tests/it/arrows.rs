@@ -1,21 +1,20 @@
-//! Which part may use which. Crates depend on each other as docs/arrows.md lists, and neither
-//! crates nor the files of a crate form a circle.
+//! Dependency rules: crates depend on each other only as listed in docs/arrows.md, and neither
+//! crates nor the files of a crate form a cycle.
 //!
-//! A file uses another one if its code names an item there, in a `use` or in a path that begins
-//! with
-//! `crate`, `super`, `self`, a child module or an imported module. A name is followed through
-//! re-exports to the file that defines it. So `pub use child::Item` in a `mod.rs` is an entry of a
-//! table of contents and no arrow, unless the `mod.rs` itself uses `Item`. Code for tests does not
-//! count. Methods have no path: an `impl` block in another file than its type's is not seen.
+//! A file depends on another one if its code names an item defined there, in a `use` or in a path
+//! that starts with `crate`, `super`, `self`, a child module or an imported module. Names are
+//! resolved through re-exports. `pub use child::Item` in a `mod.rs` is therefore no dependency,
+//! unless the `mod.rs` itself uses `Item`. Test code is excluded. Methods have no path, so an
+//! `impl` block outside its type's file is not detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;
-/// Path of a module from the crate's root. The root itself is empty.
+/// Path of a module from the crate root; empty for the root.
 type Module = Vec<String>;
 
-/// Crates whose files are compared.
+/// Crates whose files are checked.
 const CRATES: [&str; 16] = [
     "bench",
     "cli",
@@ -39,7 +38,7 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The list of docs/arrows.md, a fenced block ```` ```arrows ```` of lines `from -> to, to`.
+/// Reads the list in docs/arrows.md, a fenced block ```` ```arrows ```` of lines `from -> to, to`.
 fn listed() -> Arrows {
     let page = std::fs::read_to_string(top().join("docs/arrows.md")).unwrap();
     let block = page.split("```arrows\n").nth(1).and_then(|rest| rest.split("```").next());
@@ -51,7 +50,7 @@ fn listed() -> Arrows {
     block.unwrap_or_default().lines().filter_map(arrow).collect()
 }
 
-/// Path dependencies of the workspace's members, except those of tests.
+/// Returns the path dependencies of workspace members, except dev-dependencies.
 fn between_crates() -> Arrows {
     let folders = std::fs::read_dir(top()).unwrap().map(|entry| entry.unwrap().path());
     let manifests = folders.filter_map(|folder| {
@@ -110,7 +109,7 @@ fn code(text: &str) -> (String, Vec<String>) {
     (kept, test_modules)
 }
 
-/// A name that a `use` brings in: its path, and what the file calls it.
+/// A name imported by `use`: its path and its local name.
 #[derive(Clone, Debug, PartialEq)]
 struct Import {
     path: Vec<String>,
@@ -118,7 +117,7 @@ struct Import {
     is_public: bool,
 }
 
-/// Reads a use tree without its `use`, up to the `;`.
+/// Parses a use tree, without `use`, up to the `;`.
 fn use_tree(tree: &str, before: &[String], is_public: bool, found: &mut Vec<Import>) {
     let tree = tree.trim();
     if let Some((front, list)) = tree.split_once('{') {
@@ -152,7 +151,6 @@ fn use_tree(tree: &str, before: &[String], is_public: bool, found: &mut Vec<Impo
     found.push(Import { path, alias, is_public });
 }
 
-/// Divides code into its imports and the rest.
 fn imports(code: &str) -> (Vec<Import>, String) {
     let (mut found, mut rest) = (Vec::new(), String::new());
     let mut lines = code.lines();
@@ -175,14 +173,14 @@ fn imports(code: &str) -> (Vec<Import>, String) {
     (found, rest)
 }
 
-/// All paths `a::b` in code without imports.
+/// Returns all paths `a::b` in code without imports.
 fn paths(code: &str) -> BTreeSet<Vec<String>> {
     let words = code.split(|c: char| !is_name(c) && c != ':');
     let path = |word: &str| {
         let path: Vec<String> = word.split("::").map(str::to_owned).collect();
         (path.len() > 1 && path.iter().all(|part| part.chars().all(is_name))).then_some(path)
     };
-    // `::<` and `::{` leave an empty part behind.
+    // `::<` and `::{` leave an empty last part.
     words.filter_map(|word| path(word.trim_end_matches(':'))).collect()
 }
 
@@ -190,7 +188,7 @@ fn names(code: &str) -> BTreeSet<&str> {
     code.split(|c: char| !is_name(c)).collect()
 }
 
-/// The files of a crate: their modules, imports and the rest of their code.
+/// Files of a crate, by module: imports and remaining code.
 struct Files(BTreeMap<Module, (Vec<Import>, String)>);
 
 impl Files {
@@ -220,7 +218,7 @@ impl Files {
         let root = top().join(name).join("src");
         let mut all = Vec::new();
         sources(&root, &mut all);
-        // A program beside a library is another crate.
+        // A binary with a library in the same package is a crate of its own.
         let has_library = root.join("lib.rs").exists();
         all.retain(|file| !(has_library && *file == root.join("main.rs")));
         let module = |file: &Path| -> Module {
@@ -233,7 +231,7 @@ impl Files {
         Files::read(all.iter().map(|file| (module(file), std::fs::read_to_string(file).unwrap())))
     }
 
-    /// The path from the crate's root, if it leads into this crate.
+    /// Returns the path from the crate root, if it stays within this crate.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -251,7 +249,7 @@ impl Files {
         }
     }
 
-    /// The module of the file that defines what an absolute path names.
+    /// Returns the module of the file that defines an absolute path.
     fn definer(&self, path: &[String], depth: usize) -> Module {
         let known = (0..=path.len()).rev().find(|&n| self.0.contains_key(&path[..n]));
         let n = known.unwrap_or(0);
@@ -284,7 +282,7 @@ impl Files {
             }
             for path in paths(rest) {
                 used.extend(self.absolute(module, &path));
-                // The first name may be an imported module.
+                // The first part may be an imported module.
                 let imported = imports.iter().find(|import| import.alias == path[0]);
                 let imported = imported.and_then(|import| self.absolute(module, &import.path));
                 used.extend(imported.map(|first| [&first[..], &path[1..]].concat()));
@@ -296,7 +294,7 @@ impl Files {
     }
 }
 
-/// Those that reach themselves.
+/// Returns the nodes on a cycle.
 fn circle(arrows: &Arrows) -> BTreeSet<String> {
     let reaches_itself = |start: &&String| {
         let (mut seen, mut todo) = (BTreeSet::new(), vec![*start]);

@@ -1,5 +1,5 @@
-//! The same requests to Tidemark and to redis-server: replies must be equal byte for byte, wherever
-//! Redis has words for what happens.
+//! Comparison with redis-server: the same requests must produce identical bytes wherever Redis
+//! defines the reply.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -41,8 +41,7 @@ pub(crate) fn redis() -> Redis {
     redis
 }
 
-/// All that a server answers to `bytes`: what comes until it closes, or until the mark that is
-/// asked for at the end.
+/// Returns a server's output for `bytes`, up to the close or to a final ECHO marker.
 pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -70,8 +69,7 @@ pub(crate) fn answer(port: u16, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&got).into_owned()
 }
 
-/// What Redis knows of a command that both have, we say, too: arity, positions of keys, what is
-/// done with them, tips.
+/// Shared commands have Redis's arity, key positions, key specifications and tips.
 #[test]
 fn commands_are_described_as_redis_describes_them() {
     use redis::Value;
@@ -91,7 +89,7 @@ fn commands_are_described_as_redis_describes_them() {
         let at = items.iter().position(|item| text(item) == word);
         at.map_or(Value::Nil, |at| items[at + 1].clone())
     };
-    // Flags, where the search begins, and the range.
+    // Flags, start of the search, and range.
     let keys = |value: &Value| {
         let one = |spec: &Value| {
             let spec = list(spec);
@@ -116,8 +114,8 @@ fn commands_are_described_as_redis_describes_them() {
     names.extend(
         ["object|encoding", "memory|usage", "client|list", "config|set"].map(str::to_owned),
     );
-    // Shard channels are keys for clients of clusters, which this is none of. SHUTDOWN, DEBUG and
-    // INFO differ in what they take. SINTERCARD is refused whatever its keys are.
+    // Shard channels count as keys only for cluster clients. SHUTDOWN, DEBUG and INFO take other
+    // arguments. SINTERCARD is refused for any keys.
     let others = [
         "ssubscribe",
         "sunsubscribe",
@@ -138,8 +136,8 @@ fn commands_are_described_as_redis_describes_them() {
     assert!(both > 90, "{both}");
 }
 
-/// Every verb that both have, called well and badly, in both protocols and through redis-cli:
-/// tests/clients/verbs says what differs, and why.
+/// Calls every shared command correctly and incorrectly, in both protocols and through redis-cli.
+/// tests/clients/verbs lists the differences with reasons.
 #[test]
 fn every_verb_answers_as_that_of_redis_or_has_a_reason() {
     let redis = redis();
@@ -322,7 +320,7 @@ fn the_protocol_is_that_of_redis() {
          SREM liked:50 b nope\r\nSMOVE liked:50\r\n",
         "SINTER\r\nSUNION\r\nSDIFF\r\nSINTERSTORE liked:50\r\nSUNIONSTORE liked:50\r\n\
          SDIFFSTORE liked:50\r\nSADD liked:50\r\n",
-        // Observation.
+        // Diagnostics.
         "SLOWLOG\r\nSLOWLOG nope\r\nSLOWLOG LEN x\r\nSLOWLOG GET x\r\nSLOWLOG GET -2\r\n\
          SLOWLOG GET 1 2\r\nSLOWLOG RESET\r\nSLOWLOG GET 0\r\n",
         "LATENCY\r\nLATENCY nope\r\nLATENCY LATEST\r\nLATENCY HISTORY command\r\n\
@@ -388,14 +386,14 @@ fn the_protocol_is_that_of_redis() {
     compare(&redis, &server, cases, answer);
 }
 
-/// All that a server answers to `bytes` and QUIT, which every user may send.
+/// Returns a server's output for `bytes` followed by QUIT, which every user may send.
 fn answer_and_quit(port: u16, bytes: &[u8]) -> String {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Raw { stream }.send(bytes).send("*1\r\n$4\r\nQUIT\r\n").rest()
 }
 
-/// Asks both, each case on a connection of its own.
+/// Compares both servers, with a new connection per case.
 #[track_caller]
 fn compare(
     redis: &Redis,
@@ -419,9 +417,9 @@ fn compare(
 fn users_are_those_of_redis() {
     let redis = redis();
     let server = TestServer::start();
-    // One after the other, the users stay. Left out on purpose: `+get|x` (first arguments, which
-    // Redis has deprecated), and ACL LIST of several rules about commands, which Redis 7.0 orders
-    // by its table and spells out, and 7.2, as we, as they were given.
+    // The cases share users and run in order. Two differences are excluded: `+get|x` (first
+    // arguments, deprecated in Redis), and ACL LIST with several command rules. Redis 7.0
+    // normalizes such rules; Redis 7.2 and Tidemark keep the given order.
     let cases = [
         "ACL",
         "ACL NOPE",
@@ -593,8 +591,7 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
         "+1",
         " 1",
     ];
-    // Two views of the same numbers: Redis keeps a hash and a string apart, so each side has its
-    // own ids here.
+    // Redis stores hashes and strings separately, so each view uses its own ids here.
     for step in 0..4000 {
         let row = format!("post:{}", random.u8(..8));
         let cell = format!("post:{}:like", random.u8(10..18));
@@ -615,8 +612,7 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
             12 => vec!["HGET", &cell, "like"],
             _ => vec!["TYPE", &cell],
         };
-        // A row has all its fields at once, a hash only those that were set: so both get all of
-        // them.
+        // A row has all its fields, a hash only those set, so all fields are set in both first.
         let bytes = tidemark_tests::request(&args);
         let theirs = {
             if args[0] == "HINCRBY"
@@ -634,7 +630,7 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
             }
         };
         let ours = answer(server.port(), &bytes);
-        // A cell's key cannot hold a hash: Redis says nil for an absent one.
+        // A cell key cannot hold a hash, where Redis returns nil for an absent key.
         if args[0] == "HGET" && args[1] == cell && theirs.starts_with("$-1") {
             assert!(ours.starts_with("-WRONGTYPE"), "{ours}");
             continue;
@@ -643,8 +639,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
     }
 }
 
-/// Which rights to a key a command needs: for every command with keys that both have, asked with a
-/// pattern that lets keys be read only, and one that lets them be written only.
+/// Compares the key rights that each shared command requires, with a read-only and a write-only
+/// pattern.
 #[test]
 fn rights_to_keys_are_those_of_redis() {
     let redis = redis();
@@ -671,7 +667,7 @@ fn rights_to_keys_are_those_of_redis() {
         let Some(redis::Value::Array(info)) = info.first() else { panic!("{name}") };
         let number = |at: usize| redis::from_redis_value::<i64>(info[at].clone()).unwrap();
         let (arity, first) = (number(1), number(3));
-        // The keys of SINTERCARD stand behind their number, which these words are not.
+        // SINTERCARD needs a number before its keys.
         if first == 0 || name == "sintercard" {
             continue;
         }
@@ -685,7 +681,7 @@ fn rights_to_keys_are_those_of_redis() {
         {
             let mut words: Vec<&str> = vec!["ACL", "DRYRUN", "u"];
             words.extend(name.split('|'));
-            // Keys everywhere: what is none is not looked at.
+            // Fills all argument positions with keys; non-key positions are not checked.
             words.resize(3 + length, keys);
             words.extend(tail);
             let of = |c: &mut redis::Connection| match ask(c, &words) {
@@ -693,7 +689,7 @@ fn rights_to_keys_are_those_of_redis() {
                 Err(error) => error.to_string(),
             };
             let (our, their) = (of(&mut ours), of(&mut theirs));
-            // Commands that Redis has not, or not with so many arguments.
+            // Skips commands, or numbers of arguments, that Redis does not have.
             if !their.contains("not found") {
                 asked += 1;
                 if our != their {

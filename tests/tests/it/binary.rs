@@ -1,5 +1,5 @@
-//! The page as bytes: the decoders of docs/binary.md, in Rust and in Python, beside the reply in
-//! integers.
+//! Packed pages: the decoders of docs/binary.md, in Rust and Python, must agree with the integer
+//! reply.
 
 #[path = "../../../examples/binary_page.rs"]
 mod binary_page;
@@ -12,7 +12,7 @@ use tidemark_tests::TestServer;
 
 const IDS: [u64; 5] = [17, u64::MAX, 3_631_614_501_919_378, 0, 17];
 
-/// A server whose posts have numbers of all kinds, and some flags.
+/// Starts a server with extreme counter values and some flags.
 fn server() -> TestServer {
     let server = TestServer::start();
     let mut raw = server.raw();
@@ -31,7 +31,6 @@ fn server() -> TestServer {
     server
 }
 
-/// The same page by the reply in integers.
 fn expected(server: &TestServer) -> Vec<Post> {
     let rows: Vec<Vec<Value>> = redis::cmd("FEED.GET")
         .arg("home")
@@ -73,7 +72,7 @@ fn a_reply_of_another_shape_is_an_error() {
     assert!(decode(&[2], &[1], 0, 1).is_err(), "no flag");
 }
 
-/// The ten lines of the document, as they stand there.
+/// Runs the ten lines of Python in the document verbatim.
 #[test]
 fn the_python_of_the_document_reads_what_the_integers_say() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -112,8 +111,7 @@ fn the_python_of_the_document_reads_what_the_integers_say() {
     }
 }
 
-/// TM.VIEW LIST says what a row of bytes holds, in which order; TM.ACTION LIST what an action
-/// moves.
+/// TM.VIEW LIST describes the columns of a packed row, TM.ACTION LIST the effects of an action.
 #[test]
 fn views_and_actions_say_what_they_are_made_of() {
     use std::collections::BTreeMap;
@@ -145,7 +143,7 @@ fn views_and_actions_say_what_they_are_made_of() {
         ["user.following", "post.comment", "user.follower", "user.following", "user.post"]
     );
     for (at, column) in mixed.iter().enumerate() {
-        // The order is that of the page.
+        // The listed order is the page's order.
         let (space, field) = column.split_once('.').unwrap();
         let value = at as i64 + 100;
         redis::cmd("CNT.SET").arg(space).arg(1).arg(field).arg(value).query::<()>(&mut c).unwrap();

@@ -1,5 +1,5 @@
-//! What clients can make grow in an existence space: each bound over the wire, with its error, its
-//! metric, and nothing changed.
+//! Limits of an existence space that clients could otherwise exceed. Each one is tested over the
+//! wire: error, metric, and unchanged data.
 
 use super::cold::call;
 use redis::{Connection, Value, cmd};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use tidemark_server::config::LedgerMode;
 use tidemark_tests::TestServer;
 
-/// A figure of the space `liked`, by TM.SPACE LIST.
+/// Returns a number that TM.SPACE LIST shows for the space `liked`.
 fn figure(c: &mut Connection, name: &str) -> u64 {
     figure_of(c, "liked", name)
 }
@@ -25,13 +25,13 @@ fn in_info(c: &mut Connection, field: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {field} in {line}")).parse().unwrap()
 }
 
-/// What the page shows of post 1001 for a member: likes, and the own flag.
+/// Returns the likes of a post and the member's own flag, from a page.
 fn page(c: &mut Connection, member: u64, id: u64) -> (i64, Option<i64>) {
     let rows: Vec<Vec<Option<i64>>> = call(c, &format!("FEED.GET home {member} {id}")).unwrap();
     (rows[0][0].unwrap(), rows[0][4])
 }
 
-/// So many ids that the space knows which are normal, and keeps none of them aside.
+/// Adds enough ids for the space to learn the normal range, so that none is stored as an outlier.
 fn settle(c: &mut Connection, space: &str) {
     let ids: Vec<u64> = (1000..1200).collect();
     cmd("PH.ADD").arg(space).arg(1_000_000).arg(ids).query::<()>(c).unwrap();
@@ -39,7 +39,7 @@ fn settle(c: &mut Connection, space: &str) {
 
 #[test]
 fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
-    // With a ledger there is no such bound.
+    // Only spaces without a ledger have this limit.
     let server = TestServer::with(|config| {
         let liked = &mut config.existence[0];
         (liked.max_revoked, liked.ledger) = (20, LedgerMode::Off);
@@ -67,24 +67,24 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
         );
         assert_eq!(page(c, 20, 1001), (30, Some(1)), "{command}");
     }
-    // What cannot be taken away there is not put here.
+    // SMOVE does not add to the destination what it cannot remove from the source.
     let error = call::<Value>(c, "SMOVE liked:1001 liked:1002 20")
         .and_then(Value::extract_error)
         .unwrap_err();
     assert!(error.code() == Some("OOM") && error.to_string().contains(text), "{error}");
     assert_eq!(call::<Vec<i64>>(c, "PH.EXISTS liked 20 1001 1002").unwrap(), [1, 0]);
-    // What was unset may be unset again, and what is set anew makes room.
+    // Repeated removals are allowed, and adding again frees an entry.
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 3 1001").unwrap(), [0]);
     assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 3 1001").unwrap(), [1]);
     assert_eq!(figure(c, "most_revoked"), 19);
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 20 1001").unwrap(), [1]);
     assert_eq!(page(c, 20, 1001), (30, Some(0)));
-    // The bound is the table's; the next one has its own.
+    // The limit applies per table.
     call::<()>(c, "TM.ROLL liked").unwrap();
     assert_eq!(call::<Vec<i64>>(c, "FEED.ACT like 7 2001").unwrap(), [1]);
     assert_eq!(call::<Vec<i64>>(c, "FEED.UNDO like 7 2001").unwrap(), [1]);
-    // And it holds after a start from a snapshot. (From the log alone what was unset was never set,
-    // and needs no place.)
+    // The limit survives a restart from a snapshot. (After a replay of the log alone, removed pairs
+    // were never set and need no entry.)
     call::<()>(c, "SAVE").unwrap();
     let server = server.restart();
     let c = &mut server.connection();
@@ -118,14 +118,14 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
         assert_eq!(page(c, 7, id), (0, Some(0)), "neither flag nor counter");
     }
     assert_eq!(call::<Vec<i64>>(c, &format!("PH.ADD liked 7 {}", 1100 + (1 << 20))).unwrap(), [1]);
-    // Without max_ahead they are kept exactly, and answered for, and move nothing.
+    // Without max_ahead, distant ids are stored exactly as outliers and do not move the range.
     let mut rng = fastrand::Rng::with_seed(1);
     let mut far = vec![u64::MAX];
     let mut pipe = redis::pipe();
     for i in 0..500 {
         pipe.cmd("PH.ADD").arg("reposted").arg(7).arg(far[i]);
         far.push(rng.u64(1 << 50..));
-        // Few among many good ones, or they would be the traffic.
+        // Outliers must be few among many normal ids; otherwise they would define the range.
         pipe.cmd("PH.ADD")
             .arg("reposted")
             .arg(8 + i)
@@ -153,7 +153,7 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
     );
 }
 
-/// A member is hashed for each id: megabytes of it, times a thousand ids, would take seconds.
+/// A member is hashed for each id: megabytes of member times a thousand ids would take seconds.
 #[test]
 fn a_long_member_comes_with_few_ids() {
     let server = TestServer::start();
@@ -176,7 +176,7 @@ fn a_long_member_comes_with_few_ids() {
         ask(c, command, name, &member, &ids[..512]).unwrap();
         ask(c, command, name, &member[..1024], &ids).unwrap();
     }
-    // One id has no such limit, nor have members of one id.
+    // The limit does not apply to a single id, or to several members of one id.
     let member = "m".repeat(5 << 20);
     ask(c, "PH.ADD", "read", &member, &ids[..1]).unwrap();
     let mut page = cmd("FEED.GET");

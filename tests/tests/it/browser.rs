@@ -1,4 +1,4 @@
-//! A real browser: Debian's chromium, driven by chromedriver over WebDriver.
+//! A real browser: Debian's chromium, controlled through chromedriver and WebDriver.
 
 use super::admin::is_there;
 use base64::prelude::{BASE64_STANDARD, Engine};
@@ -9,10 +9,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemark_tests::{PATIENCE, eventually, listener};
 
-/// The key, in WebDriver's text.
+/// WebDriver's code for the Enter key.
 pub(crate) const ENTER: char = '\u{e007}';
 
-/// A browser without a window.
 pub(crate) struct Browser {
     driver: Child,
     address: SocketAddr,
@@ -20,7 +19,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// `None`, which is said: this machine has none.
+    /// Starts a browser. Returns `None`, with a message, if none is installed.
     pub(crate) fn start() -> Option<Browser> {
         if !is_there("chromedriver") || !is_there("chromium") {
             return None;
@@ -45,7 +44,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// One WebDriver command: its value.
+    /// Sends a WebDriver command and returns its value.
     fn call(&self, method: &str, path: &str, body: &Value) -> Value {
         let body = if method == "GET" { String::new() } else { body.to_string() };
         let mut stream = TcpStream::connect(self.address).unwrap();
@@ -57,7 +56,7 @@ impl Browser {
         );
         stream.write_all(head.as_bytes()).unwrap();
         stream.write_all(body.as_bytes()).unwrap();
-        // The connection stays open: the head tells how much there is.
+        // Keep-alive connection: read as many bytes as the header announces.
         let mut reader = BufReader::new(stream);
         let mut length = 0;
         for line in reader.by_ref().lines().map(Result::unwrap).take_while(|l| !l.is_empty()) {
@@ -78,17 +77,16 @@ impl Browser {
         self.call("POST", &format!("/session/{}{path}", self.session), body)
     }
 
-    /// Runs a function body in the page and gives what it returns.
+    /// Runs a function body in the page and returns its result.
     pub(crate) fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// A command of Chrome's own protocol.
     pub(crate) fn chrome(&self, name: &str, params: &Value) -> Value {
         self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": params }))
     }
 
-    /// Puts a picture of the whole page into `target/screenshots`.
+    /// Saves a picture of the whole page to `target/screenshots`.
     pub(crate) fn screenshot(&self, name: &str) {
         let whole = json!({ "captureBeyondViewport": true });
         let picture = self.chrome("Page.captureScreenshot", &whole);
@@ -98,14 +96,13 @@ impl Browser {
         std::fs::write(folder.join(format!("{name}.png")), bytes).unwrap();
     }
 
-    /// The page as wide as this.
     pub(crate) fn resize(&self, width: u32) {
         let size =
             json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500 });
         self.chrome("Emulation.setDeviceMetricsOverride", &size);
     }
 
-    /// Presses keys where the focus is.
+    /// Presses a key in the focused element.
     pub(crate) fn press(&self, keys: &str) {
         for key in ["keyDown", "keyUp"] {
             self.chrome(
@@ -115,7 +112,6 @@ impl Browser {
         }
     }
 
-    /// Opens an address.
     pub(crate) fn open(&self, url: &str) {
         self.post("/url", &json!({ "url": url }));
     }
@@ -124,7 +120,7 @@ impl Browser {
         eventually(what, || self.run(script) == json!(true));
     }
 
-    /// What sticks out of the page on the right, but for what scrolls by itself.
+    /// Returns elements beyond the right edge of the page, except inside scrollable ones.
     pub(crate) fn overflowing(&self) -> Value {
         self.run(
             "const wide = [...document.querySelectorAll('body *')].filter(e => \
@@ -136,7 +132,7 @@ impl Browser {
         )
     }
 
-    /// The controls without an accessible name.
+    /// Returns controls without an accessible name.
     pub(crate) fn nameless(&self) -> Value {
         self.run(
             "return [...document.querySelectorAll('button, input:not([type=hidden]), select, a, \
@@ -146,21 +142,21 @@ impl Browser {
         )
     }
 
-    /// The page's colour in a light or a dark scheme.
+    /// Returns the background color in a light or dark scheme.
     pub(crate) fn background(&self, scheme: &str) -> Value {
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.chrome("Emulation.setEmulatedMedia", &features);
         self.run("return getComputedStyle(document.body).backgroundColor")
     }
 
-    /// Types into the first element of a selector, as a user does. `ENTER` is a key.
+    /// Types into the first element that matches a selector. `ENTER` is a key.
     pub(crate) fn type_into(&self, selector: &str, text: &str) {
         let found = self.post("/element", &json!({ "using": "css selector", "value": selector }));
         let element = found.as_object().unwrap().values().next().unwrap().as_str().unwrap();
         self.post(&format!("/element/{element}/value"), &json!({ "text": text }));
     }
 
-    /// What the page's console has of errors since it was last asked.
+    /// Returns console errors since the last call.
     pub(crate) fn errors(&self) -> Vec<String> {
         let log = self.post("/se/log", &json!({ "type": "browser" }));
         let severe = log.as_array().unwrap().iter().filter(|line| line["level"] == "SEVERE");
@@ -173,7 +169,7 @@ impl Drop for Browser {
         if !self.session.is_empty() && !std::thread::panicking() {
             self.call("DELETE", &format!("/session/{}", self.session), &json!({}));
         }
-        // Its browser ends with it.
+        // The browser process ends with the driver.
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }

@@ -1,4 +1,4 @@
-//! `tm:changes` as stock clients read it, with their own stream commands.
+//! `tm:changes` through the stream commands of stock clients.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,8 +25,7 @@ fn redis_py_reads_changes_in_both_protocols() {
     }
 }
 
-/// Consumers of a group that wait: the first of them gets what comes first, and the next one what
-/// comes then.
+/// Blocked consumers of a group are served in the order of their waits.
 #[test]
 fn who_waits_longest_for_a_group_is_served_first() {
     let server = TestServer::with(|config| {
@@ -67,12 +66,12 @@ fn who_waits_longest_for_a_group_is_served_first() {
     }
 }
 
-/// A snapshot has the groups, as the log before it may be gone.
+/// Snapshots must contain the groups, because the older log may be removed.
 #[test]
 fn group_survives_snapshots_and_restarts() {
     let mut server = TestServer::with(|config| config.durability.keep_log_bytes = 0);
     run(&mut server.connection(), "XGROUP CREATE tm:changes:post g $ MKSTREAM");
-    // The second snapshot removes the log that the first process has written.
+    // The second snapshot removes the log of the first process.
     for _ in 0..2 {
         run(&mut server.connection(), "HINCRBY post:1 like 1");
         run(&mut server.connection(), "SAVE");

@@ -1,6 +1,6 @@
-//! Channels: messages arrive across workers, in order, in both protocols; a subscriber that does
-//! not read is disconnected, and no other client notices. Beside them CLIENT KILL and CLIENT PAUSE,
-//! which concern other clients, too.
+//! Publish/subscribe: messages cross workers in order, in both protocols. A subscriber that does
+//! not read is disconnected without effect on others. CLIENT KILL and CLIENT PAUSE are tested here
+//! as well.
 
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, Raw, TestServer, eventually};
@@ -13,7 +13,6 @@ fn message(marker: char, parts: &[&str]) -> String {
     format!("{marker}{}\r\n{}", parts.len(), parts.iter().map(|p| bulk(p)).collect::<String>())
 }
 
-/// A client, in RESP3 if it says HELLO.
 fn client(server: &TestServer, hello: bool) -> Raw {
     let mut raw = server.raw();
     if hello {
@@ -96,7 +95,7 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
 
     let mut three = listener(&server, true, &["SUBSCRIBE", "a"]);
     three.request(&["INCR", "post:1:like"]).expect(":1\r\n");
-    // The reply, then its own message.
+    // The reply precedes the client's own message.
     three
         .request(&["PUBLISH", "a", "x"])
         .expect(":1\r\n")
@@ -105,8 +104,7 @@ fn a_listener_in_resp2_may_send_little_and_in_resp3_everything() {
     three.request(&["PUBLISH", "a", "x"]).expect(":0\r\n");
 }
 
-/// A push is no element of an array, whatever was done in the transaction: clients would not know
-/// how to read it.
+/// A push must not appear inside EXEC's array, whatever the transaction contains.
 #[test]
 fn messages_to_oneself_come_behind_all_of_a_transaction() {
     let server = TestServer::start();
@@ -119,17 +117,17 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     };
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["PING"]]);
     three.expect("*2\r\n:1\r\n+PONG\r\n").expect(&own);
-    // Also if it does not listen any more by then.
+    // Also if the transaction has unsubscribed.
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
     three.request(&["PING"]).expect("+PONG\r\n");
-    // And then publishes without subscribers.
+    // A message published after unsubscribing has no receiver.
     three.request(&["SUBSCRIBE", "a"]).expect(">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PUBLISH", "a", "y"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n:0\r\n").expect(&own);
 }
 
-/// One that is long, or goes to many, is delivered by another thread.
+/// Another thread delivers long messages and messages with many receivers.
 #[test]
 fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     let server = TestServer::with(|config| config.server.workers = 2);
@@ -144,7 +142,7 @@ fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     }
     own.request(&["PING"]);
     for text in texts {
-        // Its own message comes behind the reply.
+        // The client's own message follows the reply.
         own.expect(":6\r\n").expect(&message('>', &["message", "a", text]));
     }
     own.expect("+PONG\r\n");
@@ -156,7 +154,7 @@ fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     for text in texts {
         pattern.expect(&message('*', &["pmessage", "[a-b]", "a", text]));
     }
-    // In a transaction, too, which touches no data, or does.
+    // Also in a transaction, with and without data commands.
     let mut raw = server.raw();
     for (command, reply) in [("PING", "+PONG\r\n"), ("EXISTS", ":0\r\n")] {
         raw.request(&["MULTI"]).expect("+OK\r\n");
@@ -168,7 +166,7 @@ fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     }
 }
 
-/// It silences replies, for clients that want messages alone.
+/// CLIENT REPLY OFF suppresses replies but not messages.
 #[test]
 fn messages_come_though_replies_are_off() {
     let server = TestServer::start();
@@ -182,7 +180,7 @@ fn messages_come_though_replies_are_off() {
         if hello {
             raw.request(&["PUBLISH", "b", "y"]).expect(&message(sign, &["message", "b", "y"]));
         }
-        // What has come before is there before the end.
+        // Pending messages arrive before the confirmation of UNSUBSCRIBE.
         other.request(&["PUBLISH", "b", "z"]).expect(":1\r\n");
         raw.request(&["UNSUBSCRIBE"]).request(&["PING"]).request(&["CLIENT", "REPLY", "ON"]);
         raw.expect(&message(sign, &["message", "b", "z"]));
@@ -207,7 +205,7 @@ fn a_subscriber_that_does_not_read_is_disconnected() {
         }
         assert!(started.elapsed() < PATIENCE, "it was never disconnected");
     }
-    // It gets what had been written, and then the end.
+    // The client receives what was written before the disconnect.
     deaf.rest();
     raw.request(&["PUBLISH", "flood", "x"]).expect(":1\r\n");
 }
@@ -226,7 +224,7 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     );
     assert_eq!(raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]), "-ERR a channel may have 4096 bytes");
     assert_eq!(raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]), "-ERR a pattern may have 256 bytes");
-    // F25: by bytes, too, of all kinds together; what is there already takes no more.
+    // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
     admin_sets(&server, "server.max_subscription_bytes", "2048");
     raw.request(&["HELLO", "3"]);
     while raw.line() != "modules" {}
@@ -246,8 +244,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     raw.request(&["PING"]).expect("+PONG\r\n");
 }
 
-/// What Sentinel sends at a failover, in one transaction: all of it is accepted and executed, the
-/// others are gone, the caller stays.
+/// Sentinel's failover transaction is accepted and executed. Other clients are disconnected, the
+/// caller is not.
 #[test]
 fn kill_by_type_spares_the_caller_and_other_types() {
     let server = TestServer::start();
@@ -255,7 +253,7 @@ fn kill_by_type_spares_the_caller_and_other_types() {
     for raw in &mut normal {
         raw.request(&["PING"]).expect("+PONG\r\n");
     }
-    // In the middle of a request, and in the middle of a transaction.
+    // In the middle of a request, and of a transaction.
     normal[1].send("*2\r\n$4\r\nECHO\r\n$10\r\nabc");
     normal[2].request(&["MULTI"]).expect("+OK\r\n");
     let mut listening = listener(&server, false, &["SUBSCRIBE", "__sentinel__:hello"]);
@@ -275,8 +273,8 @@ fn kill_by_type_spares_the_caller_and_other_types() {
     assert_eq!(raw.rest(), "");
 }
 
-/// F11: a pause holds what would be executed, and nothing that is refused; a client that waits for
-/// its end is blocked, for INFO and for CLIENT LIST.
+/// CLIENT PAUSE delays only commands that would be executed. A delayed client counts as blocked in
+/// INFO and CLIENT LIST.
 #[test]
 fn a_pause_holds_only_what_would_be_executed() {
     let server = TestServer::start();
@@ -300,7 +298,7 @@ fn a_pause_holds_only_what_would_be_executed() {
     }
     let blocked = |raw: &mut Raw| {
         let head = raw.ask(&["INFO", "clients"]);
-        // The text, and the end of the line behind it.
+        // Reads the text and its final line break.
         let mut left = head[1..].parse::<usize>().unwrap() + 2;
         let mut blocked = String::new();
         while left > 0 {
@@ -316,7 +314,7 @@ fn a_pause_holds_only_what_would_be_executed() {
     writer.request(&["HINCRBY", "post:1", "like", "1"]);
     raw.request(&["HINCRBY", "post:1", "like", "1"]);
     eventually("two are blocked", || blocked(&mut admin) == "2");
-    // A subcommand that writes is held as a command is.
+    // Subcommands that write are paused too.
     let mut schema = server.raw();
     schema.request(&["TM.SPACE", "ALTER", "post", "ADD", "share:4"]);
     eventually("three are blocked", || blocked(&mut admin) == "3");
@@ -326,7 +324,7 @@ fn a_pause_holds_only_what_would_be_executed() {
     assert_eq!(blocked(&mut admin), "0");
 }
 
-/// F11: as Redis reads an age.
+/// MAXAGE is parsed as in Redis.
 #[test]
 fn the_age_of_a_client_to_kill_is_a_positive_number() {
     let server = TestServer::start();
@@ -361,7 +359,7 @@ fn a_pause_delays_and_loses_nothing() {
         .expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
     admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
     writer.expect(":1\r\n:2\r\n:3\r\n");
-    // Everything, for a while.
+    // Pause of all commands for a limited time.
     let started = Instant::now();
     admin.request(&["CLIENT", "PAUSE", "300"]).expect("+OK\r\n");
     reader.request(&["PING"]).expect("+PONG\r\n");

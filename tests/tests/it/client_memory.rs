@@ -1,18 +1,18 @@
-//! What clients' buffers take together has a limit: beyond it the client that takes most is
-//! evicted, and no other client notices.
+//! Memory limit of client buffers: above it, the client with the largest buffers is evicted, and no
+//! other is affected.
 
 use tidemark_tests::{Raw, TestServer, eventually};
 
 const MIB: usize = 1 << 20;
 
-/// A request of so many bytes, but for its last.
+/// Sends a request of this size, except for its last byte.
 fn unfinished(server: &TestServer, bytes: usize) -> Raw {
     let mut raw = server.raw();
     raw.send(format!("*2\r\n$4\r\nPING\r\n${}\r\n", bytes + 1)).send(vec![b'x'; bytes]);
     raw
 }
 
-/// So many bytes of commands that wait for EXEC.
+/// Queues commands of this total size between MULTI and EXEC.
 fn queued(server: &TestServer, bytes: usize) -> Raw {
     let mut raw = server.raw();
     assert_eq!(raw.ask(&["MULTI"]), "+OK");
@@ -23,7 +23,7 @@ fn queued(server: &TestServer, bytes: usize) -> Raw {
     raw
 }
 
-/// A reply of so many bytes that is not read; the kernel takes some of them.
+/// Requests a reply of this size and does not read it; the kernel buffers part of it.
 fn unread(server: &TestServer, bytes: usize) -> Raw {
     let mut raw = server.raw();
     raw.request(&["PING", &"x".repeat(bytes)]);
@@ -46,7 +46,7 @@ fn the_largest_client_is_disconnected() {
         let mut small: Vec<Raw> = (0..5).map(|_| unfinished(&server, 200_000)).collect();
         let mut stays = server.raw();
         assert_eq!(stays.ask(&["PING"]), "+PONG");
-        // Far more than there is room for, whatever the kernel takes.
+        // Much more than the limit, regardless of the kernel's buffers.
         let _large: Vec<Raw> = (0..10).map(|_| take(&server, 8 * MIB)).collect();
         eventually(kind, || {
             info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
@@ -72,7 +72,7 @@ fn a_client_that_does_not_read_messages_is_disconnected() {
     }
     let mut publisher = server.raw();
     let message = "x".repeat(MIB);
-    // The limit of one client is 32 MiB.
+    // The limit of a single client is 32 MiB.
     for _ in 0..24 {
         publisher.request(&["PUBLISH", "a", &message]);
         assert!(publisher.line().starts_with(':'));
@@ -83,8 +83,7 @@ fn a_client_that_does_not_read_messages_is_disconnected() {
     assert_eq!(publisher.ask(&["PING"]), "+PONG");
 }
 
-/// F25: subscriptions and watched keys count as a client's memory, and make those go that have
-/// most of them.
+/// Subscriptions and watched keys count as client memory, and their largest holders are evicted.
 #[test]
 fn subscriptions_and_watched_keys_count_and_make_room() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 16 * MIB);
@@ -105,7 +104,7 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
     assert!(total(&mut watcher) >= before + 10_000 * 60, "{}", total(&mut watcher));
     assert_eq!(watcher.ask(&["UNWATCH"]), "+OK");
     assert_eq!(total(&mut watcher), before);
-    // A listener with RESP3, which may ask for its own figures.
+    // RESP3 allows a subscriber to run CLIENT INFO.
     let resident = tidemark_tests::resident_bytes();
     let listener = |letter: char| {
         let mut raw = server.raw();
@@ -128,7 +127,7 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
     assert!(total(&mut first) >= 4000 * 1000, "{}", total(&mut first));
     let counted = info(&server, "mem_clients_subscriptions");
     assert!(counted >= 4000 * 1000 && info(&server, "mem_clients_normal") >= counted);
-    // A name that all listen to is there once; it counts for each.
+    // A shared name is stored once but counts for each subscriber.
     let mut others: Vec<Raw> = ('b'..='j').map(listener).collect();
     eventually("those with most have gone", || {
         info(&server, "evicted_clients") > 0 && info(&server, "mem_clients_normal") <= 16 * MIB
@@ -142,13 +141,13 @@ fn subscriptions_and_watched_keys_count_and_make_room() {
     eventually("nothing counts any more", || info(&server, "mem_clients_subscriptions") == 0);
 }
 
-/// F31: a large request that has not come whole counts with all that the scanner knows of it, and
-/// leaves nothing behind.
+/// An incomplete request counts with its scanner state, which is released afterwards.
 #[test]
 fn what_the_scanner_knows_counts_until_the_request_is_done() {
     let server = TestServer::with(|config| config.server.max_clients_memory_bytes = 12 * MIB);
     let mut raw = server.raw();
-    // Seven bytes each, and eight in the scanner: the bytes alone would be allowed.
+    // Seven bytes of input plus eight bytes of scanner state per argument; the input alone would be
+    // allowed.
     raw.send(format!("*1000001\r\n$5\r\nTOUCH\r\n{}", "$1\r\n1\r\n".repeat(999_999)));
     assert_eq!(raw.rest(), "");
     eventually("it has most", || info(&server, "evicted_clients") == 1);
@@ -177,7 +176,7 @@ fn the_limit_holds_at_once_except_for_no_evict() {
     assert_eq!(info(&server, "evicted_clients"), 1);
     assert_eq!(operator.ask(&["CONFIG", "RESETSTAT"]), "+OK");
     assert_eq!(info(&server, "evicted_clients"), 0);
-    // Remaining clients count, too.
+    // Lowering the limit affects connected clients.
     assert_eq!(operator.ask(&["CONFIG", "SET", "maxmemory-clients", "1"]), "+OK");
     assert_eq!(small.rest(), "");
     assert_eq!(kept.ask(&["DISCARD"]), "+OK");

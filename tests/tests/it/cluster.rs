@@ -1,4 +1,5 @@
-//! A cluster of one shard, for clients of clusters, and a standalone server for all others.
+//! A server without cluster mode: a cluster of one shard for cluster clients, a standalone server
+//! for others.
 
 use crate::replication::{follow, in_step};
 use tidemark_tests::{Raw, TestServer, eventually};
@@ -54,7 +55,7 @@ fn one_node_owns_all_slots() {
     ] {
         raw.request(words).expect(reply);
     }
-    // To a client that asks this first it is a standalone server.
+    // A client that asks for the mode sees a standalone server.
     assert!(text(&mut raw, &["INFO", "cluster"]).contains("cluster_enabled:0"));
     assert!(raw.ask(&["HELLO"]).starts_with('*'));
 }
@@ -78,7 +79,7 @@ fn keys_of_a_slot_are_counted_and_listed() {
     raw.request(&["CLUSTER", "COUNTKEYSINSLOT", "0"]).expect(":0\r\n");
 }
 
-/// Each node names the same nodes, by the same ids.
+/// All nodes report the same nodes with the same ids.
 #[test]
 fn replicas_are_nodes_of_the_shard() {
     let (master, replica) = (TestServer::start(), TestServer::start());
@@ -101,7 +102,7 @@ fn replicas_are_nodes_of_the_shard() {
         redis::cmd("CLUSTER").arg("SLOTS").query::<redis::Value>(&mut client).unwrap()
     };
     assert_eq!(slots(&master), slots(&replica));
-    // A Sentinel has put the replica in the master's place.
+    // A Sentinel has made the replica the master.
     let hello = |port: u16, epoch: u64| {
         let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},{epoch}", "a".repeat(40));
         master.raw().request(&["PUBLISH", "__sentinel__:hello", &text]).line();

@@ -1,5 +1,5 @@
-//! Old posts on the disk: what was spilled is read, changed, deleted, merged and restarted like
-//! everything else.
+//! Cold rows: after a spill, rows are read, changed, deleted, merged and restored like rows in
+//! memory.
 
 use redis::{Commands, Connection, Value};
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ pub(crate) fn small(config: &mut Config) {
     config.durability.snapshot_every_s = 0;
 }
 
-/// Small tables, of which the limit has room for a few.
+/// Small tables and a memory limit for a few of them.
 pub(crate) fn tight(config: &mut Config) {
     small(config);
     config.counter[0].rows_per_table = 10_000;
     config.counter[0].memory_limit_bytes = 1 << 20;
 }
 
-/// Sends a command, its words divided by blanks.
+/// Sends a command whose words are separated by spaces.
 pub(crate) fn call<T: redis::FromRedisValue>(
     connection: &mut Connection,
     text: &str,
@@ -31,8 +31,7 @@ pub(crate) fn call<T: redis::FromRedisValue>(
     redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(connection)
 }
 
-/// All that is answered to a command, line by line with a `|` behind each, up to the answer to a
-/// PING.
+/// Returns all lines of a command's reply, each followed by `|`, up to the reply to a PING.
 pub(crate) fn lines(server: &TestServer, text: &str) -> String {
     let mut raw = server.raw();
     raw.send(tidemark_tests::request(&text.split(' ').collect::<Vec<_>>()));
@@ -45,7 +44,7 @@ pub(crate) fn lines(server: &TestServer, text: &str) -> String {
     told
 }
 
-/// Overwrites a part of a file, as a disk does that spoils what it has.
+/// Overwrites part of a file to simulate disk corruption.
 pub(crate) fn spoil(path: &std::path::Path, at: u64, bytes: usize) {
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &vec![0x55; bytes], at).unwrap();
@@ -60,14 +59,14 @@ pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
     line.parse().unwrap()
 }
 
-/// Threads read cold blocks for suspended requests, beyond those that a worker read in place.
+/// Checks that most cold reads were done by other threads for suspended requests, and not in place.
 pub(crate) fn was_read_ahead(connection: &mut Connection) {
     assert!(info(connection, "cold_reads") > info(connection, "cold_reads_in_place"));
 }
 
 pub(crate) type Truth = BTreeMap<u64, [i64; 4]>;
 
-/// Every row by itself, and pages of rows, must be as the model says; `absent` must not exist.
+/// Compares all rows with the model, individually and on pages; the rows `absent` must not exist.
 pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     let mut connection = server.connection();
     let ids: Vec<u64> = truth.keys().copied().chain(absent.iter().copied()).collect();
@@ -89,8 +88,8 @@ pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     }
 }
 
-/// Sends changes of which twice is once. Where the limit is small the next table may have to wait
-/// for room, for a moment: nothing is refused for good.
+/// Sends idempotent changes and retries after OOM errors: with a small limit the next table may
+/// briefly have no room.
 pub(crate) fn patiently(pipe: &redis::Pipeline, connection: &mut Connection) {
     let mut told = pipe.query::<Value>(connection);
     let started = std::time::Instant::now();
@@ -113,7 +112,7 @@ pub(crate) fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &
     }
 }
 
-/// New rows, the n-th ones of all.
+/// Builds requests for new rows with these sequence numbers.
 fn rows(numbers: impl Iterator<Item = u64>, truth: &mut Truth) -> redis::Pipeline {
     let mut pipe = redis::pipe();
     for id in numbers.map(|n| 1_000_000 + n * 37) {
@@ -149,14 +148,14 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
     was_read_ahead(&mut connection);
 
-    // Every way to change a row, on cold ones.
+    // Every kind of change, on cold rows.
     let id = |i: u64| 1_000_000 + i * 37;
     let mut absent = vec![];
     for round in 0..3 {
         let o = 100 * round;
         let mut connection = server.connection();
         let c = &mut connection;
-        // HSET counts a counter that was 0 as new.
+        // HSET counts a counter of 0 as new.
         let is_zero = |i: u64, field: usize| i64::from(truth[&id(i)][field] == 0);
         for (text, reply) in [
             (format!("HINCRBY post:{} like 5", id(o)), truth[&id(o)][0] + 5),
@@ -190,7 +189,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         truth.get_mut(&id(o + 9)).unwrap()[0] += 1;
         verify(&server, &truth, &absent);
         match round {
-            // From the log and the cold files; then by a snapshot, too.
+            // First restart from log and cold files, the second also from a snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut server.connection(), "SAVE").unwrap();
@@ -200,7 +199,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         }
         verify(&server, &truth, &absent);
     }
-    // Merging makes the changes part of the files.
+    // A merge moves the changes into the files.
     let mut connection = server.connection();
     assert!(info(&mut connection, "overlay_rows") > 0);
     let _: u64 = call(&mut connection, "TM.SPILL post 20").unwrap();
@@ -230,9 +229,8 @@ fn scanned(connection: &mut Connection, count: u64) -> Vec<u64> {
     ids
 }
 
-/// F27. A table that was the newest one in the last snapshot has rolled and been spilled since.
-/// After a crash no table covers both what is on the disk and what came later, of which DBSIZE
-/// would not know how much is new.
+/// Counting after a crash: the newest table of the last snapshot has rolled and spilled since, so
+/// no table covers both the spilled rows and later ones. DBSIZE must still be exact.
 #[test]
 fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     let server = TestServer::with(small);
@@ -252,15 +250,14 @@ fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
     verify(&server, &truth, &[]);
 }
 
-/// Rows on the disk are rows: they are counted and listed, also by a server that is not to spill
-/// any more.
+/// Cold rows are counted and listed, even after spilling was turned off.
 #[test]
 fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() {
     let server = TestServer::with(small);
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 9_000, &mut truth);
-    // Far beyond, and where they are dense: so many that they are the traffic.
+    // Distant ids, dense enough to define their own range.
     for id in (2_000_000..2_005_000).chain((1 << 62)..(1 << 62) + 5000) {
         let _: Value = call(&mut connection, &format!("CNT.SET post {id} like 3")).unwrap();
         truth.insert(id, [3, 0, 0, 0]);
@@ -283,7 +280,7 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     assert!(scanned(&mut connection, 100) == left);
     let count: u64 = call(&mut connection, "DBSIZE").unwrap();
     assert_eq!(count, left.len() as u64);
-    // Any of them may be drawn, and is advised on.
+    // RANDOMKEY and TM.ADVISE cover cold rows.
     let drawn: Vec<u64> = (0..40)
         .map(|_| {
             let key: String = redis::cmd("RANDOMKEY").query(&mut connection).unwrap();
@@ -306,8 +303,8 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
     verify(&server.restart(), &truth, &ids[100..200]);
 }
 
-/// What is changed and deleted on the disk takes memory until it is merged: that happens by itself,
-/// and bounds it.
+/// Changes and deletions of cold rows take memory until a merge; merges start automatically and
+/// bound it.
 #[test]
 fn changes_are_merged_by_themselves() {
     let server = TestServer::with(tight);
@@ -315,7 +312,7 @@ fn changes_are_merged_by_themselves() {
     let mut truth = Truth::new();
     fill(&mut connection, 150_000, &mut truth);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Of each file some rows; tombs alone would take 1.4 MB of 1 MiB.
+    // Some rows of each file; tombstones alone would take 1.4 MB of the 1 MiB limit.
     for ids in ids[..120_000].chunks(1000) {
         let _: Value =
             redis::cmd("CNT.DEL").arg("post").arg(&ids[..500]).query(&mut connection).unwrap();
@@ -332,9 +329,8 @@ fn changes_are_merged_by_themselves() {
     verify(&server, &truth, &ids[..500]);
 }
 
-/// A file costs a descriptor and a step of each search: where nearly all rows of some have been
-/// deleted, they become one. A merge keeps to its bytes per second until a writer that is short of
-/// memory, or a stop, waits for its end.
+/// Each file costs a descriptor and a search step, so files with few remaining rows are merged into
+/// one. A merge keeps to its byte rate until a writer needs memory or the server stops.
 #[test]
 fn a_slow_merge_delays_no_request() {
     let server = TestServer::with(|config| {
@@ -367,7 +363,7 @@ fn a_slow_merge_delays_no_request() {
     tidemark_tests::eventually("a merge is under way", || merges_or_tries(&mut connection));
     let mut other = server.connection();
     other.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-    // More than there is room for beside what waits for the merge.
+    // More than fits into memory together with the data that waits for the merge.
     for from in (100_000..400_000).step_by(10_000) {
         fill_from(&mut connection, from, 10_000, &mut truth);
         redis::cmd("HINCRBY")
@@ -396,7 +392,7 @@ fn small_neighbours_become_one_file() {
     let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     let before = info(&mut connection, "cold_files");
     assert!(before >= 8 && spilled > 60_000, "{before} files, {spilled} rows");
-    // One row in a hundred stays: those of some files together are not a table's.
+    // One row in a hundred remains: several files together have less than one table.
     let ids: Vec<u64> = truth.keys().copied().collect();
     for ids in ids[..60_000].chunks(500) {
         let some: Vec<u64> = ids.iter().copied().filter(|id| id % 100 != 0).collect();
@@ -415,8 +411,8 @@ fn small_neighbours_become_one_file() {
     verify(&server.restart(), &truth, &ids[..2000]);
 }
 
-/// A snapshot that takes its time keeps no spill waiting: it makes room between its files, and
-/// leaves out what has gone to the disk meanwhile.
+/// A spill during a slow snapshot does not wait for its end. The snapshot omits rows spilled in the
+/// meantime.
 #[test]
 fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     let mut server = TestServer::with(small);
@@ -430,7 +426,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             let text: String = redis::cmd("INFO").arg("persistence").query(connection).unwrap();
             text.contains("rdb_bgsave_in_progress:1")
         };
-        // Some rows of all kinds are changed and deleted before, between and after.
+        // Changes and deletions before, during and after.
         let mut change = |connection: &mut Connection, truth: &mut Truth| {
             for _ in 0..40 {
                 let id = 1_000_000 + random.u64(..60_000) * 37;
@@ -450,7 +446,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             change(&mut connection, &mut truth);
             let before = saving(&mut connection);
             let _: u64 = call(&mut connection, "TM.SPILL post 1").unwrap();
-            // Of one snapshot, as no other was requested.
+            // Both belong to the same snapshot, because no other one was requested.
             between += u32::from(before && saving(&mut connection));
             change(&mut connection, &mut truth);
         }
@@ -471,7 +467,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     assert_ne!(report.severity(), store::Severity::Damage, "{:?}", report.findings);
 }
 
-/// Memory runs short while clients write: old tables go to the disk by themselves, and no write is
+/// When memory runs short during writes, old tables are spilled automatically and no write is
 /// refused.
 #[test]
 fn a_full_space_goes_on_by_spilling() {
@@ -485,13 +481,12 @@ fn a_full_space_goes_on_by_spilling() {
             .parse::<u64>()
             .unwrap()
     };
-    // Of existence spaces and users.
     let others = used(&mut connection);
     let mut truth = Truth::new();
     fill(&mut connection, 200_000, &mut truth);
     assert!(info(&mut connection, "cold_rows") > 80_000);
     assert_eq!(info(&mut connection, "spill_failures"), 0);
-    // A sixteenth more while tables are made smaller.
+    // One sixteenth more is allowed while tables are shrunk.
     let now = used(&mut connection);
     assert!(now < others + (1 << 20) + (1 << 16), "{now}, {others} before");
     verify(&server, &truth, &[]);
@@ -505,7 +500,7 @@ pub(crate) fn likes(connection: &mut Connection, viewer: u64, ids: &[u64]) -> Ve
     rows.iter().map(|row| [row[0], row[4]]).collect()
 }
 
-/// A page shows flags and counters of posts whose rows are on the disk, and actions change them.
+/// Pages show flags and counters of cold posts, and actions change them.
 #[test]
 fn flags_of_spilled_posts_are_shown() {
     let mut server = TestServer::with(|config| {
@@ -519,7 +514,7 @@ fn flags_of_spilled_posts_are_shown() {
         assert_eq!(liked, vec![1; page.len()]);
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
-    // Row by row, so that some are read from the disk and some are cached; then as pages.
+    // Row by row, partly from disk and partly from the cache; then as pages.
     for _ in 0..2 {
         let mut connection = server.connection();
         assert!(info(&mut connection, "cold_rows") > 4_000);
@@ -531,7 +526,7 @@ fn flags_of_spilled_posts_are_shown() {
         }
         server = server.restart();
     }
-    // Undone and done again, on rows that are cold.
+    // Actions undone and repeated on cold rows.
     let mut connection = server.connection();
     let undone: Vec<i64> =
         redis::cmd("FEED.UNDO").arg("like").arg(7).arg(&ids[..50]).query(&mut connection).unwrap();
@@ -543,8 +538,8 @@ fn flags_of_spilled_posts_are_shown() {
     assert_eq!(likes(&mut connection, 8, &ids[..50]), [[1, 1]; 50]);
 }
 
-/// A page that lacks rows is read again when they have come: MONITOR shows it once, it is counted
-/// once, and nothing of it is read in place.
+/// A page that is repeated after its cold rows were read appears once in MONITOR and statistics,
+/// and reads nothing in place.
 #[test]
 fn a_page_that_lacks_cold_rows_runs_as_one_request() {
     let server = TestServer::with(small);
@@ -593,8 +588,7 @@ fn a_page_that_lacks_cold_rows_runs_as_one_request() {
     }
 }
 
-/// A client that sends far more than there is memory for, all at once, waits while the oldest goes
-/// to the disk.
+/// A pipeline larger than memory waits for spills and is not refused.
 #[test]
 fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
     let server = TestServer::with(tight);
@@ -605,7 +599,7 @@ fn a_long_pipeline_waits_for_room_and_nothing_of_it_is_refused() {
     verify(&server, &truth, &[]);
 }
 
-/// Whatever the limit is, tables are so small that some fit, and the oldest can leave.
+/// With any limit, tables are small enough for several to fit, so that the oldest can be spilled.
 #[test]
 fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
     for limit in [256 << 10, 1 << 20] {
@@ -616,15 +610,14 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
         });
         let mut connection = server.connection();
         let mut truth = Truth::new();
-        // No write is refused for good.
         fill(&mut connection, limit / 4, &mut truth);
         assert!(info(&mut connection, "cold_rows") > limit / 8);
         verify(&server, &truth, &[5, 999_999]);
     }
 }
 
-/// Rows on the disk go to a replica as they are; it reads them, spills by its own memory, and takes
-/// over.
+/// A replica receives cold files unchanged, reads them, spills by its own limit, and can be
+/// promoted.
 #[test]
 fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     let master = TestServer::with(small);
@@ -633,7 +626,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     fill(&mut connection, 12_000, &mut truth);
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // Changed and deleted since.
+    // Rows changed and deleted after the spill.
     for &id in &ids[..50] {
         let _: i64 = call(&mut connection, &format!("HINCRBY post:{id} like 1000")).unwrap();
         truth.get_mut(&id).unwrap()[0] += 1000;
@@ -648,7 +641,8 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     super::replication::in_step(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
-    // Far more than its memory takes comes over the link; what is cold here is changed there.
+    // The replica receives more than its memory holds, including changes of rows that are cold
+    // there.
     let limits = "memory_limit_bytes 1mb rows_per_table 10000 spill yes";
     let _: String = call(&mut connection, &format!("TM.SPACE ALTER post SET {limits}")).unwrap();
     let mut more = Truth::new();
@@ -664,7 +658,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     assert!(info(&mut replica.connection(), "spilled_tables") > 0, "by itself");
     assert_eq!(info(&mut replica.connection(), "spill_failures"), 0);
     verify(&replica, &truth, &[]);
-    // A snapshot beside its own cold files, and a start from both.
+    // A snapshot with its own cold files, and a restart from both.
     let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();
     super::replication::in_step(&master, &replica);
@@ -679,14 +673,14 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     verify(&replica, &truth, &[]);
 }
 
-/// Hundreds of connections want cold pages at once, some of which go before theirs have come;
-/// those that stay get every row of their own.
+/// Hundreds of connections request cold pages, and some close before the reply; the others receive
+/// correct rows.
 #[test]
 fn hundreds_of_connections_read_cold_pages() {
     const LINKS: usize = 300;
     let server = TestServer::with(|config| {
         small(config);
-        // So small that nearly all of it is read from the disk.
+        // A tiny cache, so that nearly all rows are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -720,11 +714,10 @@ fn hundreds_of_connections_read_cold_pages() {
     was_read_ahead(&mut connection);
 }
 
-/// An id and its counters.
 type Row = (u64, i64, i64, i64, i64);
 
-/// A scan of a space of which most rows lie on the disk, in both forms, while others change it:
-/// none is missed, and each has a value that it had meanwhile.
+/// CNT.SCAN of a mostly cold space, in both formats, during changes: no row is missing, and each
+/// has a value that it had during the scan.
 #[test]
 fn cnt_scan_exports_rows_of_memory_and_disk() {
     let server = TestServer::with(small);
@@ -738,7 +731,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     }
     let spilled: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
     assert!(spilled > 10_000, "{spilled}");
-    // Changed and deleted since it was spilled.
+    // Rows changed and deleted after the spill.
     call::<Vec<i64>>(&mut connection, "CNT.INCRBY post 5 like 1000000").unwrap();
     assert_eq!(call::<u64>(&mut connection, "CNT.DEL post 6").unwrap(), 1);
     let scan = |connection: &mut Connection, options: &str| -> BTreeMap<u64, i64> {
@@ -760,7 +753,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     assert_eq!(scan(&mut connection, " COUNT 1000"), all);
     assert_eq!(scan(&mut connection, ""), all);
 
-    // In bytes.
+    // Binary format.
     let (mut cursor, mut rows) = ("0".to_owned(), BTreeMap::new());
     loop {
         let (next, bytes, counters): (String, Vec<u8>, usize) =
@@ -778,7 +771,7 @@ fn cnt_scan_exports_rows_of_memory_and_disk() {
     }
     assert_eq!(rows, all);
 
-    // Rows move to the disk, and are changed there, while they are scanned.
+    // Rows are spilled and changed during the scan.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Old posts on a disk that has no room, or that spoils what it has.
+//! Cold rows on a full or corrupted disk.
 
 use super::cold::{
     FIELDS, Truth, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify,
@@ -8,13 +8,13 @@ use redis::{Connection, Value};
 use std::collections::BTreeMap;
 use tidemark_tests::TestServer;
 
-/// As a disk that fills up in the middle of a spill, and of a merge, while the log still has room:
-/// cold files have a limit of their own.
+/// Cold files have their own size limit, which simulates a disk that fills up during a spill or a
+/// merge while the log still has room.
 #[test]
 fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_on_with_room() {
     let server = TestServer::with(|config| {
         tight(config);
-        // Two files and a half.
+        // Room for two and a half files.
         config.spill.max_bytes = 160_000;
     });
     let mut connection = server.connection();
@@ -45,7 +45,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     assert!(rows > 10_000 && info(&mut connection, "spill_failures") > 0, "{rows}");
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
-    // What failed has left nothing on the disk.
+    // A failed spill leaves no file.
     let files = || {
         let names =
             std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -54,11 +54,11 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     tidemark_tests::eventually("nothing is left over", || {
         files() == info(&mut connection, "cold_files")
     });
-    // Old rows are read, changed and deleted meanwhile.
+    // Old rows can still be read, changed and deleted.
     verify(&server, &truth, &[]);
     let ids: Vec<u64> = truth.keys().copied().collect();
-    // How many of them could not be changed: what a change needs may be more than the last bytes of
-    // the limit.
+    // Returns the number of rows whose change was refused; a change may need more than the limit's
+    // last bytes.
     let some = |truth: &mut Truth, connection: &mut Connection| {
         let mut refused = 0;
         for &id in ids.iter().step_by(97) {
@@ -82,7 +82,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     verify(&server, &truth, &[]);
     let killed = server.killed();
     verify(&killed, &truth, &[]);
-    // A merge has no room, either.
+    // A merge has no room either.
     let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
     assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
@@ -105,13 +105,12 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     verify(&server.restart(), &truth, &[]);
 }
 
-/// A block that the disk has spoiled is no row of zeros: pages and commands that need it are
-/// refused, all others are served.
+/// A corrupted block must not read as zeros: requests that need it fail, all others succeed.
 #[test]
 fn a_spoiled_block_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        // So small that nothing of what follows is read from it.
+        // A tiny cache, so that blocks are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -127,7 +126,7 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
     for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().ends_with(".tcold") {
-            // The first block of rows, after the head's.
+            // The first block of rows follows the header's block.
             spoil(&entry.path(), 4096, 4096);
         }
     }
@@ -140,11 +139,10 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     ] {
         let told = format!("{:?}", call::<Value>(&mut connection, &text));
         assert!(told.contains("cannot be read"), "{text}: {told}");
-        // What failed is not told to the next command.
+        // The next command is not affected.
         assert_eq!(likes(&mut connection, 7, &[other]), [[1, 1]], "after {text}");
     }
-    // Where many rows are asked for together it is an error in the place of the row, and of no
-    // other.
+    // In requests for many rows, only the elements of unreadable rows are errors.
     for (text, wanted) in [
         (format!("FEED.GET home 7 {other} {spoiled} {other} {spoiled} MARK like"), 4),
         (format!("CNT.GET post {other} {spoiled} {other} {spoiled}"), 4),
@@ -164,7 +162,7 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
     }
     assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
-    // A flag that is set without its counter needs no row, and neither does a repeated like.
+    // Setting a flag without its counter needs no row; neither does a repeated like.
     let _: Value = call(&mut connection, &format!("PH.ADD liked 9 {spoiled}")).unwrap();
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
     assert_eq!(again, [0]);
@@ -172,13 +170,13 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     was_read_ahead(&mut connection);
 }
 
-/// A file that cannot be read keeps its own range from being merged, and no other; what was changed
-/// of it stays in memory, and is served.
+/// An unreadable file prevents merges of its own range only; its pending changes stay in memory and
+/// are served.
 #[test]
 fn a_damaged_file_keeps_no_other_from_being_merged() {
     let server = TestServer::with(|config| {
         tight(config);
-        // A merge is to find it.
+        // The merge must find the damage, not the scrubber.
         config.spill.scrub_bytes_per_s = 0;
     });
     let mut connection = server.connection();
@@ -188,7 +186,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     assert!(
         info(&mut connection, "cold_files") >= 3 && info(&mut connection, "cold_rows") > 40_000
     );
-    // The first whole table's file; its first block of rows is the one after the head's.
+    // The file of the first full table; its first block of rows follows the header's block.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES post").unwrap();
     let whole = tables
         .iter()
@@ -202,7 +200,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
         .unwrap_err()
         .to_string();
     assert!(told.contains("cannot be read"), "{told}");
-    // Behind the damaged block.
+    // Rows after the damaged block.
     let change = |connection: &mut Connection, truth: &mut Truth, ids: &[u64]| {
         for ids in ids.chunks(500) {
             let mut pipe = redis::pipe();
@@ -225,7 +223,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     }
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:err") && text.contains("is damaged"), "{text}");
-    // All but the block that is lost.
+    // All rows except those in the lost block.
     let mut readable: Truth =
         truth.into_iter().filter(|(id, _)| !ids[..2_000].contains(id)).collect();
     verify(&server, &readable, &[]);
@@ -234,9 +232,9 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     verify(&server.killed(), &readable, &[]);
 }
 
-/// Nothing asks for what was spoiled, of rows, of filters and of a ledger: the scrubber finds it,
-/// and INFO names the files. The other blocks are served, files are merged, and nothing of the
-/// damaged ones is lost by that. A second pass, after the disk has given back what it had, says so.
+/// Without any request, the scrubber finds corrupted blocks of rows, filters and a ledger, and INFO
+/// names the files. Other blocks are served; merges proceed and lose nothing of the damaged files.
+/// Once the disk is repaired, a second pass clears the report.
 #[test]
 fn scrubbing_finds_what_the_disk_has_spoiled() {
     let server = TestServer::with(|config| {
@@ -261,7 +259,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     kinds.sort_by_key(|file| (file.tag.kind, file.tag.low));
     kinds.dedup_by_key(|file| file.tag.kind);
     assert_eq!(kinds.len(), 3, "rows, filters and a run: {kinds:?}");
-    // The second block, and the third.
+    // Corrupts the second and third block.
     let paths: Vec<_> = kinds.iter().map(|file| server.folder().join(&file.name)).collect();
     let before: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
     paths.iter().for_each(|path| spoil(path, 8192 + 100, 4096));
@@ -279,7 +277,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert_eq!(info(&mut connection, "scrub_read_bytes"), bytes);
     assert!(info(&mut connection, "scrub_last_pass_time") > 1_700_000_000);
     assert_eq!(info(&mut connection, "scrub_left_bytes"), 0);
-    // All is changed, so that files are merged; the damaged one stays, with all that can be read.
+    // All rows are changed to force merges; the damaged file stays with all readable rows.
     let rows = &kinds[0];
     let told = |connection: &mut Connection| {
         let (mut right, mut refused) = (0, 0);
@@ -314,7 +312,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     assert!(info(&mut connection, "merges") > merges, "others are merged");
     assert!(server.folder().join(&rows.name).exists());
     assert_eq!(told(&mut connection), (right, refused));
-    // As a copy that was put back, say.
+    // Restores the content, as from a backup.
     for (path, bytes) in paths.iter().zip(&before) {
         if path.exists() {
             let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

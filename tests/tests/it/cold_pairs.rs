@@ -1,5 +1,5 @@
-//! Flags of old posts on the disk: what was spilled is asked for, set, unset, merged and restarted
-//! like everything else, and no reply is a false negative.
+//! Cold flags: spilled pairs are tested, set, cleared, merged and restored like pairs in memory,
+//! without false negatives.
 
 use super::cold::{call, info, lines, patiently, spoil, was_read_ahead};
 use super::replication::{follow, in_step};
@@ -9,11 +9,10 @@ use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually};
 
 const FIRST: u64 = 1_000_000;
-/// Likes per post.
 const LIKES: u64 = 8;
 
 fn small(config: &mut Config) {
-    // Filters alone.
+    // Spaces without ledgers.
     config.existence[0].ledger = LedgerMode::Off;
     config.existence[0].pairs_per_table = 16_000;
     config.existence[0].max_tables = 3;
@@ -26,10 +25,10 @@ fn horizon(connection: &mut Connection) -> u64 {
     line.rsplit_once("horizon=").unwrap().1.parse().unwrap()
 }
 
-/// Whether a viewer likes a post, as acknowledged.
+/// Acknowledged state of each pair.
 type Truth = BTreeMap<(u64, u64), bool>;
 
-/// Posts `from..to` are liked by some viewers each.
+/// Adds likes to the posts `from..to`.
 fn fill(connection: &mut Connection, from: u64, to: u64, truth: &mut Truth) {
     fill_some(connection, (from..to).collect(), truth);
 }
@@ -48,8 +47,8 @@ fn fill_some(connection: &mut Connection, posts: Vec<u64>, truth: &mut Truth) {
     }
 }
 
-/// Every pair on a page, as a flag, as a member of a set and of a filter; some pairs that were
-/// never set.
+/// Checks every pair on a page, as a set member and in a filter, and some pairs that were never
+/// set.
 fn verify(server: &TestServer, truth: &Truth) {
     let mut connection = server.connection();
     let mut by_viewer: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -69,7 +68,7 @@ fn verify(server: &TestServer, truth: &Truth) {
     for ((id, viewer), _) in &some {
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(viewer);
         pipe.cmd("BF.EXISTS").arg(format!("liked:{id}")).arg(viewer);
-        // A member that likes nothing.
+        // A member without likes.
         pipe.cmd("SISMEMBER").arg(format!("liked:{id}")).arg(5_000_000 + viewer);
     }
     let told: Vec<i64> = pipe.query(&mut connection).unwrap();
@@ -90,7 +89,7 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
                 call::<Vec<i64>>(connection, &format!("FEED.UNDO like {viewer} {id}")).unwrap()[0]
             }
             (true, 1) => call(connection, &format!("SREM liked:{id} {viewer}")).unwrap(),
-            // Twice is once.
+            // A repeated like has no effect.
             (true, _) => {
                 1 - call::<Vec<i64>>(connection, &format!("FEED.ACT like {viewer} {id}")).unwrap()
                     [0]
@@ -99,7 +98,7 @@ fn change(connection: &mut Connection, truth: &mut Truth, round: u64) {
         };
         assert_eq!(done, 1, "{id} {viewer} {set} {index}");
         truth.insert((id, viewer), !set || index % 3 == 2);
-        // And one that comes late.
+        // A like after the table was spilled.
         let late = 10_000 * (round + 1) + index;
         let done: Vec<i64> = call(connection, &format!("FEED.ACT like {late} {id}")).unwrap();
         if done == [1] {
@@ -116,7 +115,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     let mut connection = server.connection();
     let mut truth = Truth::new();
     fill(&mut connection, 0, 6_000, &mut truth);
-    // Memory runs short: the oldest tables move, and nothing is forgotten.
+    // When memory runs short, the oldest tables are spilled and no pair is lost.
     let (mut cold, mut still) = (0, 0);
     eventually("it spills by itself, as much as it wants", || {
         let before = std::mem::replace(&mut cold, info(&mut connection, "cold_pairs"));
@@ -124,7 +123,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
         still == 40
     });
     assert_eq!((horizon(&mut connection), info(&mut connection, "spill_failures")), (0, 0));
-    // What went to the disk between the look ahead and the look itself was.
+    // A table may be spilled between prefetching and the lookup, so in-place reads before this
+    // point are allowed.
     let in_place = info(&mut connection, "cold_reads_in_place");
     verify(&server, &truth);
     assert!(info(&mut connection, "cold_reads") > 1000);
@@ -138,7 +138,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
             info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges
         );
         match round {
-            // From the log and the files alone; then from a snapshot, too.
+            // First restart from log and files, the second also from a snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut connection, "SAVE").unwrap();
@@ -154,12 +154,12 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     }
     let mut connection = server.connection();
     let _: u64 = call(&mut connection, "TM.SPILL liked 100").unwrap();
-    // Now, or by itself before.
+    // The merge may have happened already.
     assert!(info(&mut connection, "merges") > 0);
     assert_eq!(info(&mut connection, "overlay_pairs"), 0);
     verify(&server, &truth);
     verify(&server.killed(), &truth);
-    // Where each range lives.
+    // Location of each range.
     let tables: Vec<BTreeMap<String, Value>> = call(&mut connection, "TM.TABLES liked").unwrap();
     let place = |table: &BTreeMap<String, Value>| {
         redis::from_redis_value::<String>(table["where"].clone()).unwrap()
@@ -186,10 +186,9 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
-/// The lowest id of a table on the disk that is neither the first one, which is small and overrun,
-/// nor has further filters.
-/// However little memory there is: with the smaller limit only the newest table is there, and
-/// memory is short for ever.
+/// Returns the lowest id of a cold table other than the first one, which is small and overfull, and
+/// without additional filters. With little memory only the newest table remains, and memory stays
+/// short.
 #[test]
 fn late_likes_wait_for_merges_and_are_not_refused() {
     for (posts, limit) in [(6_000, 0), (1_500, 14 * 4096)] {
@@ -204,7 +203,7 @@ fn late_likes_wait_for_merges_and_are_not_refused() {
             info(&mut connection, "cold_pairs") > posts
         });
         let merges = info(&mut connection, "merges");
-        // Many times as many as may wait in memory, of a few posts of the oldest table.
+        // Many more late likes than memory can hold, for a few posts of the oldest table.
         for viewers in (10_000u64..20_000).collect::<Vec<_>>().chunks(500) {
             let mut pipe = redis::pipe();
             for viewer in viewers {
@@ -236,7 +235,7 @@ fn a_cold_id(connection: &mut Connection) -> u64 {
     number(table, "low").max(FIRST)
 }
 
-/// A check of a flag on the disk is one read of 4 KiB, as the kernel counts them; asked again it is
+/// A test of a cold flag costs one read of 4 KiB, as counted by the kernel; a repeated test costs
 /// none.
 #[test]
 fn a_cold_flag_is_one_read() {
@@ -259,12 +258,12 @@ fn a_cold_flag_is_one_read() {
     was_read_ahead(&mut connection);
 }
 
-/// A page that the disk has spoiled is an error for its flags, and no *no*.
+/// A corrupted page makes its flags an error, never "not set".
 #[test]
 fn a_spoiled_page_is_an_error_and_never_a_no() {
     let server = TestServer::with(|config| {
         small(config);
-        // So small that nothing of what follows is read from it.
+        // A tiny cache, so that pages are read from disk.
         config.spill.cache_bytes = 4096;
     });
     let mut connection = server.connection();
@@ -277,7 +276,7 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
             (1..=pages).for_each(|page| spoil(&entry.path(), page * 4096 + 512, 100));
         }
     }
-    // The other one is younger than any that went to the disk.
+    // The second post is newer than all cold tables.
     let (spoiled, other) = (FIRST, FIRST + 7_000);
     for text in [
         format!("SISMEMBER liked:{spoiled} 5"),
@@ -308,8 +307,8 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
     assert!(info(&mut connection, "cold_corrupt_blocks") > 0);
 }
 
-/// Without room for cold files the newest table goes on, until there is a clear error; nothing is
-/// lost, and with room it goes on by itself.
+/// Without room for cold files, the newest table grows until writes are refused with a clear error.
+/// No pair is lost, and spilling resumes once there is room.
 #[test]
 fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     let server = TestServer::with(|config| {
@@ -321,7 +320,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     fill(&mut connection, 0, 6_000, &mut truth);
     eventually("it tries", || info(&mut connection, "spill_failures") > 0);
     assert_eq!((info(&mut connection, "cold_files"), horizon(&mut connection)), (0, 0));
-    // What is there is changed as ever.
+    // Existing pairs can still be changed.
     change(&mut connection, &mut truth, 3);
     let mut post = FIRST + 6_000;
     let refused = loop {
@@ -339,7 +338,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
         if let Err(error) = told {
             break error.to_string();
         }
-        // All of a pipeline, or it is not known which.
+        // A refused pipeline may have been partly executed, so only fully acknowledged ones count.
         ids.retain(|id| id % 7 == 0);
         truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
         post += 20;
@@ -360,7 +359,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     verify(&server.restart(), &truth);
 }
 
-/// A replica gets the files of a full sync, spills by its own memory, and takes over.
+/// A replica receives cold files in a full sync, spills by its own limit, and can be promoted.
 #[test]
 fn a_replica_has_the_spilled_flags_and_is_promoted() {
     let master = TestServer::with(small);
@@ -395,7 +394,7 @@ fn a_replica_has_the_spilled_flags_and_is_promoted() {
     verify(&replica.restart(), &truth);
 }
 
-/// A space that is to recycle again does so, and the files go.
+/// A space switched from spilling back to recycling deletes its cold files.
 #[test]
 fn a_space_that_recycles_again_lets_its_files_go() {
     let server = TestServer::with(small);

@@ -1,9 +1,7 @@
-//! What each command answers, request by request. Replies are compared as bytes, in RESP2 unless
-//! said otherwise.
+//! Replies of each command, compared as bytes; RESP2 unless noted.
 
 use tidemark_tests::{Raw, TestServer};
 
-/// Sends each request and compares the bytes of its reply.
 #[track_caller]
 pub(crate) fn check(raw: &mut Raw, script: &[(&str, &str)]) {
     for (line, expected) in script {
@@ -11,7 +9,7 @@ pub(crate) fn check(raw: &mut Raw, script: &[(&str, &str)]) {
         raw.request(&args);
         assert_eq!(raw.take(expected.len()), *expected, "{line}");
     }
-    // Nothing more came.
+    // No further output follows.
     raw.request(&["ECHO", "end"]);
     raw.expect("$3\r\nend\r\n");
 }
@@ -307,7 +305,7 @@ fn the_table_answers_for_itself() {
     let c = &mut server.connection();
     let count: usize = redis::cmd("COMMAND").arg("COUNT").query(c).unwrap();
     let names: Vec<String> = redis::cmd("COMMAND").arg("LIST").query(c).unwrap();
-    // As in Redis the list has subcommands, too, the count only commands.
+    // As in Redis, COMMAND LIST includes subcommands and COMMAND COUNT does not.
     assert_eq!(count, names.iter().filter(|name| !name.contains('|')).count());
     for name in ["client", "client|list", "config|get"] {
         assert!(names.contains(&name.to_owned()), "{name}");
@@ -316,7 +314,7 @@ fn the_table_answers_for_itself() {
         redis::cmd("COMMAND").arg("LIST").arg("FILTERBY").arg(by).query(c).unwrap()
     };
     assert_eq!(filtered(c, &["PATTERN", "client|no-*"]), ["client|no-evict", "client|no-touch"]);
-    // What MODULE LIST names has commands.
+    // The module named by MODULE LIST has commands.
     let of_module = filtered(c, &["MODULE", "bf"]);
     assert!(of_module.contains(&"bf.madd".to_owned()) && of_module.contains(&"cf.add".to_owned()));
     assert!(of_module.iter().all(|name| name.starts_with("bf.") || name.starts_with("cf.")));

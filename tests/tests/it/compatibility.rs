@@ -1,17 +1,16 @@
-//! docs/compatibility.md, printed from the tables below. Each client has a test that shows what the
-//! page says of it; each refusal is asked of a server.
+//! Generates docs/compatibility.md from the tables below. A test exists for every statement about a
+//! client, and every refusal is checked against a server.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use tidemark_tests::TestServer;
 
-/// A client or tool that was tested.
 struct Tested {
     name: &'static str,
-    /// The versions that the tests install or that a run was made with.
+    /// Versions installed by the tests or used in a recorded run.
     version: &'static str,
     works: &'static str,
-    /// The functions that show it, in any test of the repository; or how it was shown otherwise.
+    /// Test functions that cover it, anywhere in the repository, or another proof.
     tests: &'static [&'static str],
 }
 
@@ -100,7 +99,7 @@ const TOOLS: &[Tested] = &[
     },
 ];
 
-/// What is refused by design: a call, how the reply begins, the reason.
+/// Commands refused by design: call, start of the reply, reason.
 const REFUSED: &[(&str, &str, &str)] = &[
     ("EXPIRE post:1 60", "ERR EXPIRE is not possible here", "Counters and flags do not expire."),
     (
@@ -145,7 +144,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// All text of the tests: `.rs` files below the crates' test folders and the clients' scripts.
+/// Appends all test code: `.rs` files in the crates' test folders, and client scripts.
 fn sources(folder: &Path, text: &mut String) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -154,7 +153,7 @@ fn sources(folder: &Path, text: &mut String) {
         } else if path.extension().is_some_and(|end| end == "rs") {
             text.push_str(&std::fs::read_to_string(&path).unwrap());
         } else {
-            // A script counts by its name.
+            // A script counts by its file name.
             let _ = writeln!(text, "fn {}(", path.file_name().unwrap().to_string_lossy());
         }
     }
@@ -172,8 +171,8 @@ fn section(page: &mut String, title: &str, rows: &[Tested]) {
     }
 }
 
-/// F19: the page says what tests show: it is what the tables print, every test in it exists, and
-/// a server answers every refusal.
+/// The page equals the output of the tables, every test named there exists, and a server refuses
+/// every listed command.
 #[test]
 fn compatibility_page_is_current() {
     let mut known = String::new();

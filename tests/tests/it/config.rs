@@ -1,5 +1,5 @@
-//! CONFIG on a running server: what is set takes effect at once, and what is rewritten is there at
-//! the next start.
+//! CONFIG on a running server: SET takes effect immediately, and REWRITE persists it for the next
+//! start.
 
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{PATIENCE, TestServer, eventually};
@@ -50,8 +50,7 @@ fn limits_take_effect_for_connections_that_are_there() {
     assert!(started.elapsed() < PATIENCE / 2);
 }
 
-/// F24: what the system refuses for a socket is refused as a setting, and what is accepted keeps no
-/// client out.
+/// A keepalive value that the kernel rejects is refused, and accepted values lock no client out.
 #[test]
 fn no_keepalive_locks_clients_out() {
     let server = TestServer::start();
@@ -64,7 +63,7 @@ fn no_keepalive_locks_clients_out() {
         set(&server, &["tcp-keepalive", value]);
         assert_eq!(server.raw().ask(&["PING"]), "+PONG", "{value}");
     }
-    // A grace that no clock holds would end the worker that stops.
+    // An unrepresentable time would panic the stopping worker.
     for name in ["server.shutdown_grace_ms", "timeout", "server.shutdown_timeout_s"] {
         let error = config(&server, &["SET", name, "9223372036854775807"]).unwrap_err();
         assert!(error.to_string().contains("must be 0 to 2147483647"), "{name}: {error}");
@@ -94,7 +93,7 @@ fn fsync_always_holds_from_the_moment_it_is_set() {
     for n in 2..50 {
         raw.request(&["HINCRBY", "post:1", "like", "1"]).expect(&format!(":{n}\r\n"));
     }
-    // What the disk holds now has what was acknowledged.
+    // A copy of the data folder contains every acknowledged write.
     let copy = server.killed();
     copy.raw().request(&["HGET", "post:1", "like"]).expect("$2\r\n49\r\n");
     set(&server, &["appendfsync", "everysec"]);
@@ -130,7 +129,7 @@ fn a_rewrite_is_there_at_the_next_start() {
         (get(&server, "timeout"), get(&server, "maxclients")),
         ("77".to_owned(), "99".to_owned())
     );
-    // A folder that is no more: an error, and the server goes on.
+    // With the folder deleted, REWRITE fails and the server continues.
     drop(folder);
     let error = config(&server, &["REWRITE"]).unwrap_err().to_string();
     assert!(error.contains("Rewriting config file: "), "{error}");
@@ -139,8 +138,8 @@ fn a_rewrite_is_there_at_the_next_start() {
     assert!(error.contains("The server is running without a config file"), "{error}");
 }
 
-/// F2: a file that CONFIG REWRITE wrote after TM.SPACE ALTER starts a new node, which then follows.
-/// The file's view names the new field, so the file as it was before would not.
+/// A file written by CONFIG REWRITE after TM.SPACE ALTER starts a new replica. The view in the file
+/// needs the new field, so the original file would not start.
 #[test]
 fn rewritten_file_starts_a_new_replica() {
     let folder = tempfile::tempdir().unwrap();
@@ -164,7 +163,7 @@ fn rewritten_file_starts_a_new_replica() {
         alter(&["WIDEN", "like:20"]);
         alter(&["ADD", "gone:3"]);
         alter(&["DROP", "gone"]);
-        // As it is, the file does not do for a new folder: its view names what its fields lack.
+        // The original file does not start in a new folder: its view names an unknown field.
         std::fs::write(&file, format!("{listed}{view}")).unwrap();
         let new = tempfile::tempdir().unwrap();
         let mut own = loaded();
@@ -188,7 +187,7 @@ fn rewritten_file_starts_a_new_replica() {
         assert!(text.contains(&line) && text.contains(view), "{text}");
         assert_eq!(text.contains("# of a post"), !listed.is_empty(), "{text}");
         assert_eq!(get(&master, "counter.post.fields"), fields);
-        // Written once more it stays as it is.
+        // A second REWRITE leaves the file unchanged.
         config(&master, &["REWRITE"]).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
 
@@ -208,8 +207,8 @@ fn rewritten_file_starts_a_new_replica() {
     }
 }
 
-/// F17: a file that lists only its own spaces starts, and the default views and actions show and
-/// move what is there.
+/// A file that declares only its own spaces starts, and the default views and actions adapt to
+/// them.
 #[test]
 fn file_of_spaces_alone_starts() {
     let cases = [

@@ -1,4 +1,4 @@
-//! Connections: what clients say at their start, limits, and how they end.
+//! Connections: handshakes, limits, and disconnects.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn bulk(raw: &mut Raw, args: &[&str]) -> String {
 fn the_handshakes_of_stock_clients() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    // As redis-py 8, ioredis, node-redis, Lettuce and go-redis begin.
+    // Handshakes of redis-py 8, ioredis, node-redis, Lettuce and go-redis.
     for (args, expected) in [
         (&["CLIENT", "SETINFO", "LIB-NAME", "redis-py"][..], "+OK"),
         (&["client", "setinfo", "lib-ver", "8.1.0"], "+OK"),
@@ -188,8 +188,8 @@ fn connected(server: &TestServer) -> usize {
     info.get("connected_clients").unwrap()
 }
 
-/// A client that is gone has no use for its reply; and it may have sent the request again
-/// elsewhere.
+/// A disconnected client may have repeated its blocked request elsewhere, so the request is
+/// dropped.
 #[test]
 fn a_client_that_leaves_while_blocked_is_noticed() {
     let server = TestServer::with(|config| config.server.max_clients = 40);
@@ -220,7 +220,7 @@ fn a_client_that_leaves_while_blocked_is_noticed() {
     stays.expect(":1\r\n");
 }
 
-/// A connection that logs out late in its life has as long as a new one.
+/// After RESET a connection gets the full login time of a new one.
 #[test]
 fn a_reset_connection_has_time_to_log_in_again() {
     let server = TestServer::with(|config| {
@@ -239,7 +239,7 @@ fn a_reset_connection_has_time_to_log_in_again() {
     assert!(start.elapsed() > Duration::from_millis(900), "{:?}", start.elapsed());
 }
 
-/// Whatever they say first, and however fast they come.
+/// Unauthenticated clients in any number and with any first command.
 #[test]
 fn unauthenticated_clients_lock_no_client_out() {
     let server = TestServer::with(|config| {
@@ -255,7 +255,7 @@ fn unauthenticated_clients_lock_no_client_out() {
     }
 }
 
-/// A reply that comes late, or tells of a failure, changes none of those before it.
+/// A late or failing reply leaves the earlier ones of the turn unchanged.
 #[test]
 fn a_snapshot_that_fails_is_the_error_of_its_own_command() {
     let server = TestServer::start();
@@ -279,7 +279,7 @@ fn shutdown_stops_the_server_after_what_was_sent_before() {
     let server = TestServer::start();
     let mut raw = server.raw();
     raw.request(&["ECHO", "x"]).request(&["SHUTDOWN", "NOSAVE"]).request(&["PING"]);
-    // The connection ends when the folder is free.
+    // The connection closes once the folder is free.
     server.join();
     assert_eq!(raw.rest(), "$1\r\nx\r\n");
 }
@@ -304,7 +304,7 @@ fn client_with_a_full_output_buffer_loses_no_reply() {
     let batch = ping.repeat(100);
     slow.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut sent = 0;
-    // Until neither side's buffers take any more.
+    // Until the buffers of both sides are full.
     while let Ok(n) = slow.stream.write(&batch[sent % batch.len()..]) {
         sent += n;
         assert!(sent < 200 << 20, "the server reads on and on");
@@ -318,7 +318,7 @@ fn client_with_a_full_output_buffer_loses_no_reply() {
         .max()
         .unwrap();
     assert!((LIMIT..2 * LIMIT).contains(&waiting), "{waiting} bytes wait: {list}");
-    // Now it reads: every reply is there, whole and in order.
+    // Once the client reads, every reply arrives complete and in order.
     let whole = sent / ping.len();
     let reply = format!("$1000\r\n{}\r\n", "x".repeat(1000));
     for _ in 0..whole {

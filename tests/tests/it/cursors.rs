@@ -1,11 +1,11 @@
-//! Cursors of scans stay below 2^50: clients keep them as doubles, and proxies add bits to them.
+//! Scan cursors stay below 2^50, because clients store them as doubles and proxies add bits.
 
 use super::cold::{call, small};
 use redis::{Commands, Connection, FromRedisValue, cmd};
 use std::collections::BTreeSet;
 use tidemark_tests::TestServer;
 
-/// Walks to the end by the command that these words begin, with the options behind the cursor.
+/// Scans to the end with a command and options after the cursor.
 fn walk<T: FromRedisValue + Ord>(
     c: &mut Connection,
     words: &[&str],
@@ -64,7 +64,7 @@ fn all_cursors_fit_a_double_and_lead_to_every_key() {
     }
 }
 
-/// As a client leaves it that has rounded one from an earlier release.
+/// Cursors of an earlier release, as rounded by a client.
 #[test]
 fn larger_cursors_are_invalid() {
     let server = TestServer::start();
@@ -78,7 +78,6 @@ fn larger_cursors_are_invalid() {
             assert!(refused.contains("invalid cursor"), "{words} {cursor}: {refused}");
         }
     }
-    // One that was not given here does not end a scan early.
     let all: BTreeSet<String> = {
         let (_, found): (u64, Vec<String>) = call(&mut c, "SCAN 255").unwrap();
         found.into_iter().collect()

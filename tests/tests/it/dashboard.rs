@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tidemark_tests::{PATIENCE, TestServer, cannot, eventually, listener};
 
-/// Opens the dashboard, and waits until it has shown the figures.
+/// Opens the dashboard and waits for its first values.
 fn open(browser: &Browser, address: SocketAddr) {
     browser.open(&format!("http://{address}/"));
     browser.wait("the dashboard shows figures", "return Number(document.body.dataset.rounds) >= 1");
 }
 
-/// All figures of the page that were made of one value, by their names.
+/// Returns all values on the page that stem from a single metric, by name.
 fn figures(browser: &Browser) -> BTreeMap<String, String> {
     let script = "return Object.fromEntries([...document.querySelectorAll('[data-value]')]\
          .map(e => [e.dataset.value, e.dataset.raw]))";
     serde_json::from_value(browser.run(script)).unwrap()
 }
 
-/// The fields of INFO by the names that the page gives its figures.
+/// Returns INFO's fields under the page's names.
 fn info(connection: &mut Connection) -> BTreeMap<String, String> {
     let text: String = cmd("INFO").arg("everything").query(connection).unwrap();
     let mut fields = BTreeMap::new();
@@ -37,7 +37,7 @@ fn info(connection: &mut Connection) -> BTreeMap<String, String> {
     fields
 }
 
-/// Whether the page's figure lies between those of INFO before it and after it.
+/// Returns whether the shown value is between INFO's values before and after.
 fn is_between(shown: &str, before: &str, after: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     match (number(shown), number(before), number(after)) {
@@ -49,8 +49,8 @@ fn is_between(shown: &str, before: &str, after: &str) -> bool {
     }
 }
 
-/// Compares all figures with INFO, until each was found right: some fall and rise while a server
-/// works.
+/// Compares all values with INFO, repeatedly until each was equal once, because some change on a
+/// running server.
 fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     let rounds = "Number(document.body.dataset.rounds)";
     let mut wrong: BTreeSet<String> = figures(browser).into_keys().collect();
@@ -58,7 +58,7 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     wrong.retain(|name| !NOT_OF_INFO.contains(&name.as_str()));
     for _ in 0..8 {
         let before = info(connection);
-        // The round that runs now may have asked before INFO did.
+        // The current refresh may have started before INFO was read.
         let now = browser.run(&format!("return {rounds}")).as_u64().unwrap();
         browser.wait("a round began and ended", &format!("return {rounds} > {now} + 1"));
         let shown = figures(browser);
@@ -76,7 +76,8 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
     panic!("never as INFO tells: {wrong:?}");
 }
 
-/// Figures that are of the last interval, sums of several fields, or rise by asking.
+/// Values without an INFO counterpart: rates of the last interval, sums, and counters of the
+/// requests themselves.
 const NOT_OF_INFO: [&str; 6] = [
     "pages_per_s",
     "writes_per_s",
@@ -100,7 +101,7 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     });
     some_traffic(&server);
     let mut c = server.connection();
-    // Some tables, the oldest recycled.
+    // Several tables, the oldest recycled.
     for id in 501..4000 {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
@@ -122,13 +123,13 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
     walks_along_a_ring(&browser);
     inspects_a_page(&browser, &server);
 
-    // But for the query that is refused on purpose.
+    // Except for the query that is refused on purpose.
     let errors = browser.errors();
     assert!(errors.iter().all(|error| error.contains("ids=x")), "{errors:?}");
 }
 
-/// What a person sees in this state of a server: the figures are INFO's, nothing sticks out, and
-/// `target/screenshots` has the page at two widths.
+/// Checks the page in one server state: values equal INFO, nothing overflows. Saves screenshots at
+/// two widths to `target/screenshots`.
 fn is_seen(browser: &Browser, state: &str, address: SocketAddr, connection: &mut Connection) {
     browser.resize(1440);
     open(browser, address);
@@ -173,7 +174,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
                 let ids: Vec<u64> = (20 * id..20 * id + 20).collect();
                 pipe.cmd("FEED.GET").arg("home").arg(7).arg(ids).ignore();
                 pipe.exec(&mut c).unwrap();
-                // The disk keeps up.
+                // Lets the disk keep up.
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
@@ -264,7 +265,7 @@ fn walks_along_a_ring(browser: &Browser) {
         "the table before is described",
         &format!("return {ring}.getAttribute('aria-valuetext').includes('closed, ids ')"),
     );
-    // The next round draws it anew, and keeps what is chosen and the focus.
+    // A refresh redraws the ring and keeps selection and focus.
     let rounds = "Number(document.body.dataset.rounds)";
     let now = browser.run(&format!("return {rounds}")).as_u64().unwrap();
     browser.wait("another round", &format!("return {rounds} > {now}"));
@@ -274,7 +275,7 @@ fn walks_along_a_ring(browser: &Browser) {
 
 fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let mut c = server.connection();
-    // Larger than its bits; liked; never there; below the horizon.
+    // A value wider than its field; a liked post; an absent row; a post below the horizon.
     cmd("HSET").arg(&["post:3999", "like", "100000"]).exec(&mut c).unwrap();
     let ids = [3999, 3998, 900_000, 1];
     let page: Vec<Vec<Option<i64>>> =

@@ -1,5 +1,5 @@
-//! Exact counters: every field of a row holds any i64 and answers as a hash of redis-server does,
-//! whatever bits it has at the moment; and bounds hold for everybody at once.
+//! Exact counters: every field holds any i64 and behaves like a redis-server hash, regardless of
+//! its current width. Bounds hold under concurrency.
 
 use crate::beside_redis::redis;
 use std::io::{Read, Write};
@@ -8,8 +8,8 @@ use tidemark_tests::{Raw, TestServer, request};
 
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// At and beside the ends of what fits: in the bits of a field, whatever they are, in an entry of
-/// the aux dictionary, in an i64.
+/// Returns a value near a limit of representation: the bits of a field of any width, an entry of
+/// the aux dictionary, or an i64.
 fn edge(rng: &mut fastrand::Rng) -> i64 {
     let near = rng.i64(-2..=2);
     let far = match rng.u32(0..10) {
@@ -23,7 +23,7 @@ fn edge(rng: &mut fastrand::Rng) -> i64 {
     if rng.bool() { value } else { value.wrapping_neg() }
 }
 
-/// All replies to some requests, as bytes: both servers' must be equal.
+/// Returns all replies as bytes, for comparison between servers.
 fn replies(raw: &mut Raw, requests: &[Vec<u8>]) -> String {
     raw.send(requests.concat()).request(&["ECHO", "the mark"]);
     let mut got = Vec::new();
@@ -42,8 +42,8 @@ fn raw(port: u16) -> Raw {
     Raw { stream }
 }
 
-/// 40,000 increments and sets of values that grow out of their bits and shrink back, beside
-/// redis-server, while widths change and tables are rolled and rewritten: not a byte differs.
+/// 40,000 increments and sets with values that outgrow their bits and shrink back, while widths
+/// change and tables roll. Replies equal redis-server's.
 #[test]
 fn every_field_holds_any_i64_as_redis_does() {
     let redis = redis();
@@ -51,7 +51,7 @@ fn every_field_holds_any_i64_as_redis_does() {
     let (mut theirs, mut ours, mut admin) = (raw(redis.port), server.raw(), server.raw());
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
-    // Random ids, both ends among them.
+    // Random ids, including both extremes.
     let mut ids: Vec<u64> = (0..300).map(|_| rng.u64(..) >> rng.u32(0..40)).collect();
     ids.extend([0, u64::MAX, u64::MAX - 1, 1 << 63]);
     let keys: Vec<String> = ids.iter().map(|id| format!("post:{id}")).collect();
@@ -90,7 +90,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 &theirs[first..]
             );
         }
-        // Widths say where a value lies, never what it is.
+        // Widths determine the location of a value, never the value.
         match batch % 8 {
             0 => {
                 let (field, width) = (FIELDS[rng.usize(..4)], rng.u32(1..=40).to_string());
@@ -116,8 +116,8 @@ fn every_field_holds_any_i64_as_redis_does() {
     );
 }
 
-/// 1,000,000 decrements of a hundred items by eight connections at once: a hundred are sold,
-/// whichever way they ask.
+/// Eight connections send 1,000,000 decrements of a stock of 100; exactly 100 succeed, with either
+/// command.
 #[test]
 fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
     let server = TestServer::start();
@@ -141,7 +141,8 @@ fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
                         while sold + refused < until {
                             let n = stream.read(&mut buf).unwrap();
                             assert!(n > 0);
-                            // A reply is `*1` and a number, or an error; each begins a line.
+                            // A reply is `*1` plus a number, or an error, each at the start of a
+                            // line.
                             for &byte in &buf[..n] {
                                 sold += usize::from(at_start && byte == b'*');
                                 refused += usize::from(at_start && byte == b'-');
@@ -161,7 +162,7 @@ fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
     assert_eq!(sold, (100, 999_900));
     let mut c = server.raw();
     c.request(&["CNT.GET", "post", "7"]).expect("*1\r\n*4\r\n:100\r\n:0\r\n:0\r\n:0\r\n");
-    // SAT sells what is left; nothing else of a refused command happens.
+    // SAT takes the remaining stock; a refused command has no effect.
     c.request(&["CNT.INCRBY", "post", "7", "like", "-70", "MIN", "0"]).expect("*1\r\n:30\r\n");
     assert_eq!(
         c.ask(&["CNT.INCRBY", "post", "7", "repost", "1", "like", "-31", "MIN", "0"]),

@@ -1,4 +1,4 @@
-//! The programs of `examples/`, each run as its first line says: all print the same.
+//! Runs each program of `examples/` as its first line says; all must print the same page.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ fn example(name: &str) -> PathBuf {
     root().join("examples").join(name)
 }
 
-/// Runs a program with a port and an id that no other example has; gives what it printed.
+/// Runs a program with a port and unused ids, and checks its output.
 #[track_caller]
 fn shows_the_page(server: &TestServer, first: u64, program: &mut Command) {
     let done = program
@@ -55,14 +55,14 @@ fn the_go_example_shows_a_page() {
     shows_the_page(&server, 100, &mut go);
 }
 
-/// Cargo builds the examples of this package before its tests, beside them.
+/// Cargo builds the package's examples before its tests.
 #[test]
 fn the_rust_example_shows_a_page() {
     let server = TestServer::start();
     let tests = std::env::current_exe().unwrap();
     let built = tests.parent().and_then(Path::parent).unwrap().join("examples/feed_page");
     if !built.exists() {
-        // A single test target was asked for.
+        // Not built when a single test target was selected.
         let cargo = Command::new(env!("CARGO"))
             .args(["build", "--locked", "-p", "tidemark-tests", "--example", "feed_page"])
             .current_dir(root())

@@ -1,5 +1,4 @@
-//! The application of `examples/feed`: in a real browser, and by plain HTTP what a browser does not
-//! do by itself.
+//! The application in `examples/feed`, in a real browser and over plain HTTP.
 
 use super::browser::{Browser, ENTER};
 use super::real_data::{generated_file, real_file, reposters};
@@ -15,7 +14,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The application as a program of its own.
 struct App {
     child: Child,
     address: String,
@@ -49,7 +47,7 @@ impl App {
         format!("http://{}/", self.address)
     }
 
-    /// One request: status line and headers, and the body.
+    /// Sends a request; returns the header and the body.
     fn request(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -65,7 +63,7 @@ impl App {
         (format!("{head}\r\n"), body.to_owned())
     }
 
-    /// The cookie of a viewer, as a header.
+    /// Signs in and returns the cookie header.
     fn sign_in(&self, viewer: &str) -> String {
         let (head, _) = self.request("POST", "/viewer", &[], &format!("viewer={viewer}"));
         assert!(head.contains(" 303 "), "{head}");
@@ -74,7 +72,6 @@ impl App {
         format!("Cookie: {}", cookie.split(';').next().unwrap())
     }
 
-    /// The posts of the first page.
     fn posts(&self, cookie: &str) -> Vec<u64> {
         let (_, page) = self.request("GET", "/", &[cookie], "");
         let ids = page.split("data-post=\"").skip(1);
@@ -89,7 +86,7 @@ impl Drop for App {
     }
 }
 
-/// Likes, and whether the heart of this viewer is set.
+/// Returns the number of likes and the viewer's own flag.
 fn likes(server: &TestServer, viewer: &str, post: u64) -> (i64, bool) {
     let mut c = server.connection();
     let page: Vec<Vec<Option<i64>>> =
@@ -97,7 +94,7 @@ fn likes(server: &TestServer, viewer: &str, post: u64) -> (i64, bool) {
     (page[0][0].unwrap(), page[0][4] == Some(1))
 }
 
-/// Signs in by the form, with the keyboard alone, and waits for the page of this viewer.
+/// Signs in through the form with the keyboard and waits for the viewer's page.
 fn read_as(browser: &Browser, app: &App, viewer: &str) {
     browser.open(&app.url());
     browser.type_into("input[name=viewer]", &format!("{viewer}{ENTER}"));
@@ -105,7 +102,7 @@ fn read_as(browser: &Browser, app: &App, viewer: &str) {
     browser.wait("the page is this viewer's", &format!("return {shown} === {}", json!(viewer)));
 }
 
-/// What the card of a post shows: pressed, likes, reads, and whether it is new.
+/// Returns the state of a post's card: pressed, likes, reads, whether it is new.
 fn card(browser: &Browser, post: u64) -> (bool, String, String, bool) {
     let script = format!(
         "const card = document.getElementById('p{post}'), like = card.querySelector('.like'); \
@@ -116,7 +113,7 @@ fn card(browser: &Browser, post: u64) -> (bool, String, String, bool) {
     serde_json::from_value(browser.run(&script)).unwrap()
 }
 
-/// Presses the heart with the keyboard, and waits until the page has it so.
+/// Presses the heart with the keyboard and waits for the page to show it.
 fn press_heart(browser: &Browser, post: u64, then: bool) {
     browser.type_into(&format!("#p{post} .like"), &ENTER.to_string());
     let pressed = format!("#p{post} .like[aria-pressed={then}]");
@@ -141,7 +138,7 @@ fn a_like_moves_the_count_and_the_heart_is_its_viewers() {
     browser.post("/refresh", &json!({}));
     assert_eq!(card(&browser), shown(true, "1", "2", false));
 
-    // A second viewer, of a name that would be markup.
+    // A second viewer whose name contains markup.
     let second = "<b id=x>Ann</b>\"'&";
     read_as(&browser, &app, second);
     assert_eq!(browser.run("return document.getElementById('x')"), json!(null));
@@ -157,7 +154,7 @@ fn a_like_moves_the_count_and_the_heart_is_its_viewers() {
     assert_eq!(likes(&server, "7", post), (1, false));
 
     looks_right(&browser);
-    // To older posts, and to an author's: the counter of the author has as many as there are.
+    // Navigates to older posts and to an author; the author's counter equals the number of posts.
     browser.run("document.querySelector('a[rel=next]').click()");
     browser.wait("older posts", "return location.search.startsWith('?before=')");
     assert_eq!(browser.run("return document.querySelectorAll('.post.post').length"), json!(20));
@@ -201,7 +198,7 @@ fn forms_of_other_sites_and_forged_cookies_change_nothing() {
     assert!(head.contains(" 404 "), "a GET likes nothing");
     assert_eq!(likes(&server, "7", post), (0, false));
 
-    // A form that is sent again, or by a page that is out of date, counts once.
+    // A form submitted again, or from a stale page, counts once.
     let own = format!("Origin: http://{}", app.address);
     for from in [own.as_str(), "Sec-Fetch-Site: same-origin", &own] {
         let head = like(&[&cookie, from], &form);
@@ -236,8 +233,8 @@ fn a_post_below_the_horizon_has_a_heart_that_cannot_be_pressed() {
     assert_eq!(likes(&server, "7", post), (0, false));
 }
 
-/// The real data set, on machines that have it. The counts are those of plain sets, but for first
-/// reposts that were taken for repeated ones; loaded twice, they are the same.
+/// The real data set, where available. Counts equal those of plain sets, apart from false
+/// positives; loading it twice changes nothing.
 #[test]
 fn a_file_of_reposts_is_shown_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -276,7 +273,7 @@ fn the_application_starts_a_server_and_ends_it() {
     eventually("the server has ended", || TcpStream::connect(("127.0.0.1", port)).is_err());
 }
 
-/// Without a server and without a program, it says what to do.
+/// Without a server and a program, the application prints instructions.
 #[test]
 fn the_application_says_what_it_lacks() {
     let port = listener().local_addr().unwrap().port();

@@ -1,5 +1,5 @@
-//! A full sync over a link that never lasts: what has come is not fetched again, whatever happens
-//! to either side meanwhile.
+//! Full sync over a link that is cut repeatedly: received files are not fetched again, and either
+//! side may fail at any time.
 
 use crate::replication::{follow, in_step, info, number};
 use std::io::{Read, Write};
@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
-/// Carries connections to a server, and cuts each when so many bytes have come from it.
+/// Proxy that cuts each connection after a number of bytes from the server.
 struct ShortLink {
     port: u16,
-    /// The server's port.
     to: Arc<AtomicU16>,
-    /// Bytes that have come from the server, on all connections.
+    /// Bytes received from the server, on all connections.
     passed: Arc<AtomicU64>,
     cuts: Arc<AtomicU64>,
 }
@@ -47,7 +46,7 @@ fn short_link(server: u16, limit: u64) -> ShortLink {
     let (to, passed, cuts) = (link.to.clone(), link.passed.clone(), link.cuts.clone());
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            // The server may be away for a moment.
+            // The server may be restarting.
             let Ok(server) = TcpStream::connect(("127.0.0.1", to.load(SeqCst))) else { continue };
             let (to_server, from_client) =
                 (server.try_clone().unwrap(), client.try_clone().unwrap());
@@ -61,7 +60,6 @@ fn short_link(server: u16, limit: u64) -> ShortLink {
     link
 }
 
-/// Carries one connection to a server, and no other.
 fn link_once(server: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -96,7 +94,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
             .query::<redis::Value>(&mut master.connection())
             .unwrap()
     };
-    // A few tables of a megabyte each, nearly empty.
+    // A few nearly empty tables of one megabyte each.
     for id in 0..6 {
         call(&format!("PH.ADD liked 7 {id}"));
         call(&format!("HSET post:{id} like {id}"));
@@ -107,8 +105,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     assert!(bytes > 4 << 20, "{bytes} bytes");
     let link = short_link(master.port(), bytes / 6);
     let replica = TestServer::with(sized);
-    // It has something to give up, and is told once to do so: a start in between does not take that
-    // back.
+    // The replica must discard its own data by a single FORCE, which stays valid across a restart.
     redis::cmd("HSET")
         .arg("post:77")
         .arg(&["like", "1"])
@@ -116,7 +113,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
         .unwrap();
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
-    // Each attempt begins with a manifest, and this one is another than the one before.
+    // Every attempt starts with a manifest, and the snapshot changes between attempts.
     eventually("it is cut", || link.cuts.load(SeqCst) >= 2);
     call("HSET post:3 like 33");
     call("PH.ADD liked 8 5");
@@ -127,7 +124,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     let (passed, cuts) = (link.passed.load(SeqCst), link.cuts.load(SeqCst));
     println!("{bytes} bytes of snapshot, {passed} passed, {cuts} cuts");
     assert!(cuts >= 5, "{cuts} cuts");
-    // With each cut at most a message of 256 KiB is lost; the newest table was written twice.
+    // Each cut loses at most one message of 256 KiB; the newest table was written twice.
     assert!(
         passed < bytes * 13 / 10 + cuts * (300 << 10),
         "{passed} bytes for {bytes}, with {cuts} cuts"
@@ -150,8 +147,8 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     assert_eq!(late, [false, true]);
 }
 
-/// The soak found it: a master is demoted while its replica loads what a full sync has brought. No
-/// node could be promoted any more, and no Sentinel had a choice.
+/// Regression test: the master was demoted while its replica loaded the data of a full sync. No
+/// node could be promoted afterwards, and Sentinel had no candidate.
 #[test]
 fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
     let master = TestServer::start();
@@ -165,7 +162,7 @@ fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
         .arg(&["like", "1"])
         .query::<()>(&mut replica.connection())
         .unwrap();
-    // Its own data are no reason to promote it.
+    // The replica's own data must not make it a candidate.
     let words = ["127.0.0.1", &port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     assert_eq!(number(&replica, "slave_priority"), 0);
@@ -181,8 +178,8 @@ fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
     assert_eq!((read("post:1"), read("post:77")), (Some(3), None));
 }
 
-/// REPLICAOF NO ONE in the middle: it is the master of what it had, and what has come so far takes
-/// no room.
+/// REPLICAOF NO ONE during a full sync: the replica keeps its old data and removes the received
+/// files.
 #[test]
 fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
     let sized = |config: &mut Config| {
@@ -226,8 +223,7 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
     assert_eq!(row, 2);
 }
 
-/// A replica gives its data up once, when it is told to; not again for another server at the
-/// master's address a day later, with an empty disk.
+/// FORCE discards a replica's data once. A later empty server at the master's address is refused.
 #[test]
 fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica() {
     let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
@@ -255,8 +251,8 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     );
 }
 
-/// As long as it is damaged on the master's disk: each attempt fetches it again. A change of the
-/// configuration may be what it waits for.
+/// A damaged file on the master's disk makes every attempt fetch it again, with increasing delays.
+/// A change of the configuration resets the delay, since it may fix the problem.
 #[test]
 fn what_is_damaged_is_asked_for_less_and_less_often() {
     let (master, replica) = (TestServer::start(), TestServer::start());
@@ -295,7 +291,7 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     in_step(&master, &replica);
 }
 
-/// Number of connections to it from now on.
+/// Counts connections to a server from now on.
 fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
     let mut connection = master.connection();
     let mut count = move || -> u64 {
@@ -308,7 +304,7 @@ fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
     move || count() - before
 }
 
-/// One second after the first, then two, then four, from now on.
+/// Checks delays of one second, then two, then four.
 fn less_and_less_often(attempts: &mut impl FnMut() -> u64, most: u64) {
     let began = Instant::now();
     for count in 2..=most {
@@ -329,7 +325,7 @@ fn shop(config: &Config) -> tidemark_server::config::Counter {
     shop
 }
 
-/// The spaces, views and actions come with the data, whatever the replica's configuration has.
+/// A replica takes spaces, views and actions from its master, regardless of its own configuration.
 #[test]
 fn a_replica_takes_its_masters_spaces_over() {
     for is_saved in [false, true] {
@@ -361,7 +357,7 @@ fn a_replica_takes_its_masters_spaces_over() {
     }
 }
 
-/// Asks again while the data are loaded.
+/// Repeats a request while the data is loading.
 fn when_loaded(raw: &mut tidemark_tests::Raw, words: &[&str]) -> String {
     loop {
         let line = raw.ask(words);
@@ -372,9 +368,8 @@ fn when_loaded(raw: &mut tidemark_tests::Raw, words: &[&str]) -> String {
     }
 }
 
-/// F9: a full sync closed every connection of the replica. Here a client that was idle, one that
-/// sends commands all the time, one that listens to a channel, one in the middle of a transaction
-/// that watches a key, and one that monitors are there before and after it.
+/// A full sync closes no client connection: an idle client, a busy one, a subscriber, a transaction
+/// with a watched key, and a monitor all stay connected.
 #[test]
 fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let quiet = |config: &mut Config| config.durability.snapshot_every_s = 0;
@@ -403,7 +398,7 @@ fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let port = master.port().to_string();
     let mut admin = replica.raw();
     admin.request(&["REPLICAOF", "127.0.0.1", &port, "FORCE"]).expect("+OK\r\n");
-    // One that never rests sees the old row, -LOADING, the new one, and nothing else.
+    // A busy client sees the old row, -LOADING, and the new row only.
     let began = Instant::now();
     let mut seen = std::collections::BTreeSet::new();
     while !seen.contains("7") {
@@ -419,11 +414,11 @@ fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     idle.expect("idle\r\n");
     assert_eq!(when_loaded(&mut idle, &["HGET", "post:1999", "like"]), "$1");
     idle.expect("7\r\n");
-    // It waits on for the end of the pause, and is refused then as any write is here.
+    // A paused write keeps waiting for the end of the pause and is then refused by the replica.
     admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
     assert!(paused.line().starts_with("-READONLY"));
     admin.request(&["PUBLISH", "news", "still here"]).expect(":1\r\n");
     listener.expect("*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$10\r\nstill here\r\n");
-    // As in Redis all keys have changed.
+    // As in Redis, a full sync counts as a change of all keys.
     watcher.request(&["EXEC"]).expect("*-1\r\n");
 }

@@ -1,21 +1,20 @@
-//! Malformed requests: a table of what each is answered, checked against redis-server as well,
-//! whole and cut in two at every byte. Where we are stricter than Redis on purpose stands in a
-//! table of its own.
+//! Malformed requests with their expected replies, checked against redis-server as well, each sent
+//! whole and split at every byte. A separate table lists where Tidemark is deliberately stricter.
 
 use crate::beside_redis::{answer, redis};
 use std::io::Read;
 use std::time::Duration;
 use tidemark_tests::{Raw, TestServer};
 
-/// What a server answers until it closes, or to a mark behind it.
+/// Reply to the final ECHO marker.
 const MARK: &str = "$8\r\nthe mark\r\n";
 
-/// Sent, and answered by both; without the mark the connection is closed.
+/// Requests and the replies of both servers; a reply without the marker means that the connection
+/// closes.
 fn table() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
-    // (Lines without an end are in hostile.rs: what is answered depends on how much of them has
-    // come.)
+    // Lines without an end are tested in hostile.rs, because the reply depends on their length.
     let table: Vec<(String, String)> = vec![
         ("*-1\r\n".into(), fine("")),
         ("*-10\r\n".into(), fine("")),
@@ -60,7 +59,7 @@ fn table() -> Vec<(Vec<u8>, String)> {
     table.into_iter().map(|(bytes, reply)| (bytes.into_bytes(), reply)).chain(families()).collect()
 }
 
-/// More of it, by what is answered.
+/// Further requests, grouped by reply.
 fn families() -> Vec<(Vec<u8>, String)> {
     let error = |text: &str| format!("-ERR Protocol error: {text}\r\n");
     let fine = |text: &str| format!("{text}{MARK}");
@@ -71,7 +70,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     let mut table: Vec<(Vec<u8>, String)> = Vec::new();
     let mut row = |bytes: &[u8], reply: String| table.push((bytes.to_vec(), reply));
 
-    // Inline: quotes, escapes, spaces.
+    // Inline requests: quotes, escapes, spaces.
     for (line, word) in [
         (r#"ECHO "a\tb\n\r\b\a""#, "a\tb\n\r\u{8}\u{7}"),
         (r#"ECHO "\x41\x00""#, "A\0"),
@@ -112,7 +111,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     row(b"PING\r\nPING\n\nPING\r\n", fine("+PONG\r\n+PONG\r\n+PONG\r\n"));
     row(b"\r\r\n", fine(""));
 
-    // Counts of arguments.
+    // Argument counts.
     for count in ["-2147483648", "-9223372036854775808", "0\r\n*0", "-1\r\n*-1"] {
         row(format!("*{count}\r\n").as_bytes(), fine(""));
     }
@@ -133,7 +132,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
         row(format!("*{count}\r\n").as_bytes(), error("invalid multibulk length"));
     }
 
-    // Lengths of arguments.
+    // Argument lengths.
     for length in [
         "-2",
         "00",
@@ -153,7 +152,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     row(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$-1\r\n", error("invalid bulk length"));
     row(b"MULTI\r\n*1\r\n$abc\r\n", format!("+OK\r\n{}", error("invalid bulk length")));
 
-    // What is no bulk string in an array: nested arrays, all other types of both protocols, words.
+    // Array elements other than bulk strings: nested arrays, other RESP types, plain words.
     for other in [
         "*1",
         "+hi",
@@ -181,7 +180,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     }
     row(b"*1\r\n\n\r\n", error("expected '$', got ' '"));
 
-    // Those types where a request begins are words of an inline request.
+    // Other RESP types at the start of a request are words of an inline request.
     for other in ["+OK", ":1", "-1", "%1", "~1", ">1", "_", "#t", ",1.5", "(123", "|1", "!3", "$4"]
     {
         row(format!("{other}\r\n").as_bytes(), fine(&unknown(other, "")));
@@ -189,7 +188,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     row(b"-ERR x\r\n", fine(&unknown("-ERR", "'x' ")));
     row(b"=5\r\ntxt:a\r\n", fine(&[unknown("=5", ""), unknown("txt:a", "")].concat()));
 
-    // What is told of it: cut, and on one line.
+    // The error text is truncated and on one line.
     let (y, z) = ("y".repeat(100), "z".repeat(100));
     row(format!("{}\r\n", "x".repeat(200)).as_bytes(), fine(&unknown(&"x".repeat(128), "")));
     row(
@@ -234,7 +233,7 @@ fn families() -> Vec<(Vec<u8>, String)> {
     table
 }
 
-/// Sends bytes in two packets, then the mark.
+/// Sends bytes in two packets, then the marker.
 fn answer_in_two(port: u16, bytes: &[u8], cut: usize) -> String {
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -272,17 +271,17 @@ fn malformed_requests_have_golden_replies() {
     }
 }
 
-/// Redis answers nothing at all, and goes on waiting.
+/// Redis does not reply and keeps waiting.
 const WAITS: &str = "(waits)";
 
-/// Sent; what we answer; a part of what Redis 7.0 answers instead.
+/// Requests, Tidemark's reply, and part of Redis 7.0's reply.
 #[test]
 fn where_we_are_stricter_than_redis() {
     let redis = redis();
     let server = TestServer::start();
     let cases: &[(&str, &str, &str)] = &[
-        // Redis skips the two bytes behind a bulk string, whatever they are: a proxy that looks at
-        // them sees other requests.
+        // Redis skips any two bytes after a bulk string, so a strict proxy would parse other
+        // requests.
         (
             "*1\r\n$4\r\nPINGxx",
             "-ERR Protocol error: expected CRLF after a bulk string\r\n",
@@ -298,28 +297,28 @@ fn where_we_are_stricter_than_redis() {
             "-ERR Protocol error: expected CRLF after a bulk string\r\n",
             "+PONG",
         ),
-        // And the byte behind the CR of a header line.
+        // The same for the byte after the CR of a header line.
         ("*1\rx$4\r\nPING\r\n", "-ERR Protocol error: invalid multibulk length\r\n", "+PONG"),
         ("*1\r\n$4\rxPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", "+PONG"),
-        // Redis looks for a header's end as C looks for a string's: behind a NUL it sees none, and
-        // waits until the client gives up.
+        // Redis searches for the end of a header as a C string; with a NUL before it, Redis waits
+        // forever.
         ("*\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\0\r\n", "-ERR Protocol error: invalid multibulk length\r\n", WAITS),
         ("*1\r\n$4\0\r\nPING\r\n", "-ERR Protocol error: invalid bulk length\r\n", WAITS),
-        // Redis 7 takes 2^31-1 arguments; here, as in Redis 6, 2^20.
+        // Redis 7 accepts 2^31-1 arguments; Tidemark, like Redis 6, 2^20.
         (
             "*1048577\r\n",
             "-ERR Protocol error: invalid multibulk length\r\n",
             "-ERR Protocol error: expected '$', got '*'",
         ),
-        // Redis takes a TLS hello for a word.
+        // Redis parses a TLS hello as a word.
         (
             "\u{16}\u{3}\r\n",
             "-ERR Protocol error: this port does not speak TLS\r\n",
             "-ERR unknown command",
         ),
-        // Redis answers the first line of a page's request with an error, and only its next line
-        // ends the connection.
+        // Redis answers the first line of an HTTP request with an error and closes only at the next
+        // line.
         ("GET / HTTP/1.1\r\n", "", "-ERR wrong number of arguments for 'get' command"),
         ("PUT /x HTTP/1.0\r\n", "", "-ERR unknown command 'PUT'"),
     ];
@@ -346,7 +345,7 @@ fn other_protocols_are_cut_off() {
     let mut raw = server.raw();
     raw.send(&hello);
     assert_eq!(raw.rest(), "-ERR Protocol error: this port does not speak TLS\r\n");
-    // A browser: nothing of what it sends is executed, and nothing of ours is read as a page.
+    // Nothing in an HTTP request is executed, and the browser gets no content.
     for first in
         ["POST /x HTTP/1.1", "GET /SHUTDOWN HTTP/1.1", "OPTIONS * HTTP/1.0", "Host: localhost"]
     {

@@ -1,10 +1,10 @@
-//! Input that means harm, or is merely broken: the request or the connection suffers, the server
-//! and its memory do not.
+//! Malicious or broken input affects its own request or connection, and not the server or its
+//! memory.
 
 use std::io::Write;
 use tidemark_tests::{TestServer, request, resident_bytes};
 
-/// A client that came before the trouble is still served after it.
+/// Checks that a new client is served.
 fn alive(server: &TestServer) {
     server.raw().request(&["ECHO", "alive"]).expect("$5\r\nalive\r\n");
 }
@@ -30,7 +30,7 @@ fn malformed_requests_are_refused_and_end_the_connection() {
     for (bytes, expected) in cases {
         let mut raw = server.raw();
         raw.send("PING\r\n").expect("+PONG\r\n");
-        // What came before is answered, what comes after is not.
+        // Earlier requests are answered, later ones are not.
         raw.send(format!("PING\r\n{bytes}"));
         if bytes.ends_with('\n') {
             raw.send("PING\r\n");
@@ -109,7 +109,7 @@ fn a_reply_beyond_the_output_limit_ends_its_connection() {
     raw.request(&["EXEC"]);
     assert_eq!(raw.rest(), "");
     alive(&server);
-    // Alone it is made as fast as the client reads.
+    // Sent alone, the reply is produced as fast as the client reads.
     let mut raw = server.raw();
     raw.request(&page).expect("*40000\r\n");
     raw.expect(&"*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n".repeat(40_000));
@@ -203,11 +203,11 @@ fn junk_and_broken_requests_do_no_harm() {
     }
     alive(&server);
     let grown = resident_bytes().saturating_sub(before);
-    // Other tests of this binary run in the same process.
+    // Other tests run in the same process.
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
 }
 
-/// What a client's pattern is held against is short, and so is the pattern.
+/// Both the patterns of clients and the texts they are matched against are short.
 #[test]
 fn patterns_are_bounded_wherever_a_client_sends_one() {
     let server = TestServer::start();
@@ -232,7 +232,7 @@ fn patterns_are_bounded_wherever_a_client_sends_one() {
         assert_eq!(ask(&mut raw, &long), "-ERR a pattern may have 256 bytes", "{words:?}");
         assert!(ask(&mut raw, &fits).starts_with('*'), "{words:?}");
     }
-    // Each of these is held against each setting: what counts is how long they are together.
+    // Each pattern is matched against every setting, so their total length is limited.
     let refusal = "-ERR there may be 1024 patterns, of 8192 bytes together";
     assert_eq!(raw.ask(&["CONFIG", "GET", &"[".repeat(8193)]), refusal);
     let many = "[".repeat(64);
@@ -241,7 +241,7 @@ fn patterns_are_bounded_wherever_a_client_sends_one() {
     assert_eq!(raw.ask(&[&["CONFIG", "GET"][..], &["timeout"; 1024]].concat()), "*2");
 }
 
-/// What is told of one command is a thousand times as long as its name.
+/// The description of a command is about a thousand times longer than its name.
 #[test]
 fn descriptions_of_commands_are_asked_for_once_each() {
     let server = TestServer::start();
@@ -255,13 +255,13 @@ fn descriptions_of_commands_are_asked_for_once_each() {
     };
     let once = docs(&mut c, &["client", "get"]);
     assert_eq!(docs(&mut c, &["client", "get", "CLIENT", "client", "get"]), once);
-    // These answer in the order of the names.
+    // COMMAND INFO answers in the order of the names.
     let info: Vec<redis::Value> =
         redis::cmd("COMMAND").arg("INFO").arg(&["get", "nope", "get"]).query(&mut c).unwrap();
     assert!(info.len() == 3 && info[0] == info[2] && info[1] == redis::Value::Nil);
 }
 
-/// Each id's refusal is found by its place, not looked for among all.
+/// The refusal of an id is found by index, not by a linear search.
 #[test]
 fn many_refused_marks_cost_no_more_each_than_few() {
     let server = TestServer::with(|config| config.existence[2].max_ahead = 1000);
@@ -281,12 +281,11 @@ fn many_refused_marks_cost_no_more_each_than_few() {
     let refused = "-ERR key too big: the id lies too far above the highest one (max_ahead)\r\n";
     let began = std::time::Instant::now();
     server.raw().request(&words).expect("*200000\r\n").expect(&refused.repeat(ids.len()));
-    // A hundredth of a second for each thousand; by looking among all it was minutes.
+    // A linear search took minutes instead of about 10 ms per thousand.
     assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// A client that begins by emptying the server gets an error of its own: this one cannot be
-/// emptied.
+/// FLUSHALL, which some test suites send first, gets a specific error.
 #[test]
 fn what_is_there_cannot_be_flushed() {
     let server = TestServer::start();

@@ -1,5 +1,5 @@
-//! `tidemark import` by TLS, with a login and a client's certificate. What it does as a program is
-//! in `cli/tests/it/import.rs`.
+//! `tidemark import` over TLS, with login and client certificate. `cli/tests/it/import.rs` tests
+//! the program itself.
 
 use crate::tls::Authority;
 use cli::import::{ImportArgs, run};
@@ -7,8 +7,8 @@ use node::client::connect::ConnectArgs;
 use tidemark_server::config::AuthClients;
 use tidemark_tests::TestServer;
 
-/// F20: with --tls, --cacert, --cert, --key and --user it reaches a server that wants all of them,
-/// and without one of them it says which is missing.
+/// The TLS and login options reach a server that requires all of them; without one of them, the
+/// error names it.
 #[test]
 fn import_speaks_tls_and_logs_in() {
     let authority = Authority::new();

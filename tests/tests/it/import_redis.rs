@@ -1,4 +1,4 @@
-//! `tidemark import --from` and `tidemark export`, with the real redis-server at the other end.
+//! `tidemark import --from` and `tidemark export` with a real redis-server.
 
 use crate::beside_redis::redis as start_redis;
 use crate::tls::Authority;
@@ -16,7 +16,7 @@ fn connect(port: u16) -> Connection {
     redis::Client::open(("127.0.0.1", port)).unwrap().get_connection().unwrap()
 }
 
-/// `tidemark WORDS` in a folder of its own.
+/// Builds `tidemark WORDS`, to run in a folder of its own.
 fn tidemark(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(harness::program());
     command.current_dir(folder).args(words).env_remove("REDISCLI_AUTH");
@@ -29,7 +29,7 @@ fn said(output: &Output) -> String {
     format!("{out}{err}")
 }
 
-/// `import --from redis://127.0.0.1:FROM --port TO ...`.
+/// Builds `import --from redis://127.0.0.1:FROM --port TO ...`.
 fn import(folder: &Path, from: u16, to: u16, more: &[&str]) -> Command {
     let (from, to) = (format!("redis://127.0.0.1:{from}"), to.to_string());
     tidemark(folder, &[&["import", "--from", &from, "--port", &to], more].concat())
@@ -43,7 +43,6 @@ fn done(mut command: Command, words: &[&str]) -> String {
     said
 }
 
-/// Posts with counters, and as many likes.
 fn fill(theirs: &mut Connection, posts: u64) {
     for from in (1..=posts).step_by(1000) {
         let mut pipe = redis::pipe();
@@ -68,7 +67,7 @@ fn import_copies_what_the_servers_key_patterns_name() {
     fill(&mut theirs, 5000);
     cmd("SET").arg("post:9000:like").arg(12).query::<()>(&mut theirs).unwrap();
     cmd("SET").arg("session:1").arg("foreign").query::<()>(&mut theirs).unwrap();
-    // Counters that are there already stay where Redis has none, and go where it has another.
+    // Existing counters stay unless Redis has the same counter.
     cmd("HSET").arg("post:5001").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     cmd("HSET").arg("post:17").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     let words = ["5,102 keys", "5,001 rows set, 5,000 flags", "0 bad keys", "0 keys differ"];
@@ -82,7 +81,7 @@ fn import_copies_what_the_servers_key_patterns_name() {
     let set: Vec<i64> =
         cmd("SMISMEMBER").arg("liked:1").arg(&[100, 200, 5000, 17]).query(&mut ours).unwrap();
     assert_eq!(set, [1, 1, 1, 0]);
-    // What differs is said, and what does not fit; the exit status tells.
+    // Differences and mismatched keys are reported, and the exit status is nonzero.
     cmd("HSET").arg("post:17").arg("like").arg(18).query::<i64>(&mut theirs).unwrap();
     cmd("SADD").arg("liked:1").arg("stranger").query::<i64>(&mut theirs).unwrap();
     cmd("HSET").arg("post:18").arg("comment").arg("many").query::<i64>(&mut theirs).unwrap();
@@ -102,7 +101,7 @@ fn import_copies_what_the_servers_key_patterns_name() {
     assert!(report.contains("post:18: field 'comment'"), "{report}");
 }
 
-/// A copy of nothing is no success.
+/// An import without any data fails.
 #[test]
 fn import_of_nothing_fails() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -134,15 +133,15 @@ fn run(connection: &mut Connection, lines: &[&str]) {
     }
 }
 
-/// Keys that are deleted while no importer runs are in no scan. A verification finds their rows
-/// here, and `--delete-missing` deletes them, with the flags of posts that are gone.
+/// Keys deleted while no import runs appear in no scan. A verification finds their rows, and
+/// `--delete-missing` deletes them with the flags of deleted posts.
 #[test]
 fn deleted_keys_are_found_and_deleted() {
     let (redis, server) = (start_redis(), TestServer::start());
     let (mut theirs, mut ours) = (connect(redis.port), server.connection());
     let folder = tempfile::tempdir().unwrap();
     fill(&mut theirs, 3000);
-    // Ids with zeros in front are no keys that an id tells, and are not taken for deleted.
+    // Padded ids are not mistaken for deleted keys.
     run(&mut ours, &["TM.SPACE ALTER post SET padded_ids yes"]);
     run(&mut theirs, &["HSET post:0009000 like 9", "SET post:0009001:read 9"]);
     done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["; 0 rows are here"]);
@@ -165,7 +164,7 @@ fn deleted_keys_are_found_and_deleted() {
         assert!(report.contains(line), "{line}: {report}");
     }
     assert_eq!(report.matches("only here").count(), 4, "{report}");
-    // Nothing is deleted without being asked.
+    // Nothing is deleted without the option.
     done(import(folder.path(), redis.port, server.port(), &[]), &[]);
     assert_eq!(row(&mut ours, "post:17")["like"], 17);
     let more = ["--delete-missing", "--verify"];
@@ -185,7 +184,7 @@ fn deleted_keys_are_found_and_deleted() {
     assert!(!is_set(&mut ours, "liked:1", 100) && is_set(&mut ours, "liked:1", 300));
 }
 
-/// The same of buckets of hashes, with one counter of two, and where a bucket holds any id.
+/// Deletions in buckets of hashes, with one of two counters and with arbitrary ids per bucket.
 #[test]
 fn deleted_fields_of_buckets_are_found() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -236,8 +235,7 @@ fn deleted_fields_of_buckets_are_found() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// What is deleted while it follows, in each of the ways: by expiry, by removal of members and
-/// fields, and of everything at once.
+/// Deletions while following: expiry, removed members and fields, and FLUSHALL.
 #[test]
 fn import_follows_deletions() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -288,8 +286,8 @@ fn import_follows_deletions() {
     assert!(output.status.success() && text.contains("all of its keys were deleted"), "{text}");
 }
 
-/// A set that is deleted while no import runs is in no scan; made again later, it has its new
-/// members only.
+/// A set deleted while no import runs appears in no scan; once recreated, it has the new members
+/// only.
 #[test]
 fn renewed_sets_lose_members_from_before_the_import() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -327,7 +325,7 @@ fn renewed_sets_lose_members_from_before_the_import() {
     assert!(running.wait().unwrap().success(), "{rest}");
 }
 
-/// The layouts of older applications, packed by the Lua of redis-server itself.
+/// Layouts of older applications, created by redis-server and Lua.
 #[test]
 fn import_reads_older_layouts() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -363,7 +361,7 @@ fn import_reads_older_layouts() {
         let row = row(&mut ours, &format!("post:{id}"));
         assert_eq!((row["like"], row["read"]), (id as i64 * 3, id as i64 * 7));
         assert_eq!(row["comment"], id as i64 + 1);
-        // The number of bits, of posts that have a bitmap.
+        // BITCOUNT of the posts that have a bitmap.
         assert_eq!(row["repost"], if id <= 200 { 5 } else { 0 });
     }
     for id in [1u64, 200] {
@@ -377,7 +375,7 @@ fn import_reads_older_layouts() {
     let layout = "string key=s:{id} space=user fields=follower,following pack=struct:<I4i2";
     done(import(folder.path(), redis.port, server.port(), &["--layout", layout, "--verify"]), &[]);
     assert_eq!(row(&mut ours, "user:7")["following"], -5);
-    // Without a key pattern, the space's name, or with another's fields.
+    // Layouts that name an unknown space, field or kind.
     for (layout, why) in [
         ("hash key=post:{id} space=nope", "the server has no counter space 'nope'; it has: post"),
         ("string key=r:{id} space=post fields=nope", "has no field 'nope'; it has: like, repost"),
@@ -390,7 +388,6 @@ fn import_reads_older_layouts() {
     }
 }
 
-/// A redis-server that keeps its data, on a port of its own.
 fn durable_redis(folder: &Path, port: u16) -> Child {
     let child = Command::new("redis-server")
         .args(["--port", &port.to_string(), "--save", "", "--appendonly", "yes", "--dir"])
@@ -406,8 +403,8 @@ fn durable_redis(folder: &Path, port: u16) -> Child {
     child
 }
 
-/// Kills by SIGKILL: the import itself, twice, and then redis-server under it, which comes again as
-/// another process with another order of its keys. In the end both sides are equal.
+/// SIGKILL of the import, twice, and then of redis-server, which restarts with another key order.
+/// Both sides are equal at the end.
 #[test]
 fn import_goes_on_after_kills_of_either_side() {
     let folder = tempfile::tempdir().unwrap();
@@ -442,22 +439,22 @@ fn import_goes_on_after_kills_of_either_side() {
     assert!(output.status.success(), "{text}");
     assert!(text.contains("trying again") && text.contains("; 0 keys differ"), "{text}");
     assert!(!state.exists());
-    // A state of another import is not mistaken for this one's.
+    // The state of another import is refused.
     let other = "{\"import\":[\"redis://other:1\"],\"places\":[]}";
     std::fs::write(&state, other).unwrap();
     let output = import(folder.path(), port, server.port(), &[]).output().unwrap();
     assert!(!output.status.success() && said(&output).contains("is of another import"));
     redis.kill().unwrap();
     redis.wait().unwrap();
-    // Without a server at the other end it says so, and ends.
+    // Without a reachable server the program reports an error and ends.
     std::fs::remove_file(&state).unwrap();
     let output = import(folder.path(), port, server.port(), &["--retry", "1"]).output().unwrap();
     let text = said(&output);
     assert!(!output.status.success() && text.contains("refused"), "{text}");
 }
 
-/// Writers go on while it copies and follows; when they stop, both sides become equal. Rows are
-/// deleted, too; of members that are removed it only counts how many.
+/// Writes continue while the import copies and follows; afterwards both sides become equal. Rows
+/// are deleted as well; removed members are only counted.
 #[test]
 fn import_follows_changes_until_both_are_equal() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -472,7 +469,7 @@ fn import_follows_changes_until_both_are_equal() {
     let port = redis.port;
     let more = ["--follow", "--until-idle", "2", "--rate", "4000", "--verify"];
     let running = import(folder.path(), port, server.port(), &more).spawn().unwrap();
-    // The import copies during the first of these writes and follows during the last.
+    // The import copies during the first writes and follows during the last ones.
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..200 {
         let mut pipe = redis::pipe();
@@ -484,7 +481,7 @@ fn import_follows_changes_until_both_are_equal() {
         }
         pipe.cmd("DEL").arg(format!("post:{}", random.u64(1..8000))).ignore();
         pipe.query::<()>(&mut theirs).unwrap();
-        // The import reads between two pipelines.
+        // Gives the import time to read.
         std::thread::sleep(Duration::from_millis(20));
     }
     cmd("DEL").arg("post:17").query::<i64>(&mut theirs).unwrap();
@@ -497,7 +494,7 @@ fn import_follows_changes_until_both_are_equal() {
     assert_eq!(there, 0, "its key was deleted");
 }
 
-/// With a password, a database and TLS on the way; and what the errors say.
+/// Password, database and TLS, and the error texts.
 #[test]
 fn import_logs_in_at_the_source() {
     let redis = start_redis();
@@ -522,7 +519,7 @@ fn import_logs_in_at_the_source() {
     done(from(&url), &["1 rows set"]);
     assert_eq!(row(&mut ours, "post:1")["like"], 5);
     let wrong = format!("redis://loader:wrong@127.0.0.1:{}/3", redis.port);
-    // What is wrong for good is not tried again, whatever --retry says.
+    // Permanent errors are not retried, regardless of --retry.
     let fails_at_once = |mut command: Command, why: &str| {
         let started = Instant::now();
         let output = command.args(["--retry", "60"]).output().unwrap();
@@ -533,7 +530,7 @@ fn import_logs_in_at_the_source() {
     };
     let from_again = |url: &str| tidemark(folder.path(), &["import", "--port", &to, "--from", url]);
     fails_at_once(from_again(&wrong), "WRONGPASS");
-    // By the environment; and without the rights that reading needs.
+    // Password from the environment; and a user without the right to read.
     let without = format!("redis://loader@127.0.0.1:{}/3", redis.port);
     let mut command = from(&without);
     command.env("TIDEMARK_SOURCE_PASSWORD", "p@ss");
@@ -544,7 +541,7 @@ fn import_logs_in_at_the_source() {
     cmd("CONFIG").arg(&["SET", "requirepass", "p@ss"]).query::<()>(&mut theirs).unwrap();
     let nobody = format!("redis://127.0.0.1:{}/3", redis.port);
     fails_at_once(from_again(&nobody), "or set TIDEMARK_SOURCE_PASSWORD");
-    // Out of a server of ours by TLS, and into another.
+    // From one Tidemark server to another over TLS.
     let second = TestServer::start();
     let url = format!("rediss://127.0.0.1:{tls_port}");
     let ca = authority.path("ca.pem");
@@ -555,7 +552,7 @@ fn import_logs_in_at_the_source() {
     assert_eq!(row(&mut second.connection(), "post:1")["like"], 5);
 }
 
-/// CSV, JSON lines and a Redis: what is exported is imported again, and is the same.
+/// Export to CSV, JSON lines and Redis, and back, preserves the data.
 #[test]
 fn export_and_import_are_inverse() {
     let (redis, server, second) = (start_redis(), TestServer::start(), TestServer::start());
@@ -591,8 +588,8 @@ fn export_and_import_are_inverse() {
     assert!(said(&output.unwrap()).contains("a filter cannot list its members"));
 }
 
-/// Counters of a post in a hash and in keys of their own, as the default patterns allow: neither
-/// takes the other's away, in whatever order SCAN names them, and when the hash changes later.
+/// Counters of a post in a hash and in separate keys, as the default patterns allow. Neither
+/// overwrites the other, in any order of SCAN and after later changes of the hash.
 #[test]
 fn hash_and_keys_of_single_counters_make_one_row() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -631,7 +628,7 @@ fn hash_and_keys_of_single_counters_make_one_row() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// A dropped field has no name in a file, and no value.
+/// Dropped fields are not exported.
 #[test]
 fn dropped_fields_are_in_no_export() {
     let (redis, server, second) = (start_redis(), TestServer::start(), TestServer::start());
@@ -660,7 +657,7 @@ fn dropped_fields_are_in_no_export() {
     assert_eq!(row(&mut second.connection(), "post:1")["comment"], 3);
 }
 
-/// Flags and events as JSON lines, bad lines by number.
+/// Flags and events as JSON lines; invalid lines are reported by number.
 #[test]
 fn json_lines_are_rows_flags_or_events() {
     let server = TestServer::start();

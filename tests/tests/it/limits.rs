@@ -1,18 +1,16 @@
-//! What a peer can make grow has a bound: each collection of the server stands in one list of
-//! docs/limits.md, under the bound that holds for it.
+//! Every collection that a peer can grow has a limit: docs/limits.md lists each collection of the
+//! server under the limit that applies to it.
 //!
-//! A collection is a field of a struct or a variant, or a static, whose type has one of `GROWS` in
-//! it, or an alias of such a type in the same crate. Of a reference the owner is listed. Variables
-//! of functions, which live for one call, are not, nor is code for tests and fuzzing.
+//! A collection is a field of a struct or variant, or a static, whose type contains one of `GROWS`
+//! or an alias of such a type in the same crate. For references the owner is listed. Local
+//! variables, test code and fuzzing code are excluded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Crates whose collections are listed.
 const CRATES: &str =
     "counter dataset ledger node phantom rdb replication resp rolling server store";
 
-/// Types that grow with what is put into them.
 const GROWS: &str = "BTreeMap BTreeSet BinaryHeap BytesMut Cache DashMap HashMap HashSet HashTable \
                      LinkedList Slab SmallVec UnboundedReceiver UnboundedSender Vec VecDeque";
 
@@ -28,7 +26,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Length of the comment, the string or the character that a text begins with; 0 if it does not.
+/// Returns the length of the comment, string or character literal at the start of a text, or 0.
 fn opaque(text: &str) -> usize {
     let inner = text.strip_prefix(['b', 'c']).unwrap_or(text);
     let prefix = text.len() - inner.len();
@@ -56,7 +54,7 @@ fn opaque(text: &str) -> usize {
     }
 }
 
-/// Words, lifetimes and marks of a source text. `->`, `=>` and `::` are one mark each.
+/// Splits source text into words, lifetimes and punctuation. `->`, `=>` and `::` are single tokens.
 fn tokens(text: &str) -> Vec<&str> {
     let (mut found, mut rest) = (Vec::new(), text);
     while let Some(c) = rest.chars().next() {
@@ -77,12 +75,12 @@ fn tokens(text: &str) -> Vec<&str> {
     found
 }
 
-/// In a type `<` is a bracket, in other code it is not.
+/// Whether `<` is a bracket, as it is in types.
 const TYPE: bool = true;
 const CODE: bool = false;
 
-/// Where what begins at `from` ends: at one of `ends` outside all brackets, or at a bracket that
-/// closes what is around it.
+/// Returns where the text starting at `from` ends: at one of `ends` outside all brackets, or at a
+/// closing bracket of the context.
 fn end_of(is_type: bool, tokens: &[&str], from: usize, ends: &[&str]) -> usize {
     let mut open = Vec::new();
     for (at, token) in tokens.iter().enumerate().skip(from) {
@@ -94,7 +92,7 @@ fn end_of(is_type: bool, tokens: &[&str], from: usize, ends: &[&str]) -> usize {
             "<" if is_type => open.push("<"),
             ">" if open.last() == Some(&"<") => _ = open.pop(),
             ")" | "]" | "}" => {
-                // What was none, as in `[u8; 1 << 3]`.
+                // `<` was an operator, as in `[u8; 1 << 3]`.
                 while open.pop_if(|last| *last == "<").is_some() {}
                 if open.pop().is_none() {
                     return at;
@@ -106,12 +104,12 @@ fn end_of(is_type: bool, tokens: &[&str], from: usize, ends: &[&str]) -> usize {
     tokens.len()
 }
 
-/// Behind the bracket that closes the one before `from`.
+/// Returns the position after the bracket that closes the one before `from`.
 fn behind(tokens: &[&str], from: usize) -> usize {
     end_of(CODE, tokens, from, &[]) + 1
 }
 
-/// Whether a condition of `cfg` can hold in a build that is neither for tests nor for fuzzing.
+/// Returns whether a `cfg` condition can hold outside tests and fuzzing.
 fn can_hold(condition: &[&str]) -> bool {
     let [how @ ("any" | "all"), "(", inner @ .., ")"] = condition else {
         return !matches!(condition, ["test" | "fuzzing" | "loom"]);
@@ -125,13 +123,12 @@ fn can_hold(condition: &[&str]) -> bool {
     if *how == "any" { parts.contains(&true) } else { !parts.contains(&false) }
 }
 
-/// What a file declares.
 #[derive(Default)]
 struct Declared<'a> {
-    /// Names of fields and statics with the words of their types.
+    /// Names of fields and statics, with the tokens of their types.
     fields: Vec<(String, Vec<&'a str>)>,
     aliases: Vec<(&'a str, Vec<&'a str>)>,
-    /// Modules in other files that are only for tests.
+    /// Test-only modules in other files.
     only_tests: Vec<&'a str>,
 }
 
@@ -157,7 +154,7 @@ impl<'a> Declared<'a> {
         all
     }
 
-    /// Behind an attribute, and behind what it says is only for tests.
+    /// Skips an attribute, and the item after it if that is test-only.
     fn attribute(&mut self, tokens: &[&'a str], at: usize) -> usize {
         let mut from = behind(tokens, at + 2);
         if !matches!(&tokens[at + 2..from - 1], ["cfg", "(", inner @ .., ")"] if !can_hold(inner)) {
@@ -179,7 +176,7 @@ impl<'a> Declared<'a> {
         end
     }
 
-    /// The fields of a struct or a variant, in braces or parentheses; `at`: behind its name.
+    /// Collects the fields of a struct or variant; `at` is after its name.
     fn container(&mut self, tokens: &[&'a str], at: usize, name: &str) -> usize {
         let open = end_of(TYPE, tokens, at, &["{", "(", "=", ";", ","]);
         let is_tuple = tokens.get(open) == Some(&"(");
@@ -217,14 +214,14 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// Whether a type owns what grows: neither behind a reference, nor as an argument of a function.
+/// Returns whether a type owns a growable one: not behind a reference, nor as a function argument.
 fn grows(tokens: &[&str], names: &BTreeSet<&str>) -> bool {
     let mut at = 0;
     while at < tokens.len() {
         match &tokens[at..] {
             ["&" | "->", ..] => at = end_of(TYPE, tokens, at + 1, &[",", "+"]),
             ["Fn" | "FnMut" | "FnOnce" | "fn", "(", ..] => at = behind(tokens, at + 2),
-            // A path of another crate is none of this one's aliases.
+            // A path into another crate is not a local alias.
             [other, "::", _, ..] if CRATES.split(' ').any(|name| name == *other) => at += 3,
             [name, ..] if names.contains(name) => return true,
             _ => at += 1,
@@ -233,14 +230,13 @@ fn grows(tokens: &[&str], names: &BTreeSet<&str>) -> bool {
     false
 }
 
-/// The module of a file, as a path.
 fn module(path: &str) -> PathBuf {
     let path = Path::new(path).with_extension("");
     let is_folder = ["mod", "lib", "main"].iter().any(|name| path.ends_with(name));
     if is_folder { path.parent().unwrap().to_owned() } else { path }
 }
 
-/// The collections that one crate's files declare, as `path: Name.field`.
+/// Returns the collections declared in one crate's files, as `path: Name.field`.
 fn collections(files: &[(String, String)]) -> BTreeSet<String> {
     let declared: Vec<_> = files.iter().map(|(path, text)| (path, Declared::of(text))).collect();
     let mut names: BTreeSet<&str> = GROWS.split_whitespace().collect();
@@ -265,7 +261,7 @@ fn read(folder: &Path, all: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.strip_prefix(top()).unwrap().to_str().unwrap().to_owned();
-        // The last one is a disk and a clock in memory, which only the simulator has.
+        // store/src/sim is the simulator's in-memory disk and clock.
         let is_code = !["tests", "tests.rs", "store/src/sim"].iter().any(|end| path.ends_with(end));
         if path.is_dir() && is_code {
             read(&path, all);
@@ -275,8 +271,8 @@ fn read(folder: &Path, all: &mut Vec<(String, String)>) {
     }
 }
 
-/// The lists of docs/limits.md, fenced blocks ```` ```limits NAME ```` of lines
-/// `path: Name.field, Name.field`: each collection with the names of its lists.
+/// Parses the lists of docs/limits.md, fenced blocks ```` ```limits NAME ```` of lines `path:
+/// Name.field, Name.field`. Returns each collection with the names of its lists.
 fn listed(page: &str) -> BTreeMap<String, Vec<String>> {
     let mut listed: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for block in page.split("```limits ").skip(1) {
@@ -290,7 +286,7 @@ fn listed(page: &str) -> BTreeMap<String, Vec<String>> {
     listed
 }
 
-/// Words in backticks of the form `table.key`; not names of files.
+/// Returns words in backticks of the form `table.key` that are not file names.
 fn settings(text: &str) -> BTreeSet<String> {
     let spans = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let is_small = |text: &str| text.chars().all(|c| c == '_' || c.is_ascii_lowercase());
@@ -301,12 +297,12 @@ fn settings(text: &str) -> BTreeSet<String> {
     spans.filter(is_setting).map(str::to_owned).collect()
 }
 
-/// The settings of docs/settings.md, of which it shows a file.
+/// Returns the settings in the example file of docs/settings.md.
 fn known_settings() -> BTreeSet<String> {
     let shown = page("settings.md");
     let file = shown.split("{{#include ").nth(1).unwrap().split("}}").next().unwrap();
     let (mut known, mut table) = (BTreeSet::new(), String::new());
-    // A list that is empty by default stands there behind a `#`.
+    // Lists that are empty by default are commented out.
     for line in page(file).lines().map(|line| line.trim_start_matches('#')) {
         match line.split_once(" = ") {
             _ if line.starts_with('[') => table = line.trim_matches(['[', ']']).to_owned(),
@@ -349,7 +345,7 @@ fn settings_that_bound_something_are_there() {
     assert_eq!(settings("`server.workers` `a/b.rs` `x.md` `A.b` a.b `spill`").len(), 1);
 }
 
-/// What the scanner finds in `a/lib.rs`, beside a file `more`.
+/// Returns the collections found in `a/lib.rs` next to a second file.
 fn found(text: &str, more: &str, more_text: &str) -> Vec<String> {
     let file = |path: &str, text: &str| (path.to_owned(), text.to_owned());
     collections(&[file("a/lib.rs", text), file(more, more_text)])

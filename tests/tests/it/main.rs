@@ -1,4 +1,4 @@
-//! End-to-end tests: a real server on a real socket. One binary, a module per topic.
+//! End-to-end tests against real servers and sockets: one binary, one module per topic.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod acl;

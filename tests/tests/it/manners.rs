@@ -1,5 +1,5 @@
-//! Manners that stock clients and tools rely on: keys of no space, padded ids, names of Redis and
-//! RedisBloom that mean little here.
+//! Compatibility details that stock clients and tools rely on: keys outside all spaces, padded ids,
+//! and Redis and RedisBloom commands with limited meaning.
 
 use super::commands::check;
 use tidemark_server::config::{Counter, Existence};
@@ -10,13 +10,12 @@ fn ask(raw: &mut Raw, request: &str) -> String {
     raw.ask(&request.split(' ').collect::<Vec<_>>())
 }
 
-/// Reads all replies to what was sent.
 fn skip(raw: &mut Raw) {
     raw.request(&["ECHO", "the end"]);
     while raw.line() != "the end" {}
 }
 
-/// A session store or a lock on a shared Redis reads such keys before it writes them.
+/// Session stores and locks on a shared Redis read such keys before writing them.
 #[test]
 fn a_key_of_no_space_is_absent_for_reads() {
     let server = TestServer::start();
@@ -87,14 +86,14 @@ fn a_key_of_no_space_is_absent_for_reads() {
         ("MOVE session:abc 1", ":0\r\n"),
         ("WATCH session:abc", "+OK\r\n"),
         ("UNWATCH", "+OK\r\n"),
-        // A field that there is not is absent, too, where only the key is asked about.
+        // An unknown field is absent for commands that only test the key.
         ("EXISTS post:1:nope", ":0\r\n"),
         ("TYPE post:1:nope", "+none\r\n"),
         ("DEL post:1:nope", ":0\r\n"),
         ("GET post:1:nope", "-ERR No schema field 'nope' in space 'post'\r\n"),
     ];
     check(&mut server.raw(), &script);
-    // In RESP3 as Redis has them there.
+    // RESP3 has its own types for absent values.
     let mut raw = server.raw();
     raw.request(&["HELLO", "3"]);
     skip(&mut raw);
@@ -108,7 +107,7 @@ fn a_key_of_no_space_is_absent_for_reads() {
     }
 }
 
-/// Before, one such key failed the whole request.
+/// Regression test: one such key used to fail the whole request.
 #[test]
 fn one_strange_key_does_not_fail_an_mget() {
     let server = TestServer::start();
@@ -127,7 +126,7 @@ fn one_strange_key_does_not_fail_an_mget() {
     );
 }
 
-/// F16, and a lock (`SET key token NX PX`) on such a key: it must fail, and say why.
+/// A lock (`SET key token NX PX`) on such a key must fail with an explanation.
 #[test]
 fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     let server = TestServer::start();
@@ -170,7 +169,7 @@ fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     assert_eq!(ask(&mut raw, "GET post:1:like"), "$-1", "MSET has done nothing");
 }
 
-/// `SET key value NX` must succeed after a DEL: where a row is one counter, it goes with it.
+/// `SET key value NX` must succeed after DEL. If a row has one counter only, DEL deletes the row.
 #[test]
 fn del_of_the_only_counter_of_a_row_deletes_the_row() {
     let server = TestServer::with(|config| {
@@ -194,7 +193,7 @@ fn del_of_the_only_counter_of_a_row_deletes_the_row() {
         ("SET left:7 0", "+OK\r\n"),
         ("HDEL stock:7 left", ":1\r\n"),
         ("EXISTS stock:7", ":0\r\n"),
-        // Of a row of several counters the others stay.
+        // With several counters, the others remain.
         ("SET post:7:like 1", "+OK\r\n"),
         ("DEL post:7:like", ":1\r\n"),
         ("GET post:7:like", "$1\r\n0\r\n"),
@@ -210,7 +209,7 @@ fn del_of_the_only_counter_of_a_row_deletes_the_row() {
     check(&mut server.raw(), &[("EXISTS stock:7 post:7", ":1\r\n")]);
 }
 
-/// `redis-benchmark -r` writes ids with twelve digits.
+/// `redis-benchmark -r` writes twelve-digit ids.
 #[test]
 fn a_space_may_accept_padded_ids() {
     let server = TestServer::with(|config| {
@@ -239,7 +238,7 @@ fn a_space_may_accept_padded_ids() {
         ("MGET key:1 key:000000000002 key:000000000003", "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n"),
         ("SADD set:000000000042 7", ":1\r\n"),
         ("SISMEMBER set:42 7", ":1\r\n"),
-        // Only where the space says so.
+        // Only spaces with the option accept padded ids.
         (
             "INCR post:007:like",
             "-ERR Invalid key 'post:007:like': its id begins with zeros (padded_ids = true in the \
@@ -249,7 +248,7 @@ fn a_space_may_accept_padded_ids() {
     check(&mut server.raw(), &script);
 }
 
-/// The lines of docs/keys.md, with the configuration that it shows.
+/// Runs the command lines of docs/keys.md with the configuration shown there.
 #[test]
 fn the_documented_lines_of_redis_benchmark_work() {
     let page = include_str!("../../../docs/keys.md");
@@ -299,12 +298,12 @@ fn the_documented_lines_of_redis_benchmark_work() {
     let mut raw = server.raw();
     let key = redis::cmd("SCAN").arg(0).arg("MATCH").arg("post:*").arg("COUNT").arg(100).to_owned();
     let (_, keys): (String, Vec<String>) = key.query(&mut server.connection()).unwrap();
-    // As they are written without zeros.
+    // Keys are listed without padding.
     assert!(keys.iter().all(|key| !key.starts_with("post:0")), "{keys:?}");
     assert!(!ask(&mut raw, "GET post:0000000000001:like").starts_with('-'));
 }
 
-/// Weibo's counters and its existence service both use bare ids.
+/// Weibo's counter and existence services both use bare ids as keys.
 #[test]
 fn counters_and_flags_may_share_bare_ids() {
     let server = TestServer::with(|config| {
@@ -340,11 +339,11 @@ fn counters_and_flags_may_share_bare_ids() {
         ("EXISTS 44", ":1"),
         ("TYPE 44", "+hash"),
         ("DEL 44", ":1"),
-        // The row is gone, the flag is not.
+        // DEL removes the row and keeps the flag.
         ("EXISTS 44", ":0"),
         ("BFGET 44", ":1"),
         ("GET 44.like", "$-1"),
-        // What Weibo's clients want of a whole row.
+        // Error texts that Weibo's clients expect for whole rows.
         ("SET 44 5", whole),
         ("INCRBY 44 5", whole),
         ("DECRBY 44 5", whole),
@@ -359,14 +358,14 @@ fn counters_and_flags_may_share_bare_ids() {
     for (request, reply) in asked {
         assert_eq!(ask(&mut raw, request), reply, "{request}");
     }
-    // A key that is both is watched as both.
+    // A key of both kinds is watched as both.
     let mut other = server.raw();
     assert_eq!(ask(&mut raw, "WATCH 50"), "+OK");
     assert_eq!(ask(&mut other, "BFSET 50"), ":0");
     assert_eq!(ask(&mut raw, "MULTI"), "+OK");
     assert_eq!(ask(&mut raw, "INCR 50.like"), "+QUEUED");
     assert_eq!(ask(&mut raw, "EXEC"), "*-1");
-    // A user with rights on a space may use what the command means by the key.
+    // Rights on one space are sufficient for commands of that space.
     for (user, may, must_not) in
         [("counts", "INCR 60.like", "BFSET 60"), ("flags", "BFSET 60", "DEL 60")]
     {
@@ -375,7 +374,7 @@ fn counters_and_flags_may_share_bare_ids() {
         assert!(!ask(&mut raw, may).starts_with('-'), "{user}: {may}");
         assert!(ask(&mut raw, must_not).starts_with("-NOPERM"), "{user}: {must_not}");
     }
-    // The lowest id is kept, whatever the configuration says later.
+    // The lowest id is persistent and overrides the configuration.
     let server = server.restart_with(|config| config.existence[0].first_id = 0);
     let mut raw = server.raw();
     for (request, reply) in [("BFGET 9", ":-1"), ("BFGET 10", ":1"), ("BFGET 44", ":1")] {
@@ -388,7 +387,7 @@ fn counters_and_flags_may_share_bare_ids() {
     }
 }
 
-/// F10, and the kin of CF.ADD: as RedisBloom, where it can be told.
+/// BF.RESERVE, NOCREATE and the CF commands follow RedisBloom where possible.
 #[test]
 fn filters_are_reserved_once_and_nocreate_is_heard() {
     let server = TestServer::start();
@@ -398,7 +397,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
         ("BF.RESERVE read:1 0.01 1000", "+OK\r\n"),
         ("BF.RESERVE read:1 0.01 1000", "-ERR item exists\r\n"),
         ("BF.INSERT read:1 NOCREATE ITEMS a b", "*2\r\n:1\r\n:1\r\n"),
-        // BF.INSERT makes a filter, too.
+        // BF.INSERT creates a filter too.
         ("BF.INSERT read:2 ITEMS a", "*1\r\n:1\r\n"),
         ("BF.INSERT read:2 NOCREATE ITEMS a c", "*2\r\n:0\r\n:1\r\n"),
         ("BF.RESERVE read:2 0.01 1000", "-ERR item exists\r\n"),
@@ -442,7 +441,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
         ),
         ("CF.INSERT read:6 a b", "-ERR Unknown argument received\r\n"),
         ("CF.LOADCHUNK read:6 1 x", "-ERR Couldn't load chunk!\r\n"),
-        // With a ledger the first member makes it.
+        // With a ledger, the first member creates the filter.
         ("BF.RESERVE liked:1 0.01 1000", "+OK\r\n"),
         ("BF.INSERT liked:1 NOCREATE ITEMS 8", "-ERR not found\r\n"),
         ("FEED.ACT like 7 1", "*1\r\n:1\r\n"),
@@ -450,7 +449,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
         ("CF.RESERVE liked:1 1000", "-ERR item exists\r\n"),
     ];
     check(&mut server.raw(), &script);
-    // It is kept, as the items are.
+    // The filter survives a restart, like its items.
     let server = server.restart();
     check(
         &mut server.raw(),
@@ -461,7 +460,7 @@ fn filters_are_reserved_once_and_nocreate_is_heard() {
     );
 }
 
-/// They are the space's, of which the id's filter is a part.
+/// An id's filter is part of the space's filters, so the values describe the space.
 #[test]
 fn bf_info_and_bf_card_tell_the_figures_of_the_space() {
     let server = TestServer::with(|config| {
@@ -505,8 +504,8 @@ fn bf_info_and_bf_card_tell_the_figures_of_the_space() {
     assert!(facts["Size"] > 0);
 }
 
-/// F4: a post that is deleted and comes again is liked anew. What cannot be had from a filter: the
-/// flags of viewers that liked the old one.
+/// A deleted post that is recreated can be liked again. A filter cannot clear the flags of viewers
+/// that liked the old post.
 #[test]
 fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
     let server = TestServer::start();
@@ -517,10 +516,10 @@ fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
         ("FEED.ACT like 77 5", "*1\r\n:1\r\n"),
         ("FEED.ACT like 77 5", "*1\r\n:0\r\n"),
         ("HGET post:5 like", "$1\r\n1\r\n"),
-        // The flag of the other one is still there, and says so.
+        // The other viewer's flag is still set.
         ("FEED.ACT like 78 5", "*1\r\n:0\r\n"),
         ("FEED.GET home 78 5", "*1\r\n*6\r\n:1\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
-        // As is that of a viewer that was flagged without the action.
+        // The same for a viewer flagged without the action.
         ("SADD liked:6 77", ":1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:1\r\n"),
         ("FEED.ACT like 77 6", "*1\r\n:0\r\n"),
@@ -528,7 +527,7 @@ fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
         ("FEED.UNDO like 77 6", "*1\r\n:1\r\n"),
         ("FEED.UNDO like 77 6", "*1\r\n:0\r\n"),
         ("HGET post:6 like", "$1\r\n0\r\n"),
-        // MARK of a page does an action, too.
+        // MARK executes an action as well.
         ("DEL post:5", ":1\r\n"),
         ("FEED.GET home 78 5 MARK like", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
         ("HGET post:5 like", "$1\r\n1\r\n"),
@@ -576,14 +575,14 @@ fn operators_commands_of_redis_are_answered() {
     assert_ne!(before, ":0");
     let object = ask(&mut raw, "DEBUG OBJECT post:1:like");
     assert!(object.starts_with("+Value at:0x") && object.contains(" encoding:int "), "{object}");
-    // R6. Four fields of 44 bits and a part of an id, in a table of one row.
+    // Four fields of 44 bits and part of an id, in a table with one row.
     let bytes = |raw: &mut Raw| -> u64 {
         ask(raw, "MEMORY USAGE post:1").strip_prefix(':').unwrap().parse().unwrap()
     };
     let small = bytes(&mut raw);
     assert!((6..=20).contains(&small), "{small}");
     assert!(object.contains(&format!(" serializedlength:{small} ")), "{object}");
-    // Wider than its field of 12 bits, then wider than an entry for such a value.
+    // A value wider than its field of 12 bits, then one wider than an aux entry of that size.
     ask(&mut raw, "SET post:1:like 5000");
     let wide = bytes(&mut raw);
     ask(&mut raw, "SET post:1:like -1");
@@ -651,7 +650,7 @@ fn rows_that_are_read_are_hits_and_others_are_misses() {
     assert_eq!(counts(&server), [0, 0]);
 }
 
-/// F14: HELLO and MODULE LIST agree, and WIDEN does not narrow.
+/// HELLO and MODULE LIST agree, and WIDEN cannot narrow a field.
 #[test]
 fn hello_names_the_modules_and_widen_does_not_narrow() {
     let server = TestServer::start();

@@ -1,11 +1,11 @@
-//! One budget of memory: spaces share it by what they need, and no setting of a space is needed.
+//! One memory budget for all spaces, shared by need, without per-space settings.
 
 use super::cold::call;
 use redis::{Connection, cmd};
 use tidemark_tests::{TestServer, eventually};
 
-/// A program of its own would be measured better; but what the test's process takes beside the
-/// tables is not the budget's: a fourth is the tables' in any case.
+/// Starts a server with this budget. In-process servers share the test's memory, but the tables
+/// always get a quarter of the budget.
 fn with_budget(bytes: u64) -> TestServer {
     TestServer::with(|config| {
         config.server.memory_bytes = bytes;
@@ -26,8 +26,8 @@ fn info(c: &mut Connection, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
 }
 
-/// O11. `used_memory` is what `maxmemory` limits, so that their ratio can be an alarm: the memory
-/// of the process, not that of its tables.
+/// `used_memory` is the memory of the process, as limited by `maxmemory`, so that their ratio can
+/// trigger an alarm.
 #[test]
 fn used_memory_is_what_maxmemory_limits() {
     let server = with_budget(64 << 20);
@@ -41,8 +41,8 @@ fn used_memory_is_what_maxmemory_limits() {
     assert_eq!(field("used_memory"), resident);
 }
 
-/// Rows of both counter spaces and likes, with no limit of any space: none is refused, all are
-/// there, and memory stays within the budget.
+/// Rows of two counter spaces and likes, without per-space limits: nothing is refused or lost, and
+/// memory stays within the budget.
 #[test]
 fn spaces_share_one_budget_and_refuse_nothing() {
     const BUDGET: u64 = 64 << 20;
@@ -69,7 +69,7 @@ fn spaces_share_one_budget_and_refuse_nothing() {
     }
 }
 
-/// The budget changes while serving, by Redis's name.
+/// The budget can be changed at run time as `maxmemory`.
 #[test]
 fn the_budget_is_maxmemory() {
     let server = TestServer::with(|config| {
@@ -93,7 +93,7 @@ fn the_budget_is_maxmemory() {
     };
     let refused = fill(&mut c, 1).expect("it does not spill").to_string();
     assert!(refused.contains("command not allowed when used memory > 'maxmemory'"), "{refused}");
-    // What is there is read, and changed where that needs no more memory.
+    // Existing data can be read, and changed if that needs no more memory.
     assert_eq!(call::<i64>(&mut c, "HINCRBY post:1 like 1").unwrap(), 4);
     call::<()>(&mut c, "CONFIG SET maxmemory 0").unwrap();
     eventually("there is room", || call::<i64>(&mut c, "HSET post:9000000 like 1").is_ok());

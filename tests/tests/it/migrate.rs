@@ -1,5 +1,5 @@
-//! Data in and out by RESTORE and DUMP, with the real redis-server at the other end: its MIGRATE,
-//! its DUMP of each encoding, and the commands of RedisShake.
+//! Migration by RESTORE and DUMP with a real redis-server: MIGRATE, payloads of every encoding, and
+//! the commands of RedisShake.
 
 use crate::beside_redis::redis as start_redis;
 use redis::{Connection, RedisError, Value, cmd};
@@ -30,7 +30,7 @@ fn migrate(
     command.arg("KEYS").arg(keys).query(from)
 }
 
-/// A Redis with posts as hashes in both encodings, and likes as sets in all of its encodings.
+/// Fills a Redis with posts as hashes in both encodings and likes as sets in all encodings.
 fn fill(theirs: &mut Connection, posts: u64) -> Vec<String> {
     let mut keys = Vec::new();
     let mut pipe = redis::pipe();
@@ -53,7 +53,7 @@ fn fill(theirs: &mut Connection, posts: u64) -> Vec<String> {
     keys
 }
 
-/// Each row and each member of theirs is here, and a member that is in none of their sets is not.
+/// Checks that all rows and members were copied, and that a non-member was not.
 fn same(theirs: &mut Connection, ours: &mut Connection, posts: u64) {
     for id in 1..=posts {
         let key = format!("post:{id}");
@@ -76,8 +76,8 @@ fn same(theirs: &mut Connection, ours: &mut Connection, posts: u64) {
     assert!(strange <= 2, "{strange} false positives");
 }
 
-/// MIGRATE ... COPY of redis-server, with a password and a user, by hundreds of keys at a time;
-/// again with REPLACE after changes there; BUSYKEY without.
+/// MIGRATE ... COPY from redis-server with password and user, hundreds of keys at a time; again
+/// with REPLACE after changes; BUSYKEY without it.
 #[test]
 fn migrate_of_redis_server_pushes_rows_and_pairs() {
     let redis = start_redis();
@@ -97,7 +97,7 @@ fn migrate_of_redis_server_pushes_rows_and_pairs() {
         assert_eq!(migrate(&mut theirs, server.port(), &options, keys).unwrap(), "OK");
     }
     same(&mut theirs, &mut ours, 400);
-    // A key that is there is refused, and nothing of it changes; others are copied.
+    // An existing key is refused and unchanged; others are copied.
     theirs_set(&mut theirs, "post:1", "like", 77);
     let login = ["COPY", "AUTH", "hidden"];
     let error = migrate(&mut theirs, server.port(), &login, &keys[..1]).unwrap_err().to_string();
@@ -106,7 +106,7 @@ fn migrate_of_redis_server_pushes_rows_and_pairs() {
     let again = ["COPY", "REPLACE", "AUTH", "hidden"];
     migrate(&mut theirs, server.port(), &again, &keys).unwrap();
     same(&mut theirs, &mut ours, 400);
-    // Without COPY the keys move.
+    // Without COPY the keys are moved.
     let moved = &keys[..100];
     migrate(&mut theirs, server.port(), &again[1..], moved).unwrap();
     let left: i64 = cmd("EXISTS").arg(moved).query(&mut theirs).unwrap();
@@ -117,7 +117,7 @@ fn theirs_set(theirs: &mut Connection, key: &str, field: &str, value: i64) {
     cmd("HSET").arg(key).arg(field).arg(value).query::<i64>(theirs).unwrap();
 }
 
-/// Each encoding that the server at hand can be made to write, by its settings.
+/// Every encoding that the installed server can be configured to write.
 #[test]
 fn dumps_of_each_encoding_are_restored() {
     let redis = start_redis();
@@ -165,7 +165,7 @@ fn fill_one(theirs: &mut Connection, id: u64) {
     .unwrap();
 }
 
-/// What leaves by DUMP is restored by redis-server, and comes back the same.
+/// redis-server restores payloads of DUMP, and they return unchanged.
 #[test]
 fn redis_server_restores_what_is_dumped_here() {
     let redis = start_redis();
@@ -194,9 +194,9 @@ fn redis_server_restores_what_is_dumped_here() {
     }
 }
 
-/// RedisShake ends at the first error that is not BUSYKEY. Its scan reader sends DUMP and PTTL in
-/// one pipeline and RESTORE of what comes; its sync reader sends the commands of which a snapshot
-/// of Redis consists, then those of the replication stream, with `select` in front.
+/// RedisShake stops at the first error other than BUSYKEY. Its scan reader sends DUMP and PTTL in a
+/// pipeline, and RESTORE. Its sync reader sends a Redis snapshot as commands, then the replication
+/// stream, each preceded by `select`.
 #[test]
 fn commands_of_redis_shake_get_no_error() {
     let redis = start_redis();
@@ -207,7 +207,7 @@ fn commands_of_redis_shake_get_no_error() {
     let (mut theirs, mut ours) = (connect(redis.port), server.connection());
     let keys = fill(&mut theirs, 40);
     cmd("PEXPIRE").arg("post:3").arg(100_000_000).query::<i64>(&mut theirs).unwrap();
-    // The scan reader, `rdb_restore_command_behavior` = rewrite.
+    // Scan reader with `rdb_restore_command_behavior` = rewrite.
     let mut pipe = redis::pipe();
     pipe.cmd("select").arg("0").ignore();
     for key in &keys {
@@ -217,14 +217,14 @@ fn commands_of_redis_shake_get_no_error() {
     }
     pipe.query::<()>(&mut ours).unwrap();
     same(&mut theirs, &mut ours, 40);
-    // The sync reader.
+    // Sync reader.
     let requests = [
-        // Each of its connections begins so (internal/client/redis.go of v4).
+        // Start of each connection (internal/client/redis.go of v4).
         "ping",
         "info replication",
         "info cluster",
         "select 0",
-        // Keys that had expired already have 1 ms left.
+        // Already expired keys are sent with 1 ms left.
         "hset post:53 like 5",
         "PEXPIRE post:53 1",
         "hset post:50 like 5",
@@ -248,7 +248,7 @@ fn commands_of_redis_shake_get_no_error() {
         reply.unwrap_or_else(|error| panic!("{request}: {error}"));
     }
     assert_eq!(row(&mut ours, "post:50")["like"], 6);
-    // And away again: the scan reader of another, from here.
+    // Scan reader in the other direction.
     let info: String = cmd("info").arg("keyspace").query(&mut ours).unwrap();
     assert!(info.contains("db0:keys="), "{info}");
     let (mut cursor, mut seen) = (0, 0);
@@ -276,8 +276,8 @@ fn commands_of_redis_shake_get_no_error() {
     assert!(seen >= 42, "{seen}");
 }
 
-/// A set of many members is added on another thread: other clients are answered meanwhile, and the
-/// requests behind it on its own connection come after it.
+/// RESTORE of a large set runs on another thread: other clients are served, and later requests of
+/// its own connection wait.
 #[test]
 fn large_set_keeps_no_client_waiting() {
     let redis = start_redis();
@@ -312,7 +312,7 @@ fn large_set_keeps_no_client_waiting() {
         .unwrap();
     assert_eq!(answers, ("OK".to_owned(), 1));
     let worst = other.join().unwrap();
-    // Reading and checking the payload is a few milliseconds; the rest is not the worker's.
+    // Parsing the payload takes a few milliseconds; the rest does not run on the worker.
     assert!(worst < std::time::Duration::from_millis(200), "{worst:?}");
     for chunk in (0..400_000u64).collect::<Vec<_>>().chunks(50_000) {
         let set: Vec<i64> = cmd("SMISMEMBER").arg("liked:1").arg(chunk).query(&mut ours).unwrap();

@@ -1,12 +1,12 @@
-//! Random commands against plain maps, on engines so small that rolling, recycling, probe overflow,
-//! aux overflow, strays and revocation happen all the time.
+//! Random commands compared with plain maps, on engines so small that rolling, recycling, probe
+//! overflow, aux overflow, outliers and revocation occur constantly.
 //!
-//! What is checked at every step: counts are exact; no false no; *unknown* exactly below the
-//! horizon; a flag and its counter move together; false yes stays within the configured rate (with
-//! a margin for small numbers).
+//! Checked at every step: counts are exact; there are no false negatives; *unknown* is returned
+//! exactly below the horizon; a flag and its counter change together; false positives stay within
+//! the configured rate, with a margin for small samples.
 //!
-//! `cargo xtask model commands` with `--steps` (default 1,000,000 per seed), `--runs` (default 3,
-//! from seed 1 on) and `--seed` makes it longer, or replays one seed.
+//! `cargo xtask model commands` runs longer with `--steps` (default 1,000,000 per seed) and
+//! `--runs` (default 3, from seed 1), or replays one `--seed`.
 
 use counter::{Bounds, Change as Delta};
 use dataset::Engines;
@@ -40,11 +40,10 @@ fn tiny() -> Options {
     config
 }
 
-/// What should be true.
 #[derive(Default)]
 struct Truth {
     rows: HashMap<u64, [i64; 4]>,
-    /// Pairs of `liked` and `read`, by id, so that recycling can forget them.
+    /// Pairs of `liked` and `read` by id, removed when their table is recycled.
     flags: [HashMap<u64, HashSet<u64>>; 2],
     asked: u64,
     wrong: u64,
@@ -54,11 +53,11 @@ struct Run {
     engines: Engines,
     truth: Truth,
     rng: fastrand::Rng,
-    /// Around which ids are drawn; rises.
+    /// Center of the ids drawn; increases.
     now: u64,
     page: Page,
     horizon: [u64; 2],
-    /// How often a horizon has risen.
+    /// Number of horizon changes.
     horizons: u64,
 }
 
@@ -120,17 +119,17 @@ impl Run {
         self.truth.asked += u64::from(!is_set && id >= horizon);
     }
 
-    /// An action or its undoing; gives what the model must do to the counter.
+    /// Executes or undoes an action and applies the expected effect to the model.
     fn act(&mut self, which: usize, id: u64, member: u64, undo: bool) {
         let name: &[u8] = [&b"like"[..], b"read"][which];
         let action = self.engines.action(name).unwrap();
         let viewer = Member::Number(member);
         let mut scratch = vec![];
         let full = self.truth.rows.get(&id).is_some_and(|row| row[[0, 3][which]] == i64::MAX);
-        // Where the row was deleted the first action counts, though the flag is set.
+        // If the row was deleted, the first action counts although the flag is set.
         let is_absent = !self.truth.rows.contains_key(&id);
         let change = match undo {
-            // A counter that cannot count refuses, and then the flag is not set either.
+            // A counter that cannot be incremented refuses the action, and the flag stays unset.
             false if full => match self.engines.act(action, &viewer, id, &mut scratch) {
                 Err(_) => return,
                 Ok(change) => change,
@@ -158,7 +157,7 @@ impl Run {
             }
             (Change::Unchanged, false) => self.truth.wrong += u64::from(!was_set),
             (Change::Changed, true) => {
-                // A pair that was never set and answers yes is unset like any other.
+                // A false positive can be cleared like any other pair.
                 self.truth.wrong += u64::from(!was_set);
                 members.remove(&member);
                 let row = self.truth.rows.entry(id).or_default();
@@ -171,7 +170,7 @@ impl Run {
         self.truth.asked += u64::from(!was_set);
     }
 
-    /// Recycled tables take their pairs along.
+    /// Removes pairs of recycled tables from the model.
     fn forget(&mut self) {
         for (which, name) in [&b"liked"[..], b"read"].into_iter().enumerate() {
             let horizon = self.engines.existence(name).unwrap().horizon();
@@ -246,7 +245,7 @@ impl Run {
         }
     }
 
-    /// A page tells what rows and flags tell one by one.
+    /// A page agrees with individual reads of rows and flags.
     fn page(&mut self, member: u64) {
         let ids: Vec<u64> = (0..20).map(|_| self.id()).collect();
         let mut page = std::mem::take(&mut self.page);
@@ -283,7 +282,7 @@ fn random_commands_do_what_plain_maps_do() {
                 std::panic::resume_unwind(panic);
             }
         }
-        // Everything once more, at the end.
+        // Checks everything once more.
         let ids: Vec<u64> = run.truth.rows.keys().copied().collect();
         ids.into_iter().for_each(|id| run.row(id));
         for which in 0..2 {
@@ -293,7 +292,7 @@ fn random_commands_do_what_plain_maps_do() {
                 .collect();
             pairs.into_iter().for_each(|(id, member)| run.flag(which, id, member));
         }
-        // Things that were to happen all the time did happen.
+        // Checks that the intended events have occurred.
         let post = run.engines.counter(b"post").unwrap().tables();
         assert!(post.len() > 20, "only {} counter tables", post.len());
         assert!(post.iter().map(|t| t.aux_entries).sum::<u64>() > 100, "no aux overflow");

@@ -1,4 +1,4 @@
-//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, SCAN.
+//! Diagnostic commands: SLOWLOG, LATENCY, MONITOR, MEMORY, SCAN.
 
 use redis::cmd;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ fn the_slow_log_keeps_what_was_slow_and_no_secrets() {
     raw.request(&["ECHO", &"x".repeat(200)]);
     raw.line();
     raw.line();
-    // EXEC is not shown, but what it executes.
+    // EXEC itself is not shown, its commands are.
     raw.request(&["MULTI"])
         .expect("+OK\r\n")
         .request(&["INCR", "post:1:like"])
@@ -63,7 +63,7 @@ fn commands_and_errors_are_counted_by_name() {
                 && raw.ask(&["GET", "post:1"]).starts_with("-WRONGTYPE")
         );
         raw.request(&["CLIENT", "SETNAME", "me"]).expect("+OK\r\n");
-        // Queued is not called; what EXEC executes is.
+        // A queued command counts when EXEC executes it.
         raw.request(&["MULTI"])
             .expect("+OK\r\n")
             .request(&["INCR", "post:9:like"])
@@ -103,7 +103,7 @@ fn commands_and_errors_are_counted_by_name() {
         redis::from_redis_value(told["get"]["histogram_usec"].clone()).unwrap();
     assert_eq!(all.values().last(), Some(&132), "{all:?}");
     assert!(all.values().is_sorted());
-    // As in Redis: errors in INFO, the long lists in INFO ALL.
+    // As in Redis, INFO has the errors and INFO ALL the long lists.
     let (short, long) = (info(&mut c, "default"), info(&mut c, "all"));
     assert!(short.contains("errorstat_ERR") && !short.contains("cmdstat_"));
     assert!(long.contains("cmdstat_get:") && long.contains("latency_percentiles_usec_get:"));
@@ -119,8 +119,8 @@ fn commands_and_errors_are_counted_by_name() {
     assert!(info(&mut c, "commandstats").contains("cmdstat_get:calls=132,"));
 }
 
-/// F11: after CONFIG RESETSTAT each command has the calls since, from the first one on, and
-/// RESETSTAT itself is one of them, as in Redis; within a transaction, too.
+/// As in Redis, CONFIG RESETSTAT starts all counts over, beginning with its own call, also inside a
+/// transaction.
 #[test]
 fn no_histogram_has_no_calls() {
     let server = TestServer::start();
@@ -146,7 +146,7 @@ fn no_histogram_has_no_calls() {
     }
 }
 
-/// What a limit ended, or how near the clients are to it, is in INFO.
+/// INFO shows disconnects by limits and current usage.
 #[test]
 fn limits_have_metrics() {
     let server = TestServer::with(|config| {
@@ -202,7 +202,7 @@ fn latencies_above_the_threshold_have_a_history() {
     let mut raw = server.raw();
     raw.request(&["LATENCY", "LATEST"]).expect("*0\r\n");
     raw.request(&["CONFIG", "SET", "latency-monitor-threshold", "10"]).expect("+OK\r\n");
-    // A million ids take more than that, and nothing else here does.
+    // Only the page of a million ids exceeds the threshold.
     let ids: Vec<String> = (0..1_000_000).map(|i| i.to_string()).collect();
     let mut page = vec!["CNT.GET", "post"];
     page.extend(ids.iter().map(String::as_str));
@@ -252,7 +252,7 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
             "\"EXEC\""
         ]
     );
-    // It stops reading: it is disconnected, and the others go on.
+    // A monitor that stops reading is disconnected without effect on others.
     let text = "x".repeat(4000);
     let started = Instant::now();
     let list = |raw: &mut tidemark_tests::Raw| {
@@ -268,8 +268,8 @@ fn a_monitor_sees_what_others_do_and_costs_them_nothing_when_it_sleeps() {
     }
 }
 
-/// Where rows have no keys of their own, SCAN, KEYS and RANDOMKEY list the keys of their counters,
-/// as TYPE names them: DBSIZE counts the rows, so they are not to be missing from what lists them.
+/// If rows have no keys, SCAN, KEYS and RANDOMKEY list cell keys, so that the rows counted by
+/// DBSIZE can be found.
 #[test]
 fn cells_are_listed_where_rows_have_no_keys() {
     let server = TestServer::with(|config| {
@@ -305,7 +305,7 @@ fn cells_are_listed_where_rows_have_no_keys() {
     }
 }
 
-/// As Redis 7.4 has it.
+/// NOVALUES, as in Redis 7.4.
 #[test]
 fn hscan_can_leave_values_out() {
     let server = TestServer::start();
@@ -327,7 +327,7 @@ fn a_scan_finds_every_row_while_others_write() {
     let mut expected = HashSet::new();
     let mut pipe = redis::pipe();
     for i in 0..20_000u64 {
-        // Ids in several tables, and one far ahead.
+        // Ids of several tables, including a distant one.
         let id = if i == 7 { u64::MAX } else { i * 37 };
         pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
         expected.insert(format!("post:{id}"));
@@ -345,7 +345,7 @@ fn a_scan_finds_every_row_while_others_write() {
                 if done.load(std::sync::atomic::Ordering::Relaxed) {
                     return;
                 }
-                // New rows make tables roll and be rewritten under the scan.
+                // New rows cause tables to roll and be rewritten during the scan.
                 cmd("HINCRBY")
                     .arg(format!("post:{}", 800_000 + i))
                     .arg("like")

@@ -1,10 +1,10 @@
-//! The page, and the actions that change it.
+//! Pages, and the actions that change them.
 
 use redis::{RedisResult, Value, cmd};
 use std::sync::Barrier;
 use tidemark_tests::{TestServer, request};
 
-/// One id's row of a page: four counters and two flags.
+/// Row of a page: four counters and two flags.
 type Row = (i64, i64, i64, i64, Option<i64>, Option<i64>);
 
 fn page(c: &mut redis::Connection, viewer: &str, ids: &[u64]) -> Vec<Row> {
@@ -78,7 +78,7 @@ fn many_connections_that_like_at_the_same_moment_count_once() {
     let likes: i64 = rows.iter().map(|r| r.0).sum();
     assert_eq!(likes, changed, "the counters and the answers say the same");
     assert!(rows.iter().all(|r| r.0 <= 1 && r.4 == Some(1)));
-    // A flag may be taken for set by a false positive: 1 in 10,000 of 300.
+    // Allows for false positives: rate 1 in 10,000, with 300 flags.
     assert!(changed >= rounds as i64 - 2, "{changed}");
 }
 
@@ -154,7 +154,7 @@ fn what_a_page_cannot_be_is_said() {
     for (args, expected) in cases {
         assert_eq!(raw.ask(args), expected);
     }
-    // The ids were read before the first was changed.
+    // All ids were parsed before the first change.
     let c = &mut server.connection();
     assert_eq!(page(c, "7", &[1])[0].0, 0);
 }
@@ -179,8 +179,7 @@ fn the_highest_id_leaves_others_as_they_are() {
     );
 }
 
-/// More ids than are looked up together, some several times: each has its own counters and flags
-/// wherever it stands.
+/// Pages longer than a lookup batch, with repeated ids: each position shows its own id's values.
 #[test]
 fn a_page_may_be_longer_than_a_batch() {
     let server = TestServer::start();
@@ -198,8 +197,8 @@ fn a_page_may_be_longer_than_a_batch() {
     }
 }
 
-/// Four counters side by side with two flags are written in a way of their own. Whatever comes near
-/// to that shape shows the same.
+/// Four counters with two flags use a specialized encoder; similar shapes must show the same
+/// values.
 #[test]
 fn views_of_any_shape_show_the_same_numbers() {
     let counters: [&[&str]; 7] = [
@@ -219,7 +218,7 @@ fn views_of_any_shape_show_the_same_numbers() {
         &["read", "liked", "read", "liked", "liked"],
         &[],
     ];
-    // Such a view is refused.
+    // A view without columns is refused.
     let shows_nothing = |counters: &[&str], flags: &[&str]| counters.is_empty() && flags.is_empty();
     let server = TestServer::with(|config| {
         for (at, counters) in counters.iter().enumerate() {
@@ -240,8 +239,7 @@ fn views_of_any_shape_show_the_same_numbers() {
     });
     let c = &mut server.connection();
     let ids: Vec<u64> = (1..=70).collect();
-    // Digits of all lengths, and what does not fit in a row's bits; at last beyond 2^19, and below
-    // 0.
+    // Values of all lengths, some wider than their fields; finally above 2^19 and below 0.
     let value = |id: u64, field: u64| {
         (id * 7919 + field * 104_729) as i64 % 10i64.pow((id + field) as u32 % 6 + 1)
     };
@@ -325,8 +323,7 @@ fn the_order_of_loading_does_not_matter() {
     }
 }
 
-/// A request for the pipelines below: pages of all kinds mostly, likes between them, and what is
-/// refused.
+/// Returns a random request: mostly pages, some likes, and invalid ones.
 fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     let most = if rng.u8(..10) == 0 { 80 } else { 8 };
     let number = rng.usize(1..most);
@@ -354,8 +351,8 @@ fn any_request(rng: &mut fastrand::Rng) -> Vec<u8> {
     request(&[&["FEED.GET", "home", viewer], &ids[..]].concat())
 }
 
-/// Requests of a turn are scanned, and partly looked at, before the first of them is executed.
-/// Nothing of that may be seen.
+/// A turn scans and prefetches requests before it executes the first. The replies must equal those
+/// of one request per turn.
 #[test]
 fn a_pipeline_of_pages_is_answered_as_one_by_one() {
     let servers = [TestServer::start(), TestServer::start()];

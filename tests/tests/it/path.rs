@@ -1,47 +1,44 @@
-//! What the path from request to reply costs, in counts that do not depend on the machine's mood:
-//! instructions and allocations.
+//! Cost of the path from request to reply in machine-independent units: instructions and
+//! allocations.
 //!
-//! Instructions are those of the debug build (CI builds no other), so they guard against
-//! regressions and say nothing of speed; what release code does is in docs/performance.md. After a
-//! change that is meant to cost more, or a toolchain that compiles otherwise, put the new counts
-//! here: `cargo test -p tidemark-tests --test it path -- --nocapture` prints them.
+//! Instructions are counted in the debug build, the only one that CI compiles. They detect
+//! regressions and say nothing about speed; docs/performance.md has release measurements. After an
+//! intended change, or with a new compiler, update the numbers from `cargo test -p tidemark-tests
+//! --test it path -- --nocapture`.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tidemark_tests::{TestServer, request};
 
-/// A count may be so much higher than the one written down. From run to run they differ by up to
-/// 0.7 %, as a process's secrets decide which rows meet.
+/// Allowed ratio to the recorded count. Runs differ by up to 0.7%, because random hash seeds
+/// determine collisions.
 const TOLERANCE: f64 = 1.03;
 
-/// Instructions of one turn, its first ones included, by what is in it: see `src/bin/page_path.rs`.
+/// Instructions per turn, by the words of `src/bin/page_path.rs`; includes the first turns.
 const INSTRUCTIONS: [(&str, f64); 13] = [
-    // 30 of them are calls into the crate `node`, which this build does not inline; 40 ask whether
-    // a long request is under way, and whether one begins.
+    // 30 of these are calls into the crate `node`, not inlined in this build; 40 check for long
+    // requests.
     ("ping", 1535.0),
     ("page", 31250.0),
     ("young", 30900.0),
-    // A page that lacks cold rows is read twice: `cold` runs again once they have come.
+    // A page with missing cold rows runs twice.
     ("cold", 114400.0),
     ("cached", 53100.0),
-    // 80,300 to 82,200, as the secrets of three nodes decide.
-    // The plan, the own part as a request of its own, two requests for other nodes, and their
-    // replies joined. That three nodes hash what the view means is 4 % of it: else rows of another
-    // view of that name would be joined.
+    // 80,300 to 82,200, depending on the hash seeds of three nodes. Includes the plan, the own part
+    // as a separate request, two remote requests, and merging the replies. Hashing the view's
+    // definition on three nodes takes 4%; it prevents merging rows of different views.
     ("coordinator", 81500.0),
     ("pages", 248900.0),
     ("binary", 26300.0),
     ("stock", 113100.0),
     ("hmget", 73000.0),
     ("hincrby", 68600.0),
-    // Whether its table has an id that is to be forgotten, whether the space has a ledger, and
-    // whether the node is one of a cluster is asked of each like: 3 % of it.
+    // 3% of this checks for forgotten ids, a ledger, and cluster mode, once per like.
     ("likes", 91100.0),
-    // The same with a ledger, as the stock spaces have it.
+    // With a ledger, as in the default configuration.
     ("exact", 103000.0),
 ];
 
-/// Turns of each.
 const TURNS: u32 = 200;
 
 #[test]
@@ -49,7 +46,7 @@ fn a_turn_takes_no_more_instructions_than_before() {
     let next = AtomicUsize::new(0);
     let counts = || std::iter::from_fn(|| INSTRUCTIONS.get(next.fetch_add(1, Relaxed))).map(over);
     let counts = || counts().flatten().collect::<Vec<String>>();
-    // Each is a process that computes on one thread at a time.
+    // Each of the two processes computes on one thread at a time.
     let over = std::thread::scope(|scope| {
         let all = [scope.spawn(counts), scope.spawn(counts)];
         all.into_iter().flat_map(|one| one.join().unwrap()).collect::<Vec<String>>()
@@ -57,7 +54,7 @@ fn a_turn_takes_no_more_instructions_than_before() {
     assert!(over.is_empty(), "{over:?}");
 }
 
-/// What a turn takes now, if that is too much.
+/// Runs one kind; returns a message if its count is too high.
 fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]);
@@ -70,7 +67,7 @@ fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let done = valgrind.output().expect("valgrind: run tests/clients/setup once");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(done.status.success(), "{said}");
-    // "==123== Collected : 456"
+    // Line such as "==123== Collected : 456".
     let collected =
         said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
     let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);
@@ -79,7 +76,7 @@ fn over(&(what, most): &(&str, f64)) -> Option<String> {
     (per_turn > most * TOLERANCE).then(|| format!("{what}: {per_turn:.0} instead of {most}"))
 }
 
-/// Reads allocate nothing, once the worker's buffers have grown to what they need.
+/// Reads do not allocate once the worker's buffers have reached their size.
 #[test]
 fn reads_allocate_nothing() {
     let server = TestServer::start();
@@ -89,7 +86,7 @@ fn reads_allocate_nothing() {
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     for id in &ids {
         local.turn(&request(&["FEED.ACT", "like", "42", id]));
-        // Some beyond their bits.
+        // Some values are wider than their fields.
         local.turn(&request(&["CNT.SET", "post", id, "read", "70000", "comment", &id[12..]]));
     }
     let key = format!("post:{}", ids[7]);
@@ -119,7 +116,7 @@ fn reads_allocate_nothing() {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
         assert_eq!(counted.count_total, 0, "{shown:?}");
     }
-    // The counter counts.
+    // Checks that the counter works.
     assert!(
         allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100]))).count_total > 0
     );
@@ -127,8 +124,8 @@ fn reads_allocate_nothing() {
     server.stop();
 }
 
-/// Rows of one request, or of requests that arrive together, cost one wait for memory: a batch
-/// holds up to 32.
+/// Rows of one request, or of up to 32 requests in a batch, are prefetched together and cost one
+/// memory latency.
 #[cfg_attr(
     not(debug_assertions),
     ignore = "only builds with debug assertions note what they ask for"
@@ -137,8 +134,7 @@ fn reads_allocate_nothing() {
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // Few enough that all lie in their first buckets, and enough that the space knows them for the
-    // rule.
+    // Few enough rows for their first buckets, and enough for the space to learn the normal range.
     let ids: Vec<String> =
         (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
     for id in &ids {
@@ -192,7 +188,7 @@ fn rows_are_asked_for_together() {
             let requests: Vec<Vec<u8>> = ids[..n].iter().map(|id| of(id)).collect();
             assert_eq!(cost(&[&requests.concat()]), n.div_ceil(32), "{n} {name}");
             let alone: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
-            // Some share a bucket.
+            // Some rows share a bucket.
             assert!(cost(&alone) > n / 2, "{n} {name}, one by one");
         }
     }

@@ -1,11 +1,11 @@
-//! Pipelines of stock clients: the client sends all requests before it reads the first reply.
+//! Pipelines whose client sends all requests before it reads a reply, as stock clients do.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 use tidemark_tests::TestServer;
 
-/// Time that the slowest machine may take to send or answer a pipeline.
+/// Time limit for a pipeline on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn connect(server: &TestServer) -> TcpStream {
@@ -15,7 +15,7 @@ fn connect(server: &TestServer) -> TcpStream {
     stream
 }
 
-/// Sends `count` times the same request, and then reads as many replies of these lines.
+/// Sends one request `count` times, then reads that many replies of `reply_lines` lines.
 fn pipeline(stream: &mut (impl Read + Write), request: &str, count: usize, reply_lines: usize) {
     stream.write_all(request.repeat(count).as_bytes()).expect("the server reads");
     let (mut reader, mut left) = (BufReader::new(stream), count * reply_lines);
@@ -27,13 +27,12 @@ fn pipeline(stream: &mut (impl Read + Write), request: &str, count: usize, reply
     }
 }
 
-/// B5, B6. Redis answers these, too.
+/// Redis answers such pipelines as well.
 #[test]
 fn pipeline_is_answered_though_the_client_reads_last() {
     let server = TestServer::start();
     let mut stream = connect(&server);
     pipeline(&mut stream, "HINCRBY post:1 like 1\r\n", 300_000, 1);
-    // Four fields with their values.
     pipeline(&mut stream, "HGETALL post:1\r\n", 300_000, 17);
     pipeline(&mut stream, "SISMEMBER liked:1 7\r\n", 300_000, 1);
     let mut other = connect(&server);
@@ -43,7 +42,7 @@ fn pipeline_is_answered_though_the_client_reads_last() {
     assert_eq!(&reply, b"$6\r\n300000\r\n");
 }
 
-/// The server keeps a limited amount of replies, and no client waits without an end.
+/// The server limits unread replies and disconnects the client in finite time.
 #[test]
 fn client_that_takes_no_reply_is_disconnected() {
     let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);

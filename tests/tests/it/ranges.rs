@@ -1,5 +1,5 @@
-//! Two services in one space for ever, whose ids lie 2^52 apart: no write is refused, tables of
-//! both ranges roll, and a restart, a kill and a replica have the same tables and rows.
+//! Two services share a space, with ids 2^52 apart: no write is refused, tables of both ranges
+//! roll, and a restart, a crash and a replica reproduce tables and rows.
 
 use crate::replication::{follow, in_step};
 use redis::{Connection, cmd};
@@ -9,9 +9,7 @@ use tidemark_tests::{TestServer, number, tables};
 
 const FIRST: u64 = 1 << 50;
 const GAP: u64 = 1 << 52;
-/// Of false positives.
 const RATE: f64 = 0.001;
-/// Likes of a post.
 const LIKES: u64 = 3;
 
 fn small(config: &mut Config) {
@@ -20,12 +18,12 @@ fn small(config: &mut Config) {
     config.counter[0].rows_per_table = 2048;
 }
 
-/// One post in twenty is of the upper service.
+/// Returns an id; one post in twenty belongs to the upper service.
 fn post(n: u64) -> u64 {
     FIRST + n * 16 + if n.is_multiple_of(20) { GAP } else { 0 }
 }
 
-/// Posts `from..to` as they come, each with its likes, and `late` likes of old ones for each.
+/// Adds the posts `from..to` with their likes, and `late` likes of old posts for each.
 fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
     for first in (from..to).step_by(100) {
         let mut pipe = redis::pipe();
@@ -34,24 +32,24 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
                 pipe.cmd("FEED.ACT").arg("like").arg(like).arg(post(n));
             }
             for like in 0..late {
-                // By viewers that like them already: it changes nothing.
+                // Repeated likes, which change nothing.
                 pipe.cmd("FEED.ACT").arg("like").arg(0).arg(post((n + like * 7) % 100));
             }
         }
-        // An error of any of them fails.
+        // Fails if any request was refused.
         pipe.query::<()>(c).unwrap();
     }
 }
 
-/// All posts have their likes, and the viewers that like them; gives the tables of both spaces by
-/// their lowest ids, but for what is held aside.
+/// Checks the likes and flags of all posts. Returns the lowest ids of the tables of both spaces,
+/// without those of outliers.
 fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     let all: Vec<u64> = (0..posts).map(post).collect();
     let mut lacking = 0;
     for ids in all.chunks(500) {
         let rows: Vec<Option<Vec<i64>>> = cmd("CNT.GET").arg("post").arg(ids).query(c).unwrap();
         for row in &rows {
-            // A like may be taken for one that was there already, at the rate of false positives.
+            // A false positive may suppress a like.
             let likes = row.as_ref().map_or(0, |row| row[0]);
             assert!((1..=LIKES as i64).contains(&likes), "{what}: {row:?}");
             lacking += LIKES - likes as u64;
@@ -82,7 +80,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     follow(&replica, &server);
     let c = &mut server.connection();
     traffic(c, 0, 30_000, 0);
-    // Likes of old posts hide what is new; and a broken client sends ids from anywhere.
+    // Likes of old posts hide the new ones, and a broken client sends random ids.
     let mut random = fastrand::Rng::with_seed(7);
     let strays: Vec<u64> = (0..2000).map(|_| random.u64(FIRST * 64..)).collect();
     for ids in strays.chunks(200) {
@@ -100,12 +98,12 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     let killed = server.killed();
     assert_eq!(verify(&mut killed.connection(), 60_000, "killed")[1], pairs);
     drop(killed);
-    // From a snapshot: both go on rolling.
+    // After a restart from a snapshot, both ranges keep rolling.
     cmd("SAVE").query::<()>(c).unwrap();
     let server = server.restart();
     let c = &mut server.connection();
     assert_eq!(verify(c, 60_000, "restarted")[1], pairs);
-    // A master that had a replica waits to be told its role.
+    // A master that had a replica waits for its role after a restart.
     cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(c).unwrap();
     traffic(c, 60_000, 120_000, 0);
     let [more_rows, more_pairs] = verify(c, 120_000, "and on");
@@ -115,9 +113,9 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     assert_eq!(yes, vec![1; strays.len()]);
 }
 
-/// Two services that begin in the middle of stray ids, in a space that is nearly full: what was in
-/// tables before a restart is there after it, and takes no more memory, though batches of the log
-/// come in another order than the writes did.
+/// Two services start among outliers in a nearly full space. After a restart, rows of tables are
+/// still in tables and take no more memory, although the log's batches have another order than the
+/// writes.
 #[test]
 fn a_restart_brings_back_ranges_that_were_opened_for_want_of_memory() {
     const ROWS: u64 = 10_000;

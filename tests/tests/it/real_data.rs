@@ -1,8 +1,8 @@
-//! The main job on real input: repost events of a microblog, imported through the wire, and asked
-//! back.
+//! The main use case on real input: repost events of a microblog are imported over the wire and
+//! queried.
 //!
-//! The tests run on a generated file of the same shape ([`tidemark_tests::reposts`]). Where the
-//! real data set lies beside the repository (`../shared/data`), they run on that, too.
+//! The tests use a generated file of the same format ([`tidemark_tests::reposts`]), and the real
+//! data set as well if it exists at `../shared/data`.
 
 use cli::import::{ImportArgs, run};
 use flate2::read::MultiGzDecoder;
@@ -13,13 +13,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use tidemark_tests::{TestServer, reposts};
 
-/// The real data set, found from the repository or from a folder of worktrees beside it.
+/// Path of the real data set, searched in all parent folders.
 pub(super) fn real_file() -> Option<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().map(|a| a.join("shared/data/weibo_reposts.csv.gz")).find(|p| p.exists())
 }
 
-/// A generated file of the same shape.
+/// Generates a file of the same format.
 pub(super) fn generated_file(folder: &Path, originals: usize) -> PathBuf {
     let path = folder.join("reposts.csv.gz");
     let file = std::fs::File::create(&path).unwrap();
@@ -29,8 +29,8 @@ pub(super) fn generated_file(folder: &Path, originals: usize) -> PathBuf {
     path
 }
 
-/// What is true, by plain sets: the users that reposted each post; how many events, and originals,
-/// the file has.
+/// Computes the expected result with plain sets: users that reposted each post, number of events,
+/// number of originals.
 pub(super) fn reposters(path: &Path) -> (BTreeMap<u64, HashSet<u64>>, u64, u64) {
     let mut users: BTreeMap<u64, HashSet<u64>> = BTreeMap::new();
     let (mut events, mut originals) = (0, 0);
@@ -49,7 +49,7 @@ pub(super) fn reposters(path: &Path) -> (BTreeMap<u64, HashSet<u64>>, u64, u64) 
     (users, events, originals)
 }
 
-/// `tidemark import FILE` into that server.
+/// Arguments of `tidemark import FILE` for this server.
 fn arguments(server: &TestServer, file: PathBuf, strict: bool) -> ImportArgs {
     ImportArgs {
         files: vec![file],
@@ -63,7 +63,7 @@ fn import(server: &TestServer, file: PathBuf) -> cli::import::Summary {
     run(&arguments(server, file, false)).unwrap()
 }
 
-/// F19: imports run from a clone alone, and no part of them is skipped.
+/// Needs nothing outside the repository.
 #[test]
 fn generated_reposts_are_counted_once_per_user() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ fn generated_reposts_are_counted_once_per_user() {
     assert!((5 * events..8 * events).contains(&(10 * pairs)), "{pairs} pairs of {events}");
 }
 
-/// The same on the real data set, on machines that have it.
+/// The same with the real data set, where available.
 #[test]
 fn real_reposts_are_counted_once_per_user() {
     if let Some(path) = real_file() {
@@ -83,7 +83,8 @@ fn real_reposts_are_counted_once_per_user() {
     }
 }
 
-/// Imports a file and checks every counter and flag; posts, pairs and events that it has.
+/// Imports a file and checks every counter and flag. Returns the numbers of posts, pairs and
+/// events.
 fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     let (users, events, originals) = reposters(path);
     let pairs: u64 = users.values().map(|u| u.len() as u64).sum();
@@ -115,7 +116,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     }
     assert_eq!(off, lost, "counts and flags disagree");
 
-    // A million pairs that never happened: real posts, users that are not in the file.
+    // A million absent pairs: real posts with users that are not in the file.
     let origins: Vec<u64> = users.keys().copied().collect();
     let (mut asked, mut wrong) = (0u64, 0u64);
     let mut rng = fastrand::Rng::with_seed(5);
@@ -137,7 +138,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     );
     assert!(asked >= 1_000_000 && rate <= 0.0002, "{rate}");
 
-    // The same file again changes nothing.
+    // A second import changes nothing.
     let again = import(&server, path.to_path_buf());
     assert_eq!((again.events, again.changed), (events, 0));
     (users.len(), pairs, events)
@@ -167,12 +168,11 @@ fn bad_lines_are_named_and_skipped() {
     let error = strict.unwrap_err().to_string();
     assert!(error.contains("line 3") && error.contains("\"x\""), "{error}");
 
-    // A header that names a field which the schema lacks: no line is sent.
+    // The header names an unknown field: no line is sent.
     std::fs::write(&file, "id,like,share\n1,2,3\n").unwrap();
     let error = run(&arguments(&server, file.clone(), false)).unwrap_err().to_string();
     assert!(error.contains("the space 'post' has no field 'share'"), "{error}");
-    // A file that is cut in the middle of its gzip stream: an error that names the file, not a
-    // silent end.
+    // A truncated gzip stream is an error that names the file.
     let whole = {
         let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
         gz.write_all(text.repeat(1000).as_bytes()).unwrap();

@@ -1,5 +1,4 @@
-//! Replicas: attached, cut off, promoted; what they answer and what they refuse. Here is what the
-//! tests share, and others use.
+//! Replication tests: attach, disconnect, promotion. This file has the shared helpers.
 
 mod failover;
 mod fence;
@@ -17,7 +16,6 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
-/// A field of INFO replication.
 pub(crate) fn info(connection: &mut redis::Connection, field: &str) -> Option<String> {
     let text: String = redis::cmd("INFO").arg("replication").query(connection).ok()?;
     let prefix = format!("{field}:");
@@ -42,19 +40,20 @@ pub(crate) fn follow_port(replica: &TestServer, port: u16) {
         .unwrap();
 }
 
-/// Makes a replica a master beside its old one, which goes on: its link is down before the order.
+/// Promotes a replica while its old master keeps running: takes the link down first, so that the
+/// old master does not step down.
 pub(crate) fn detach(replica: &TestServer) {
     for to in [["127.0.0.1", "1"], ["NO", "ONE"]] {
         redis::cmd("REPLICAOF").arg(&to).query::<()>(&mut replica.connection()).unwrap();
     }
 }
 
-/// Waits until the replica has all that the master has synced.
+/// Waits until the replica has everything that the master has synced.
 pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
     eventually("the replica is in step", || {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");
-        // The node to be promoted may not be a master yet.
+        // After a promotion the node may not be a master yet.
         let synced = redis::cmd("WAITAOF")
             .arg(1)
             .arg(0)
@@ -78,8 +77,8 @@ fn likes(server: &TestServer, ids: std::ops::Range<u64>) -> Vec<Option<i64>> {
     pipe.query(&mut server.connection()).unwrap()
 }
 
-/// Carries connections to a server as long as more than so many bytes may still come from it; then
-/// they wait, open.
+/// Proxy to a server that stops forwarding, with connections open, after a number of bytes from the
+/// server.
 struct Relay {
     port: u16,
     left: Arc<AtomicI64>,

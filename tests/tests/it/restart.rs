@@ -1,4 +1,4 @@
-//! What must hold through restarts, and what a reply may wait for.
+//! Invariants across restarts, and what replies wait for.
 
 use redis::Commands;
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ fn open(dir: &Path, change: impl Fn(&mut Config)) -> (Server, redis::Connection)
     (server, client.get_connection().unwrap())
 }
 
-/// With `always` a reply waits for what was changed before it, and for nothing else.
+/// With fsync `always`, a reply waits only for earlier changes.
 #[test]
 fn commands_that_change_nothing_are_answered_at_once() {
     let server = TestServer::with(|config| config.durability.fsync = Fsync::Always);
@@ -47,7 +47,7 @@ fn commands_that_change_nothing_are_answered_at_once() {
     quickly("FEED.UNDO like 1 5").unwrap();
 }
 
-/// A full space is one that refuses new rows, not one that cannot be read back.
+/// A full space refuses new rows but can be reopened.
 #[test]
 fn a_full_space_survives_restarts() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn a_full_space_survives_restarts() {
         for (id, n) in &batch {
             pipe.hset(format!("post:{id}"), "like", n).ignore();
         }
-        // The first refusal ends the batch's report, so ask which rows came in.
+        // The first error hides later replies, so query which rows exist.
         let refused = pipe.query::<()>(&mut connection).is_err();
         for (id, n) in batch {
             if connection.exists::<_, bool>(format!("post:{id}")).unwrap() {
@@ -98,8 +98,7 @@ fn a_full_space_survives_restarts() {
     }
 }
 
-/// Writes beside one snapshot after the other: what is acknowledged is in the next start, whichever
-/// file it is read from.
+/// Acknowledged writes during repeated snapshots survive a restart.
 #[test]
 fn snapshots_lose_no_write_that_comes_beside_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +128,7 @@ fn snapshots_lose_no_write_that_comes_beside_them() {
         }
         done.store(true, std::sync::atomic::Ordering::SeqCst);
     });
-    // Two more, so that what was written beside the last one is in a file, not in the log.
+    // Two more snapshots move writes during the last one from the log into a file.
     (0..2).for_each(|_| redis::cmd("SAVE").query::<()>(&mut connection).unwrap());
     drop(connection);
     server.stop().unwrap();

@@ -1,5 +1,4 @@
-//! Tables of a ring on several nodes; and what clients of sets and filters ask a filter that it
-//! cannot know.
+//! Tables of a ring on several nodes, and queries of sets and filters that a filter cannot answer.
 
 use crate::commands::check;
 use crate::replication::{follow, in_step};
@@ -7,8 +6,8 @@ use std::collections::HashMap;
 use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
 
-/// Ids leap ahead, and tables are closed: a replica, one behind it, one that comes later, and the
-/// master after a kill have the same tables.
+/// With jumping ids and rolling tables, the master after a crash, a connected replica, a replica of
+/// a replica and a late one have the same tables.
 #[test]
 fn the_tables_of_a_log_are_the_same_everywhere() {
     let small = || {
@@ -36,7 +35,7 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
             pipe.cmd("PH.ADD").arg("liked").arg(viewer).arg(id).ignore();
             model.insert((viewer, id), 1);
         }
-        // Of those before, some are taken back.
+        // Removes one of the earlier pairs.
         if let Some((&(viewer, id), set)) = model.iter_mut().nth(rng.usize(0..300)) {
             pipe.cmd("PH.DEL").arg("liked").arg(viewer).arg(id).ignore();
             *set = 0;
@@ -69,7 +68,7 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
     }
 }
 
-/// Where tables begin and end.
+/// Returns the range of each table.
 fn layout(server: &TestServer) -> Vec<(u64, u64)> {
     let maps: Vec<HashMap<String, redis::Value>> =
         redis::cmd("TM.TABLES").arg("liked").query(&mut server.connection()).unwrap();

@@ -1,4 +1,4 @@
-//! Schemas that change while serving, advice, statistics of tables.
+//! Schema changes at run time, advice, and table statistics.
 
 use crate::commands::check;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ fn always() -> TestServer {
     TestServer::with(|config| config.durability.fsync = Fsync::Always)
 }
 
-/// The same, with a view of a whole space.
+/// Like `always`, with a view of a whole space.
 fn always_whole() -> TestServer {
     TestServer::with(|config| {
         config.durability.fsync = Fsync::Always;
@@ -18,7 +18,7 @@ fn always_whole() -> TestServer {
     })
 }
 
-/// What TM.SPACE ALTER answers: the schema, and that the pages of `home` have so many values now.
+/// Reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
 fn warned(schema: &str, values: usize) -> String {
     let text = format!(
         "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages have {values} \
@@ -27,7 +27,7 @@ fn warned(schema: &str, values: usize) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-/// What is true after the first test's changes, whatever happened to the server since.
+/// Checks the state after the first test's changes.
 fn altered(raw: &mut Raw) {
     check(
         raw,
@@ -48,7 +48,7 @@ fn altered(raw: &mut Raw) {
                 "CNT.GET post 1 2",
                 "*2\r\n*4\r\n:5\r\n:0\r\n:70000\r\n:0\r\n*4\r\n:0\r\n:0\r\n:0\r\n:123456\r\n",
             ),
-            // The view of the whole space follows.
+            // The view of the whole space follows the schema.
             (
                 "FEED.GET home 7 1 2",
                 "*2\r\n*6\r\n:5\r\n:0\r\n:70000\r\n:0\r\n:0\r\n:0\r\n*6\r\n:0\r\n:0\r\n:0\r\n\
@@ -88,7 +88,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
         ],
     );
     altered(raw);
-    // As it is on the disk now, after a clean stop, and from a snapshot.
+    // After a crash, a clean stop, and a restart from a snapshot.
     altered(&mut server.killed().raw());
     let server = server.restart();
     altered(&mut server.raw());
@@ -97,7 +97,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
     altered(&mut server.raw());
     let server = server.restart();
     altered(&mut server.raw());
-    // A name may come back: as another field.
+    // A dropped name can be reused for a new field.
     check(
         &mut server.raw(),
         &[
@@ -110,7 +110,7 @@ fn fields_are_added_widened_and_dropped_and_stay_so() {
     );
 }
 
-/// A server whose posts have a stock that never falls below 0 and a level that stops at 3.
+/// Starts a server whose posts have a stock with lower bound 0 and a level that saturates at 3.
 fn bounded() -> TestServer {
     TestServer::with(|config| {
         config.durability.fsync = Fsync::Always;
@@ -126,7 +126,7 @@ fn bounded() -> TestServer {
 const STOCK: &str = "-ERR the value of 'stock' would leave its bounds {0..}\r\n";
 const LIKES: &str = "-ERR the value of 'like' would leave its bounds {..2}\r\n";
 
-/// Every command that writes a counter, beyond the bounds of a field and within.
+/// Every command that writes a counter, outside and inside the bounds of a field.
 #[test]
 fn declared_bounds_hold_whatever_the_command() {
     let server = bounded();
@@ -163,11 +163,11 @@ fn declared_bounds_hold_whatever_the_command() {
             ("CNT.MINCRBY post 1 stock -6", &in_array(STOCK)),
             ("HGETALL post:1", nothing),
             ("EXISTS post:2 post:3 post:4", ":0\r\n"),
-            // Down to the bound, by the command's own bounds, too.
+            // Down to the bound, also with the command's own bounds.
             ("CNT.INCRBY post 1 stock -9 MIN 1 SAT", "*1\r\n:1\r\n"),
             ("DECR post:1:stock", ":0\r\n"),
             ("DECR post:1:stock", STOCK),
-            // What saturates stops at its bounds.
+            // A saturating field stops at its bounds.
             ("HINCRBY post:1 level 2", ":2\r\n"),
             ("HINCRBY post:1 level 9223372036854775807", ":3\r\n"),
             ("INCR post:1:level", ":3\r\n"),
@@ -175,7 +175,7 @@ fn declared_bounds_hold_whatever_the_command() {
             ("CNT.SET post 1 level 99", "+OK\r\n"),
             ("GET post:1:level", "$1\r\n3\r\n"),
             ("HDEL post:1 level", ":1\r\n"),
-            // An action is done as a whole or not at all.
+            // An action is atomic.
             ("FEED.ACT like 7 1", "*1\r\n:1\r\n"),
             ("FEED.ACT like 8 1", "*1\r\n:1\r\n"),
             ("FEED.ACT like 9 1", &in_array(LIKES)),
@@ -187,7 +187,7 @@ fn declared_bounds_hold_whatever_the_command() {
     );
 }
 
-/// 8 clients take from a stock of 100 until it is empty.
+/// Eight clients empty a stock of 100.
 #[test]
 fn a_stock_is_sold_exactly_once() {
     let server = bounded();
@@ -207,7 +207,7 @@ fn a_stock_is_sold_exactly_once() {
     check(&mut server.raw(), &[("GET post:1:stock", "$1\r\n0\r\n")]);
 }
 
-/// Bounds are data: ALTER changes them, the log, a snapshot and CONFIG REWRITE keep them.
+/// Bounds change by ALTER and survive in the log, a snapshot and CONFIG REWRITE.
 #[test]
 fn declared_bounds_are_altered_and_stay_so() {
     let server = bounded();
@@ -221,7 +221,7 @@ fn declared_bounds_are_altered_and_stay_so() {
                 "TM.SPACE ALTER post BOUND like {..1}",
                 &answer("like:12{..1} stock:20{0..} level:8{0..3}sat"),
             ),
-            // What lies beyond already may only come back.
+            // A value outside new bounds may only move toward them.
             ("HINCRBY post:1 like 1", "-ERR the value of 'like' would leave its bounds {..1}\r\n"),
             ("HINCRBY post:1 like 0", ":2\r\n"),
             ("HINCRBY post:1 like -1", ":1\r\n"),
@@ -314,13 +314,13 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     );
 }
 
-/// Writers and readers go on while fields come and go; at the end all is as it should be, also for
-/// a server that reads the disk.
+/// Reads and writes continue while fields are added and dropped; the final state is correct, also
+/// after a restart.
 #[test]
 fn schemas_change_under_traffic() {
     let server = always_whole();
     let stop = AtomicBool::new(false);
-    /// The writers stop even if the thread that told them to write panics.
+    /// Stops the writers even if this thread panics.
     struct AtEnd<'a>(&'a AtomicBool);
     impl Drop for AtEnd<'_> {
         fn drop(&mut self) {
@@ -335,7 +335,7 @@ fn schemas_change_under_traffic() {
                 let (server, stop) = (&server, &stop);
                 scope.spawn(move || {
                     let (mut raw, mut rng) = (server.raw(), fastrand::Rng::with_seed(writer));
-                    // Each writer has its own rows.
+                    // Writers use disjoint rows.
                     let mut rows = vec![vec![0i64; 12]; ROWS as usize];
                     while !stop.load(Relaxed) {
                         let (row, extra) = (rng.usize(0..ROWS as usize), rng.usize(0..12));
@@ -402,8 +402,8 @@ fn schemas_change_under_traffic() {
     verify(&server.restart(), "after a restart");
 }
 
-/// F3: a new field changes no page of the default view, which names its fields; a field that it
-/// names cannot be dropped, and others can.
+/// The default view names its fields, so a new field does not change it. Fields that it names
+/// cannot be dropped.
 #[test]
 fn default_view_keeps_its_values_when_a_field_is_added() {
     let server = always();
@@ -439,8 +439,8 @@ fn default_view_keeps_its_values_when_a_field_is_added() {
     );
 }
 
-/// F3: a folder opens whose fields, changed while the view was of the whole space, lack one that
-/// the default view names.
+/// A folder opens even if it lacks a field of the default view; the field was dropped while the
+/// view showed the whole space.
 #[test]
 fn folder_without_a_default_field_opens() {
     let server = always_whole();
@@ -474,8 +474,8 @@ fn folder_without_a_default_field_opens() {
     );
 }
 
-/// A view may name a field that an ALTER has added, though no snapshot was taken since; and a space
-/// that came later has its own seed.
+/// A view may name a field added by ALTER although no snapshot was written since. A later space has
+/// its own seed.
 #[test]
 fn the_history_of_the_catalogue_is_told_again() {
     let server = always();
@@ -548,7 +548,7 @@ fn advice_is_given_and_can_be_followed() {
     let spaces: Maps = redis::cmd("TM.SPACE").arg("LIST").query(c).unwrap();
     let fields: String = redis::from_redis_value_ref(&spaces[0]["fields"]).unwrap();
     assert_eq!(fields, redis::from_redis_value_ref::<String>(&advice["fields"]).unwrap());
-    // Older tables are rewritten in the background; nothing is lost by it.
+    // Older tables are rewritten in the background without loss.
     let wanted = fields.clone();
     eventually("tables are rewritten", || {
         let tables: Maps = redis::cmd("TM.TABLES").arg("post").query(c).unwrap();
@@ -562,7 +562,7 @@ fn advice_is_given_and_can_be_followed() {
 
 #[test]
 fn tables_tell_of_themselves() {
-    // Only where tables are recycled there is a forecast.
+    // Only recycling spaces have a forecast.
     let server = TestServer::with(|config| {
         let liked = &mut config.existence[0];
         (liked.spill, liked.ledger) = (false, LedgerMode::Off);
@@ -608,7 +608,6 @@ fn tables_tell_of_themselves() {
     assert!(info.contains("table_post_0:low=0,") && info.contains(",bytes_per_row="), "{info}");
     assert!(!redis::cmd("INFO").query::<String>(c).unwrap().contains("# Tables"));
 
-    // Rolling by hand.
     for space in ["liked", "post"] {
         let before = redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len();
         assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 1);
@@ -623,7 +622,7 @@ fn tables_tell_of_themselves() {
     assert!(redis::cmd("PH.EXISTS").arg(&["liked", "6", "6"]).query::<Vec<i64>>(c).unwrap() == [1]);
 }
 
-/// What is answered later comes in its place, and not at all if the client wants nothing.
+/// Deferred replies keep their position, and CLIENT REPLY suppresses them.
 #[test]
 fn late_answers_keep_their_order() {
     let server = TestServer::start();

@@ -1,12 +1,12 @@
-//! The scripts of the repository: `./test` and what installs its packages. They run in a copy of
-//! their folder, with stubs of the programs that they call.
+//! The repository's scripts: `./test` and the installers of its packages. They run on a copy of
+//! their folder with stub programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder with copies of scripts, and one of stubs that comes first in PATH.
+/// A folder with copies of the scripts, and a folder of stubs at the start of PATH.
 struct Stage {
     folder: tempfile::TempDir,
 }
@@ -25,7 +25,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Writes an executable file, and the folders above it.
+    /// Writes an executable file and creates its parent folders.
     fn file(&self, name: &str, text: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -33,7 +33,6 @@ impl Stage {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// A program that the script calls. With root's sudo a script calls it as it is.
     fn stub(&self, name: &str, body: &str) {
         self.file(&format!("bin/{name}"), &format!("#!/bin/bash\n{body}\n"));
     }
@@ -48,7 +47,7 @@ impl Stage {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         let mut command = Command::new(self.path(script));
         command.current_dir(self.folder.path()).args(args).env("PATH", path);
-        // A home without cargo's own environment file: the stub of cargo stays first.
+        // Without cargo's environment file in HOME, PATH keeps the stub of cargo first.
         command.env("HOME", self.folder.path()).env("INSTALL_ROOT", self.path("root"));
         command.output().unwrap()
     }
@@ -58,8 +57,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// F19: the packages of servers enable themselves at boot. The stub of apt-get does what their
-/// installation does, and looks whether services may start meanwhile.
+/// Server packages enable themselves at boot. The stub of apt-get simulates that, and checks that
+/// services cannot start during the installation.
 #[test]
 fn installed_packages_leave_no_service_enabled() {
     for (own_policy, apt_fails) in [(false, false), (true, false), (true, true)] {
@@ -110,7 +109,7 @@ fn installed_packages_leave_no_service_enabled() {
     }
 }
 
-/// `./test` with stubs: a cargo whose tests print `lines`, and checks that end with these codes.
+/// Runs `./test` with stubs: cargo prints `lines`, and the checks exit with these codes.
 struct TestRun {
     lines: &'static str,
     arguments: &'static [&'static str],
@@ -137,7 +136,7 @@ const QUICK: TestRun = TestRun {
 };
 
 impl TestRun {
-    /// Returns what it printed and its exit code.
+    /// Returns the output and the exit code.
     fn run(&self) -> (String, i32) {
         let stage = Stage::new(&["test", "scripts/toolchain", "scripts/test_totals"]);
         stage.file("tests/clients/setup", &format!("#!/bin/sh\nexit {}\n", self.setup));
@@ -178,10 +177,10 @@ fn last(out: &str) -> &str {
     out.lines().last().unwrap_or_default()
 }
 
-/// The last line has the totals, alone, whatever failed before it.
+/// The last line has the totals only, whichever part failed.
 #[test]
 fn test_script_ends_with_one_line_of_totals() {
-    // Seven parts and three tests, one of which could not run.
+    // Seven parts and three tests, one of them skipped.
     let (out, code) = QUICK.run();
     assert_eq!((last(&out), code), ("9 passed, 0 failed, 1 skipped", 0), "{out}");
     assert!(out.contains("SKIPPED: c: needs strace"), "{out}");
@@ -211,7 +210,7 @@ fn test_script_ends_with_one_line_of_totals() {
         assert!(durations.contains(part), "{durations}");
     }
 
-    // A part that fails keeps none of the others from running.
+    // A failing part does not stop the others.
     let (out, code) = TestRun { lints: 1, setup: 1, ..QUICK }.run();
     assert_eq!((last(&out), code), ("7 passed, 2 failed, 1 skipped", 1), "{out}");
     assert!(out.contains("FAILED: build, lints"), "{out}");
@@ -251,14 +250,14 @@ fn test_script_counts_without_nextest_too() {
     assert_eq!((last(&out), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
     assert!(out.contains("test b ... FAILED"), "{out}");
 
-    // A test program that was killed prints no result.
+    // A killed test program prints no result.
     let killed = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
                   finished in 0.1s\nerror: test failed, to rerun pass `-p x --test y`\n";
     let (out, code) = TestRun { lines: killed, tests: 101, ..stock }.run();
     assert_eq!((last(&out), code), ("9 passed, 1 failed, 0 skipped", 1), "{out}");
 }
 
-/// A check that cannot be made here is named, and fails nothing.
+/// A check that cannot run here is named and does not fail.
 #[test]
 fn an_oldest_rust_that_cannot_be_installed_is_named() {
     let (out, code) = TestRun { arguments: &["--all"], rustup: 1, ..QUICK }.run();
@@ -266,7 +265,7 @@ fn an_oldest_rust_that_cannot_be_installed_is_named() {
     assert_eq!((last(&out), code), ("12 passed, 0 failed, 1 skipped", 0), "{out}");
 }
 
-/// Debian 12 has no package of rustup: a machine without Rust gets one sentence that says so.
+/// Debian 12 has no rustup package: a machine without Rust gets a single explanation.
 #[test]
 fn missing_rust_is_named_where_it_cannot_be_installed() {
     let stage = Stage::new(&["scripts/toolchain"]);

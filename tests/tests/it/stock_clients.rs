@@ -1,5 +1,5 @@
-//! Stock clients, as an application has them: redis-py in two generations and both protocols,
-//! redis-cli, redis-benchmark. `tests/clients/setup` installs them (`./test` calls it).
+//! Stock clients: redis-py in two generations and both protocols, redis-cli, redis-benchmark.
+//! `tests/clients/setup`, which `./test` runs, installs them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Runs a program to its end and gives what it printed; a failure shows both outputs.
+/// Runs a program and returns its output; a failure shows both streams.
 fn output(command: &mut Command) -> String {
     let done = command
         .output()
@@ -53,7 +53,7 @@ fn redis_py_caches_rows_cells_and_flags() {
     assert!(printed.starts_with("ok "), "{printed}");
 }
 
-/// The program that docs/caching.md shows, with both generations of redis-py.
+/// Runs the program in docs/caching.md with both generations of redis-py.
 #[test]
 fn the_documented_cache_of_hot_posts_works() {
     let text = std::fs::read_to_string(root().join("docs/caching.md")).unwrap();
@@ -78,7 +78,7 @@ fn redis_cli_shows_a_page_of_twenty_rows_of_six() {
         let mut args = flags.to_vec();
         args.extend(["--json", "FEED.GET", "home", "42"]);
         args.extend(ids.iter().map(String::as_str));
-        // --json needs redis-cli 7 and speaks RESP3 by itself.
+        // --json needs redis-cli 7 and implies RESP3.
         if flags == ["-2"] {
             args.retain(|a| *a != "--json");
             let printed = cli(&server, &args);
@@ -102,7 +102,7 @@ fn redis_cli_shows_a_page_of_twenty_rows_of_six() {
     assert!(cli(&server, &["COMMAND", "COUNT"]).trim().parse::<u32>().unwrap() > 40);
 }
 
-/// R7. redis-cli makes its help from COMMAND DOCS.
+/// redis-cli derives its help from COMMAND DOCS.
 #[test]
 fn redis_cli_help_shows_our_commands() {
     let server = TestServer::start();
@@ -118,7 +118,7 @@ fn redis_cli_help_shows_our_commands() {
     assert!(group.contains("FEED.GET") && group.contains("FEED.ACT"), "{group}");
 }
 
-/// R5. How often a key is read is not counted; redis-cli says so.
+/// Accesses to keys are not counted, and redis-cli reports that.
 #[test]
 fn redis_cli_hotkeys_says_that_access_is_not_tracked() {
     let server = TestServer::start();
@@ -153,7 +153,7 @@ fn redis_benchmark_runs_pages_pings_and_pipelines() {
     let mut pipelined = vec!["-P", "16"];
     pipelined.extend(&page);
     run(&pipelined);
-    // It pads its numbers with zeros; the 1 before them makes them ids.
+    // redis-benchmark pads its numbers; the 1 before them makes valid ids.
     run(&["-P", "16", "-r", "100000", "HINCRBY", "post:1__rand_int__", "like", "1"]);
 }
 
@@ -169,7 +169,7 @@ fn node_redis_and_ioredis_do_all_that_an_application_does() {
     assert_eq!(printed.trim(), "ok");
 }
 
-/// Debian's redigo, by its name and without the network: the Go module proxy need not be there.
+/// Uses Debian's redigo package, so that no network is needed.
 #[test]
 fn redigo_does_all_that_an_application_does() {
     let server = TestServer::start();
@@ -186,7 +186,7 @@ fn redigo_does_all_that_an_application_does() {
     assert_eq!(printed.trim(), "ok");
 }
 
-/// The like service sees the same on Redis and on Tidemark; on Tidemark with filters, too.
+/// The sample like service behaves the same on Redis and Tidemark, also with filters.
 #[test]
 fn a_like_service_moves_from_redis_by_changing_the_port() {
     let server = TestServer::start();
@@ -206,7 +206,6 @@ fn a_like_service_moves_from_redis_by_changing_the_port() {
     assert_eq!(run("redis-py-5", filtered.port(), "bloom"), theirs);
 }
 
-/// A program that ends with its test.
 struct Running(std::process::Child);
 
 impl Drop for Running {
@@ -234,7 +233,7 @@ fn started(command: &mut Command, port: u16) -> Running {
 #[test]
 fn the_prometheus_exporter_scrapes_without_an_error() {
     use std::io::{Read, Write};
-    // As the user that docs/security.md recommends.
+    // Uses the user recommended in docs/security.md.
     let server = TestServer::with(|config| config.security.password = "topsecret".to_owned());
     let mut admin = server.raw();
     admin
@@ -322,8 +321,8 @@ fn counters_work_behind_twemproxy() {
     }
 }
 
-/// F12: with patterns of hash tags a proxy keeps the row, the cells and the flags of a post on one
-/// of two servers, which answers the whole page; the posts are spread over both.
+/// With hash tags in key patterns, a proxy keeps a post's row, cells and flags on one of two
+/// servers, which serves the whole page. The posts are distributed over both.
 #[test]
 fn twemproxy_keeps_a_post_together_by_hash_tags() {
     let tagged = || TestServer::with(Config::put_hash_tags);

@@ -1,26 +1,25 @@
-//! Floods of ids near 2^64, as a broken client sends (-1, -2, ...) or a hostile one: before, among
-//! and after the traffic, from which they take neither rolling, nor the error rate, nor the
-//! horizon; and nothing that was set is forgotten. No space sets `max_ahead` here.
+//! Floods of ids near 2^64, from a broken client (-1, -2, ...) or an attacker: before, during and
+//! after normal traffic. They must not affect rolling, the error rate or the horizon, and no pair
+//! may be lost. No space sets `max_ahead` here.
 
 use redis::{Connection, cmd};
 use tidemark_server::config::{Config, LedgerMode};
 use tidemark_tests::{TestServer, eventually, number, tables};
 
 const FIRST: u64 = 1 << 50;
-/// Pairs of a post.
 const LIKES: u64 = 10;
 
 fn small(config: &mut Config) {
     let liked = &mut config.existence[0];
     (liked.pairs_per_table, liked.max_tables, liked.false_positive_rate) = (8000, 6, 0.001);
-    // So that there is a horizon.
+    // Recycling, so that there is a horizon.
     (liked.spill, liked.ledger) = (false, LedgerMode::Off);
-    // And room for the strays.
+    // Enough memory for the outliers.
     liked.memory_limit_bytes = 64 << 20;
     config.counter[0].rows_per_table = 4096;
 }
 
-/// So many ids from the end of all, each one liked by one viewer.
+/// Adds likes for ids from the end of the id space.
 fn flood(c: &mut Connection, from: u64, to: u64) {
     for first in (from..to).step_by(500) {
         let mut pipe = redis::pipe();
@@ -30,7 +29,7 @@ fn flood(c: &mut Connection, from: u64, to: u64) {
     }
 }
 
-/// Posts `from..to` as they come, one in five likes late by some posts.
+/// Adds posts with likes; one like in five arrives late.
 fn traffic(c: &mut Connection, from: u64, to: u64) {
     for first in (from..to).step_by(50) {
         let mut pipe = redis::pipe();
@@ -47,12 +46,12 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
     }
 }
 
-/// The tables are as they would be without strays: full, within the rate, as many as there may be;
-/// and all pairs above the horizon are found.
+/// Checks that the tables are unaffected by outliers: full, within the rate, up to the limit; and
+/// that all pairs above the horizon are found.
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
     let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
-    // Six full tables: made for 8,000 pairs, of which the pages have room for some more.
+    // Six full tables of 8,000 pairs, whose pages have some spare room.
     let kept = 6 * 8909 / LIKES;
     assert!(
         horizon > FIRST + posts - kept && horizon < FIRST + posts - kept / 3,
@@ -102,13 +101,14 @@ fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
 fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     let server = TestServer::with(small);
     let c = &mut server.connection();
-    // The very first that the space hears of; then by the hundred and by the thousand, all at once.
+    // Outliers as the first ids of the space; then hundreds and thousands at once.
     flood(c, 0, 700);
     traffic(c, 0, 6000);
     flood(c, 700, 6000);
     traffic(c, 6000, 12_000);
     verify(c, 12_000, 6000, "beside strays");
-    // More than wait for others: they get no tables, as they lie too near the end.
+    // More outliers than can be stored aside. They still get no tables, because they are too close
+    // to the end.
     flood(c, 6000, 80_000);
     traffic(c, 12_000, 18_000);
     verify(c, 18_000, 80_000, "beside many");
@@ -119,7 +119,7 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     verify(c, 24_000, 80_000, "and on");
 }
 
-/// Some hundred strays at another place, at once: too few to be the traffic.
+/// Some hundred outliers at another place, too few to become a range.
 #[test]
 fn hundreds_of_strays_anywhere_take_nothing_from_others() {
     let server = TestServer::with(small);
@@ -171,7 +171,7 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     assert_eq!(rows, 60_000.0, "strays are in no table");
     assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
     for table in &all[..all.len() - 1] {
-        // An extension of a small table may be a third of it.
+        // An extension may be a third of a small table.
         let rows = number(table, "rows");
         assert!(
             rows > 1000.0 && (rows < 10_000.0 || number(table, "bytes_per_row") < 16.0),
@@ -187,8 +187,8 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     }
 }
 
-/// Beside many ids near 2^64 the traffic leaps, and three in ten of it are for the post of the day:
-/// none of it is refused, and it stays through two starts.
+/// Traffic jumps to a new range among many outliers, with 30% of it for one post: nothing is
+/// refused, and the data survives two restarts.
 #[test]
 fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     let server = TestServer::with(small);
@@ -226,7 +226,7 @@ fn a_popular_post_keeps_no_traffic_out_beside_many_strays() {
     verify(&mut server.connection(), "after another");
 }
 
-/// More rows near 2^64 than there is room for: the traffic may leap beside them, wherever to.
+/// With more outlier rows than there is room for, the traffic can still jump to a new range.
 #[test]
 fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
     const LIMIT: u64 = 8 << 20;
@@ -243,7 +243,7 @@ fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
             request.arg("post");
             ids.iter().for_each(|id| _ = request.arg(*id).arg("like").arg(1));
             let is_error = |reply: &&redis::Value| matches!(reply, redis::Value::ServerError(_));
-            // All of them, or some.
+            // All replies, or at least some of them.
             refused += match request.query::<Vec<redis::Value>>(c) {
                 Ok(replies) => replies.iter().filter(is_error).count(),
                 Err(_) => ids.len(),

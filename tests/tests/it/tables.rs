@@ -1,15 +1,14 @@
-//! Every figure of TM.TABLES and INFO tables, beside what a plain map of the same rows says.
+//! Compares every number in TM.TABLES and INFO tables with a plain map of the same rows.
 
 use std::collections::{BTreeMap, HashMap};
 use tidemark_tests::{TestServer, eventually};
 
 type Table = HashMap<String, String>;
 
-/// The default schema.
 const WIDTHS: [u32; 4] = [12, 8, 8, 16];
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Whether a value needs the aux dictionary: all ones is the mark for that.
+/// Returns whether a value needs the aux dictionary; the all-ones pattern is its marker.
 fn escapes(value: i64, width: u32) -> bool {
     !(0..(1 << width) - 1).contains(&value)
 }
@@ -26,8 +25,8 @@ fn count(table: &Table, name: &str) -> u64 {
     table[name].parse().unwrap_or_else(|_| panic!("{name} of {table:?}"))
 }
 
-/// Posts as they come, one in twenty late; one value in fifty does not fit, some are negative; some
-/// rows are deleted again.
+/// Adds posts: 5% late, 2% of the values wider than their field, some negative, some rows deleted
+/// again.
 fn load(c: &mut redis::Connection, rng: &mut fastrand::Rng, posts: u64) -> BTreeMap<u64, [i64; 4]> {
     let mut rows = BTreeMap::new();
     let mut pipe = redis::pipe();
@@ -62,8 +61,7 @@ fn every_figure_is_that_of_the_rows() {
     let c = &mut server.connection();
     let mut rng = fastrand::Rng::with_seed(5);
     let rows = load(c, &mut rng, 40_000);
-    // What is rewritten in the background counts in two tables meanwhile; when nothing has been for
-    // a while nothing will be.
+    // A table being rewritten counts twice, so wait until no rewrite remains.
     let (mut all, mut still) = (tables(c), 0);
     eventually("the tables come to rest", || {
         let before = std::mem::replace(&mut all, tables(c));
@@ -79,31 +77,29 @@ fn every_figure_is_that_of_the_rows() {
     let mut low = 0;
     for (i, table) in all.iter().enumerate() {
         assert_eq!((&table["space"][..], &table["where"][..]), ("post", "memory"));
-        // The range: no gap, no overlap.
+        // Ranges have no gap and no overlap.
         assert_eq!(count(table, "low"), low, "{table:?}");
         let last = count(table, "last");
         low = last.wrapping_add(1);
         assert!((last == u64::MAX) == (i == all.len() - 1), "{table:?}");
-        // Rows, fill.
         let here = rows.range(count(table, "low")..=last);
         let n = here.clone().count() as u64;
         assert_eq!(count(table, "rows"), n, "{table:?}");
         let extended = count(table, "extend_rows");
         let (capacity, fill) = (number(table, "capacity"), number(table, "fill"));
         assert!((fill - (n - extended) as f64 / capacity).abs() < 1e-3 && fill <= 1.0, "{table:?}");
-        // Aux: the values that do not fit.
+        // Aux: values wider than their fields.
         let wide = here
             .flat_map(|(_, row)| row.iter().zip(WIDTHS))
             .filter(|(v, w)| escapes(**v, *w))
             .count() as u64;
         assert_eq!(count(table, "aux_entries"), wide, "{table:?}");
         assert!(count(table, "aux_bytes") >= wide * 8, "{table:?}");
-        // Extend.
         assert!(
             extended * 100 <= n && (extended == 0 || count(table, "extend_bytes") > extended * 8),
             "{table:?}"
         );
-        // Probes: what the dictionary holds was looked for in seven buckets and one more.
+        // A row in the extend dictionary was searched in seven buckets plus the dictionary.
         let (mean, p99, max) =
             (number(table, "probes_mean"), count(table, "probes_p99"), count(table, "probes_max"));
         if n == 0 {
@@ -112,11 +108,11 @@ fn every_figure_is_that_of_the_rows() {
             assert!((1.0..1.3).contains(&mean) && p99 <= max && mean <= max as f64, "{table:?}");
         }
         assert_eq!(max == 8, extended > 0, "{table:?}");
-        // Bytes: slots, headers, and what lies beside.
+        // Bytes: slots, headers, dictionaries.
         let bytes = number(table, "bytes");
         let beside = number(table, "aux_bytes") + number(table, "extend_bytes");
         assert!(bytes - beside >= capacity * number(table, "slot_bits") / 8.0, "{table:?}");
-        // And what a table has one of: stripes, shards, the rest of a page.
+        // Plus fixed costs: stripes, shards, the rest of a page.
         assert!(
             bytes - beside <= capacity * number(table, "slot_bits") / 8.0 * 1.2 + 8192.0,
             "{table:?}"
@@ -134,7 +130,7 @@ fn every_figure_is_that_of_the_rows() {
     );
     assert!(full && extended, "there is something to tell: {all:?}");
 
-    // INFO says the same, and the space's own figures are their sums.
+    // INFO agrees, and the space's totals are the sums.
     let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();
     for (i, table) in all.iter().enumerate() {
         let head = format!("table_post_{i}:");

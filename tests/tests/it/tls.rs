@@ -1,5 +1,4 @@
-//! TLS: the port that speaks it, with stock clients and our own; certificates of clients; new
-//! certificates while it runs.
+//! TLS: stock clients and Tidemark's own client, client certificates, and certificate reload.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +10,6 @@ use tidemark_server::tls::{Socket, Tls};
 use tidemark_tests::{TestServer, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// An authority, and the folder that its certificates lie in.
 pub(crate) struct Authority {
     folder: tempfile::TempDir,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -33,7 +31,7 @@ impl Authority {
         self.folder.path().join(name)
     }
 
-    /// A certificate for this machine, as `name`.pem and `name`.key.
+    /// Signs a certificate for this machine, as `name`.pem and `name`.key.
     pub(crate) fn sign(&self, name: &str) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params =
@@ -47,7 +45,7 @@ impl Authority {
 
     pub(crate) fn settings(&self, name: &str, auth_clients: AuthClients) -> Settings {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        // Free a moment ago.
+        // The port may be taken again by another process.
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         Settings {
             port,
@@ -67,7 +65,7 @@ impl Authority {
     }
 }
 
-/// Sends requests with our own client's side, and reads what comes until `length` bytes are there.
+/// Sends requests with Tidemark's client and reads `length` bytes.
 fn ask(tls: &Tls, port: u16, request: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -119,24 +117,24 @@ fn stock_clients_and_ours_speak_tls() {
     let server = server(&settings);
     assert_eq!(redis_cli(settings.port, &authority, None, &["HSET", "post:1", "like", "5"]), "1\n");
     assert!(redis_cli(settings.port, &authority, None, &["-3", "HGETALL", "post:1"]).contains('5'));
-    // The plain port shows the same data.
+    // The plain port serves the same data.
     server.raw().request(&["HGET", "post:1", "like"]).expect("$1\r\n5\r\n");
     let ours = client(&authority, "");
     assert_eq!(ask(&ours, settings.port, b"PING\r\n", 7).unwrap(), b"+PONG\r\n");
-    // Replies that TLS has to cut into many records, to a client that takes its time.
+    // Replies that need many TLS records, for a slow client.
     let mut page = "*20003\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n".to_owned();
     (10_000..30_000).for_each(|i| page += &format!("$5\r\n{i}\r\n"));
     let row = "*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n";
     let expected = format!("*20000\r\n{}", row.repeat(20_000)).repeat(5);
     let reply = ask(&ours, settings.port, page.repeat(5).as_bytes(), expected.len()).unwrap();
     assert!(reply == expected.as_bytes());
-    // B5: the client sends all of a pipeline before it reads.
+    // The client sends a whole pipeline before it reads.
     let row = "*8\r\n$4\r\nlike\r\n$1\r\n5\r\n$6\r\nrepost\r\n$1\r\n0\r\n\
                $7\r\ncomment\r\n$1\r\n0\r\n$4\r\nread\r\n$1\r\n0\r\n";
     let (all, expected) = ("HGETALL post:1\r\n".repeat(300_000), row.repeat(300_000));
     let reply = ask(&ours, settings.port, all.as_bytes(), expected.len()).unwrap();
     assert!(reply == expected.as_bytes());
-    // Another authority's server is not trusted.
+    // A server certificate of another authority is rejected.
     let stranger = Authority::new();
     assert!(ask(&client(&stranger, ""), settings.port, b"PING\r\n", 7).is_err());
 }
@@ -160,7 +158,7 @@ fn a_certificate_is_asked_of_clients() {
         };
         assert_eq!(is_let_in(&client(&authority, "")), without, "{ask_for:?}");
         assert!(is_let_in(&client(&authority, "client")), "{ask_for:?}");
-        // Trusts our authority, shows a certificate of another.
+        // Trusts this authority but presents a certificate of another one.
         let other = Tls::default();
         let of_stranger = stranger.settings("client", AuthClients::No);
         let ca_file = authority.settings("", AuthClients::No).ca_file;
@@ -183,7 +181,7 @@ fn certificates_are_exchanged_while_it_runs() {
     assert!(is_let_in(&trusts_old) && !is_let_in(&trusts_new));
     let set = |pairs: &[&str]| server.raw().ask(&[&["CONFIG", "SET"], pairs].concat());
     let path = |name: &str| new.path(name).to_str().unwrap().to_owned();
-    // What cannot be read, or does not fit together, changes nothing.
+    // Unreadable or mismatched files change nothing.
     for pairs in [
         ["tls-cert-file", "/nonexistent"],
         ["tls-cert-file", &path("server.pem")],
@@ -201,7 +199,7 @@ fn certificates_are_exchanged_while_it_runs() {
         "+OK"
     );
     assert!(is_let_in(&trusts_new) && !is_let_in(&trusts_old));
-    // The same names, new files.
+    // Same names with new files.
     let newest = Authority::new();
     newest.sign("server");
     for name in ["server.pem", "server.key"] {
@@ -218,7 +216,7 @@ fn a_handshake_that_does_not_come_is_ended() {
     authority.sign("server");
     let settings = authority.settings("server", AuthClients::No);
     let server = server(&settings);
-    // Nothing, the beginning of a hello, something else, and a whole hello followed by silence.
+    // Nothing, a partial hello, other protocols, and a complete hello followed by silence.
     let hello = [&[0x16, 3, 1, 2, 0][..], &[1; 100]].concat();
     let streams: Vec<TcpStream> =
         [&b""[..], &hello, b"PING\r\n", b"*1\r\n$4\r\nPING\r\n", &[0xff; 3000]]
@@ -238,7 +236,7 @@ fn a_handshake_that_does_not_come_is_ended() {
             outcome.is_ok()
                 || outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
         );
-        // An alert of TLS at most, nothing of RESP.
+        // At most a TLS alert, and no RESP.
         assert!(rest.is_empty() || rest[0] == 0x15, "{rest:?}");
     }
     eventually("all have gone", || {
@@ -292,7 +290,7 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     let mut at_master = master.connection();
     let copy = ["SETUSER", "copy", "on", ">pw", "+tm.replicate"];
     redis::cmd("ACL").arg(&copy).query::<()>(&mut at_master).unwrap();
-    // More than one record of TLS, and more than one socket's buffer.
+    // More than one TLS record and more than one socket buffer.
     let mut pipe = redis::pipe();
     (0..20_000u64).for_each(|id| {
         pipe.hset(format!("post:{id}"), "like", id + 1).ignore();
@@ -305,7 +303,7 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     };
     follow(&follows, settings.port);
     eventually("it has everything", || {
-        // Clients are disconnected while the data set takes the place of the empty one.
+        // A full sync may close connections.
         let Ok(mut connection) = redis::Client::open(follows.url()).unwrap().get_connection()
         else {
             return false;
@@ -327,7 +325,7 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     let refuses = replica(&stranger);
     follow(&refuses, settings.port);
     eventually("it does not trust that master", || says(&refuses, "certificate"));
-    // A certificate is no password.
+    // A certificate does not replace the password.
     redis::cmd("ACL")
         .arg(&["SETUSER", "copy", "resetpass", ">other"])
         .query::<()>(&mut at_master)
@@ -337,8 +335,8 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     eventually("it has no password", || says(&mistaken, "wrongpass"));
 }
 
-/// F15: what is wrong with a certificate's file is said with the setting's name, the file, and what
-/// to do; at the start as by CONFIG SET.
+/// An error in a certificate file names the setting, the file and the remedy, at start and in
+/// CONFIG SET.
 #[test]
 fn bad_certificate_names_setting_and_cure() {
     let authority = Authority::new();
@@ -388,7 +386,6 @@ fn bad_certificate_names_setting_and_cure() {
         let error = Tls::default().configure(&settings).unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
     }
-    // Of a link to a master.
     let link = Settings { port: 0, key_file: String::new(), ..good.clone() };
     let error = Tls::default().configure(&link).unwrap_err();
     assert!(error.contains("tls.key_file is empty, and tls.cert_file"), "{error}");

@@ -1,8 +1,8 @@
-//! CLIENT TRACKING: a client that has read a key is told when it changes, by any command, under
-//! the name that it read; and by no more than that.
+//! CLIENT TRACKING: a client that has read a key is notified when any command changes it, under the
+//! name that it used, and gets no other message.
 //!
-//! Messages are asked for by what comes behind them: a PING of the client that tracks. So what is
-//! missing shows, and what is too much.
+//! Each check ends with a PING of the tracking client, which reveals both missing and excess
+//! messages.
 
 use crate::replication::{follow, in_step};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-/// The push that names these keys.
+/// Invalidation push for these keys.
 fn invalidate(keys: &[&str]) -> String {
     let all: String = keys.iter().map(|key| bulk(key)).collect();
     format!(">2\r\n{}*{}\r\n{all}", bulk("invalidate"), keys.len())
@@ -20,12 +20,11 @@ fn invalidate(keys: &[&str]) -> String {
 
 const ALL_KEYS: &str = ">2\r\n$10\r\ninvalidate\r\n_\r\n";
 
-/// The message by which a RESP2 client is told.
+/// Invalidation message for a RESP2 client.
 fn message(key: &str) -> String {
     format!("*3\r\n{}{}*1\r\n{}", bulk("message"), bulk("__redis__:invalidate"), bulk(key))
 }
 
-/// A client in RESP3.
 fn modern(server: &TestServer) -> Raw {
     let mut raw = server.raw();
     hello(&mut raw, "3");
@@ -37,7 +36,7 @@ fn hello(raw: &mut Raw, protocol: &str) {
     while raw.line() != "ready" {}
 }
 
-/// A client in RESP3 that tracks, with these options.
+/// Connects a RESP3 client and turns tracking on with these options.
 fn tracker(server: &TestServer, options: &[&str]) -> Raw {
     let mut raw = modern(server);
     track(&mut raw, options);
@@ -49,7 +48,6 @@ fn track(raw: &mut Raw, options: &[&str]) {
     raw.request(&words).expect("+OK\r\n");
 }
 
-/// Sends requests whose replies do not matter, and waits for them.
 fn run(raw: &mut Raw, requests: &[&[&str]]) {
     for words in requests {
         raw.request(words);
@@ -58,7 +56,7 @@ fn run(raw: &mut Raw, requests: &[&[&str]]) {
     }
 }
 
-/// All that comes until the client's own PING is answered.
+/// Returns everything received before the reply to a PING.
 fn until_pong(raw: &mut Raw) -> String {
     raw.request(&["PING"]);
     let mut all = String::new();
@@ -72,7 +70,7 @@ fn until_pong(raw: &mut Raw) -> String {
     }
 }
 
-/// The keys of all invalidations that have come, in order of their names.
+/// Returns the sorted keys of all invalidations received.
 fn keys(raw: &mut Raw) -> Vec<String> {
     let all = until_pong(raw);
     let mut lines = all.split("\r\n").peekable();
@@ -93,7 +91,6 @@ fn keys(raw: &mut Raw) -> Vec<String> {
     found
 }
 
-/// A reply that is a text.
 fn text(raw: &mut Raw) -> String {
     let head = raw.line();
     let length: usize = head[1..].parse().unwrap();
@@ -155,15 +152,15 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
         (&["BF.ADD", "liked:7", "44"], &flag),
         (&["CF.DEL", "liked:7", "44"], &flag),
         (&["PH.ADD", "liked", "45", "7"], &flag),
-        // The page shows this flag, though its key was not read.
+        // The page shows this flag although its key was not read.
         (&["BF.MADD", "read:7", "45", "46"], &all(&[&page])),
         (&["DEL", "post:7"], &row),
-        // Nothing changes: nothing is told.
+        // Commands without an effect.
         (&["SADD", "liked:7", "45"], &[]),
         (&["HSETNX", "post:7", "like", "9"], &row),
         (&["HSETNX", "post:7", "like", "10"], &[]),
         (&["FEED.UNDO", "like", "1000", "7"], &[]),
-        // Another id, and another space.
+        // Other ids and spaces.
         (&["HINCRBY", "post:77", "like", "1"], &[]),
         (&["HINCRBY", "user:7", "post", "1"], &[]),
         (&["SADD", "reposted:7", "42"], &[]),
@@ -172,7 +169,7 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
         read(&mut reader);
         run(&mut writer, &[command]);
         assert_eq!(keys(&mut reader), **told, "{command:?}");
-        // What was told once is forgotten until it is read again.
+        // After an invalidation, a key is tracked again only once it is read.
         if !told.is_empty() {
             run(
                 &mut writer,
@@ -183,7 +180,7 @@ fn every_key_that_was_read_is_told_whatever_command_changes_it() {
             assert_eq!(keys(&mut reader), left, "{command:?}");
         }
     }
-    // Other keys were read, and not changed.
+    // Keys that were read but not changed.
     run(&mut writer, &[&["SADD", "read:9", "42"], &["HINCRBY", "post:8", "like", "1"]]);
     assert_eq!(keys(&mut reader), ["8", "post:8:like", "read:9"]);
 }
@@ -195,12 +192,12 @@ fn a_client_is_told_of_its_own_change_behind_the_reply() {
     run(&mut raw, &[&["HINCRBY", "post:7", "like", "4"], &["HGET", "post:7", "like"]]);
     raw.request(&["HINCRBY", "post:7", "like", "1"]).expect(":5\r\n");
     raw.expect(&invalidate(&["post:7"]));
-    // In a pipeline, too, behind the one and before the next.
+    // In a pipeline: after its own reply and before the next.
     run(&mut raw, &[&["GET", "post:7:like"]]);
     let (write, read) = (["INCR", "post:7:like"], ["GET", "post:7:like"]);
     raw.send([tidemark_tests::request(&write), tidemark_tests::request(&read)].concat());
     raw.expect(&format!(":6\r\n{}$1\r\n6\r\n", invalidate(&["post:7:like"])));
-    // And behind all of a transaction.
+    // In a transaction: after EXEC's reply.
     raw.request(&["MULTI"]).expect("+OK\r\n");
     raw.request(&["INCR", "post:7:like"]).expect("+QUEUED\r\n");
     raw.request(&["GET", "post:7:like"]).expect("+QUEUED\r\n");
@@ -208,7 +205,7 @@ fn a_client_is_told_of_its_own_change_behind_the_reply() {
     raw.request(&["EXEC"]).expect("*3\r\n:7\r\n$1\r\n7\r\n:8\r\n");
     raw.expect(&invalidate(&["post:7:like"])).expect(&invalidate(&["post:7:like"]));
     assert_eq!(until_pong(&mut raw), "");
-    // What EXEC has read is remembered.
+    // Reads in EXEC are tracked.
     raw.request(&["MULTI"]).expect("+OK\r\n");
     raw.request(&["GET", "post:7:like"]).expect("+QUEUED\r\n");
     raw.request(&["EXEC"]).expect("*1\r\n$1\r\n8\r\n");
@@ -216,7 +213,7 @@ fn a_client_is_told_of_its_own_change_behind_the_reply() {
     raw.expect(&invalidate(&["post:7:like"]));
 }
 
-/// It has to wait for all writers, which a transaction keeps out.
+/// TRACKING waits for active writers, which EXEC already excludes.
 #[test]
 fn tracking_may_begin_and_end_within_a_transaction() {
     let server = TestServer::start();
@@ -250,7 +247,7 @@ fn no_loop_leaves_out_the_own_changes_in_both_modes() {
     run(&mut writer, &[&["SET", "post:1:like", "1"]]);
     run(&mut raw, &[&["SET", "post:2:like", "1"]]);
     run(&mut writer, &[&["SET", "post:3:like", "1"]]);
-    // The first has come before the reply to the own change.
+    // The first message preceded the reply to the own change.
     assert_eq!(keys(&mut raw), ["post:3:like"]);
     run(&mut raw, &[&["MGET", "post:1:like", "post:2:like"]]);
     run(&mut writer, &[&["SET", "post:1:like", "1"]]);
@@ -278,7 +275,7 @@ fn opt_in_and_opt_out_choose_single_commands_and_transactions() {
     get(&mut raw, "3");
     change(&mut writer);
     assert_eq!(keys(&mut raw), ["post:2:like"]);
-    // Up to the end of a transaction; CLIENT commands come between.
+    // Until the end of a transaction; CLIENT commands in between do not count.
     raw.request(&["CLIENT", "CACHING", "YES"]).expect("+OK\r\n");
     raw.request(&["CLIENT", "GETREDIR"]).expect(":0\r\n");
     raw.request(&["MULTI"]).expect("+OK\r\n");
@@ -298,7 +295,7 @@ fn opt_in_and_opt_out_choose_single_commands_and_transactions() {
     assert_eq!(keys(&mut raw), ["post:1:like", "post:3:like"]);
 }
 
-/// A request whose reply is a bulk string, or none.
+/// Sends a request whose reply is a bulk string or nil.
 fn run_quietly(raw: &mut Raw, words: &[&str]) {
     let head = raw.ask(words);
     if head.starts_with('$') && head != "$-1" {
@@ -321,7 +318,7 @@ fn broadcasts_name_all_keys_of_a_changed_id_that_have_the_prefix() {
     run(&mut writer, &[&["HINCRBY", "user:7", "post", "1"], &["SADD", "read:7", "1"]]);
     assert_eq!(keys(&mut every), ["7", "7", "read:7", "read:{7}", "user:7", "user:{7}"]);
     assert_eq!(keys(&mut posts), [""; 0]);
-    // One message for each prefix and command, with each key once.
+    // One message per prefix and command, each key once.
     run(&mut writer, &[&["FEED.ACT", "like", "9", "7", "8"]]);
     let mut all = ["post:7".to_owned(), "post:7:comment".to_owned()].to_vec();
     all.extend(cells[1..].iter().map(|cell| (*cell).to_owned()));
@@ -344,7 +341,7 @@ fn broadcasts_name_all_keys_of_a_changed_id_that_have_the_prefix() {
     let mut told: Vec<&str> = both.iter().map(String::as_str).collect();
     told.sort_unstable();
     assert_eq!(until_pong(&mut posts), invalidate(&told));
-    // Its own changes, behind its reply; and no more prefixes, if it adds one.
+    // Own changes follow the reply; adding a prefix keeps the earlier ones.
     track(&mut posts, &["BCAST", "PREFIX", "user:"]);
     let told = invalidate(&["liked:5", "liked:{5}"]);
     posts.request(&["SADD", "liked:5", "1"]).expect(":1\r\n").expect(&told);
@@ -368,7 +365,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     let mut new = modern(&server);
     let new_id = new.ask(&["CLIENT", "ID"])[1..].to_owned();
 
-    // RESP2 on both sides, as old clients have it; and two that redirect to one.
+    // RESP2 on both sides, and two clients redirecting to one.
     let (mut one, mut two) = (server.raw(), modern(&server));
     track(&mut one, &["REDIRECT", &old_id]);
     track(&mut two, &["REDIRECT", &old_id]);
@@ -378,7 +375,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     old.expect(&message("post:1:like"));
     run(&mut writer, &[&["INCR", "post:2:like"]]);
     old.expect(&message("post:2:like"));
-    // The one that redirects writes itself.
+    // The redirecting client writes by itself.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     one.request(&["INCR", "post:1:like"]).expect(":2\r\n");
     old.expect(&message("post:1:like"));
@@ -387,21 +384,21 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     let list = text(&mut one);
     assert!(list.contains(&format!(" redir={old_id} ")) && list.contains(" flags=t "), "{list}");
 
-    // A client of RESP3 gets a push, whether it listens or not: it waits for nothing else.
+    // A RESP3 target gets a push without a subscription.
     track(&mut one, &["REDIRECT", &new_id]);
     run_quietly(&mut one, &["GET", "post:1:like"]);
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     new.expect(&invalidate(&["post:1:like"]));
-    // It makes its own change, and is told behind the reply.
+    // The target's own change is announced after its reply.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     new.request(&["INCR", "post:1:like"]).expect(":4\r\n").expect(&invalidate(&["post:1:like"]));
-    // Without redirection a client of RESP2 gets nothing.
+    // A RESP2 client without redirection gets nothing.
     let mut dumb = server.raw();
     track(&mut dumb, &[]);
     run_quietly(&mut dumb, &["GET", "post:1:like"]);
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     assert_eq!(until_pong(&mut dumb), "");
-    // What it had read in RESP2 it is told in RESP3.
+    // Reads made in RESP2 are announced after switching to RESP3.
     run_quietly(&mut dumb, &["GET", "post:1:like"]);
     hello(&mut dumb, "3");
     run(&mut writer, &[&["INCR", "post:1:like"]]);
@@ -441,7 +438,7 @@ fn a_client_learns_that_its_redirection_is_broken() {
     assert_eq!(keys(&mut raw), ["post:1:like"]);
 }
 
-/// Its reader is told, so that no copy outlives the memory of it.
+/// Evicting a tracked key notifies its reader, so no stale copy remains.
 #[test]
 fn keys_beyond_the_limit_are_forgotten_and_told() {
     let server = TestServer::with(|config| config.server.max_tracked_keys = 100);
@@ -499,7 +496,7 @@ fn what_clients_have_read_that_have_gone_is_forgotten() {
     });
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     assert_eq!(keys(&mut stays), ["post:1:like"]);
-    // It is told nothing any more, and begins anew.
+    // It receives no more messages and can track again.
     hello(&mut goes, "3");
     assert_eq!(until_pong(&mut goes), "");
     track(&mut goes, &[]);
@@ -528,7 +525,7 @@ fn a_change_of_a_schema_invalidates_everything() {
     assert_eq!(keys(&mut reader), [""; 0], "it was told already");
 }
 
-/// A pair that was there is unknown when its table is recycled.
+/// Recycling a table makes its pairs unknown.
 #[test]
 fn ids_below_the_horizon_are_invalidated() {
     let server = TestServer::with(|config| {
@@ -565,7 +562,7 @@ fn ids_below_the_horizon_are_invalidated() {
     });
     told.sort();
     assert_eq!(told, ["1051", "liked:1050"]);
-    // Once for each table that went, perhaps.
+    // Possibly one message per recycled table.
     let mut told = Vec::new();
     eventually("a client in BCAST mode is told that any may have changed", || {
         told.extend(keys(&mut all));
@@ -609,8 +606,7 @@ fn readers_of_a_replica_are_told_what_its_master_sends() {
     eventually("of a schema, too", || keys(&mut reader) == ["(all)"]);
 }
 
-/// A full sync replaces the data set, and clients stay connected: what they have of the old one is
-/// invalid.
+/// A full sync replaces the data set without closing connections, so all cached data is invalid.
 #[test]
 fn a_full_sync_invalidates_everything() {
     let (master, replica) = (TestServer::start(), TestServer::start());
@@ -630,7 +626,7 @@ fn a_full_sync_invalidates_everything() {
     assert_eq!(info(&mut replica.raw(), "tracking_clients"), 1);
 }
 
-/// RESET ends it; replies that are off do not.
+/// RESET turns tracking off; CLIENT REPLY OFF does not.
 #[test]
 fn pushes_come_though_replies_are_off_and_end_with_reset() {
     let server = TestServer::start();
@@ -730,7 +726,7 @@ fn errors_are_worded_as_redis_words_them() {
     raw.expect(&format!("%3\r\n{}~3\r\n{words}{tail}", bulk("flags")));
 }
 
-/// By number and by bytes; and they count as the client's memory.
+/// Prefixes are limited by number and bytes, and count as client memory.
 #[test]
 fn prefixes_are_limited_and_counted() {
     let server = TestServer::with(|config| {
@@ -756,7 +752,7 @@ fn prefixes_are_limited_and_counted() {
     assert_eq!(info(&mut writer, "mem_clients_subscriptions"), 0);
 }
 
-/// What a user may not read it is not told of either.
+/// BCAST requires the right to read all keys with the prefix.
 #[test]
 fn broadcasts_need_the_right_to_read_all_that_they_tell() {
     let server = TestServer::start();
@@ -774,7 +770,7 @@ fn broadcasts_need_the_right_to_read_all_that_they_tell() {
     assert_eq!(keys(&mut raw)[0], "post:1");
     admin.request(&["ACL", "SETUSER", "feed", "resetkeys", "~user:*"]).expect("+OK\r\n");
     assert_eq!(raw.rest(), "", "it is disconnected");
-    // So is none that keeps within its rights.
+    // Clients within their rights stay connected.
     let mut raw = modern(&server);
     raw.request(&["AUTH", "feed", "x"]).expect("+OK\r\n");
     track(&mut raw, &["BCAST", "PREFIX", "user:"]);
@@ -783,8 +779,8 @@ fn broadcasts_need_the_right_to_read_all_that_they_tell() {
     assert_eq!(keys(&mut raw), ["user:1", "user:{1}"]);
 }
 
-/// A client that caches beside four that write, for a while: whenever the writers rest and its
-/// messages are read, what it has kept is what the server says.
+/// One caching client and four writers: whenever the writers pause and all messages are read, the
+/// cached values equal the server's.
 #[test]
 fn no_copy_stays_stale_under_concurrent_writes() {
     const IDS: usize = 20;
@@ -809,7 +805,7 @@ fn no_copy_stays_stale_under_concurrent_writes() {
         let mut random = fastrand::Rng::with_seed(9);
         let began = Instant::now();
         let (mut told, mut read) = (0, 0);
-        // One step: reads a line of whatever comes, and keeps or drops copies.
+        // Reads one line and stores or drops copies.
         let mut step = |raw: &mut Raw, copies: &mut Vec<Option<String>>, wanted: Option<usize>| {
             let key = wanted.map(|id| format!("post:{id}:like"));
             let end = if key.is_some() { "$" } else { "+PONG" };

@@ -1,4 +1,4 @@
-//! MULTI, EXEC, WATCH: nothing between, all or nothing, and no change of a watched key unnoticed.
+//! MULTI, EXEC, WATCH: isolation, atomicity, and detection of changed keys.
 
 use redis::{Connection, cmd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,8 @@ fn int(c: &mut Connection, words: &[&str]) -> i64 {
     cmd(words[0]).arg(&words[1..]).query(c).unwrap()
 }
 
-/// Writers on other connections raise two rows, never together; a transaction that reads both,
-/// writes both and reads both again must find its own sums. Run with several workers.
+/// Other connections increment two rows separately. A transaction that reads, writes and rereads
+/// both must find consistent sums. Uses several workers.
 #[test]
 fn nothing_comes_between_the_commands_of_a_transaction() {
     let server = TestServer::with(|config| config.server.workers = 4);
@@ -55,8 +55,7 @@ fn nothing_comes_between_the_commands_of_a_transaction() {
     });
 }
 
-/// Commands that by themselves keep all other writers out do not wait for the transaction that they
-/// are in.
+/// Commands that normally exclude other writers must not deadlock inside EXEC.
 #[test]
 fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
     let server = TestServer::start();
@@ -76,11 +75,11 @@ fn commands_on_many_keys_do_not_wait_for_their_own_transaction() {
         raw.request(&["EXEC"])
             .expect(&format!("*5\r\n:1\r\n+OK\r\n{new}\r\n:1\r\n*2\r\n$1\r\n5\r\n$1\r\n8\r\n"));
     }
-    // Nor does anybody else after it.
+    // Later clients are not blocked either.
     server.raw().request(&["INCR", "post:1:like"]).expect(":6\r\n");
 }
 
-/// Many clients add 1 by GET, WATCH and SET, as the manual of Redis shows it: no addition is lost.
+/// Many clients increment with WATCH, GET and SET as in the Redis manual; no increment is lost.
 #[test]
 fn a_watched_counter_loses_no_addition() {
     let server = TestServer::with(|config| config.server.workers = 4);
@@ -110,7 +109,7 @@ fn a_watched_counter_loses_no_addition() {
     assert_eq!(int(&mut server.connection(), &["GET", "post:5:like"]), 4 * each);
 }
 
-/// Every way to change a watched place, by the client itself and by another one.
+/// Every kind of change of a watched key, by the same and by another client.
 #[test]
 fn every_change_of_a_watched_key_is_noticed() {
     let server = TestServer::start();
@@ -166,7 +165,7 @@ fn every_change_of_a_watched_key_is_noticed() {
             own.request(&["PING"]).expect("+QUEUED\r\n");
             own.request(&["EXEC"]);
             let reply = own.line();
-            // What was done already changes nothing the second time.
+            // A repeated change has no effect.
             let repeated = !by_other
                 && [
                     "FEED", "PH.", "BF.", "CF.DEL", "CF.ADD", "SADD", "SREM", "ROLL", "ALTER",
@@ -181,7 +180,7 @@ fn every_change_of_a_watched_key_is_noticed() {
             }
         }
     }
-    // A key that was not touched is no reason, nor is a change before WATCH.
+    // Changes of other keys, or before WATCH, do not count.
     own.request(&["HSET", "post:3", "like", "1"]).line();
     own.request(&["WATCH", "post:3", "liked:3"]).expect("+OK\r\n");
     other.request(&["HSET", "post:4", "like", "1"]).line();
@@ -189,8 +188,8 @@ fn every_change_of_a_watched_key_is_noticed() {
     own.request(&["EXEC"]).expect("*1\r\n+PONG\r\n");
 }
 
-/// A crash at any moment leaves all of a transaction or nothing: copies of the data folder are
-/// taken while transactions move likes from one row to another, and each copy is started.
+/// Copies of the data folder are taken while transactions move likes between rows; each copy
+/// contains complete transactions only.
 #[test]
 fn a_crash_leaves_all_of_a_transaction_or_nothing() {
     let server = TestServer::with(|config| {
@@ -216,7 +215,7 @@ fn a_crash_leaves_all_of_a_transaction_or_nothing() {
                             .ignore();
                     }
                     pipe.query::<()>(&mut c).unwrap();
-                    // And changes of the same rows beside them.
+                    // Concurrent changes of the same rows.
                     cmd("HINCRBY")
                         .arg(format!("post:{}", random.u64(..50)))
                         .arg("read")
@@ -257,8 +256,7 @@ fn limits_hold_and_are_named() {
         .expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
     raw.request(&["WATCH", "post:1", "post:2"]).expect("+OK\r\n");
     assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
-    // Commands whose reply comes later are refused when they are queued.
-    // So are those that take their time.
+    // Slow commands and commands with a deferred reply are refused when queued.
     for late in [
         &["SAVE"][..],
         &["TM.TABLES"],
@@ -274,8 +272,8 @@ fn limits_hold_and_are_named() {
     }
 }
 
-/// F30: what keeps others waiting has a limit that is named, for one request and for what EXEC does
-/// together; nothing is done then, and the connection goes on.
+/// Limits on arguments of a request and of a transaction have named errors; nothing is executed and
+/// the connection stays open.
 #[test]
 fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     let server = TestServer::with(|config| {
@@ -294,9 +292,9 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     raw.request(&["SET", "post:1:like", "5"]).expect("+OK\r\n");
     assert_eq!(ask(&mut raw, "WATCH", 16_384), error);
     assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
-    // A request that takes several turns has no such limit.
+    // Requests that run in several turns have no such limit.
     assert_eq!(ask(&mut raw, "EXISTS", 100_000), ":1");
-    // In a transaction such a request spoils it, and so do many that are too long together.
+    // Inside a transaction, such a request or too many together make EXEC fail.
     assert_eq!(raw.ask(&["MULTI"]), "+OK");
     assert_eq!(ask(&mut raw, "DEL", 16_384), error);
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
@@ -312,7 +310,7 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     );
     assert!(raw.ask(&["EXEC"]).starts_with("-EXECABORT"));
     raw.request(&["GET", "post:1:like"]).expect("$1\r\n5\r\n");
-    // It is a setting, for connections that are there.
+    // The setting applies to existing connections.
     let mut admin = server.raw();
     assert_eq!(admin.ask(&["CONFIG", "SET", "server.max_request_args", "100"]), "+OK");
     let error = "-ERR a request may have 100 arguments (max_request_args)";
@@ -320,7 +318,7 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(ask(&mut raw, "WATCH", 99), "+OK");
 }
 
-/// Others wait for as long as EXEC takes.
+/// Slow operations count as many arguments, because others wait during EXEC.
 #[test]
 fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
     let server = TestServer::with(|config| {
@@ -335,10 +333,10 @@ fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
         (0..1000 * usize::from(queued == 1000)).for_each(|_| _ = raw.line());
         queued
     };
-    // Sets whose members are read from files; what is no key is no set.
+    // Sets whose members are read from files; only key arguments count.
     assert_eq!(queued(&["EXISTS", "liked:1"]), 32_768 / 129);
     assert_eq!(queued(&["SISMEMBER", "read:1", "liked:1"]), 1000);
-    // A message that is held against hostile patterns.
+    // A message matched against many expensive patterns.
     let (pattern, channel) = (format!("*{}b", "a".repeat(198)), "a".repeat(200));
     assert_eq!(queued(&["PUBLISH", &channel, "x"]), 1000);
     let mut listener = server.raw();
@@ -350,7 +348,7 @@ fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
     assert!((15..30).contains(&messages), "{messages}");
 }
 
-/// F11: what is watched twice is watched once, and counts once.
+/// A key watched twice counts once.
 #[test]
 fn a_key_that_is_watched_twice_counts_once() {
     let server = TestServer::with(|config| config.server.max_watched_keys = 2);
@@ -365,7 +363,7 @@ fn a_key_that_is_watched_twice_counts_once() {
     }
     assert_eq!(watching(&mut raw), "2");
     assert_eq!(raw.ask(&["WATCH", "post:3"]), "-ERR a client may watch 2 keys (max_watched_keys)");
-    // From the first time on: a change before the second one counts.
+    // The first WATCH determines the version.
     other.request(&["HINCRBY", "post:1", "like", "1"]).expect(":1\r\n");
     raw.request(&["WATCH", "post:1"]).expect("+OK\r\n");
     raw.request(&["MULTI"]).expect("+OK\r\n");
@@ -374,7 +372,7 @@ fn a_key_that_is_watched_twice_counts_once() {
     assert_eq!(watching(&mut raw), "0");
 }
 
-/// What a transaction answers beyond the limit ends its connection; what it did is done, all of it.
+/// Replies above the output limit close the connection, but the transaction completes.
 #[test]
 fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
     let server = TestServer::with(|config| config.server.max_output_buffer_bytes = 1 << 20);
@@ -389,7 +387,7 @@ fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
     assert_eq!(int(&mut server.connection(), &["GET", "post:1:like"]), 1);
 }
 
-/// One batch of the log holds what belongs together, and has a limit.
+/// A group of changes must fit into one log batch.
 #[test]
 fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
     const ROWS: usize = 100_000;
@@ -411,7 +409,7 @@ fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
             "{error}"
         );
     }
-    // The client's library cannot read an EXEC that fails as a whole.
+    // The client library cannot parse an EXEC that fails as a whole.
     let mut raw = server.raw();
     raw.request(&["MULTI"]);
     assert_eq!(raw.take(5), "+OK\r\n");
@@ -429,13 +427,12 @@ fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
         "{error}"
     );
     assert_eq!(int(&mut c, &["DBSIZE"]), 0, "a refused change was made");
-    // As many changes of fewer rows do fit.
+    // The same number of changes on fewer rows fits.
     set("MSET", 1000).query::<()>(&mut c).unwrap();
     assert_eq!(int(&mut c, &["DBSIZE"]), 1000);
 }
 
-/// A connection that goes back to its pool after EXECABORT is in no transaction any more: what is
-/// sent then is done.
+/// After EXECABORT, a pooled connection is outside any transaction.
 #[test]
 fn an_exec_that_is_refused_ends_the_transaction() {
     let server = TestServer::start();
@@ -457,7 +454,7 @@ fn an_exec_that_is_refused_ends_the_transaction() {
     assert!(info.contains("watching_clients:0"), "{info}");
 }
 
-/// INFO looks at what waits for the log, which a running transaction holds.
+/// INFO reads the log's queue, which a running transaction holds.
 #[test]
 fn info_in_a_transaction_does_not_wait() {
     let server = TestServer::start();
@@ -474,15 +471,14 @@ fn info_in_a_transaction_does_not_wait() {
         .arg("post:2:like");
     let (one, info, two): (i64, String, i64) = all.query(&mut c).unwrap();
     assert!((one, two) == (1, 1) && info.contains("log_queue_bytes:"), "{info}");
-    // Nor does anybody wait for it.
     cmd("MSET")
         .arg(&["post:1:read", "1", "post:2:read", "1"])
         .query::<()>(&mut server.connection())
         .unwrap();
 }
 
-/// Any number of commands about the server fits into a transaction, and others wait for all of
-/// them: after a while those are refused, and what is about data is still done.
+/// A transaction can hold any number of commands about the server, and others wait for them. After
+/// a time budget the rest is refused, while data commands still run.
 #[test]
 fn commands_about_the_server_do_not_keep_others_out_for_long() {
     let server = TestServer::start();
@@ -493,7 +489,7 @@ fn commands_about_the_server_do_not_keep_others_out_for_long() {
         bytes.extend(b"COMMAND LIST\r\n");
     }
     bytes.extend(b"INCR post:1:like\r\nEXEC\r\nECHO end\r\n");
-    // So that it is read while it is sent.
+    // Sends and receives concurrently.
     let mut sender = raw.stream.try_clone().unwrap();
     let sent = std::thread::spawn(move || std::io::Write::write_all(&mut sender, &bytes));
     let mut reply = Vec::new();

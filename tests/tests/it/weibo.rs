@@ -1,10 +1,10 @@
-//! The contract of Weibo's own clients: rows as text on bare ids, cells beside them, MINCR, the bf
-//! verbs, and the words of errors.
+//! Compatibility with Weibo's own clients: rows as text under bare ids, cells, MINCR, the bf verbs,
+//! and error texts.
 
 use tidemark_server::config::{Counter, Existence};
 use tidemark_tests::{Raw, TestServer};
 
-/// One space of rows under bare ids, and one of existence without members.
+/// One counter space with bare ids, and one existence space without members.
 fn server() -> TestServer {
     TestServer::with(|config| {
         config.view.clear();
@@ -40,7 +40,7 @@ fn rows_are_texts_and_cells_are_numbers() {
     let server = server();
     let mut raw = server.raw();
     for (request, reply) in [
-        // An absent row is an empty text, an absent cell is nil.
+        // An absent row is an empty string, an absent cell nil.
         ("GET 44", "$0\r\n\r\n"),
         ("GET 44.like", "$-1\r\n"),
         ("INCRBY 44.like 20", ":20\r\n"),
@@ -48,7 +48,7 @@ fn rows_are_texts_and_cells_are_numbers() {
         ("INCR 44.comment", ":1\r\n"),
         ("GET 44", "$27\r\nrepost:20,like:20,comment:1\r\n"),
         ("INCR 45.like", ":1\r\n"),
-        // A zero cell is 0.
+        // A cell of an existing row reads as 0.
         ("GET 45.repost", "$1\r\n0\r\n"),
         ("DECRBY 45.comment 5", ":-5\r\n"),
         ("SET 45.repost 9223372036854775807", "+OK\r\n"),
@@ -90,10 +90,10 @@ fn rows_are_texts_and_cells_are_numbers() {
         let error = raw.ask(&words);
         assert!(error.starts_with('-') && error.contains(part), "{request}: {error}");
     }
-    // What was refused half way changed nothing.
+    // Refused requests changed nothing.
     says(&mut raw, "GET 44.like", "$-1\r\n");
     says(&mut raw, "GET 18446744073709551615", "$0\r\n\r\n");
-    // A handful of rows is enough to measure from, after a restart, too.
+    // A few rows suffice to define the normal range, also after a restart.
     let server = server.restart();
     let mut raw = server.raw();
     let error = raw.ask(&["INCR", "18446744073709551615.like"]);
@@ -101,7 +101,7 @@ fn rows_are_texts_and_cells_are_numbers() {
     says(&mut raw, "INCR 1099511627776.like", ":1\r\n");
 }
 
-/// A space of ids alone, under bare keys: nothing but the id is set, found, counted and unset.
+/// In a space without members and with bare keys, ids are set, tested, counted and cleared.
 #[test]
 fn a_space_without_members_has_bare_ids() {
     let server = TestServer::with(|config| {
@@ -171,12 +171,12 @@ fn the_bf_verbs_tell_the_state_before_and_the_oldest_table() {
         ("BFMGET r7 r8 r9 x9", "*4\r\n:1\r\n:1\r\n:0\r\n:-2\r\n"),
         ("BFSET nope", ":-2\r\n"),
         ("BFGET r18446744073709551616", ":-2\r\n"),
-        // No viewer is not viewer 0.
+        // A pair without a member differs from member 0.
         ("SISMEMBER r7 0", ":0\r\n"),
     ] {
         says(&mut raw, request, reply);
     }
-    // Enough for the first table to be recycled.
+    // Enough ids for the first table to be recycled.
     let mut c = server.connection();
     for chunk in 0..40u64 {
         let mut command = redis::cmd("BFMSET");

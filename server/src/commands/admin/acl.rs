@@ -1,4 +1,4 @@
-//! ACL: users and what they may do ([`node::acl`]).
+//! ACL commands; users and rules are in [`node::acl`].
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -123,7 +123,7 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
             rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
                 .map_err(|e| refuse!("ERR the system gives no random bytes: {e}"))?;
     }
-    // Four bits a digit, rounded up.
+    // Four bits per digit, rounded up.
     let digits: String = random
         .iter()
         .flat_map(|b| [b >> 4, b & 15])
@@ -177,12 +177,13 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn load(call: &mut Call<'_>) -> Outcome {
-    // This connection looks again when it has its reply, and ends then if it must.
+    // The caller's connection must get its reply first; it rechecks its user afterwards.
     let own = call.session.client.id;
     call.answer_later(move |node, reply| {
         let before = node.acl.all();
         node.acl.load(&node.config().security).map_err(|e| refuse!("ERR {e}"))?;
-        // Connections whose user is gone end when they look again; those that wait for nothing now.
+        // Active connections of removed users close on their next request. Idle ones are closed
+        // here.
         node.settings.touch();
         let others = || node.clients.list().into_iter().filter(|client| client.id != own);
         for client in others() {
@@ -259,7 +260,7 @@ fn setuser(call: &mut Call<'_>) -> Outcome {
     let before = call.node.acl.get(name);
     call.node.acl.set_user(name, &rules, most).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
-    // A client that listens to what its user may not hear any more must not go on.
+    // Closes clients with subscriptions that the new rules no longer allow.
     for client in client_admin::denied_listeners(&call.node, before.as_slice()) {
         client_admin::end(call, &client);
     }

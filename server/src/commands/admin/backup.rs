@@ -1,4 +1,4 @@
-//! BACKUP: what it is asked, and what it answers. The work is in `node/src/roles/backup.rs`.
+//! BACKUP commands; the work is in `node/src/roles/backup.rs`.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -32,7 +32,7 @@ fn to(call: &mut Call<'_>) -> Outcome {
     let folder = std::str::from_utf8(text).ok();
     let folder = folder.ok_or_else(|| refuse!("ERR '{}' is no name of a folder", Printable(text)));
     let folder = backup::place(&config, folder?).map_err(|why| refuse!("ERR {why}"))?;
-    // A folder of another machine may take its time.
+    // The folder may be on a slow network file system.
     call.answer_later(move |node, reply| {
         backup::look(&node.config(), &folder).map_err(|why| refuse!("ERR {why}"))?;
         if !node.backups.begin(folder) {
@@ -51,7 +51,6 @@ fn stop(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// A value of the map.
 enum Said {
     Text(String),
     Number(u64),

@@ -1,4 +1,4 @@
-//! COMMAND: the table, as clients ask for it.
+//! COMMAND: the command table in Redis's format.
 
 use super::command_docs;
 use crate::commands::call::Call;
@@ -39,8 +39,8 @@ pub(crate) const COMMAND: Command = SERVER.row("command", -1, ANYTIME, "", Once(
         .tips(&["nondeterministic_output_order"]),
 ]);
 
-/// The first and the last key, and the step. In a cluster the first id counts as one: clients that
-/// know the positions send the request to the node that has it.
+/// Returns first key, last key and step. In cluster mode the first id counts as a key, so that
+/// clients route the request to its node.
 fn positions(spec: &Spec, in_cluster: bool) -> [i64; 3] {
     if let KeyArgs::Ids(_, first, _) = spec.keys
         && in_cluster
@@ -51,7 +51,7 @@ fn positions(spec: &Spec, in_cluster: bool) -> [i64; 3] {
     [first, last, step].map(i64::from)
 }
 
-/// Ten elements, as since Redis 7.
+/// Writes the ten elements of COMMAND INFO, as in Redis 7.
 fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
     reply.array(10);
     reply.bulk(spec.name.as_bytes());
@@ -61,7 +61,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
         .enumerate()
         .filter(|(bit, _)| spec.has(1 << bit))
         .map(|(_, name)| *name)
-        // Clients for clusters ask COMMAND GETKEYS then.
+        // Makes cluster clients ask COMMAND GETKEYS.
         .chain(matches!(spec.keys, KeyArgs::Streams(_)).then_some("movablekeys"))
         .collect();
     reply.set(flags.len());
@@ -122,7 +122,8 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     reply.bulk(b"type");
     reply.bulk(b"range");
     reply.bulk(b"spec");
-    // Here counted from the first key, above from the name. Of streams half the words are ids.
+    // Relative to the first key here, to the command name above. For stream commands, half of the
+    // remaining words are keys.
     let last = if last > 0 { last - first } else { last };
     let (last, step, limit) = if named_from.is_some() { (-1, 1, 2) } else { (last, step, 0) };
     reply.map(3);
@@ -146,7 +147,7 @@ fn count(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command by its name, or a subcommand as `client|list`.
+/// Finds a command by name, or a subcommand in the form `client|list`.
 fn named(name: &[u8]) -> Option<&'static Spec> {
     let mut parts = name.splitn(2, |&b| b == b'|');
     let (_, spec) = find(parts.next()?)?;
@@ -158,10 +159,11 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
-/// Most names in a request: what is told of one is a thousand times as long.
+/// Maximum number of names per request; the description of a command is about a thousand times
+/// longer than its name.
 const MOST_NAMES: usize = 1024;
 
-/// The names that a request gives behind its own, if they are not too many.
+/// Returns the names given in a request, up to the limit.
 pub(crate) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
     let names = call.args.from(2);
     if names.len() > MOST_NAMES {
@@ -188,7 +190,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    // As in Redis subcommands, too, by their full names.
+    // As in Redis, includes subcommands by their full names.
     let mut specs: Vec<&Spec> =
         node::command::table::with_numbers().map(|(_, spec)| spec).collect();
     let args = call.args.from(2);
@@ -198,7 +200,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
         }
         let (by, value) = (args.at(1), args.at(2));
         if by.eq_ignore_ascii_case(b"module") {
-            // What MODULE LIST and HELLO name.
+            // Module name reported by MODULE LIST and HELLO.
             let is_bloom = |s: &&Spec| ["bf.", "cf."].iter().any(|own| s.name.starts_with(own));
             specs.retain(|s| value.eq_ignore_ascii_case(b"bf") && is_bloom(s));
         } else if by.eq_ignore_ascii_case(b"aclcat") {
@@ -223,7 +225,6 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
     let names = asked_names(call)?;
     let mut specs: Vec<&Spec> = if names.is_empty() { all().iter().collect() } else { Vec::new() };
     for spec in names.iter().filter_map(named) {
-        // A map has each name once.
         if !specs.iter().any(|known| known.name == spec.name) {
             specs.push(spec);
         }
@@ -235,7 +236,7 @@ fn documentation(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// The request that COMMAND GETKEYS asks about, and what its command is.
+/// Returns the request passed to COMMAND GETKEYS, and its command.
 fn asked<'a>(call: &Call<'a>) -> Result<(&'static Spec, Args<'a>), Refusal> {
     let request = call.args.from(2);
     let Some((_, spec)) = find(request.at(0)) else {
@@ -276,7 +277,6 @@ fn getkeys(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// ACL categories of a command, with their `@`.
 pub(crate) fn categories(spec: &Spec) -> Vec<String> {
     acl::categories(spec).into_iter().map(|name| format!("@{name}")).collect()
 }

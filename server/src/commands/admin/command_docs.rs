@@ -1,11 +1,10 @@
-//! What COMMAND DOCS says of a command.
+//! Replies of COMMAND DOCS.
 
 use super::usage::{self, Argument};
 use node::command::spec::{Cost, Spec};
 use resp::Reply;
 use std::borrow::Cow;
 
-/// What a command costs.
 fn cost(spec: &Spec) -> Cow<'static, str> {
     match spec.cost {
         Cost::Constant => "O(1)".into(),
@@ -14,7 +13,6 @@ fn cost(spec: &Spec) -> Cow<'static, str> {
     }
 }
 
-/// A command's name, and what there is to say of it.
 pub(super) fn write(reply: &mut Reply<'_>, spec: &Spec) {
     let arguments = usage::arguments(spec);
     reply.bulk(spec.name.as_bytes());

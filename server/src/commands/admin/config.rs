@@ -1,4 +1,4 @@
-//! CONFIG: the settings while the server runs ([`node::runtime::settings`]).
+//! CONFIG: settings at run time ([`node::runtime::settings`]).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -34,11 +34,10 @@ pub(crate) const CONFIG: Command =
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);
 
-/// Most bytes of a name or a value that is set.
+/// Maximum length of a name or value in CONFIG SET.
 const MAX_LENGTH: usize = 64 << 10;
-/// Most names, values or patterns in a request.
 const MAX_ARGS: usize = 1024;
-/// Most bytes of the patterns of a request together: each of them is held against each name.
+/// Maximum total length of the patterns of CONFIG GET, each of which is matched against every name.
 const MAX_PATTERNS: usize = 8 << 10;
 
 fn get(call: &mut Call<'_>) -> Outcome {
@@ -48,7 +47,8 @@ fn get(call: &mut Call<'_>) -> Outcome {
             "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
         ));
     }
-    // A user with all rights could set them, too; for others a password would be the way to that.
+    // Only a user with all rights sees passwords. It could set them anyway; another user could gain
+    // rights through them.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut config = Config::clone(&call.node.config());
@@ -75,7 +75,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     let pairs: Vec<(String, String)> =
         (0..args.len()).step_by(2).map(|at| (text(at), text(at + 1))).collect();
     let node = call.node;
-    // The same name again: the files are new.
+    // Setting a file name to the same value reloads the certificates.
     let certificates = pairs.iter().any(|(name, _)| name.to_ascii_lowercase().starts_with("tls"));
     settings::set(&node.settings, &pairs, node.port(), |before, after| {
         node.apply(before, after, certificates)

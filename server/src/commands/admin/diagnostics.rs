@@ -1,4 +1,4 @@
-//! Commands for operators: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
+//! Diagnostic commands: SLOWLOG, LATENCY, MONITOR, MEMORY, DEBUG.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
 const LOOK: u32 = ALWAYS | flag::ADMIN;
-/// Tips for a report that each node gives of itself.
+/// Tips for reports that each node gives about itself.
 const REPORT_OF_EACH: &[&str] =
     &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
 
@@ -173,7 +173,7 @@ fn latency_reset(call: &mut Call<'_>) -> Outcome {
 
 fn latency_histogram(call: &mut Call<'_>) -> Outcome {
     let wanted = crate::commands::admin::command::asked_names(call)?;
-    // A command with subcommands stands for all of them.
+    // A container command selects all its subcommands.
     let is_wanted = |name: &str| {
         let command = name.split('|').next().unwrap_or_default();
         wanted.is_empty()

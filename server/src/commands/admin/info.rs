@@ -1,4 +1,4 @@
-//! INFO: sections and fields under Redis's names, so that its tools find them.
+//! INFO, with Redis's section and field names, for compatibility with its tools.
 
 use crate::commands::call::Call;
 use dataset::clock::unix_us;
@@ -12,12 +12,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The Redis whose commands and replies we follow. Clients decide by it what they may send.
+/// Redis version that commands and replies follow; clients derive features from it.
 pub(crate) const REDIS_VERSION: &str = "7.4.0";
 
 type Section = (&'static str, fn(&Sample, &mut String));
 
-/// In the order in which they are printed.
+/// Default sections, in output order.
 const SECTIONS: &[Section] = &[
     ("Server", server),
     ("Clients", clients),
@@ -37,10 +37,9 @@ const SECTIONS: &[Section] = &[
     ("Ingest", ingest),
 ];
 
-/// Sections that come with `all`, and by name.
+/// Sections included in `all`, or selected by name.
 const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
-/// Sections that are printed only when they are asked for by name, and on another thread: they look
-/// at every table.
+/// Sections selected by name only. They visit every table and therefore run on another thread.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
@@ -60,7 +59,7 @@ pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
         let may_flush = !call.session.in_exec || call.session.may_leave;
         return call.answer_later(move |node, reply| {
             if may_flush && !node.durability.has_logged() {
-                // If the disk refuses, the offsets below say that the log is behind.
+                // If the flush fails, the offsets show that the log is behind.
                 let _ = node.durability.flush();
             }
             reply.text(&text(&node, &sections));
@@ -87,7 +86,6 @@ fn text(node: &Arc<Node>, sections: &[&Section]) -> String {
     out
 }
 
-/// Appends `name:value` lines.
 macro_rules! lines {
     ($out:expr, $($name:literal = $value:expr),* $(,)?) => {
         $( let _ = write!($out, concat!($name, ":{}\r\n"), $value); )*
@@ -129,12 +127,11 @@ fn server(Sample { node, .. }: &Sample, out: &mut String) {
     }
 }
 
-/// As HELLO and INFO call it.
 pub(crate) fn mode(node: &Node) -> &'static str {
     if node.cluster.is_enabled() { "cluster" } else { "standalone" }
 }
 
-/// `sequence` is what Kvrocks' controller chooses a new master by.
+/// The controller of Kvrocks chooses a new master by `sequence`.
 fn cluster(Sample { node, .. }: &Sample, out: &mut String) {
     let is_enabled = node.cluster.is_enabled();
     lines!(out, "cluster_enabled" = u8::from(is_enabled));
@@ -173,7 +170,6 @@ fn clients(sample: &Sample, out: &mut String) {
     );
 }
 
-/// A number of bytes as people read it, as in Redis.
 fn human(bytes: u64) -> String {
     let scaled =
         |shift: u32, unit: &str| format!("{:.2}{unit}", bytes as f64 / (1u64 << shift) as f64);
@@ -186,7 +182,6 @@ fn human(bytes: u64) -> String {
     }
 }
 
-/// `part` of `whole` in percent, as Redis writes it.
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64)
 }
@@ -195,7 +190,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
     let tables = node.loaded().map_or(0, |engines| engines.memory_bytes());
     let limit = node.config().memory_bytes();
     let resident = resident_bytes();
-    // What the limit limits: see `Sharing` in net/workers.rs.
+    // Value compared with the memory limit; see `Sharing` in net/workers.rs.
     let used = resident.max(tables);
     let (peak, system) =
         (kilobytes("/proc/self/status", "VmHWM"), kilobytes("/proc/meminfo", "MemTotal"));
@@ -205,7 +200,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
         "used_memory_human" = human(used),
         "used_memory_rss" = resident,
         "used_memory_rss_human" = human(resident),
-        // What the kernel has seen at most: tables and all else.
+        // The kernel's peak covers tables and everything else.
         "used_memory_peak" = peak,
         "used_memory_peak_human" = human(peak),
         "used_memory_peak_perc" = percent(resident, peak),
@@ -250,7 +245,7 @@ fn persistence(sample: &Sample, out: &mut String) {
         "rdb_current_bgsave_time_sec" = -1,
         "backup_last_status" = sample.backups().last.as_ref().map_or("none", |b| b.fate.name()),
         "backup_log_status" = sample.backups().kept.name(),
-        // Nothing is copied: there is no fork.
+        // Snapshots do not fork, so there is no copy-on-write memory.
         "rdb_last_cow_size" = 0,
         "aof_enabled" = 1,
         "aof_rewrite_in_progress" = 0,
@@ -342,7 +337,8 @@ fn latencystats(Sample { node, .. }: &Sample, out: &mut String) {
 }
 
 fn cpu(_: &Sample, out: &mut String) {
-    // Fields 14 to 17, counted behind the program's name, which may hold spaces.
+    // Fields 14 to 17 of proc(5), counted after the closing parenthesis because the program's name
+    // may contain spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> =
         stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
@@ -383,8 +379,8 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
     }
 }
 
-/// The error rate as canaries have it, and how far they can be trusted: one that is kept has
-/// `measured_at_least` below `false_positive_rate`.
+/// Formats the measured false-positive rate with its confidence interval. A declared rate is kept
+/// if `measured_at_least` is below `false_positive_rate`.
 fn measured(measured: phantom::Measured) -> String {
     let (least, most) = (measured.at_least(), measured.at_most());
     format!(
@@ -394,7 +390,6 @@ fn measured(measured: phantom::Measured) -> String {
     )
 }
 
-/// So many damaged files are named.
 const MOST_NAMED: usize = 16;
 
 fn cold(sample: &Sample, out: &mut String) {
@@ -471,7 +466,7 @@ fn tables(Sample { node, .. }: &Sample, out: &mut String) {
                 t.configured_rate,
                 t.bytes
             );
-            // A table on the disk has none: each canary would be a read.
+            // Cold tables are not probed, because each probe would be a disk read.
             if !t.is_cold {
                 let _ = write!(out, ",{}", measured(t.measured));
             }

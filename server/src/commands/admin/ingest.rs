@@ -1,4 +1,4 @@
-//! TM.INGEST: sources of events. The work is in `crate::ingest`.
+//! TM.INGEST commands; the work is in `crate::ingest`.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -148,7 +148,7 @@ fn write(
     }
 }
 
-/// Nil: the broker has not been asked yet.
+/// Writes the lag, or nil before the broker's first answer.
 fn write_lag(reply: &mut Reply<'_>, standing: Standing) {
     reply.bulk(b"lag");
     match standing.lag {

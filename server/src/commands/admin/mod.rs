@@ -1,4 +1,4 @@
-//! Users, settings, statistics, diagnostics, the command list, shutdown.
+//! Administration: users, settings, statistics, diagnostics, command table, shutdown.
 
 pub(crate) mod acl;
 pub(crate) mod backup;

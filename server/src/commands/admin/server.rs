@@ -1,4 +1,4 @@
-//! The server as a whole: INFO, COMMAND, SHUTDOWN and their like.
+//! Server commands: INFO, DBSIZE, SAVE, SHUTDOWN and related ones.
 
 use super::{acl, backup, command, config};
 use crate::commands::admin::info;
@@ -127,7 +127,7 @@ fn time(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// What SHUTDOWN waits for first, if it is to save.
+/// Result of the suspension that waits for SHUTDOWN's snapshot.
 const SAVED: &[u8] = b"saved";
 
 fn shutdown(call: &mut Call<'_>) -> Outcome {
@@ -139,7 +139,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
         call.session.client.blocked.end(false);
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
-    // Else it has waited for replicas.
+    // Skipped when SHUTDOWN resumes after waiting for replicas.
     if come.is_none() || is_saved {
         let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
         let is_known = |option: &[u8]| known.iter().any(|k| option.eq_ignore_ascii_case(k));
@@ -163,7 +163,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
             true => call.node.is_loaded() && !call.node.stop.is_stopped(),
             false => !has(b"nosave") && graceful_shutdown::saves_first(&call.node),
         };
-        // A second order to stop does not wait for the first one's snapshot.
+        // A second SHUTDOWN does not wait for the first one's snapshot.
         if saves && !is_saved && (call.node.stop.begin_save() || has(b"save")) {
             call.session.client.blocked.begin(false);
             let (node, forced) = (call.node.node().clone(), has(b"force") || !has(b"save"));
@@ -195,7 +195,7 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
     if !call.node.stop.is_stopped() {
         return Err(refuse!("ERR Errors trying to SHUTDOWN. Check logs."));
     }
-    // As Redis: no reply, the connection closes.
+    // As in Redis, SHUTDOWN closes the connection without a reply.
     call.session.leaving = true;
     call.session.replies = crate::session::Replies::Off;
     Ok(())

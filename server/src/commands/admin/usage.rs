@@ -1,39 +1,38 @@
-//! What follows a command's name, taken apart: [`Spec::usage`] is read into the tree of arguments
-//! that COMMAND DOCS tells.
+//! Parser for [`Spec::usage`], the syntax after a command's name. COMMAND DOCS reports the
+//! resulting argument tree.
 //!
 //! ```text
 //!   key                  one word; its type follows from its name
-//!   NX                   a word as it stands
-//!   EX seconds           a word that is announced by another
-//!   [ ... ]              may be left out
-//!   < a | b >            one of these; inside [ ] without the < >
-//!   key [key ...]        what stands in the brackets once more, as often as wanted
-//!   TO host port         in [ ]: several words that are announced by one
+//!   NX                   a literal token
+//!   EX seconds           a word preceded by a token
+//!   [ ... ]              optional
+//!   < a | b >            alternatives; without < > inside [ ]
+//!   key [key ...]        repeats the preceding argument any number of times
+//!   TO host port         inside [ ]: several words preceded by one token
 //! ```
 
 use node::command::keyspec;
 use node::command::spec::Spec;
 
-/// One argument, or several that belong together.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
     pub(crate) name: String,
-    /// In Redis's words: `key`, `string`, `integer`, `double`, `pattern`, `unix-time`,
+    /// Redis's type name: `key`, `string`, `integer`, `double`, `pattern`, `unix-time`,
     /// `pure-token`, `oneof`, `block`.
     pub(crate) kind: &'static str,
-    /// Which of the command's key specifications it belongs to.
+    /// Index of the key specification it belongs to.
     pub(crate) key: Option<usize>,
-    /// The word as it stands, or the word before it.
+    /// The literal token, or the token that precedes the argument.
     pub(crate) token: Option<String>,
     pub(crate) optional: bool,
     pub(crate) multiple: bool,
-    /// With its token each time.
+    /// Whether the token is repeated with each value.
     pub(crate) multiple_token: bool,
-    /// Of `oneof` the choices, of `block` the parts.
+    /// Choices of `oneof`, members of `block`.
     pub(crate) parts: Vec<Argument>,
 }
 
-/// Words that are numbers, by their names.
+/// Argument names whose type is integer.
 const INTEGERS: &[&str] = &[
     "bits",
     "bytes",
@@ -76,12 +75,11 @@ const INTEGERS: &[&str] = &[
     "ttl",
 ];
 const DOUBLES: &[&str] = &["error_rate", "error"];
-/// Words that are keys where a command has keys.
+/// Argument names whose type is key, in commands with keys.
 const KEYS: &[&str] = &["key", "newkey", "source", "destination"];
-/// Commands that take other numbers than those names say.
+/// Commands whose numeric arguments are doubles instead of integers.
 const FRACTIONS: &[&str] = &["incrbyfloat", "hincrbyfloat", "debug|sleep"];
 
-/// The arguments of a command.
 pub(crate) fn arguments(spec: &Spec) -> Vec<Argument> {
     let marks = ["[", "]", "<", ">", "|"];
     let spaced = marks
@@ -97,7 +95,6 @@ pub(crate) fn arguments(spec: &Spec) -> Vec<Argument> {
 struct Reader<'a> {
     spec: &'a Spec,
     words: &'a [&'a str],
-    /// Keys so far.
     keys: usize,
 }
 
@@ -112,7 +109,7 @@ impl<'a> Reader<'a> {
         word
     }
 
-    /// Sequences with `|` between them; a single sequence as it is.
+    /// Parses sequences separated by `|`; a single sequence is returned unchanged.
     fn alternatives(&mut self) -> Vec<Argument> {
         let mut choices = vec![self.sequence()];
         while self.peek() == "|" {
@@ -125,14 +122,14 @@ impl<'a> Reader<'a> {
         vec![group("oneof", choices.into_iter().map(joined).collect())]
     }
 
-    /// Up to the end, or to what closes it.
+    /// Parses up to the end or a closing bracket.
     fn sequence(&mut self) -> Vec<Argument> {
         let mut found: Vec<Argument> = Vec::new();
         while !["", "|", "]", ">"].contains(&self.peek()) {
             match self.next() {
                 "[" => match self.repeated() {
                     Some((length, with_token)) => {
-                        // What is behind the token comes again, and the token with it or not.
+                        // Marks the preceding arguments as repeated.
                         let from = found.len() - length.min(found.len());
                         let mut again = joined(found.split_off(from));
                         (again.multiple, again.multiple_token) = (true, with_token);
@@ -165,8 +162,8 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// Whether the bracket that was just opened only says that what was before it may come again:
-    /// of how many arguments, and whether with their token.
+    /// Parses the content of `[x ...]`, which repeats preceding arguments. Returns their number,
+    /// and whether the token repeats too.
     fn repeated(&mut self) -> Option<(usize, bool)> {
         let close = self.words.iter().position(|word| *word == "]")?;
         let (inner, last) = self.words[..close].split_at(close.checked_sub(1)?);
@@ -178,12 +175,12 @@ impl<'a> Reader<'a> {
         Some((inner.len() - usize::from(with_token), with_token))
     }
 
-    /// A word as it stands, or one that announces the next.
+    /// Parses a literal token, with its value if one follows.
     fn token(&mut self, token: &str) -> Argument {
         let next = self.peek();
         let announces_one =
             next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
-        // Several words behind it: the bracket around them makes them one.
+        // A token before several words applies to the enclosing brackets.
         let several = self
             .words
             .get(1)
@@ -218,7 +215,7 @@ impl<'a> Reader<'a> {
             _ if FRACTIONS.contains(&self.spec.name) && INTEGERS.contains(&name.as_str()) => {
                 "double"
             }
-            // Entries of streams have ids of two parts.
+            // Stream entry ids have two parts.
             "id" | "start" | "end" | "lastid" if self.spec.group == "stream" => "string",
             "min-idle-time" if self.spec.name.ends_with("claim") => "string",
             name if INTEGERS.contains(&name) => "integer",
@@ -248,13 +245,11 @@ fn leaf(name: &str, kind: &'static str) -> Argument {
     }
 }
 
-/// Several as one, named after its parts.
 fn group(kind: &'static str, parts: Vec<Argument>) -> Argument {
     let name = parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join("_");
     Argument { parts, ..leaf(&name, kind) }
 }
 
-/// One argument as it is, several as a block.
 fn joined(mut parts: Vec<Argument>) -> Argument {
     if parts.len() == 1 { parts.remove(0) } else { group("block", parts) }
 }
@@ -265,7 +260,7 @@ mod tests {
     use crate::commands::families::install;
     use node::command::table::{find, with_numbers};
 
-    /// Written as redis-cli shows it: what was read is written as it stood.
+    /// Formats an argument as redis-cli does, which restores the source.
     fn written(argument: &Argument) -> String {
         let parts: Vec<String> = argument.parts.iter().map(written).collect();
         let mut text = match (argument.kind, argument.token.as_deref()) {

@@ -1,8 +1,9 @@
-//! CLUSTERX: a controller tells this node the topology. Syntax, replies and error texts are those
-//! of Kvrocks, so that its controller drives this server, too.
+//! CLUSTERX: a controller sets the topology of this node. Syntax, replies and error texts follow
+//! Kvrocks, so that its controller works with this server.
 //!
-//! A node obeys the topology: as a master it follows no node, as a replica its master. So SETNODES
-//! is a failover, too. All of it is durable before it is answered.
+//! A node adopts the role that the topology assigns: a master follows no node, a replica follows
+//! its master. SETNODES therefore also performs failovers. Every change is durable before the
+//! reply.
 
 use crate::commands::call::Call;
 use crate::commands::cluster::roles::{obey, refuse_alone};
@@ -45,7 +46,7 @@ pub(crate) const CLUSTERX: Command =
         CLUSTER.row("clusterx|setnodeid", -3, CONTROLLER, "node-id [NX]", Once(set_node_id),
             "This node is the one with this id, of 40 characters. NX: not if it has another id.")
             .since("0.1.0"),
-        // The handler refuses all but CHECK while the data are loaded.
+        // While data is loading, the handler accepts CHECK only.
         CLUSTER.row("clusterx|setnodes", -4, CONTROLLER | flag::LOADING,
             "nodes version [CHECK|FORCE|HANDOVER]", Once(set_nodes),
             "The topology is this one, a line per node: id, host, port, master or slave, - or the \
@@ -74,7 +75,7 @@ pub(crate) const CLUSTERX: Command =
             "The version of the topology, -1 if there is none.").since("0.1.0"),
     ]).since("0.1.0");
 
-/// What a controller changes, which has no say where Sentinel is the source of the topology.
+/// Refuses commands of a controller when the topology comes from Sentinel.
 fn refuse_beside_sentinel(node: &Node) -> Outcome {
     refuse_alone(node)?;
     if !node.config().shard.is_empty() {
@@ -115,7 +116,7 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
-        // An id says nothing of the role.
+        // An id does not determine the role.
         obey(&node, false, false)?;
         reply.ok();
         Ok(())
@@ -131,8 +132,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over && !is_check {
         return Err(refuse!("ERR Invalid setnodes options"));
     }
-    // What it knows it knows from the start: nodes that begin together need not wait for the
-    // slowest.
+    // CHECK needs no data, so a new cluster need not wait for its slowest node.
     if !is_check && !call.node.is_loaded() {
         return Err(Refusal::LOADING);
     }
@@ -172,7 +172,8 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
             }
             node.replication.skipped(node.cluster.topology().skipped(&before));
         }
-        // The data of a replica are its master's. FORCE, told again to one that cannot follow.
+        // A replica takes its master's data. FORCE makes a replica that cannot follow discard its
+        // own data.
         let gives_up = (is_news && node.cluster.topology().joins_another_shard(&before))
             || (forced && node.replication.is_refused());
         obey(&node, is_news || forced, gives_up)?;
@@ -181,12 +182,12 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// See [`confirm_topology`]; on a thread that may wait.
+/// Runs [`confirm_topology`] on a thread that may block.
 fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
-    // If it is none it is refused anyway.
+    // An invalid topology is refused later with its own error.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
-    // One at a time: each of the others is sent all of the text.
+    // One confirmation at a time, because each sends the whole text to every other node.
     let _one = node.cluster.confirming.lock();
     if !node.replication.is_fenced() {
         return Ok(());
@@ -194,7 +195,7 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
     let confirmed = runtime.block_on(confirm_topology(node, &next));
-    // The name of a node may still be looked up.
+    // A name lookup may still occupy a blocking thread.
     runtime.shutdown_background();
     confirmed
 }
@@ -236,7 +237,7 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Of several commands that change the cluster one does, and the others wait.
+/// CLUSTERX HOLD: serializes commands that change the cluster.
 fn hold(call: &mut Call<'_>) -> Outcome {
     let ms = resp::natural(call.args.at(3)).ok_or(Refusal::NOT_AN_INTEGER)?;
     refuse_beside_sentinel(&call.node)?;
@@ -252,14 +253,12 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Bytes of a HOLD's token.
 const MOST_TOKEN: usize = 64;
 
-/// No lease.
 const NONE: (Duration, bool) = (Duration::ZERO, false);
 
-/// The controller's word on which node is the master of this shard, for so long. What it asks with
-/// it is answered: how far this node is, and its role.
+/// CLUSTERX HEARTBEAT: grants the master of this shard a lease. The reply has the node's log offset
+/// and role.
 fn heartbeat(call: &mut Call<'_>) -> Outcome {
     let master = id_of(call.args, 2, "Invalid node id")?;
     let number = |at| resp::natural(call.args.at(at)).ok_or(Refusal::NOT_AN_INTEGER);
@@ -271,7 +270,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     if election == 0 {
         return Err(refuse!("ERR Invalid election version"));
     }
-    // From when it came: the controller counts from when it was sent.
+    // The lease starts at the request's arrival, because the controller counts from sending it.
     let came = arrival::came();
     call.answer_later(move |node, reply| {
         let config = node.config();
@@ -282,7 +281,6 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         let left = Duration::from_millis(ms).saturating_sub(came.elapsed());
         let (left, is_again) = if is_ours { (left, known == Some(election)) } else { NONE };
         node.replication.lease(&config, left, is_again);
-        // Its role is known again.
         if is_ours && node.replication.is_fenced() {
             obey(&node, true, false)?;
         }
@@ -295,8 +293,8 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Whether a host and port of a topology are this node's: an address that it listens on, or the one
-/// that it announces. Another node of this machine has another port or another address.
+/// Returns whether a host and port of the topology denote this node: an address it listens on, or
+/// the announced one. Other nodes of the machine differ in port or address.
 pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
@@ -313,21 +311,21 @@ pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
                 .is_ok_and(|mut all| all.any(|at| reached.is_at(at, is_local))))
 }
 
-/// Whether it is an address of this machine: a socket can be bound to no other.
+/// Only local addresses can be bound.
 fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Where clients and other nodes reach a node.
 struct Reached<'a> {
-    /// Where it listens, with TLS and without, or what a port map in front of it has.
+    /// Listening addresses, with and without TLS, also combined with the announced port.
     addresses: Box<[SocketAddr]>,
-    /// `replica_announce_ip`, which may be a name; and the ports that go with it.
+    /// `replica_announce_ip`, which may be a host name, and the ports that apply to it.
     announced: Option<(&'a str, Box<[u16]>)>,
 }
 
 impl Reached<'_> {
-    /// `listens` without TLS; a TLS listener has the same IPs. Port 0 and an empty host mean none.
+    /// `listens` are the plain-text addresses; TLS uses the same IPs. Port 0 and an empty host mean
+    /// none.
     fn of<'a>(
         listens: &[SocketAddr],
         tls_port: u16,
@@ -354,7 +352,7 @@ impl Reached<'_> {
         Reached { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
     }
 
-    /// Without it no name need be looked up.
+    /// Cheap check that avoids a name lookup.
     fn has_port(&self, port: u16) -> bool {
         let is_announced = |(_, ports): &(&str, Box<[u16]>)| ports.contains(&port);
         port != 0
@@ -369,8 +367,8 @@ impl Reached<'_> {
         self.announced.as_ref().is_some_and(is_it)
     }
 
-    /// 0.0.0.0 listens on each IPv4 address of the machine, and :: on each IPv6 address; any other
-    /// address is only itself.
+    /// 0.0.0.0 matches every IPv4 address of the machine, :: every IPv6 address; any other address
+    /// matches itself only.
     fn is_at(&self, at: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
         let ip = at.ip().to_canonical();
         let is_it = |own: &SocketAddr| {
@@ -381,7 +379,6 @@ impl Reached<'_> {
     }
 }
 
-/// CLUSTER RESET.
 pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     let how = call.args.at(2);
     let known = [&b"hard"[..], b"soft"].iter().any(|word| how.eq_ignore_ascii_case(word));
@@ -408,7 +405,7 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// For CLUSTER REPLICAS and its kin: a node that the topology does not have.
+/// Returns the error for a node that the topology does not contain.
 pub(crate) fn unknown_node(id: &[u8]) -> Refusal {
     refuse!("ERR Unknown node {}", Printable(id))
 }
@@ -430,7 +427,7 @@ mod tests {
         all.iter().map(|at| at.parse().unwrap()).collect()
     }
 
-    /// Three nodes of one machine with one port.
+    /// Three nodes of one machine share a port.
     #[test]
     fn nodes_of_one_machine_and_port_are_told_apart_by_their_addresses() {
         let at = listening(&["127.0.0.2:7000"]);

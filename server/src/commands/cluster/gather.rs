@@ -1,14 +1,14 @@
-//! Requests whose ids are of several shards. This node does its own part at once, asks other nodes
-//! for theirs ([`peers`]), and joins the elements of their replies in the order of the ids.
+//! Requests whose ids belong to several shards. This node executes its own part immediately,
+//! requests the other parts ([`peers`]), and merges the elements in the order of the ids.
 //!
-//! A part is the same command with fewer ids. What a client asks for in one turn goes out together;
-//! the replies of the turn are held until all parts have come or are late, while other clients of
-//! the worker go on. An id whose part failed has an error in its place: a page is partial, never
-//! refused, unless all nodes refuse it.
+//! A part is the same command with fewer ids. All parts of a client's turn are sent together; its
+//! replies are held until every part has arrived or timed out. Other clients of the worker
+//! continue. If a part fails, its ids become errors. The whole page is refused only if all nodes
+//! refuse it.
 //!
-//! A node that is asked by another one asks no further ([`Session::is_coordinator`]): where it does
-//! not serve an id it says MOVED in its place, and the coordinator asks the node that this names,
-//! once. It is told, too, what the coordinator takes the elements of its reply for ([`shape`]).
+//! A node that receives a part does not forward it ([`Session::is_coordinator`]). For ids of other
+//! shards it returns MOVED, and the coordinator retries once at the named node. A part also carries
+//! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::view;
 use crate::commands::cluster::gathering::{At, Belongs, Page, Part, Plan, element_of};
@@ -26,10 +26,10 @@ use node::roles::node::Now;
 use resp::{Args, Kept, Protocol, Reply, natural};
 use std::cell::LazyCell;
 
-/// Requests of one turn that wait for other nodes; the next ones wait for their replies.
+/// Maximum number of requests per turn that wait for other nodes.
 const MOST_TOGETHER: usize = 512;
 
-/// Whether a request can be done in parts.
+/// Returns whether a request can be split into parts.
 pub(crate) fn can_be_parted(
     spec: &Spec,
     args: Args<'_>,
@@ -37,7 +37,7 @@ pub(crate) fn can_be_parted(
     engines: &Engines,
 ) -> bool {
     let KeyArgs::Ids(of, ..) = spec.keys else { return false };
-    // What such an action moves belongs together.
+    // An action with member counters is one unit.
     let counts_member =
         || engines.action(args.at(1)).is_some_and(dataset::engines::Action::counts_member);
     spec.has(flag::PER_ID)
@@ -46,7 +46,7 @@ pub(crate) fn can_be_parted(
         && !(of == Of::Action && counts_member())
 }
 
-/// Whether this node, as a replica, answers reads of ids for its master.
+/// Returns whether this node, as a replica, serves reads on behalf of its master.
 pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     let (from, most_ms) = {
         let config = node.config();
@@ -61,7 +61,7 @@ pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     }
 }
 
-/// Whether this node answers for all ids of such a request, as for those of a part.
+/// Returns whether this node serves all ids of a request.
 pub(crate) fn are_all_here(
     spec: &Spec,
     args: Args<'_>,
@@ -79,13 +79,12 @@ pub(crate) fn are_all_here(
     })
 }
 
-/// Whether a page has several ids for each entry.
 fn is_joined(of: Of, args: Args<'_>, node: Now<'_>) -> bool {
     of == Of::View && node.engines().view(args.at(1)).is_some_and(dataset::engines::View::is_joined)
 }
 
-/// The slot of an argument's first id, and whether its others are of the same shard; `None`: it is
-/// an option.
+/// Returns the slot of an argument's first id, and whether its other ids belong to the same shard.
+/// `None` means that the argument is an option.
 fn slot_of(word: &[u8], is_joined: bool, topology: &Topology) -> Option<(u16, bool)> {
     if natural(word).is_some() {
         return Some((of_text(word), true));
@@ -142,7 +141,7 @@ impl Plan {
                     at += 1;
                 }
                 None => {
-                    // The name of the action may be anything.
+                    // The word after MARK is an action's name, even if it looks like an id.
                     let is_mark = of == Of::View && word.eq_ignore_ascii_case(b"MARK");
                     for option in at..(at + 1 + usize::from(is_mark)).min(args.len()) {
                         plan.options.push(option as u32);
@@ -154,7 +153,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The part of an id in this slot. `of_master`: the parts that are known.
+    /// Returns the part that serves a slot. `of_master` caches the parts found so far.
     fn place(
         &mut self,
         slot: u16,
@@ -184,8 +183,8 @@ impl Plan {
     }
 }
 
-/// Answers a request that [can be parted](can_be_parted): at once, or with what its session
-/// gathers. `told`: what another node takes the elements for.
+/// Executes a request that [can be split](can_be_parted). The reply is written immediately or
+/// supplied later by the session's gathering. `told` is the layout hash that a coordinator sent.
 // Long: all that a command is executed with.
 #[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
 pub(crate) fn answer(
@@ -201,7 +200,7 @@ pub(crate) fn answer(
     let Some(topology) = session.topology.clone() else { return Ok(()) };
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     plan.shape = match shape::own(spec, args, node.engines()) {
-        // Its own part says it.
+        // The own part reports the error.
         Err(_) if session.is_coordinator => None,
         shape => shape?,
     };
@@ -238,7 +237,6 @@ pub(crate) fn answer(
     Ok(())
 }
 
-/// What this node has to say of its ids.
 // Long: all that a command is executed with.
 #[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
 fn own_part(
@@ -267,15 +265,15 @@ fn own_part(
     bytes
 }
 
-/// How many counters and flags an entry of a view has, and its further ones.
+/// Returns the numbers of counters and flags of a view and of each joined view.
 fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
     let view = view(engines, name)?;
     let views = std::iter::once(view).chain(engines.then(view));
     Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
 }
 
-/// Whether this node answers a request. If it is refused since other nodes answer for some of its
-/// ids, and they can be asked, that is noted.
+/// Checks whether this node serves a request. If it does not, but the request can be split, records
+/// that in the session.
 #[cold]
 pub(crate) fn check(
     topology: &Topology,

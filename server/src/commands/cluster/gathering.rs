@@ -1,5 +1,5 @@
-//! What of a turn waits for other nodes: how requests were divided, what each node was asked for,
-//! and how the replies are joined ([`gather`](super::gather)).
+//! State of a turn that waits for other nodes: how its requests were split, what was sent, and how
+//! the replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
 use node::client::connect::{put_bulk, put_head};
@@ -11,50 +11,45 @@ use resp::{Args, Kept, Protocol, Reply, elements, put_resp3};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a row is in a packed page if it could not be had: -1 in all columns.
+/// Byte that fills all columns of an unavailable row in a packed page; counters read as -1.
 pub(crate) const MISSING: u8 = 0xff;
 
-/// Where the ids of a part are.
+/// Location of the ids of a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     Here,
-    /// The shard of the master at this position.
+    /// Shard, by the position of its master.
     Shard(usize),
 }
 
-/// Ids that one node answers for.
 pub(super) struct Part {
     pub(super) at: At,
-    /// How many.
     pub(super) count: usize,
-    /// The number of its answer in the batch.
     pub(super) number: usize,
-    /// A whole reply; of a node that gave none, an error of ours.
+    /// The complete reply, or an error of the coordinator if none arrived.
     pub(super) reply: Vec<u8>,
     pub(super) is_answered: bool,
 }
 
-/// Which part, or which refusal, an id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Belongs {
     Part(u32),
     Refusal(u32),
 }
 
-/// How a request is divided.
 pub(super) struct Plan {
-    /// Arguments in front of the ids, and those of each id.
+    /// Number of arguments before the ids, and per id.
     pub(super) head: usize,
     pub(super) step: usize,
-    /// The position of each id among the arguments, and what it belongs to.
+    /// Argument position of each id, with its part or refusal.
     pub(super) ids: Vec<(u32, Belongs)>,
-    /// Positions of arguments that all parts have.
+    /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
     pub(super) parts: Vec<Part>,
-    /// Errors of ids that are nowhere, as elements.
+    /// Errors of ids in unassigned slots, as elements.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
-    /// What other nodes are told of the shape, if there is something to tell.
+    /// Layout hash to send to other nodes, if there is one.
     pub(super) shape: Option<u64>,
 }
 
@@ -70,7 +65,7 @@ impl Plan {
         Belongs::Refusal(self.refusals.len() as u32 - 1)
     }
 
-    /// The arguments of the request with these ids only.
+    /// Returns the arguments of the request, restricted to selected ids.
     pub(super) fn words<'a>(
         &self,
         args: Args<'a>,
@@ -83,7 +78,6 @@ impl Plan {
         (0..self.head).chain(ids).chain(options).map(move |at| args.at(at))
     }
 
-    /// Appends the request of some ids, for another node.
     fn write(
         &self,
         args: Args<'_>,
@@ -100,11 +94,10 @@ impl Plan {
     }
 }
 
-/// How a part says it, as its last argument: in front of eight bytes, the least first. It is no id
-/// and no option of any command.
+/// Prefix of the layout hash, the last argument of a part; eight little-endian bytes follow. No id
+/// or option has this form.
 pub(super) const SHAPE: &[u8] = b"shape=";
 
-/// Appends it to a part.
 fn put_shape(shape: u64, out: &mut Vec<u8>) {
     let mut word = [0; SHAPE.len() + 8];
     word[..SHAPE.len()].copy_from_slice(SHAPE);
@@ -112,32 +105,29 @@ fn put_shape(shape: u64, out: &mut Vec<u8>) {
     put_bulk(out, &word);
 }
 
-/// A request that waits for other nodes.
 pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: Kept,
     pub(super) plan: Plan,
-    /// Counters and flags of a view and its further ones, if the page is to be packed.
+    /// Numbers of counters and flags of the view and its joined views, for a packed page.
     pub(super) columns: Option<Vec<(usize, usize)>>,
-    /// Where its reply comes among the replies of the turn, in the place of this.
+    /// Range in the turn's output that the reply replaces.
     pub(super) place: Range<usize>,
     pub(super) protocol: Protocol,
-    /// Elements of ids that were asked for again.
     pub(super) again: Vec<(usize, Vec<u8>)>,
 }
 
-/// What of a turn waits for other nodes.
+/// Requests of a turn that wait for other nodes.
 #[derive(Default)]
 pub(crate) struct Gathering {
     pub(super) batch: Arc<Batch>,
     pub(super) pages: Vec<Page>,
 }
 
-/// A reply, and the bytes among the replies of the turn that it replaces.
+/// A reply, and the range it replaces in the turn's output.
 pub(crate) type Joined = (Range<usize>, Vec<u8>);
 
 impl Page {
-    /// Asks the other nodes for their parts.
     pub(super) fn ask(
         &mut self,
         args: Args<'_>,
@@ -153,7 +143,7 @@ impl Page {
         };
         for part in 0..self.plan.parts.len() {
             let At::Shard(master) = self.plan.parts[part].at else { continue };
-            // This node is a replica of that shard that may not answer: only its master may.
+            // This node is a replica of that shard and may not answer, so only the master can.
             let is_own = topology
                 .own_master()
                 .is_some_and(|own| std::ptr::eq(own, &raw const topology.members()[master]));
@@ -167,7 +157,7 @@ impl Page {
         }
     }
 
-    /// What a part that failed is answered with.
+    /// Returns the error for the ids of a failed part.
     fn error_of(&self, failure: &Failure) -> Vec<u8> {
         let args = self.request.iter().next();
         let changes = args.is_some_and(|args| self.spec.may_write(args));
@@ -204,7 +194,7 @@ impl Page {
         }
     }
 
-    /// Each id's element, in order, and an error that concerns all of them.
+    /// Returns the element of each id, in order, and a trailing error that concerns all.
     fn elements(&self) -> (Vec<&[u8]>, Option<&[u8]>) {
         let mut replies: Vec<_> = self.plan.parts.iter().map(|p| elements(&p.reply)).collect();
         let mut again = self.again.iter().peekable();
@@ -214,7 +204,7 @@ impl Page {
                 Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
                 Belongs::Part(part) => match &mut replies[part as usize] {
                     Some(reply) => reply.next().unwrap_or(b"-ERR a node answered too few rows\r\n"),
-                    // An error: of each of its ids.
+                    // The whole part failed: each of its ids gets the error.
                     None => &self.plan.parts[part as usize].reply[..],
                 },
             };
@@ -227,7 +217,7 @@ impl Page {
         (all, beyond)
     }
 
-    /// Asks again for the ids that have moved.
+    /// Retries the ids that have moved.
     fn ask_again(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
         let mut by_link: Vec<(Arc<Link>, Vec<usize>)> = Vec::new();
         for (id, element) in self.elements().0.into_iter().enumerate() {
@@ -270,7 +260,6 @@ impl Page {
         self.again.sort_by_key(|(id, _)| *id);
     }
 
-    /// The whole reply.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let parts = &self.plan.parts;
         let refused = |part: &Part| part.is_answered && part.reply.starts_with(b"-");
@@ -279,7 +268,7 @@ impl Page {
             && self.again.is_empty()
             && parts.iter().all(refused)
         {
-            // Nothing was done anywhere: what is wrong is the request.
+            // All nodes refused, so the error concerns the request and not single ids.
             out.extend_from_slice(&first.reply);
             return;
         }
@@ -297,20 +286,19 @@ impl Page {
     }
 }
 
-/// Whether a change counts once, however often it is sent.
+/// Returns whether repeating a change has no further effect.
 fn counts_once(spec: &Spec, args: Args<'_>) -> bool {
     let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
     spec.name != "cnt.mincrby" || has_token
 }
 
-/// The node that a MOVED names.
 fn moved_to(element: &[u8]) -> Option<Address> {
     let rest = element.strip_prefix(b"-MOVED ")?.strip_suffix(b"\r\n")?;
     Address::of_master(std::str::from_utf8(rest).ok()?.split(' ').nth(1)?)
 }
 
-/// Rows as FEED.GET ... BINARY has them. One that could not be had is [`MISSING`], and the first
-/// error follows.
+/// Writes a packed page in the format of FEED.GET ... BINARY. Unavailable rows consist of
+/// [`MISSING`] bytes, and the first error follows.
 fn write_packed(
     columns: &[(usize, usize)],
     rows: &[&[u8]],
@@ -325,7 +313,7 @@ fn write_packed(
     put_head(out, b'$', rows.len() * width);
     for row in rows {
         let end = out.len() + width;
-        // An error has none.
+        // An error has no cells.
         let mut cells = elements(row).into_iter().flatten();
         for (counters, flags) in columns {
             for cell in cells.by_ref().take(*counters) {
@@ -345,14 +333,13 @@ fn write_packed(
 }
 
 impl Gathering {
-    /// What was written from `mark` on is not wanted.
     pub(crate) fn drop_replies(&mut self, mark: usize) {
         self.pages.iter_mut().filter(|page| page.place.start >= mark).for_each(|page| {
             page.place = 0..0;
         });
     }
 
-    /// The replies, when all parts have come or are late.
+    /// Returns the replies once every part has arrived or timed out.
     pub(crate) async fn joined(mut self, process: Arc<Process>) -> Vec<Joined> {
         let mut answers = self.batch.answers().await;
         let again = Arc::new(Batch::default());
@@ -379,6 +366,6 @@ impl Gathering {
 }
 
 fn has_moved(reply: &[u8]) -> bool {
-    // Errors are rare, and so are negative numbers.
+    // Fast path: replies rarely contain a minus sign.
     reply.contains(&b'-') && reply.windows(7).any(|bytes| bytes == b"-MOVED ")
 }

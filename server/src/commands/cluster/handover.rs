@@ -1,5 +1,6 @@
-//! CLUSTERX SETNODES ... HANDOVER: this master gives slots to replicas of it. The order of the
-//! steps is [`node::cluster::handover`]'s; here is what each does on a node with clients.
+//! CLUSTERX SETNODES ... HANDOVER: this master hands slots to its replicas.
+//! [`node::cluster::handover`] has the sequence of steps; this file implements them for a node with
+//! clients.
 
 use crate::commands::call::{Call, answer};
 use crate::commands::cluster::roles::obey;
@@ -17,12 +18,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No pause of a hand-over ends by the clock.
+/// The pause of a handover is ended explicitly, so its own timeout is one day.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// A replica that has less than all but so many bytes of the log is not in step.
+/// Maximum distance in log bytes at which a replica counts as in sync.
 const CLOSE: u64 = 1 << 20;
 
-/// CLUSTERX SETNODES ... HANDOVER. It goes on if the client leaves.
+/// Starts the handover, which continues even if the client disconnects.
 pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     let peer = call.session.client.peer;
@@ -50,7 +51,6 @@ pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
     });
 }
 
-/// This node.
 struct Own(Arc<Node>);
 
 impl Giver for Own {
@@ -118,7 +118,7 @@ impl Giver for Own {
     }
 }
 
-/// The replica as this node feeds it. An error: it is not in step.
+/// Returns the link to a replica; fails if the replica is not in sync.
 fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
     let Member { host, port, .. } = taker;
     let end = node.durability.shown().offset;

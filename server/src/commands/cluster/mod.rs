@@ -1,4 +1,4 @@
-//! Cluster topology, as clients ask for them.
+//! Cluster commands: topology, routing, and requests to other nodes.
 
 pub(crate) mod controller;
 pub(crate) mod gather;

@@ -1,10 +1,10 @@
-//! Connections of a worker to other nodes of its cluster, for parts of pages.
+//! Connections of a worker to other cluster nodes, for parts of pages.
 //!
-//! A worker keeps one to each node that it has asked, and sends on it what all its clients want:
-//! what they ask for in one round of the worker goes out in one write. Replies come in the order of
-//! the requests. A request that gets none within `cluster.peer_timeout_ms` has failed, and its late
-//! reply is dropped. A connection on which nothing comes for so long is closed; while there is
-//! none, requests fail at once, and a new one is tried for every [`RETRY_EVERY`].
+//! A worker keeps one connection per node and shares it among its clients: requests made in one
+//! pass of the worker go out in one write. Replies arrive in request order. A request without a
+//! reply within `cluster.peer_timeout_ms` fails, and a late reply is discarded. A connection that
+//! stays silent for that time is closed. While a node is unreachable, requests to it fail
+//! immediately; reconnects follow every [`RETRY_EVERY`].
 
 use node::client::connect;
 use node::cluster::topology::MOST_NODES;
@@ -28,36 +28,33 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// How far apart it is tried to reach a node that could not be.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
-/// Bytes of replies that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Most bytes of requests that wait for a node which does not take them.
+/// Maximum number of unsent request bytes per node.
 const MOST_OUT: usize = 16 << 20;
-/// Most requests that wait for their replies.
+/// Maximum number of requests without a reply.
 const MOST_WAITING: usize = 1 << 16;
-/// Most connections of a worker: each node of a topology in both roles.
+/// Maximum number of connections per worker: every node of a topology, in both roles.
 const MOST_LINKS: usize = 2 * MOST_NODES;
-/// Most bytes of one reply: a node that says more is left, with all that was asked of it.
+/// Maximum reply size. A larger reply closes the connection and fails all its requests.
 const MOST_REPLY: usize = 512 << 20;
-/// A reply of no more bytes is kept, however many others there are: that of a write, say.
+/// Replies up to this size are always kept, even above the limit of a turn; replies to writes are
+/// this short.
 const SMALL: usize = 1 << 10;
-/// Of so many choices of the nearest node one is another node: it may have become faster.
+/// One of this many choices of the nearest node picks another one, to measure it again.
 const LOOK_AGAIN: u32 = 64;
 
-/// Why a node gave no answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The request was not sent.
     Unsent(String),
-    /// It was sent, and what it did is not known.
+    /// The request was sent; its effect is unknown.
     Lost(String),
 }
 
-/// The outcome of a request to another node: its whole reply.
+/// Complete reply of another node, or a failure.
 pub(crate) type Answer = Result<Vec<u8>, Failure>;
 
-/// Requests of one client to other nodes, whose answers are waited for together.
+/// Requests of one client to other nodes that complete together.
 #[derive(Default)]
 pub(crate) struct Batch(Mutex<Answers>);
 
@@ -65,13 +62,12 @@ pub(crate) struct Batch(Mutex<Answers>);
 struct Answers {
     all: Vec<Option<Answer>>,
     missing: usize,
-    /// Of all replies.
     bytes: usize,
     waker: Option<Waker>,
 }
 
 impl Batch {
-    /// One more request: its number.
+    /// Registers a request and returns its index.
     fn expect(&self) -> usize {
         let mut answers = self.0.lock();
         answers.all.push(None);
@@ -90,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// The reply of a node, unless those of the turn take more than `most` bytes with it.
+    /// Stores a reply, or an error if the turn's replies would exceed `most` bytes.
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
@@ -102,7 +98,6 @@ impl Batch {
         self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
     }
 
-    /// All answers, when they are there.
     pub(crate) async fn answers(&self) -> Vec<Answer> {
         poll_fn(|cx| {
             let mut answers = self.0.lock();
@@ -117,7 +112,7 @@ impl Batch {
     }
 }
 
-/// Which node, and in which role: as a replica it may be asked for what it reads only.
+/// Node address and role. A connection in the role of a replica carries reads only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -132,7 +127,6 @@ impl std::fmt::Display for Address {
 }
 
 impl Address {
-    /// Of the master that a MOVED names.
     pub(crate) fn of_master(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         Some(Address { host: host.to_owned(), port: port.parse().ok()?, as_replica: false })
@@ -144,7 +138,7 @@ impl Address {
     }
 }
 
-/// A request that waits for its reply; without a batch it has waited too long.
+/// A request without a reply yet; without a batch it has timed out.
 struct Waiter {
     batch: Option<Arc<Batch>>,
     number: usize,
@@ -153,27 +147,26 @@ struct Waiter {
 
 #[derive(Default)]
 struct State {
-    /// Why requests fail at once: there is no connection.
+    /// Reason for failing requests immediately while disconnected.
     down: Option<String>,
-    /// Requests that were not sent, and how many.
+    /// Unsent requests, and their number.
     out: Vec<u8>,
     unsent: usize,
     waiting: VecDeque<Waiter>,
     task: Option<Waker>,
-    /// A request's time, smoothed; 0: none was measured.
+    /// Smoothed response time in microseconds; 0 before the first measurement.
     us: u64,
-    /// No request comes to it any more.
     is_retired: bool,
 }
 
-/// One connection. See the top of the file.
+/// Connection to one node; see the module documentation.
 pub(crate) struct Link {
     pub(crate) address: Address,
     state: Mutex<State>,
 }
 
 impl Link {
-    /// Asks for something; `write` appends the request. The answer is this one of the batch's.
+    /// Queues a request, which `write` appends; returns its index in the batch.
     pub(crate) fn ask(
         &self,
         process: &Process,
@@ -206,13 +199,12 @@ impl Link {
         number
     }
 
-    /// Whether it is in use, and nothing waits.
+    /// Returns whether the link is in use and no request is pending.
     fn is_idle(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.is_retired
     }
 
-    /// The connection has ended: no request that waits gets an answer.
     fn fail(&self, process: &Process, why: &str) {
         let mut state = self.state.lock();
         state.down = Some(why.to_owned());
@@ -230,7 +222,6 @@ impl Link {
         }
     }
 
-    /// Connects, again and again, and serves.
     async fn run(self: Arc<Link>, process: Arc<Process>) {
         loop {
             let timeout = timeout(&process);
@@ -247,7 +238,7 @@ impl Link {
                 }
                 Err(error) => (false, error),
             };
-            // An idle connection that the node has closed (idle_timeout_s, say) means nothing.
+            // A server may close an idle connection (`idle_timeout_s`), which is not a failure.
             if was_open && self.is_idle() {
                 tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
                 continue;
@@ -260,7 +251,7 @@ impl Link {
         }
     }
 
-    /// A connection for parts of pages.
+    /// Opens a connection for parts of pages.
     async fn open(&self, process: &Process) -> io::Result<Socket> {
         let mut link = peer::open(process, &self.address.host, self.address.port).await?;
         let mode: &[u8] = if self.address.as_replica { b"READONLY" } else { b"READWRITE" };
@@ -281,17 +272,16 @@ fn late(timeout: Duration) -> String {
     format!("nothing came for {} ms", timeout.as_millis())
 }
 
-/// What the task of a link knows of its connection.
 struct Wire {
     socket: Socket,
-    /// Requests on their way, and how many bytes of them are sent.
+    /// Request bytes being sent, and how many of them are written.
     out: Vec<u8>,
     sent: usize,
     unflushed: bool,
     input: Vec<u8>,
     end: ReplyEnd,
     heard: Instant,
-    /// When the request that was the oldest one is late.
+    /// Timer for the oldest request at the time it was set.
     due: Pin<Box<Sleep>>,
     is_due_set: bool,
 }
@@ -311,7 +301,7 @@ impl Wire {
         }
     }
 
-    /// Ready with why the connection has ended.
+    /// Returns `Ready` with the reason when the connection ends.
     fn poll(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> Poll<io::Error> {
         let outcome = self
             .write(cx, link)
@@ -375,7 +365,6 @@ impl Wire {
         })
     }
 
-    /// Hands out the replies that have come whole.
     fn receive(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<()> {
         self.heard = Instant::now();
         if self.input.is_empty() {
@@ -393,7 +382,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Gives the bytes that the replies took. `most`: bytes of the replies of one batch.
+    /// Returns the number of bytes consumed. `most` limits the replies of one batch.
     fn take(&mut self, bytes: &[u8], link: &Link, most: usize) -> io::Result<usize> {
         let mut start = 0;
         let mut state = link.state.lock();
@@ -420,7 +409,6 @@ impl Wire {
         }
     }
 
-    /// Looks for requests that are late.
     fn look(&mut self, cx: &mut Context<'_>, link: &Link, process: &Process) -> io::Result<()> {
         loop {
             if !self.is_due_set {
@@ -456,11 +444,10 @@ impl Wire {
     }
 }
 
-/// A worker's links.
 #[derive(Default)]
 pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
-    /// Those of the nodes of this topology, by their positions in it.
+    /// Links to the members of this topology, by position.
     topology: Option<Arc<Topology>>,
     of_members: Vec<Option<Arc<Link>>>,
     turns: u32,
@@ -471,7 +458,6 @@ thread_local! {
     static CHUNK: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
-/// Lends the links of this worker.
 pub(crate) fn with<T>(use_them: impl FnOnce(&mut Peers) -> T) -> T {
     PEERS.with_borrow_mut(use_them)
 }
@@ -485,7 +471,7 @@ fn retire(link: &Link) {
 }
 
 impl Peers {
-    /// The link to a node that another one says is a slot's master; none if there are too many.
+    /// Returns the link to the node named by a MOVED error; `None` above the limit of links.
     pub(crate) fn moved_to(
         &mut self,
         address: Address,
@@ -504,7 +490,7 @@ impl Peers {
         link.clone()
     }
 
-    /// The links are those of this topology: others are given up.
+    /// Adopts a topology and retires links to former members.
     fn follow(&mut self, topology: &Arc<Topology>) {
         if self.topology.as_ref().is_some_and(|known| Arc::ptr_eq(known, topology)) {
             return;
@@ -532,7 +518,7 @@ impl Peers {
         link
     }
 
-    /// The link to the node that answers for the shard of this master.
+    /// Returns the link to the node that serves reads or writes for a shard.
     pub(crate) fn of_shard(
         &mut self,
         topology: &Arc<Topology>,

@@ -1,4 +1,4 @@
-//! The role that the topology gives to this node.
+//! Role of this node according to the topology.
 
 use crate::commands::replication::{all_logged, order};
 use node::cluster::Role;
@@ -8,7 +8,7 @@ use node::roles::node::Node;
 use node::roles::{Master, Order};
 use std::time::Duration;
 
-/// What of CLUSTER and CLUSTERX only a node of a cluster does.
+/// Refuses commands that require cluster mode.
 pub(crate) fn refuse_alone(node: &Node) -> Outcome {
     if !node.cluster.is_enabled() {
         return Err(refuse!("ERR Cluster mode is not enabled"));
@@ -16,11 +16,10 @@ pub(crate) fn refuse_alone(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// From now on no turn goes by an older topology, and this node becomes what that says
-/// it is. A node that is not among its nodes stays what it is: no slot is its own. `is_news`: the
-/// topology is later than the one that it had. That lifts the fence of a master; the same topology
-/// told once more does not. `gives_up`: a replica has the data of another shard, and is to have
-/// its new master's instead.
+/// Adopts the role that the topology assigns, after all turns have seen it. A node outside the
+/// topology keeps its role and owns no slot. `is_news` means that the topology changed, which lifts
+/// the fence of a master; a repeated one does not. `gives_up` makes a replica discard the data of
+/// another shard and take its new master's.
 pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();
@@ -43,7 +42,7 @@ pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
         Some(master) => tracing::info!("a replica of {master} by topology {}", topology.version),
         None => {
             tracing::info!("a master by topology {}", topology.version);
-            // It may be an old message: a HEARTBEAT is to say so, too.
+            // The topology may be outdated, so a HEARTBEAT must confirm the master as well.
             if node.cluster.lease().is_some() && was_replica {
                 node.replication.lease(&node.config(), Duration::ZERO, false);
             }

@@ -1,5 +1,4 @@
-//! Whether this node of a cluster answers a request, or which one does: by the slots of its keys
-//! and ids, in the words of Redis.
+//! Routing by slots: determines whether this node serves a request. Errors use Redis's texts.
 
 use crate::session::Session;
 use dataset::engines::Engines;
@@ -14,16 +13,15 @@ use resp::Args;
 pub(super) const CROSS_SLOT: Refusal =
     Refusal::fixed(b"CROSSSLOT Keys in request don't hash to the same slot");
 
-/// Where a request is answered, or the requests of a transaction together.
+/// Determines the node for a request, or for all requests of a transaction.
 pub(crate) struct Router<'a> {
     topology: &'a Topology,
-    /// The client has sent READONLY: a replica answers its reads.
+    /// Whether a replica serves reads of this client (READONLY).
     reads_here: bool,
     first: Option<u16>,
-    /// Its keys have several slots.
     is_parted: bool,
-    /// Its ids have several slots; whether this node answers for all of them, and whether one node
-    /// does.
+    /// Whether the ids belong to several slots; then whether this node serves all of them, and
+    /// whether a single node does.
     is_spread: bool,
     are_all_here: bool,
     are_together: bool,
@@ -44,7 +42,6 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// One more request.
     pub(crate) fn add(&mut self, spec: &Spec, args: Args<'_>, engines: &Engines) {
         let changes = spec.may_write(args);
         Footprint::new(spec, args, engines).placed(|placed| match placed {
@@ -67,13 +64,13 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// The refusal, if this node does not answer.
+    /// Returns a refusal unless this node serves everything added.
     pub(crate) fn outcome(self) -> Outcome {
         if let Some(refusal) = self.unplaced {
             return Err(refusal);
         }
         let Some(slot) = self.first else { return Ok(()) };
-        // As in Redis: also where one node has all of them, as they may part.
+        // As in Redis, refused even if one node owns all slots, since they may move apart.
         if self.is_parted {
             return Err(CROSS_SLOT);
         }
@@ -88,23 +85,24 @@ impl<'a> Router<'a> {
             Server::OwnMaster(at) | Server::Other(at) => {
                 Err(refuse!("MOVED {slot} {}:{}", at.host, at.port))
             }
-            // One of a transaction's commands is a read, another one a write.
+            // A transaction may combine reads and writes.
             Server::Own => Ok(()),
         }
     }
 }
 
-/// Whether this node answers reads of its client as a replica.
+/// Returns whether this node serves the client's reads as a replica.
 pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
     session.reads_replica && has_masters_data(node)
 }
 
-/// Whether this replica has the data of the master that the topology gives it. Without them it
-/// would say that there is nothing, or what another shard has. A link that is down takes nothing
-/// away.
+/// Returns whether this replica has the data of the master that the topology assigns. A replica
+/// without it would return missing rows or rows of another shard. A link that is down does not
+/// matter.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
-    // A topology is there before its orders are; by Sentinel's a master may have another name.
+    // The topology changes before the role does. With Sentinel, the master may appear under another
+    // name.
     let is_ordered = || {
         let told = replication.master();
         let at = topology.own_master().map(|at| (at.host.as_str(), at.port));
@@ -115,7 +113,7 @@ pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
         && (is_ordered() || !node.config().shard.is_empty())
 }
 
-/// Why a key has no place: its slot would not be that of its id.
+/// Returns the error for a key whose slot would differ from the slot of its id.
 fn untagged(key: &[u8]) -> Option<Refusal> {
     let padded = |tag: &[u8]| tag.len() > 1 && tag[0] == b'0' && tag.iter().all(u8::is_ascii_digit);
     match tag_of(key) {

@@ -1,6 +1,6 @@
-//! What nodes that join the elements of their replies take them for. Nodes may have views, actions
-//! or counters of one name that are not the same: then a part is refused, by the node that is asked
-//! for it. So it is if they change while it is answered, as by `TM.SPACE ALTER`.
+//! Layout check between nodes. Two nodes may define a view, action or counter space of the same
+//! name differently. A node refuses a part whose expected layout differs from its own, also if the
+//! layout changes during the request (`TM.SPACE ALTER`).
 
 use crate::commands::call::{action, counter_space, view};
 use crate::commands::cluster::gathering::SHAPE;
@@ -13,8 +13,8 @@ use node::command::table::Found;
 use node::roles::node::Now;
 use resp::Args;
 
-/// What the elements mean here, if the names in the request do not say it. An error: there is no
-/// such view, action or counter space.
+/// Returns the hash of the element layout, if the request does not determine it. Fails if the view,
+/// action or counter space does not exist.
 pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);
@@ -29,7 +29,6 @@ pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Opti
     })
 }
 
-/// Takes it off a request, if that is a part.
 #[inline]
 pub(crate) fn split<'a>(
     found: Found,
@@ -51,7 +50,7 @@ fn split_part(found: Found, args: Args<'_>) -> (Args<'_>, Option<u64>) {
     }
 }
 
-/// Does the work of a part, unless its elements are taken for what they are not here.
+/// Executes a part if the expected layout matches.
 #[inline]
 pub(crate) fn as_told(
     told: Option<u64>,
@@ -70,7 +69,7 @@ pub(crate) fn as_told(
     is_still(before, spec, args, node)
 }
 
-/// Refuses what was done under two shapes.
+/// Fails if the layout changed during the request.
 pub(super) fn is_still(shape: Option<u64>, spec: &Spec, args: Args<'_>, node: Now<'_>) -> Outcome {
     if own(spec, args, node.engines())? == shape {
         return Ok(());

@@ -1,13 +1,13 @@
-//! CLUSTER. A node of a cluster answers from its topology.
+//! CLUSTER commands. A node of a cluster answers from its topology.
 //!
-//! Any other server answers as a cluster of one shard: this node, or the master that it follows,
-//! owns all slots, and replicas are replicas of it. So clients for clusters connect by default. For
-//! all others this is a standalone server: HELLO says so, and INFO's `cluster_enabled` is 0, which
-//! no client for clusters looks at before it asks for the slots. A node's id is then the hash of
-//! its address, so it is the same in the words of each node, and after a restart.
+//! Any other server presents itself as a cluster of one shard: this node, or its master, owns all
+//! slots. Cluster clients can therefore connect without configuration. Other clients see a
+//! standalone server: HELLO says so, and INFO's `cluster_enabled` is 0. Cluster clients do not
+//! check either before asking for slots. Node ids are hashes of addresses, so they are equal on all
+//! nodes and stable across restarts.
 //!
-//! There is no cluster bus: a controller says what changes a cluster, and what Redis has for that
-//! is refused.
+//! There is no cluster bus. A controller changes the cluster, and Redis's commands for that are
+//! refused.
 
 use crate::commands::call::Call;
 use crate::commands::cluster::{controller, roles};
@@ -33,7 +33,7 @@ const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCR
 const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
 const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
-/// A subcommand that changes a cluster by its bus.
+/// Defines a subcommand that would need the cluster bus.
 const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command {
     let flags = flag::ADMIN | flag::STALE;
     CLUSTER.row(name, arity, flags, usage, Once(no_cluster), "Refused: there is no cluster bus.")
@@ -153,24 +153,21 @@ fn read_write(call: &mut Call<'_>) -> Outcome {
     accepted(call)
 }
 
-/// A node as clients reach it.
 struct Place {
     /// 40 characters.
     id: String,
     ip: String,
     port: u16,
     is_self: bool,
-    /// The id of its master, if it is a replica.
     master: Option<String>,
-    /// Where it is in the log, as far as this node knows.
+    /// Log offset, as far as this node knows.
     offset: u64,
     state: State,
-    /// When it was asked, and answered.
+    /// Times of the last health check and the last answer.
     pulse: Pulse,
 }
 
 impl Place {
-    /// As CLUSTER SHARDS calls it.
     fn health(&self) -> &'static str {
         match self.state {
             State::Online => "online",
@@ -184,11 +181,10 @@ impl Place {
     }
 }
 
-/// Nodes, and the slots of their masters.
 struct Map {
     version: i64,
     places: Vec<Place>,
-    /// First and last slot, and the position of the master.
+    /// First and last slot, and the index of the master.
     ranges: Vec<(u16, u16, usize)>,
 }
 
@@ -208,7 +204,7 @@ impl Map {
     }
 }
 
-/// Of a cluster, or of the one shard that this server is by itself.
+/// Returns the map of the cluster, or of the single shard that this server forms.
 fn map(call: &Call<'_>) -> Result<Map, Refusal> {
     if !call.node.cluster.is_enabled() {
         return Ok(Map { version: 1, places: places(call), ranges: vec![(0, SLOTS - 1, 0)] });
@@ -258,12 +254,12 @@ fn id_of(name: &str) -> String {
     id
 }
 
-/// Without a cluster: the master first, then the replicas that are known here.
+/// Nodes outside a cluster: the master first, then its known replicas.
 fn places(call: &Call<'_>) -> Vec<Place> {
     let node = call.node;
     let config = node.config();
     let settings = &config.replication;
-    // What this client has reached it by, unless that is said otherwise.
+    // The address this client has used, unless another one is configured.
     let local = call.session.client.local;
     let announced_port = Some(settings.replica_announce_port).filter(|&port| port != 0);
     let ip = match settings.replica_announce_ip.as_str() {
@@ -309,7 +305,7 @@ fn slots(call: &mut Call<'_>) -> Outcome {
     reply.array(map.ranges.len());
     for &(first, last, master) in &map.ranges {
         let master = &map.places[master];
-        // Clients send reads to each replica that is listed.
+        // Clients send reads to every listed replica.
         let replicas: Vec<_> =
             map.replicas_of(master).filter(|place| place.state == State::Online).collect();
         reply.array(3 + replicas.len());
@@ -367,12 +363,11 @@ fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
     reply.bulk(place.health().as_bytes());
 }
 
-/// A line of CLUSTER NODES, without its end.
 fn line(map: &Map, at: usize) -> String {
     let place = &map.places[at];
     let myself = if place.is_self { "myself," } else { "" };
     let role = if place.master.is_none() { "master" } else { "slave" };
-    // What this node alone finds is no agreement: Redis's word for that.
+    // Redis's flag for a failure that other nodes have not confirmed.
     let failed = if place.state == State::Failed { ",fail?" } else { "" };
     let of = place.master.as_deref().unwrap_or("-");
     let is_connected = place.is_self || place.state == State::Online;
@@ -503,7 +498,7 @@ fn get_keys(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// The version of RedisBloom whose commands these are, as a module says it.
+/// Version of RedisBloom whose commands are supported, in module format.
 const BLOOM_VERSION: i64 = 20_405;
 
 fn list(call: &mut Call<'_>) -> Outcome {
@@ -537,7 +532,6 @@ fn scripts_exist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// As MODULE LIST and HELLO have it.
 pub(crate) fn write_modules(reply: &mut Reply<'_>) {
     reply.array(1);
     reply.map(4);
@@ -551,7 +545,6 @@ pub(crate) fn write_modules(reply: &mut Reply<'_>) {
     reply.array(0);
 }
 
-/// TM.COORDINATOR.
 fn coordinator(call: &mut Call<'_>) -> Outcome {
     roles::refuse_alone(&call.node)?;
     call.session.is_coordinator = true;

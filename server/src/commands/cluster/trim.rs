@@ -1,10 +1,10 @@
-//! CLUSTERX TRIM and TRIMPAIRS: a shard that has given slots away, or was split off another one,
-//! still has rows and pairs of slots that are not its own. They are not served, but scans and
-//! counts show the rows, and both take room, until they are deleted, some at a time.
+//! CLUSTERX TRIM and TRIMPAIRS: delete rows and pairs of slots that the shard no longer owns, after
+//! slots were given away or the shard was split. They are not served, but take memory and appear in
+//! scans and counts.
 //!
-//! Rows are deleted as DEL deletes them, by the log. Pairs are only left out of the ledger's files,
-//! which each node has for itself. Flags of these ids stay in their filters until their table is
-//! recycled or built anew from the ledger: a filter cannot give back the pairs of an id.
+//! Rows are deleted through the log, as by DEL. Pairs are only removed from the ledger's files,
+//! which are local to each node. Their flags stay in the filters until the table is recycled or
+//! rebuilt from the ledger, because a filter cannot remove the pairs of an id.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::cluster::roles::refuse_alone;
@@ -23,7 +23,7 @@ use resp::Reply;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// Rows that a call looks at.
+/// Default number of rows examined per call.
 const COUNT: u64 = 1000;
 
 pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
@@ -41,7 +41,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| trim(&name, cursor, most, node, reply))
 }
 
-/// The topology by which the shard of this node has some slots: what it lacks there is foreign.
+/// Returns the topology; fails if the shard has no slots, since every row would be foreign.
 fn own_topology(node: Now<'_>) -> Result<Arc<Topology>, Refusal> {
     let topology = node.cluster.topology();
     if topology.ranges().iter().all(|(first, ..)| is_foreign(&topology, *first)) {
@@ -65,7 +65,7 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
             foreign.push(id);
         }
     })?;
-    // Whether a row on the disk is there is read before it is deleted.
+    // Reads cold rows first: deletion must know whether a row exists.
     if space.cold_end() > 0
         && let Ok(runtime) = Handle::try_current()
     {
@@ -80,7 +80,7 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
     Ok(())
 }
 
-/// Deletes rows that are foreign by this topology: how many there were.
+/// Deletes rows that are foreign under this topology; returns their number.
 fn delete(
     space: &CounterSpace,
     ids: &[u64],
@@ -89,7 +89,7 @@ fn delete(
 ) -> Result<usize, Refusal> {
     let (mut deleted, mut unreadable) = (0, None);
     for &id in ids {
-        // A slot may come back, with another copy of its rows.
+        // A slot may return to this shard with a newer copy of its rows.
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
             return Err(refuse!("ERR the topology has changed: begin again"));
         }
@@ -99,7 +99,6 @@ fn delete(
     unreadable.map_or(Ok(deleted), |error| Err(error.into()))
 }
 
-/// CLUSTERX TRIMPAIRS.
 pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
     refuse_alone(&call.node)?;
     let (name, first) = (call.args.at(2).to_vec(), call.id(3)?);
@@ -114,7 +113,7 @@ pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
         let keep = |id| !is_foreign(&topology, of_id(id));
         let still = || match node.cluster.topology().version == topology.version {
             true => Ok(()),
-            // A slot may come back, with pairs of its own.
+            // A slot may return to this shard with its own pairs.
             false => Err(store::Error::Refused("the topology has changed: begin again".into())),
         };
         let is_stopped = || node.stop.is_stopped();

@@ -1,4 +1,4 @@
-//! The connection itself: HELLO, CLIENT, PING and their like.
+//! Connection commands: HELLO, AUTH, CLIENT, PING, SELECT, RESET.
 
 use crate::commands::admin::info;
 use crate::commands::call::Call;
@@ -71,8 +71,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
-    // What Sentinel takes for a node that should be replaced is any error but LOADING: so a node
-    // that cannot write says so, as Redis does, unless it is to stay.
+    // Sentinel replaces a master that answers PING with any error but LOADING. A node that cannot
+    // write therefore answers with an error, as Redis does, unless `ping_fails_with_log` is off.
     if call.node.config().durability.ping_fails_with_log
         && let Some(text) = call.node.durability.refusal()
     {
@@ -80,7 +80,7 @@ fn ping(call: &mut Call<'_>) -> Outcome {
     }
     match call.args.len() {
         1 | 2 if call.session.listening && call.reply.protocol() == Protocol::Resp2 => {
-            // Like a message, so that a client which listens can tell it apart.
+            // In RESP2 the reply has the form of a message, so that a subscriber can parse it.
             call.reply.array(2);
             call.reply.bulk(b"pong");
             call.reply.bulk(call.args.at(1));
@@ -97,7 +97,7 @@ fn echo(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Makes the connection this user's, if the password is right.
+/// Logs the connection in as this user if the password is correct.
 fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
     let (node, session) = (call.node, &mut *call.session);
     let Some(user) = node.acl.login(name, password) else {
@@ -206,7 +206,7 @@ fn quit(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Gives back what the node keeps for a connection: at its end, and on RESET.
+/// Releases the node's state of a connection, on RESET and when it closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     transaction::forget(session, node);
     pubsub::forget(session, node);
@@ -221,7 +221,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
     forget(call.session, &call.node);
     let client = &call.session.client;
     if listened {
-        // The senders were told that their messages arrive.
+        // Senders have already counted this client as a receiver.
         client.inbox.take(call.reply.bytes(), None);
     }
     client.set_protocol(Protocol::Resp2);
@@ -254,10 +254,9 @@ fn getname(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Most bytes of a name that a client gives itself.
 const MAX_NAME: usize = 256;
 
-/// Names stand in lines that are split at spaces.
+/// Names appear in lines whose fields are separated by spaces.
 fn is_plain(name: &[u8]) -> bool {
     name.iter().all(|b| (b'!'..=b'~').contains(b))
 }
@@ -331,7 +330,7 @@ fn reply(call: &mut Call<'_>) -> Outcome {
     } else if mode.eq_ignore_ascii_case(b"off") {
         call.session.replies = Replies::Off;
     } else if mode.eq_ignore_ascii_case(b"skip") {
-        // While replies are off, there is nothing to skip.
+        // With replies off, SKIP has no effect.
         if call.session.replies != Replies::Off {
             call.session.replies = Replies::SkipNext;
         }

@@ -1,4 +1,4 @@
-//! CLIENT's commands about other clients: LIST, KILL, PAUSE, UNBLOCK.
+//! CLIENT subcommands for other clients: LIST, KILL, PAUSE, UNBLOCK.
 
 use crate::commands::call::{Call, answer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -45,7 +45,6 @@ pub(crate) const UNBLOCK: Command =
 pub(crate) const UNPAUSE: Command = CONNECTION.row("client|unpause", 2, ADMIN, "", Once(unpause),
     "Ends CLIENT PAUSE.").since("6.2.0").linear("connections");
 
-/// A type of clients by its name.
 fn kind(name: &[u8]) -> Result<Kind, Refusal> {
     let is = |kind: &[u8]| name.eq_ignore_ascii_case(kind);
     if is(b"normal") {
@@ -65,7 +64,7 @@ fn client_id(text: &[u8]) -> Result<u64, Refusal> {
     positive(text).ok_or_else(|| refuse!("ERR Invalid client ID"))
 }
 
-/// A positive number that a signed one of 64 bits holds, as Redis reads ids.
+/// Parses a client id: a positive signed 64-bit integer, as in Redis.
 fn positive(text: &[u8]) -> Option<u64> {
     resp::integer(text).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0)
 }
@@ -167,7 +166,6 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Closes the connections of some users.
 pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
     for client in call.node.clients.list() {
         let is_theirs = names.contains(&client.names.lock().user.as_str());
@@ -177,9 +175,8 @@ pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
     }
 }
 
-/// The clients that listen to a channel, or a pattern, that their user may not hear any more, now
-/// that users have changed from what they were `before`. Where no rule about channels was taken
-/// away no subscription is looked at.
+/// Returns the clients with a subscription that their user may no longer have. `before` holds the
+/// users before the change. Users that have lost no channel permission are skipped.
 pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
     let loses = |old: &Arc<User>| {
         let now = node.acl.get(old.name())?;
@@ -200,7 +197,7 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_hear(kind, name)))
 }
 
-/// Closes a connection: another one at once, this one after its reply.
+/// Closes a connection: another one immediately, the caller's after its reply.
 pub(crate) fn end(call: &mut Call<'_>, client: &Arc<Client>) {
     if client.id == call.session.client.id {
         call.session.leaving = true;
@@ -236,7 +233,8 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    // After the reply no further write reaches the log until the pause ends.
+    // The reply waits until earlier writes are in the log, so that none follows it during the
+    // pause.
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     call.answer_when(async move {
         let written = failover::all_written(&node, true);
@@ -249,7 +247,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Ten years: an `Instant` holds them.
+/// Ten years; larger values could overflow an `Instant`.
 const MAX_PAUSE_MS: u64 = 10 * 365 * 86_400_000;
 
 fn unpause(call: &mut Call<'_>) -> Outcome {

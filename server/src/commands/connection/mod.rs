@@ -1,4 +1,4 @@
-//! What a client says of its connection: login, names, tracking.
+//! Commands about the connection: login, names, tracking.
 
 pub(crate) mod client;
 pub(crate) mod client_admin;

@@ -1,6 +1,5 @@
-//! CLIENT TRACKING and its kin: which reads of a client are remembered, and what it is told.
-//!
-//! What is remembered and sent is `node::runtime::tracking`'s affair.
+//! CLIENT TRACKING and related commands, and the hooks around each command. The tables of tracked
+//! keys are in `node::runtime::tracking`.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -47,7 +46,7 @@ pub(crate) const GET_REDIRECTION: Command =
         "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it \
          does not track.");
 
-/// Whether this user may be told of all changed keys that begin so.
+/// Returns whether a user may receive invalidations for all keys with this prefix.
 fn may_hear(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {
     user.is_some_and(|user| user.reads_all_with(prefix))
 }
@@ -92,7 +91,7 @@ fn tracking(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether the options fit each other, and what the client has chosen before.
+/// Checks the options for conflicts with each other and with the current mode.
 fn check(options: &Options, prefixes: &[&[u8]], before: Option<&Tracked>) -> Outcome {
     if !options.broadcast && !prefixes.is_empty() {
         return Err(refuse!("ERR PREFIX option requires BCAST mode to be enabled"));
@@ -171,7 +170,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     let (before, engines) = (session.tracking.take(), node.loaded());
     let before_it = before.as_ref().map(|tracked| &*tracked.tracker);
     let tracker = node.tracking.start(&session.client, options, &prefixes, before_it, engines);
-    // EXEC has kept all writers out.
+    // A write in progress may have missed the new tracker. EXEC already excludes writers.
     if let Some(engines) = engines.filter(|_| !session.in_exec) {
         engines.pass_writers();
     }
@@ -181,7 +180,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     Ok(())
 }
 
-/// Ends tracking, if the client does: CLIENT TRACKING OFF, RESET, and the end of a connection.
+/// Turns tracking off, for CLIENT TRACKING OFF, RESET, and a closed connection.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     if let Some(tracked) = session.tracking.take() {
         node.tracking.stop(&tracked.tracker, &tracked.prefixes);
@@ -190,7 +189,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     session.tracks_reads = false;
 }
 
-/// Ends tracking if the client has logged in as a user that may not hear its broadcasts.
+/// Turns tracking off if the newly authenticated user lacks permission for its prefixes.
 pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
     let user = session.access.user.as_deref();
     let is_denied = session
@@ -202,7 +201,7 @@ pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
     }
 }
 
-/// Ends the connections whose broadcasts their users may not hear any more.
+/// Closes connections whose users have lost permission for their prefixes.
 pub(crate) fn end_denied(node: &Node) {
     let may = |client: &Client, prefix: &[u8]| {
         let user = client.names.lock().user.clone();
@@ -275,19 +274,15 @@ fn tracking_info(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-// --- around each command, while any client tracks ---
-
-/// A request is about to be executed.
 #[cold]
 pub(crate) fn begin(session: &Session, node: &Node) {
     let tracker = session.tracking.as_ref().map(|tracked| &*tracked.tracker);
     node.tracking.begin(Some(&session.client), tracker);
 }
 
-/// A request has been executed, and its reply is written.
 #[cold]
 pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
-    // What it gets of its own changes comes behind its own reply.
+    // Invalidations of a client's own changes follow its reply.
     session.messages_due |= node.tracking.end(node.loaded());
     let is_client = found.is_some_and(|(_, spec)| spec.name == "client");
     if session.transaction.is_none() && !is_client {
@@ -295,14 +290,13 @@ pub(crate) fn end(found: Found, session: &mut Session, node: Now<'_>) {
     }
 }
 
-/// The command that CLIENT CACHING was sent for is over.
 pub(crate) fn end_caching(session: &mut Session) {
     if let Some(tracked) = &mut session.tracking {
         tracked.caching = false;
     }
 }
 
-/// Remembers what a command is about to read, for a client that tracks its reads.
+/// Records the keys that a command is about to read, for a tracking client.
 #[cold]
 pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now<'_>) {
     let (Some(tracked), Some(engines)) = (session.tracking.as_deref(), node.loaded()) else {
@@ -313,7 +307,7 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
     if options.opt_in && !tracked.caching || options.opt_out && tracked.caching {
         return;
     }
-    // A key that names nothing has no content that could change.
+    // A key outside all spaces never changes.
     Footprint::new(spec, args, engines).each(|at, touch| {
         let spaces = match touch {
             Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),

@@ -1,4 +1,4 @@
-//! Counters by space and id.
+//! Commands on counters by space and id (CNT.*).
 
 use crate::commands::call::{Call, counter_space, id, integer, put_once};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -64,11 +64,11 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("ids"),
 ];
 
-/// Rows that are read together, so that their waits for memory overlap: the values of more need not
-/// be in memory at a time.
+/// Number of rows read together, so that their cache misses overlap. Limits the memory for their
+/// values.
 pub(crate) const READ_TOGETHER: usize = 1024;
-/// Rows that are asked for together before they are changed: of more, some would be out of the
-/// first cache again before their turn comes.
+/// Number of rows prefetched together before they are changed. With more, the first would be
+/// evicted from the L1 cache again.
 const WRITTEN_TOGETHER: usize = 32;
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
@@ -114,7 +114,6 @@ fn get(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// A client's token.
 fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     if (1..=MAX_TOKEN_BYTES).contains(&word.len()) {
         return Ok(word);
@@ -122,7 +121,7 @@ fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     Err(refuse!("ERR a token has 1 to {MAX_TOKEN_BYTES} bytes"))
 }
 
-/// A token, as it is used now.
+/// Builds the engine's token with the current time.
 fn once(token: &[u8], is_of_cell: bool) -> tokens::Once<'_> {
     tokens::Once { token, is_of_cell, now_s: unix_s() }
 }
@@ -135,7 +134,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     call.scratch.changes.clear();
     let mut args = call.args.from(3).iter();
     while let Some(word) = args.next() {
-        // No field is called like an option: the configuration sees to that.
+        // The configuration rejects fields named like an option.
         if let Some(position) = schema.index_of(word) {
             let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
             call.scratch.changes.push(Change { field: position, delta });
@@ -167,7 +166,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     match used {
         None => call.node.engines().add(space, id, changes, &bounds, row)?,
         Some(token) => {
-            // What is kept of a token is bounded by that.
+            // Also bounds the values that are stored with the token.
             let mut fields: Vec<usize> = changes.iter().map(|change| change.field).collect();
             refuse_repeated(&mut fields)?;
             let once = once(token, false);
@@ -181,8 +180,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// With a token each counter is to be named once: a second time would be the first one's
-/// repetition.
+/// Refuses repeated counters under one token, where the second would look like a retry of the
+/// first.
 fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
     counters.sort_unstable();
     if counters.is_sorted_by(|a, b| a < b) {
@@ -191,7 +190,6 @@ fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
     Err(refuse!("ERR with TOKEN each counter may be named once"))
 }
 
-/// HINCRBY with a token.
 fn hincrby(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.row(1)?;
     let delta = integer(call.args.at(3))?;
@@ -208,7 +206,7 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// The triples of CNT.MINCRBY, and the token behind them.
+/// Returns the triples of CNT.MINCRBY and the optional token after them.
 fn triples<'a>(call: &Call<'a>) -> Result<(Args<'a>, Option<&'a [u8]>), Refusal> {
     let all = call.args.from(2);
     let length = all.len();
@@ -224,8 +222,8 @@ fn mincrby(call: &mut Call<'_>) -> Answered {
     if call.step.begins_request() {
         call.scratch.changes.clear();
     }
-    // All is read before anything changes: a typing error in the last triple must not leave the
-    // first ones done.
+    // Parse everything before the first change, so that an error in the last triple leaves no
+    // partial effect.
     call.check_each(triples.len() / 3, |call, items| {
         let schema = space.schema();
         let Scratch { ids, changes, .. } = &mut *call.scratch;
@@ -275,8 +273,8 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Reads `field value` pairs from argument `first` on. A repeated field has its last value, as in
-/// Redis.
+/// Parses `field value` pairs from argument `first` on. As in Redis, a repeated field takes its
+/// last value.
 pub(crate) fn read_values(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -297,7 +295,7 @@ pub(crate) fn read_values(
     Ok(values)
 }
 
-/// Values to set: at most one per field, so that they fit on the stack whatever a client repeats.
+/// Values to set, at most one per field, so that they fit on the stack regardless of the request.
 pub(crate) struct Values {
     list: [(usize, i64); counter::MAX_FIELDS],
     length: usize,
@@ -315,7 +313,7 @@ impl Values {
         match self.list[..length].iter_mut().find(|(f, _)| *f == field) {
             Some(known) => known.1 = value,
             None => {
-                // A schema has no more than MAX_FIELDS positions.
+                // A schema has at most MAX_FIELDS positions, so the index is in range.
                 self.list[length] = (field, value);
                 self.length += 1;
             }

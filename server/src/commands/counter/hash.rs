@@ -1,9 +1,8 @@
-//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the counters of the
-//! schema.
+//! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the schema's counters.
 //!
-//! Unlike a Redis hash, a row has all fields of its schema; a field that was never set reads as 0.
-//! HSET, HSETNX and HEXISTS therefore take a counter of 0 for absent. Reads answer nil for a field
-//! that the schema lacks, as Redis does; writes answer an error that names it.
+//! Unlike a Redis hash, a row has all fields of its schema, and a field never set reads as 0. HSET,
+//! HSETNX and HEXISTS therefore treat a counter of 0 as absent. For a field outside the schema,
+//! reads return nil, as in Redis, and writes return an error.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -61,13 +60,12 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
 ];
 
-/// The position of a field as the schema is now.
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. Whether there is one, and the view that it was read through: by
-/// its schema the row is to be understood.
+/// Reads a row into `scratch.row`. Returns whether it exists, and the read view, whose schema
+/// describes the row.
 fn read<'a>(
     call: &mut Call<'_>,
     space: &'a CounterSpace,
@@ -83,7 +81,7 @@ fn read<'a>(
 }
 
 fn hset(call: &mut Call<'_>) -> Outcome {
-    // As in Redis, before the key is looked at.
+    // As in Redis, checked before the key.
     if !call.args.len().is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
@@ -95,7 +93,7 @@ fn hset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hmset(call: &mut Call<'_>) -> Outcome {
-    // As in Redis, before the key is looked at.
+    // As in Redis, checked before the key.
     if !call.args.len().is_multiple_of(2) {
         return Err(call.wrong_arity());
     }
@@ -121,7 +119,6 @@ fn hincrby(call: &mut Call<'_>) -> Outcome {
     add(call, space, id, field, delta)
 }
 
-/// Adds to one counter and answers its new value.
 pub(crate) fn add(
     call: &mut Call<'_>,
     space: &CounterSpace,
@@ -170,7 +167,7 @@ fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Opti
     Some(call.scratch.row[field])
 }
 
-/// Answers that field, or nil.
+/// Writes that field, or nil.
 #[inline]
 fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
     match value_of(call, exists, schema, name) {
@@ -179,7 +176,7 @@ fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) 
     }
 }
 
-/// Answers the fields of an absent row.
+/// Writes nil for each field of an absent row.
 fn write_absent(call: &mut Call<'_>, fields: usize) {
     call.reply.array(fields);
     (0..fields).for_each(|_| call.reply.null());
@@ -301,7 +298,7 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
     };
     let (exists, view) = read(call, space, id)?;
     if !exists {
-        // As in Redis, before the options are looked at.
+        // As in Redis, before the options are parsed.
         write_none_scanned(call);
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Counters: by space and id, as fields of hashes, as strings.
+//! Counters: by space and id, as hash fields, and as strings.
 
 pub(crate) mod cnt;
 pub(crate) mod hash;

@@ -1,5 +1,4 @@
-//! Rows of a space, some at a time, by a cursor that the client keeps and the server does not
-//! remember: the mechanism of SCAN, and CNT.SCAN.
+//! CNT.SCAN, and the stateless cursor that SCAN uses as well.
 
 use crate::commands::call::{Call, counter_space, disk, integer, put_once};
 use dataset::cold;
@@ -9,16 +8,16 @@ use node::command::spec::Outcome;
 use resp::Reply;
 use tokio::runtime::Handle;
 
-/// In a space's cursor: it is for rows on the disk.
+/// Bit of a space's cursor that marks the phase of cold rows.
 const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
-/// Cursors of a space are below this.
+/// Exclusive upper bound of a space's cursors.
 pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 
-/// Most keys that KEYS lists, and SCAN gives at once.
+/// Maximum number of keys in a reply of KEYS or of one SCAN call.
 pub(crate) const MOST_KEYS: u64 = 10_000;
 
-/// Hands the ids of about `most` rows to `take`, and gives the cursor for the next call: below
-/// [`CURSOR_LIMIT`], 0 at the end. 0 begins. Reads the disk in place where rows lie there.
+/// Passes the ids of about `most` rows to `take`. Returns the next cursor, below [`CURSOR_LIMIT`];
+/// 0 starts and ends a scan. Reads cold rows synchronously.
 pub(crate) fn step(
     space: &CounterSpace,
     cursor: u64,
@@ -26,7 +25,7 @@ pub(crate) fn step(
     take: &mut impl FnMut(u64),
 ) -> Result<u64, Refusal> {
     if cursor & ON_DISK == 0 {
-        // First what is in memory: rows leave it for the disk meanwhile.
+        // Memory before disk, because rows move from memory to disk during a scan.
         return Ok(match space.scan(cursor, most, &mut *take) {
             0 if space.cold_end() > 0 => ON_DISK,
             next => next,
@@ -37,27 +36,25 @@ pub(crate) fn step(
     loop {
         let Some(id) = cold.scan(space, next, most, take).map_err(disk)? else { return Ok(0) };
         next = id;
-        // Until the cursor has moved.
+        // Continue until the cursor advances.
         if let Some(moved) = cold.cursor_at(id).filter(|&at| ON_DISK | at != cursor) {
             return Ok(ON_DISK | moved);
         }
     }
 }
 
-/// Reads a cursor that [`step`] has given.
+/// Parses a cursor returned by [`step`].
 pub(crate) fn parse_cursor(text: &[u8]) -> Result<u64, Refusal> {
     let cursor = resp::natural(text).filter(|&cursor| cursor < CURSOR_LIMIT);
     cursor.ok_or_else(|| refuse!("ERR invalid cursor"))
 }
 
-/// What a CNT.SCAN asks for.
 struct Asked {
     cursor: u64,
     most: u64,
     binary: bool,
 }
 
-/// CNT.SCAN.
 pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     let space = counter_space(call.node.engines(), call.args.at(1))?;
     let cursor = parse_cursor(call.args.at(2))?;
@@ -89,7 +86,7 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// `waits`: this thread may wait for the disk, so all blocks are read at the same time.
+/// Writes the reply. With `waits`, the thread may block, so all cold blocks are read concurrently.
 fn answer(
     space: &CounterSpace,
     asked: &Asked,
@@ -109,7 +106,7 @@ fn answer(
     let schema = read.schema();
     let there = || {
         let rows = rows.chunks_exact(schema.width()).zip(&ids).zip(&found);
-        // Deleted since the scan saw it.
+        // Skips rows deleted since the scan.
         rows.filter(|(_, found)| **found).map(|((row, id), _)| (*id, row))
     };
     reply.array(2 + usize::from(asked.binary));
@@ -122,7 +119,7 @@ fn answer(
             values.for_each(|value| packed.extend_from_slice(&value.to_le_bytes()));
         }
         reply.bulk(&packed);
-        // A field may have come since the last call.
+        // A field may have been added since the last call.
         reply.count(schema.living().count());
         return Ok(());
     }

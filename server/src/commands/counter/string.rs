@@ -84,11 +84,11 @@ const SET_EXPIRES: &str =
     "Refused: a counter does not expire. Where the space has expire = \"ignore\" it is SET, and \
      the counter stays.";
 
-/// In the place of a field: all of them, as one text.
+/// Pseudo-position for all fields as one text.
 const WHOLE_ROW: usize = usize::MAX;
 
-/// What GET may be asked for: a cell, or a row of a space whose rows are texts. `None`: a key of no
-/// space; but the clients of Weibo's service, which has rows as texts, want an error for one.
+/// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key
+/// outside all spaces, unless a space has `text_rows`: clients of Weibo's service expect an error.
 #[inline]
 fn readable<'a>(
     call: &Call<'a>,
@@ -102,7 +102,7 @@ fn readable<'a>(
     }
 }
 
-/// Whether clients of Weibo's service are served.
+/// Returns whether clients of Weibo's service are supported.
 fn is_strict(call: &Call<'_>) -> bool {
     call.node.engines().counters().iter().any(|space| space.text_rows)
 }
@@ -115,7 +115,7 @@ fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal>
     Ok(None)
 }
 
-/// Answers a cell or a whole row, of which `row` has the values if it exists.
+/// Writes a cell or a whole row; `row` is `None` if the row is absent.
 fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&[i64]>) {
     match row {
         _ if field == WHOLE_ROW => {
@@ -130,7 +130,7 @@ fn write_one(reply: &mut Reply<'_>, schema: &Schema, field: usize, row: Option<&
             }
             reply.bulk(&text);
         }
-        // The field may be newer than the row's width.
+        // The field may have been added after the row was read.
         Some(row) => reply.bulk_int(row.get(field).copied().unwrap_or(0)),
         None => reply.null(),
     }
@@ -153,8 +153,8 @@ fn get(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Keys that follow each other in one space are read together, so that they wait for memory once.
-/// What names no counter has nil in its place, as in Redis.
+/// MGET. Consecutive keys of one space are read together, so that their cache misses overlap. As in
+/// Redis, a key that names no counter yields nil.
 fn mget(call: &mut Call<'_>) -> Answered {
     let keys = call.args.from(1);
     call.answer_each(keys.len(), usize::MAX, |call, items| {
@@ -194,7 +194,7 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Answers the cells and rows whose ids and fields are in the scratch, and forgets them.
+/// Writes the cells and rows collected in the scratch buffers, and clears these.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
     let most = call.session.most_out;
     let tallies = &call.node.tallies[call.session.worker];
@@ -235,7 +235,6 @@ fn no_fraction(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("ERR a counter is an integer: use INCRBY"))
 }
 
-/// The value of a cell, if its row exists.
 pub(crate) fn value(
     space: &CounterSpace,
     id: u64,
@@ -246,7 +245,7 @@ pub(crate) fn value(
     Ok(found.then(|| row.get(field).copied().unwrap_or(0)))
 }
 
-/// The same of a cell that may be none.
+/// Like [`value`], for a cell that may be absent.
 fn known_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
     cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
 }
@@ -272,7 +271,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
             get = true;
         } else if is_expiry(option)
             && !keep
-            // The same one may come twice, as in Redis.
+            // As in Redis, the same option may be repeated.
             && expiry.is_none_or(|(name, _): (&[u8], _)| option.eq_ignore_ascii_case(name))
         {
             expiry = Some((option, options.next().ok_or(Refusal::SYNTAX)?));
@@ -289,7 +288,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     };
     let new = integer(call.args.at(2))?;
     let engines = call.node.engines();
-    // A counter that expires at once is deleted, as in Redis.
+    // As in Redis, an expiry in the past deletes the counter.
     let put = || match is_over {
         true => engines.clear(space, id, field).map(|_| ()),
         false => engines.set(space, id, &[(field, new)]).map(|_| ()),
@@ -300,7 +299,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Ok(());
     }
     let alone = engines.alone_with(id);
-    // As for HSETNX, a counter of 0 is absent.
+    // As for HSETNX, a counter of 0 counts as absent.
     let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
     let does = !(absent && old.is_some() || present && old.is_none());
     if does {
@@ -315,13 +314,12 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether a word of SET or GETEX gives a time.
+/// Returns whether a word of SET or GETEX introduces a time.
 fn is_expiry(word: &[u8]) -> bool {
     [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
 }
 
-/// An error unless the space ignores this expiry. Whether its time has passed, which only one of
-/// the clock can have.
+/// Fails unless the space ignores expiries. Returns whether an absolute time is in the past.
 fn check_expiry(
     call: &Call<'_>,
     space: &CounterSpace,
@@ -389,12 +387,12 @@ fn getex(call: &mut Call<'_>) -> Outcome {
         4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
         _ => return Err(Refusal::SYNTAX),
     };
-    // What is not there needs no expiry.
+    // An absent key needs no check.
     if let Some((unit, time)) = expiry
         && let Some((space, ..)) = readable(call, call.args.at(1))?
         && check_expiry(call, space, unit, time)?
     {
-        // A command that reads deletes nothing.
+        // GETEX is a read command here and must not delete.
         return Err(refuse!(
             "ERR GETEX with a time that has passed deletes nothing here: GETDEL does"
         ));
@@ -402,7 +400,6 @@ fn getex(call: &mut Call<'_>) -> Outcome {
     get(call)
 }
 
-/// The cells and values of MSET.
 fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>, Refusal> {
     let args = call.args.from(1);
     if !args.len().is_multiple_of(2) {
@@ -411,7 +408,7 @@ fn pairs<'a>(call: &Call<'a>) -> Result<Vec<(&'a CounterSpace, u64, usize, i64)>
     let pair = |at: usize| {
         let (space, id, field) = call.cell(args.at(at))?;
         let value = [(field, integer(args.at(at + 1))?)];
-        // Refused before anything changes: MSET is all or nothing.
+        // MSET is all or nothing, so bounds are checked before the first change.
         let value = space.within_bounds(&value).map_err(WriteError::from)?[0].1;
         Ok((space, id, field, value))
     };
@@ -475,7 +472,7 @@ fn getrange(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// The bytes from `start` to `end`, both included; negative ones count from the end.
+/// Returns the bytes from `start` to `end`, inclusive; negative positions count from the end.
 fn range(text: &[u8], start: i64, end: i64) -> &[u8] {
     let length = i64::try_from(text.len()).unwrap_or(i64::MAX);
     if start < 0 && end < 0 && start > end {
@@ -512,6 +509,6 @@ fn decr(call: &mut Call<'_>) -> Outcome {
 
 fn decrby(call: &mut Call<'_>) -> Outcome {
     let delta = integer(call.args.at(2))?;
-    // -2^63 has no opposite.
+    // The negation of -2^63 overflows.
     add(call, delta.checked_neg().ok_or(Refusal::DECREMENT)?)
 }

@@ -1,4 +1,4 @@
-//! A post goes, with all that was said of it.
+//! TM.FORGET: deletes a post's row and all its flags.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long};

@@ -1,4 +1,4 @@
-//! The page and the actions of a feed, and Weibo's own commands.
+//! Feed pages, actions, and Weibo's own commands.
 
 pub(crate) mod forget;
 pub(crate) mod page;

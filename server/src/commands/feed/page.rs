@@ -1,4 +1,4 @@
-//! The page: what Tidemark exists for.
+//! FEED.GET and FEED.ACT: pages of counters and flags, and actions that change both.
 
 use crate::commands::call::{Call, action, id, view};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -58,7 +58,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
-/// A page of more ids may be too long to be sent.
+/// Pages with more ids are checked against the output limit in advance.
 const LARGE: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
@@ -84,8 +84,8 @@ fn get(call: &mut Call<'_>) -> Answered {
     call.do_each(ids, together, |call, items| show(call, view, &viewer, items))
 }
 
-/// What a page has of one post, asked for by its key: the page of a client that sends each request
-/// to the node of its key is a pipeline of these.
+/// FEED.ROW: one row of a page, addressed by its key. Clients that route by key build a page from a
+/// pipeline of these.
 fn row(call: &mut Call<'_>) -> Outcome {
     let view = view(call.node.engines(), call.args.at(2))?;
     if view.is_joined() {
@@ -116,8 +116,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Answers with some of the rows of a page: the first ones begin the reply, and the last ones
-/// complete it.
+/// Writes some rows of a page. The first call begins the reply, the last one completes it.
 fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usize>) -> Outcome {
     let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
     let is_whole = call.step == Step::Whole;
@@ -132,7 +131,6 @@ fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usiz
     if asked.binary {
         pack_rows(call.scratch, view, &items);
         if items.end == ids {
-            // A packed page has no place for errors.
             if !refused.is_empty() {
                 call.reply.array(2);
             }
@@ -147,15 +145,15 @@ fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usiz
         write_rows(call, view, items.len() + beyond, &refused);
     }
     if view.is_joined() && is_whole {
-        // All of them were shown: `visibility.rs`.
+        // All of these ids were shown; see `visibility.rs`.
         let Scratch { ids, further, .. } = &mut *call.scratch;
         further.iter().for_each(|(more, _)| ids.extend(more));
     }
     Ok(())
 }
 
-/// Reads what a page shows of some of its ids; gives the rows that could not be read, with their
-/// errors. `None`: the request runs again when its cold rows have been read.
+/// Reads the page rows of some ids and returns unreadable rows with their errors. Returns `None` if
+/// the request must run again after its cold rows were read.
 fn read(
     call: &mut Call<'_>,
     view: &View,
@@ -207,7 +205,6 @@ fn read(
     }))
 }
 
-/// Reads ids and options of a page.
 #[inline]
 fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome {
     let is_joined = view.is_joined();
@@ -215,7 +212,6 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         let arg = call.args.at(at);
         let asked = &mut call.scratch.asked;
         if asked.mark == Some(at) {
-            // The action's name.
         } else if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
             read_entry(call.scratch, view, arg)?;
         } else if let Some(id) = resp::natural(arg) {
@@ -227,7 +223,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         } else if arg.eq_ignore_ascii_case(b"EXACT") {
             asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
-            // Once: what a user may do is asked of the first.
+            // Only once, because the ACL check covers the first action only.
             if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
                 return Err(Refusal::SYNTAX);
             }
@@ -246,7 +242,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
     Ok(())
 }
 
-/// An entry of several ids, `1001/77`: the view's own, then those of its further views.
+/// Parses a compound entry such as `1001/77`: the view's own id, then one id per joined view.
 fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let mut parts = text.split(|byte| *byte == b'/');
     let Scratch { ids, further, .. } = scratch;
@@ -271,12 +267,12 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Refuses a page that would be too long to be sent, before it is made.
+/// Refuses a page that would exceed the output limit before building it.
 #[cold]
 fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     let (engines, most) = (call.node.engines(), call.session.most_out);
     let views = std::iter::once(view).chain(engines.then(view));
-    // In integers each takes four bytes at least.
+    // An integer element takes at least four bytes.
     let least = |view: &View| {
         let (counters, flags) = (engines.columns(view).len(), view.flags());
         if binary { counters * 8 + flags } else { (counters + flags) * 4 }
@@ -287,12 +283,12 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
     Ok(())
 }
 
-/// Of a page of more bytes than a reply may have.
+/// Returns the error for a page above the output limit.
 pub(crate) fn too_long(most: usize) -> Refusal {
     refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)")
 }
 
-/// Rows of which something could not be read, with the error: it costs this row only.
+/// Returns rows with an unreadable part, and their errors; other rows are unaffected.
 #[cold]
 fn unreadable_rows(
     call: &Call<'_>,
@@ -313,9 +309,9 @@ fn unreadable_rows(
     refused
 }
 
-/// Does an action for all ids of a page. The page is read: marking comes after what it shows. A
-/// mark that is refused (no memory) costs its own id's row only; a log that takes no changes costs
-/// none: its error stands behind the last row.
+/// Executes an action for all ids after the page was read, so the page shows the state before. A
+/// refused mark (no memory) replaces its own row by an error. If the log accepts no changes, the
+/// rows are intact and one error follows the last.
 #[inline]
 fn mark(
     call: &mut Call<'_>,
@@ -343,13 +339,12 @@ fn mark(
     refused.dedup_by_key(|(at, _)| *at);
 }
 
-/// The pages of a view with those of its further views.
 fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page> + Clone {
     let further = if view.is_joined() { &scratch.further[..] } else { &[] };
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
 }
 
-/// Writes the rows that were read. Those of `refused` are errors.
+/// Writes the rows read; rows in `refused` become errors.
 fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
     let page = &call.scratch.page;
     let most = call.session.most_out;
@@ -391,7 +386,7 @@ fn known(answer: Answer) -> Option<bool> {
     }
 }
 
-/// Packs the rows that were read, behind those before.
+/// Appends the rows read in packed form.
 fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
     let mut packed = std::mem::take(&mut scratch.packed);
     let width = |page: &Page| page.counters() * 8 + page.flags();
@@ -418,7 +413,7 @@ fn pack_rows(scratch: &mut Scratch, view: &View, items: &Range<usize>) {
     scratch.packed = packed;
 }
 
-/// What [`pack`] makes of the usual row.
+/// Specialized [`pack`] for rows of four counters and two flags.
 #[inline]
 fn pack_usual(counters: &[i64; 4], flags: [u32; 2]) -> [u8; 34] {
     let mut row = [0; 34];
@@ -429,7 +424,7 @@ fn pack_usual(counters: &[i64; 4], flags: [u32; 2]) -> [u8; 34] {
     row
 }
 
-/// What a page has of one id, as bytes.
+/// Packs one row: counters as little-endian i64, then one byte per flag (0xff: unknown).
 #[inline]
 fn pack(page: &Page, index: usize, row: &mut [u8]) {
     let (counters, flags) = row.split_at_mut(page.counters() * 8);
@@ -457,8 +452,8 @@ fn undo(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// Does or undoes an action for each id. What the engines refuse (no memory) is answered in the
-/// place of that id, as the others may have changed.
+/// Executes or undoes an action for each id. A refusal (no memory) becomes the element of its id,
+/// since other ids may have changed already.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
@@ -466,7 +461,8 @@ fn change(
     let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.read_ids(3)?;
-    // What it moves beside lies in other stripes: all of them together, in one batch of the log.
+    // The additional counters may belong to other stripes: lock all of them, and log the group in
+    // one batch.
     let _alone = if action.is_wide() && call.checked.is_none() {
         let part = call.part;
         let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;

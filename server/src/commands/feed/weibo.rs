@@ -1,6 +1,5 @@
-//! What the clients of Weibo's own services send beyond Redis's commands: MINCR on cells, and the
-//! bf verbs, of which a key names an id without a member. That GET answers a row as one text is the
-//! space's setting (`text_rows`, see `string.rs`).
+//! Commands of Weibo's own clients: MINCR on cells, and the bf verbs, whose keys name an id without
+//! a member. A space's option `text_rows` makes GET return a row as text (see `string.rs`).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -53,7 +52,6 @@ fn mincr(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// The id of a key, if it is one of pairs.
 fn pair<'a>(call: &Call<'a>, key: &[u8]) -> Option<(&'a ExistenceSpace, u64)> {
     call.node.engines().pair_of(key)
 }

@@ -1,5 +1,5 @@
-//! The members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need not be reserved;
-//! their size and error rate are the space's.
+//! Members of one id as a RedisBloom filter: `BF.ADD liked:17 7`. Filters need no BF.RESERVE; size
+//! and error rate are properties of the space.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -71,7 +71,7 @@ fn madd(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// As in RedisBloom, an error concerns one item.
+/// As in RedisBloom, an error affects one item only.
 fn add_all(call: &mut Call<'_>, items: Args<'_>) {
     for item in items.iter() {
         match add_one(call, item) {
@@ -81,25 +81,25 @@ fn add_all(call: &mut Call<'_>, items: Args<'_>) {
     }
 }
 
-/// What a number may be, as RedisBloom has it.
+/// Valid ranges, as in RedisBloom.
 pub(crate) const CAPACITY: RangeInclusive<i64> = 1..=1 << 30;
 const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 
-/// Remembers that an id's filter was made by BF.RESERVE, BF.INSERT or their kin: a member of its
-/// own. What BF.ADD alone has begun has none.
+/// Reserved member that marks an id whose filter was created explicitly (BF.RESERVE, BF.INSERT,
+/// CF.RESERVE, CF.INSERT). BF.ADD alone does not set it.
 const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
-/// Whether BF.RESERVE, BF.INSERT or their kin have made a filter for this id; with a ledger,
-/// whether the id has members.
+/// Returns whether a filter was explicitly created for this id; with a ledger, whether the id has
+/// members.
 fn is_made(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
-    // A ledger lists all members: there none is made up, and an id is known by those that it has.
+    // A ledger lists all members, so a marker would be visible.
     if let Some(ledger) = space.ledger() {
         return ledger.has_any(id);
     }
     Ok(space.contains(id, &MADE)? == Answer::Yes)
 }
 
-/// Makes the filter of an id. False if there is one. With a ledger its first member makes it.
+/// Creates the filter of an id; false if it exists. With a ledger the first member creates it.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
     if space.ledger().is_some() {
         return Ok(!is_made(space, id)?);
@@ -107,8 +107,8 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     has_changed(call.node.engines().flag(space, id, &MADE)?)
 }
 
-/// Of BF.INSERT and CF.INSERT, before the items, which begin at argument `at`: there are some, and
-/// the filter is made, or was (`makes` is false with NOCREATE).
+/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. Creates the
+/// filter if `makes` (without NOCREATE), and otherwise requires it.
 pub(crate) fn before_items(
     call: &Call<'_>,
     space: &ExistenceSpace,
@@ -127,7 +127,7 @@ pub(crate) fn before_items(
     Ok(())
 }
 
-/// An error rate, which the space's filters must keep.
+/// Parses an error rate and checks that the space's filters meet it.
 fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
     let wanted = number.ok_or(Refusal::fixed(bad))?;
@@ -144,7 +144,7 @@ fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome
     Ok(())
 }
 
-/// A number within a range, or RedisBloom's two words about it.
+/// Parses an integer within a range, with RedisBloom's error texts.
 pub(crate) fn read_within(
     text: &[u8],
     range: &RangeInclusive<i64>,
@@ -230,7 +230,7 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// What BF.INFO tells: of the whole space, whose filters hold the items of all ids together.
+/// Values of BF.INFO. They describe the whole space, because its filters hold the items of all ids.
 fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let options = space.declared();
@@ -240,7 +240,7 @@ fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
         ("size", "Size", number(space.memory_bytes())),
         ("filters", "Number of filters", number(space.tables().len() as u64)),
         ("items", "Number of items inserted", number(space.pairs())),
-        // Each table is twice the one before, up to `pairs_per_table`.
+        // Each table is twice as large as the previous one, up to `pairs_per_table`.
         ("expansion", "Expansion rate", 2),
     ]
 }
@@ -262,7 +262,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.at(2);
     let found = facts.iter().find(|(word, ..)| wanted.eq_ignore_ascii_case(word.as_bytes()));
     let (_, name, value) = found.ok_or_else(|| refuse!("ERR Invalid information value"))?;
-    // A map where there are maps, else the value alone.
+    // RESP3 clients get a map, RESP2 clients the value alone.
     if call.reply.protocol() == Protocol::Resp3 {
         call.reply.map(1);
         call.reply.simple(name);
@@ -279,7 +279,7 @@ fn card(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// BF.LOADCHUNK and CF.LOADCHUNK, in RedisBloom's words for what they cannot read.
+/// BF.LOADCHUNK and CF.LOADCHUNK: refused with RedisBloom's error texts.
 pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     crate::commands::call::integer(call.args.at(2))?;
@@ -290,7 +290,7 @@ pub(crate) fn load(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Whether an id has a member; that of a key of no space has none.
+/// Returns whether an id has a member; a key outside all spaces has none.
 pub(crate) fn contains(
     pairs: Option<(&ExistenceSpace, u64)>,
     member: &Member<'_>,
@@ -298,7 +298,7 @@ pub(crate) fn contains(
     pairs.map_or(Ok(Answer::No), |(space, id)| space.contains(id, member))
 }
 
-/// Clients of RedisBloom expect one of two answers: what is not known any more is not there.
+/// RedisBloom replies are boolean, so an unknown pair counts as absent.
 pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
     reply.bool(answer == Answer::Yes);
 }
@@ -314,7 +314,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
     contains_each(call, write)
 }
 
-/// Answers for each member of a key whether it is set.
+/// Writes for each member of a key whether it is set.
 pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
     let found = call.known_pairs(1)?;
     let members = call.args.from(2);

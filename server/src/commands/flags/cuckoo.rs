@@ -1,7 +1,7 @@
-//! The members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
+//! Members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
 //!
-//! Other than there an item is in the filter once, however often it was added, so one CF.DEL
-//! removes it; and what was never added is not removed together with what looks like it.
+//! Unlike in RedisBloom, an item is stored once, however often it was added, so one CF.DEL removes
+//! it. Deleting an item that was never added does not remove a colliding one.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -112,7 +112,6 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// CF.INSERT and CF.INSERTNX.
 fn insert(call: &mut Call<'_>) -> Outcome {
     let (space, id) = call.pairs(1)?;
     let (mut at, mut makes) = (2, true);
@@ -142,7 +141,7 @@ fn insert(call: &mut Call<'_>) -> Outcome {
     call.reply.array(items.len());
     for item in items.iter() {
         match (add_one(call, item), only_new) {
-            // As in RedisBloom: an integer, where CF.INSERT has a boolean.
+            // As in RedisBloom, CF.INSERTNX returns integers and CF.INSERT booleans.
             (Ok(added), true) => call.reply.int(i64::from(added)),
             (Ok(_), false) => call.reply.bool(true),
             (Err(refusal), _) => call.reply.error(refusal.text()),
@@ -157,11 +156,11 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let filters = number(space.tables().len() as u64);
     let facts = [
         ("Size", number(space.memory_bytes())),
-        // A bucket is a line of a filter.
+        // A bucket is a 64-byte cache line of a filter.
         ("Number of buckets", number(space.memory_bytes() / 64)),
         ("Number of filters", filters),
         ("Number of items inserted", number(space.pairs())),
-        // Items that were deleted are not counted.
+        // Deleted items are not counted.
         ("Number of items deleted", 0),
         ("Bucket size", 1),
         ("Expansion rate", 2),

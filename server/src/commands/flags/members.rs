@@ -1,6 +1,7 @@
-//! The members of an id, and all pairs of a space, as its ledger has them.
+//! Enumeration of pairs from a space's exact ledger: PH.MEMBERS, PH.SCAN, and the Set commands that
+//! list members.
 //!
-//! Each list is read from the disk on another thread, some thousand pairs at a time.
+//! Each command reads the disk on another thread, in pieces of [`PIECE`] members.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -32,16 +33,14 @@ pub(crate) const COMMANDS: &[Command] = &[
          may be there or not. For spaces with a ledger."),
 ];
 
-/// Members that are read together.
 const PIECE: usize = 4096;
-/// Bytes of a string by which a cursor of SSCAN names it, and bits of a number. All cursors are
-/// below 2^50, so a client may keep them as doubles.
+/// SSCAN cursors hold a string's first `PREFIX` bytes, or `NUMBER_BITS` bits of a number. They stay
+/// below 2^50, so that clients may store them as doubles.
 const PREFIX: usize = 6;
 const NUMBER_BITS: u32 = 43;
-/// In cursors of strings.
+/// Marks the cursor of a string.
 const STRING: u64 = 1 << 49;
 
-/// The words of a request that lists something.
 struct Asked {
     most: usize,
     after: Option<OwnedMember>,
@@ -52,7 +51,6 @@ fn parse(text: &[u8]) -> Member<'_> {
     in_ledger(phantom::Member::parse(text))
 }
 
-/// A member as clients name it.
 fn text(member: Member<'_>) -> Cow<'_, [u8]> {
     match member {
         Member::Number(number) => Cow::Owned(number.to_string().into_bytes()),
@@ -60,7 +58,7 @@ fn text(member: Member<'_>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Reads the options of a list, from argument `first` on; only those of `known`.
+/// Parses options from argument `first` on; only those in `known` are accepted.
 fn read_options(
     call: &Call<'_>,
     first: usize,
@@ -90,19 +88,17 @@ fn read_options(
     Ok(asked)
 }
 
-/// Writes a member as clients name it.
 pub(crate) fn write_member(reply: &mut Reply<'_>, member: Member<'_>) {
     reply.bulk(&text(member));
 }
 
-/// The ledger of the space of that number, which may have gone.
+/// Returns the ledger of a space by number; the space may have been dropped.
 fn ledger_of<'n>(node: Now<'n>, number: u32) -> Result<&'n PairLedger, Refusal> {
     let space = node.engines().existence_by_number(number);
     let ledger = space.and_then(|space| space.ledger());
     ledger.map(|ledger| &**ledger).ok_or_else(|| refuse!("ERR the space was dropped"))
 }
 
-/// PH.MEMBERS.
 fn members(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let id = call.id(2)?;
@@ -121,7 +117,7 @@ fn members(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// PH.SCAN. A cursor is the pair that was answered last, `id/member`.
+/// PH.SCAN. The cursor is the last pair returned, `id/member`.
 fn scan_pairs(call: &mut Call<'_>) -> Outcome {
     let space = space(call)?;
     let invalid = || refuse!("ERR invalid cursor");
@@ -160,7 +156,7 @@ fn scan_pairs(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// All members of an id, to `each` in pieces.
+/// Passes all members of an id to `each`, in pieces.
 fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -> Outcome {
     let mut after: Option<OwnedMember> = None;
     loop {
@@ -174,7 +170,6 @@ fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -
     }
 }
 
-/// DUMP of a set.
 pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome {
     let most = call.session.most_out;
     call.answer_later(move |node, reply| {
@@ -203,7 +198,7 @@ fn too_many(most: usize) -> Refusal {
     )
 }
 
-/// The pairs of the key of a set, in a space with a ledger. `None`: a key of no space.
+/// Resolves the key of a set in a space with a ledger; `None` for a key outside all spaces.
 fn listed(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
     match call.known_pairs(1)? {
         Some((space, _)) if space.ledger().is_none() => Err(Refusal::NOT_COUNTED),
@@ -212,7 +207,6 @@ fn listed(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
     }
 }
 
-/// SCARD.
 pub(super) fn count(call: &mut Call<'_>) -> Outcome {
     let Some((number, id)) = listed(call)? else {
         call.reply.int(0);
@@ -229,7 +223,6 @@ pub(super) fn count(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// SMEMBERS.
 pub(super) fn all(call: &mut Call<'_>) -> Outcome {
     let Some((number, id)) = listed(call)? else {
         call.reply.set(0);
@@ -250,8 +243,8 @@ pub(super) fn all(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// How SSCAN names a member in a cursor: no member has a lower one than those before it, so a
-/// cursor stands for all members up to it. 0 is for the beginning and the end.
+/// Returns a member's SSCAN cursor. Cursors are monotonic in member order, so a cursor represents
+/// all members up to it. 0 marks the beginning and the end.
 fn cursor_of(member: Member<'_>) -> u64 {
     match member {
         Member::Number(number) => {
@@ -267,7 +260,7 @@ fn cursor_of(member: Member<'_>) -> u64 {
     }
 }
 
-/// The last member that has this cursor, or one behind it that no member is.
+/// Returns an upper bound of the members with this cursor.
 fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     let invalid = || refuse!("ERR invalid cursor");
     if cursor == 0 {
@@ -290,8 +283,8 @@ fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     Ok(Some(OwnedMember::Number(number << shortened | ((1 << shortened) - 1))))
 }
 
-/// SSCAN: at least as many members as asked for, if there are, and all that have the cursor of the
-/// last one.
+/// SSCAN. Returns at least COUNT members if there are so many, and all further members with the
+/// last one's cursor.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let found = listed(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -318,8 +311,8 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Members of an id behind `after`, at least `most` if there are, and all that have the cursor of
-/// the last one; and that cursor, 0 if there are no others.
+/// Returns at least `most` members of an id after `after`, extended to all members with the last
+/// one's cursor. Also returns that cursor, or 0 at the end.
 fn scanned(
     ledger: &PairLedger,
     id: u64,
@@ -349,8 +342,7 @@ fn scanned(
 mod tests {
     use super::*;
 
-    /// Members in order have cursors in order, and a scan from a cursor begins behind all members
-    /// that have it.
+    /// Cursors are monotonic, and a scan resumes after all members with the cursor.
     #[test]
     fn cursors_rise_with_members_and_stand_for_all_up_to_them() {
         let numbers = [0, 1, 2, 9, (1 << 43) - 1, 1 << 43, (1 << 43) + 1, 1 << 63, u64::MAX];

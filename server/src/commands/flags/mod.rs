@@ -1,4 +1,4 @@
-//! Flags: pairs of an id and a member, as existence spaces, sets, Bloom and cuckoo filters.
+//! Flags: pairs of id and member, as existence spaces, sets, Bloom filters and cuckoo filters.
 
 pub(crate) mod bloom;
 pub(crate) mod cuckoo;

@@ -1,4 +1,4 @@
-//! Flags by space, member and id: one member, many ids, the feed's shape.
+//! Flags by space, member and ids (PH.*): one member against many ids, as a feed needs them.
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -40,7 +40,6 @@ pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> 
     }
 }
 
-/// What a filter alone cannot tell.
 pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     refuse!(
         "ERR the space '{}' has no ledger, which knows its pairs exactly: make one with ledger \
@@ -49,7 +48,7 @@ pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
     )
 }
 
-/// 1, 0, or nil for unknown.
+/// Writes 1, 0, or nil for unknown.
 pub(crate) fn write_change(reply: &mut Reply<'_>, change: Change) {
     match change {
         Change::Changed => reply.int(1),
@@ -132,7 +131,7 @@ fn change(
     })
 }
 
-/// What a filter cannot know. A key that names no pairs is told so first.
+/// Refuses a query that a filter cannot answer; a key of the wrong type has priority.
 pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     Err(Refusal::NOT_COUNTED)

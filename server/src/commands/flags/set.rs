@@ -1,5 +1,5 @@
-//! The members of one id as a Redis set: a pair key (`liked:17`) is the set of members that liked
-//! 17. It can be asked and changed; listed only where a ledger knows its members (`members.rs`).
+//! Members of one id as a Redis set: the key `liked:17` is the set of members that liked post 17.
+//! Membership can be tested and changed everywhere; only a ledger can list members (`members.rs`).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -41,7 +41,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         LISTED).since("2.8.0").tips(&["nondeterministic_output"]),
     SET.row("sinter", -2, flag::READONLY, "key [key ...]", Once(combined),
         UNKNOWABLE).keys(ALL_KEYS).tips(&["nondeterministic_output_order"]),
-    // The number of keys comes before them: see `key_positions`.
+    // The number of keys precedes them; see `key_positions`.
     SET.row("sintercard", -3, flag::READONLY,
         "numkeys key [key ...] [LIMIT limit]", Once(intercard),
         UNKNOWABLE).keys(SECOND_KEY).since("7.0.0"),
@@ -77,7 +77,7 @@ const UNKNOWABLE: &str =
     "Refused: a filter cannot tell how many or which members one id has. With a ledger SMEMBERS \
      and SSCAN list them, and a client can do the rest. A key of no space has none.";
 
-/// Whether all of these keys are of no space: what is asked of them is known then, as in Redis.
+/// Returns whether all keys are outside all spaces, so that the result is an empty set.
 fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
     for at in keys {
         if call.known_pairs(at)?.is_some() {
@@ -87,7 +87,7 @@ fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool,
     Ok(true)
 }
 
-/// SPOP and SRANDMEMBER: nil, or none if a number of them was asked for.
+/// SPOP and SRANDMEMBER of an absent key: nil, or an empty reply if a count was given.
 fn some_members(call: &mut Call<'_>) -> Outcome {
     let is_one = call.args.len() == 2;
     if call.known_pairs(1)?.is_some() {
@@ -116,7 +116,7 @@ fn combined(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// [`unknowable`], once the request is one that Redis would take.
+/// SINTERCARD: validates the request as Redis does, then refuses it.
 fn intercard(call: &mut Call<'_>) -> Outcome {
     let natural = |text: &[u8]| resp::integer(text).and_then(|number| usize::try_from(number).ok());
     let keys = natural(call.args.at(1)).filter(|keys| *keys > 0);
@@ -142,7 +142,6 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
 fn sadd(call: &mut Call<'_>) -> Answered {
     let (space, id) = call.pairs(1)?;
     let members = call.args.from(2);
-    // None is added if one cannot be.
     call.check_each(members.len(), |_, items| {
         let mut items = items.filter(|_| space.ledger().is_some());
         Ok(items.try_for_each(|item| space.may_write(&Member::parse(members.at(item))))?)
@@ -181,7 +180,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     if !stays && from.ledger().is_none() {
         from.may_remove(from_id, &member).map_err(WriteError::from)?;
     }
-    // There first: a refusal must not lose it.
+    // Add before removing, so that a refusal cannot lose the member.
     if engines.flag(to, to_id, &member)? == Change::Unknown {
         return Err(Refusal::BELOW_HORIZON);
     }
@@ -213,7 +212,8 @@ fn smismember(call: &mut Call<'_>) -> Answered {
     bloom::contains_each(call, write)
 }
 
-/// Argument 2 as the number of a member. A bitmap's offset is one, as in `SETBIT liked:17 42 1`.
+/// Parses argument 2 as a numeric member: the offset of a bitmap command, as in `SETBIT liked:17 42
+/// 1`.
 fn offset<'a>(call: &Call<'a>) -> Result<Member<'a>, Refusal> {
     let text = call.args.at(2);
     resp::natural(text)

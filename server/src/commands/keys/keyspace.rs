@@ -1,4 +1,4 @@
-//! Keys of any kind.
+//! Commands on keys of any type.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -95,7 +95,7 @@ const NO_EXPIRY: &str =
 
 const NO_MOVE: &str = "Refused: where a row lies follows from its id.";
 
-/// Whether any pair of an id is set; `None`: a filter cannot tell.
+/// Returns whether an id has any pair; `None` if a filter cannot tell.
 pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {
     match space.ledger() {
         Some(ledger) => ledger.has_any(id).map(Some),
@@ -111,7 +111,7 @@ fn many_pairs(doing: &str) -> Refusal {
     )
 }
 
-/// What a key names; what no space can have is absent, as in Redis.
+/// Resolves a key; a key outside all spaces is absent, as in Redis.
 fn lookup<'a>(call: &Call<'a>, key: &[u8]) -> Option<KeyRef<'a>> {
     call.node.engines().resolve(key).ok()
 }
@@ -179,15 +179,15 @@ fn persist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Deletes all that a key names, the pairs of an id too. Whether there was something; of pairs that
-/// cannot be said without a ledger.
+/// Deletes everything that a key names, including all pairs of an id. Returns whether anything
+/// existed; always true for pairs without a ledger.
 pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, WriteError> {
     match *key {
         KeyRef::Row { space, id } => engines.delete(space, id),
         KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
         KeyRef::Pair { space, id } if space.has_members => {
             match has_pairs(space, id)? {
-                // What is set meanwhile comes after it.
+                // Pairs set concurrently are ordered after this command.
                 Some(false) => Ok(false),
                 _ => engines.forget_flags(space, id),
             }
@@ -198,15 +198,14 @@ pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, Wr
     }
 }
 
-/// Whether a time in milliseconds has passed: one of the clock, or one that is counted from now.
+/// Returns whether a time in milliseconds, absolute or relative, is in the past.
 pub(crate) fn has_passed(time_ms: i64, is_of_clock: bool) -> bool {
     let now_ms = if is_of_clock { unix_us() / 1000 } else { 0 };
     time_ms <= 0 || time_ms.unsigned_abs() <= now_ms
 }
 
-/// EXPIRE and its kin. Nothing expires, so each key lives longer than any time that is given: that
-/// is what NX, XX, GT and LT see where an expiry is ignored. A time that has passed deletes the key
-/// at once, as in Redis.
+/// EXPIRE and related commands. Since nothing expires, NX, XX, GT and LT treat the current expiry
+/// as infinite where expiries are ignored. As in Redis, a time in the past deletes the key.
 fn expire(call: &mut Call<'_>) -> Outcome {
     let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
     for option in call.args.from(3).iter() {
@@ -247,7 +246,7 @@ fn expire(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// For every command that would let something expire, where that is not ignored.
+/// Returns the error of a command that would set an expiry in a space that refuses them.
 #[cold]
 pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
     let name = call.spec.name.to_ascii_uppercase();
@@ -280,7 +279,7 @@ fn no_move(call: &mut Call<'_>) -> Outcome {
     ))
 }
 
-/// Whether what a key names exists; of pairs that cannot be said without a ledger, so they do.
+/// Returns whether a key exists, with its encoding. Pairs without a ledger count as existing.
 pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static str), Unreadable> {
     Ok(match lookup(call, call.args.at(index)) {
         Some(KeyRef::Row { space, id }) => (space.exists(id)?, "packed"),
@@ -290,7 +289,6 @@ pub(crate) fn is_there(call: &Call<'_>, index: usize) -> Result<(bool, &'static 
     })
 }
 
-/// Whether a key names a stream that is there.
 fn is_stream(call: &Call<'_>, key: &[u8]) -> bool {
     streams::scope_of(call.node.engines(), key).is_some()
 }

@@ -1,4 +1,4 @@
-//! Keys of any kind.
+//! Commands on keys of any type.
 
 pub(crate) mod keyspace;
 pub(crate) mod restore;

@@ -1,11 +1,10 @@
-//! DUMP and RESTORE: values as Redis serializes them, so that MIGRATE, RedisShake and their like
-//! move data in and out.
+//! DUMP and RESTORE in Redis's serialization format, for MIGRATE, RedisShake and similar tools.
 //!
-//! A payload is read as a whole before anything changes. A hash goes to the key of a row, a string
-//! that holds an integer to that of a cell, a set to that of an id's pairs. A row or a cell that
-//! exists is refused with `BUSYKEY`, as in Redis; only a cell of 0 is free, as its row came to be
-//! with another cell. Pairs are added to those that are there, where no ledger can tell whether an
-//! id has any.
+//! RESTORE parses the whole payload before it changes anything. A hash maps to a row key, a string
+//! with an integer to a cell key, a set to the key of an id's pairs. An existing row or cell is
+//! refused with `BUSYKEY`, as in Redis, except a cell of 0: its row may exist because of another
+//! cell. Without a ledger the server cannot tell whether an id has pairs, so members are added to
+//! the existing ones.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -52,8 +51,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("bytes of the payload, and of members of a set").uses("OW update"),
 ];
 
-/// So many members are added in place; more of them, or to tables on the disk, on another thread
-/// (promise 9).
+/// Sets of at most this many members are added on the worker. Larger sets, and sets for tables on
+/// disk, use another thread (promise 9).
 const MEMBERS_IN_PLACE: usize = 256;
 
 const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
@@ -89,8 +88,8 @@ fn dump(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// What follows the payload: whether to replace what is there, and whether the ttl is a time of the
-/// clock. The rest is about eviction.
+/// Parses the options after the payload. Returns whether existing data is replaced, and whether the
+/// TTL is absolute. Options about eviction are checked and ignored.
 fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     let (mut replace, mut absolute, mut idle, mut frequency) = (false, false, false, false);
     let mut words = call.args.from(4).iter();
@@ -117,7 +116,7 @@ fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     Ok((replace, absolute))
 }
 
-/// Errors name the key: MIGRATE sends many in one command, and shows one error.
+/// Adds the key to an error, because MIGRATE sends many keys at once and shows one error.
 fn restore(call: &mut Call<'_>) -> Outcome {
     let Err(refusal) = put(call) else { return Ok(()) };
     let text = String::from_utf8_lossy(refusal.text());
@@ -137,7 +136,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
     }
     let (replace, absolute) = options(call)?;
     let key = call.node.engines().resolve(call.args.at(1))?;
-    // As in Redis, before the rest is looked at; it is asked again where it is changed.
+    // As in Redis, checked before the payload. The change itself checks again.
     if !replace && is_busy(&key)? {
         return Err(BUSY_KEY);
     }
@@ -163,7 +162,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
         ));
     }
     if ttl > 0 && has_passed(ttl, absolute) {
-        // It would expire at once: as in Redis it does not come to be; what it replaces is gone.
+        // As in Redis, an expired value is not created, but a value to be replaced is deleted.
         if replace {
             delete_key(call.node.engines(), &key)?;
         }
@@ -188,7 +187,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether there is something that RESTORE without REPLACE must not touch.
+/// Returns whether data exists that RESTORE without REPLACE must keep.
 fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
     match *key {
         KeyRef::Row { space, id } => space.exists(id),
@@ -199,7 +198,6 @@ fn is_busy(key: &KeyRef<'_>) -> Result<bool, Unreadable> {
     }
 }
 
-/// The counters that a hash names, by position.
 fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>, Refusal> {
     let mut values: Vec<(usize, i64)> = Vec::new();
     let mut field: Option<(usize, Vec<u8>)> = None;
@@ -244,7 +242,6 @@ fn refuse_field_expiry(name: &[u8]) -> Refusal {
     )
 }
 
-/// The number that a string holds.
 fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
     let mut value = None;
     payload.elements(|element| {
@@ -258,7 +255,7 @@ fn cell(payload: &Payload<'_>) -> Result<i64, Refusal> {
     value.ok_or(Refusal::NOT_AN_INTEGER)
 }
 
-/// Adds the members of a set, once those that are there have gone if a ledger tells of any.
+/// Adds the members of a set. With `replace` and a ledger, existing members are removed first.
 fn pairs(
     call: &mut Call<'_>,
     space: &ExistenceSpace,
@@ -270,7 +267,7 @@ fn pairs(
         return Err(Refusal::no_members(space));
     }
     if call.session.in_exec {
-        // Its log record was reserved by the number of arguments.
+        // EXEC has reserved log space by the number of arguments, which does not cover the members.
         return Err(refuse!(
             "ERR RESTORE of a set is not possible between MULTI and EXEC: send it alone"
         ));
@@ -294,13 +291,13 @@ fn pairs(
         }
         Ok(Vec::new())
     };
-    // The request is executed again when all are there, and answered then.
+    // The request runs again after all members were added, and answers then.
     call.suspension(work);
     Ok(())
 }
 
-/// Pairs are independent of each other, and one that is set stays: what is refused half way may be
-/// sent again as a whole.
+/// Adds members one by one. Pairs are independent and idempotent, so a client may repeat a partly
+/// refused RESTORE.
 fn add(
     engines: &Engines,
     space: &ExistenceSpace,
@@ -309,7 +306,6 @@ fn add(
     members: usize,
     replaces: bool,
 ) -> Outcome {
-    // Before anything changes.
     if id < space.horizon() {
         return Err(Refusal::BELOW_HORIZON);
     }

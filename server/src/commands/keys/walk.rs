@@ -1,4 +1,4 @@
-//! KEYS, SCAN and RANDOMKEY: keys of rows, or of their counters where only those have keys.
+//! KEYS, SCAN and RANDOMKEY. They list row keys, or cell keys in spaces whose rows have no keys.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -33,19 +33,18 @@ pub(crate) const COMMANDS: &[Command] = &[
          is none.").tips(&["request_policy:all_shards", "nondeterministic_output"]),
 ];
 
-/// The keys that list the rows of a space: one per row, or, where rows have no keys of their own,
-/// one per counter.
+/// Key patterns that list the rows of a space: one key per row, or one per counter if rows have no
+/// keys.
 struct Listed<'a> {
-    /// The forms of the keys; the first is shown unless a glob asks for another.
+    /// Patterns of the keys; the first one is used unless a glob matches only another.
     forms: Vec<&'a Pattern>,
-    /// The counters that have keys; one empty name where the row has one.
+    /// Counters with keys; a single empty name if the row itself has a key.
     fields: Vec<String>,
-    /// The type that TYPE answers for the keys.
     kind: &'static str,
 }
 
 impl<'a> Listed<'a> {
-    /// `None` if neither the space's rows nor its counters have keys.
+    /// Returns `None` if neither rows nor counters of the space have keys.
     fn of(engines: &'a Engines, space: &CounterSpace) -> Option<Listed<'a>> {
         let forms = |kind| -> Vec<_> { engines.counter_patterns(space, kind).collect() };
         let rows = forms(Kind::Row);
@@ -57,7 +56,7 @@ impl<'a> Listed<'a> {
         (!cells.is_empty()).then_some(Listed { forms: cells, fields, kind: "string" })
     }
 
-    /// The keys of one row, each in the first form that fits the glob.
+    /// Returns the keys of one row, each in the first form that matches the glob.
     fn keys(&self, id: u64, glob: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> {
         let fits = move |key: &Vec<u8>| glob.is_none_or(|glob| glob::matches(glob, key, false));
         self.fields.iter().filter_map(move |field| {
@@ -71,7 +70,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Refuses to list all keys of rows where they are more than [`MOST_KEYS`].
+/// Refuses to list more than [`MOST_KEYS`] rows at once.
 pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     let rows = node.engines().all_rows();
     if rows > MOST_KEYS {
@@ -80,8 +79,7 @@ pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Gives all keys of rows that fit the glob, or of their counters where only those have keys, some
-/// of them twice.
+/// Passes all matching keys to `take`, possibly some of them twice.
 pub(crate) fn every_key(
     engines: &Engines,
     glob: Option<&[u8]>,
@@ -136,7 +134,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         if random.u64(..(here + cold).max(1)) >= here {
             id = space.cold().some_id(space, &mut random).map_err(disk)?;
         }
-        // Of a file everything may have been deleted, and of memory everything spilled.
+        // All rows of the sampled file may have been deleted, or all rows in memory spilled.
         if id.is_none() {
             id = space.some_id(random.u64(..));
         }
@@ -152,9 +150,8 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     Ok(())
 }
 
-/// A cursor is the slot of a space in its lowest byte, and above it the space's own cursor
-/// ([`scan::step`]). It is below 2^50: clients that keep numbers as doubles do not round it, and a
-/// cursor that is no smaller was not given here.
+/// SCAN. The low byte of a cursor is the space's slot, the rest the space's own cursor
+/// ([`scan::step`]). Cursors are below 2^50, so clients may store them as doubles.
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor = resp::natural(call.args.at(1)).filter(|&cursor| cursor < scan::CURSOR_LIMIT << 8);
     let cursor = cursor.ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -188,11 +185,9 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     scan_from(call.node.engines(), cursor, &asked, &mut call.reply)
 }
 
-/// What a SCAN wants.
 struct Asked {
     pattern: Option<Vec<u8>>,
     most: u64,
-    /// The type of the keys that are wanted.
     kind: Option<Vec<u8>>,
 }
 
@@ -201,9 +196,10 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
     spaces.sort_by_key(|space| space.slot());
     let (slot, inner) = (cursor & 0xff, cursor >> 8);
     let mut index = spaces.partition_point(|space| u64::from(space.slot()) < slot);
-    // The last space was dropped, or the cursor is not ours: not an end.
+    // Either the last space was dropped or the cursor is invalid: start over rather than report the
+    // end.
     index = if index < spaces.len() { index } else { 0 };
-    // One that was dropped meanwhile has no rows any more.
+    // A space dropped during the scan has no rows left.
     let is_there = spaces.get(index).is_some_and(|space| u64::from(space.slot()) == slot);
     let mut inner = if is_there { inner } else { 0 };
     let mut left = asked.most;
@@ -225,7 +221,7 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
             None => 0,
             Some(_) => scan::step(space, inner, wanted, &mut take)?,
         };
-        // Empty buckets count, too: a call must end.
+        // Empty buckets count as well, so that a call terminates.
         left = left.min(before.saturating_sub(1));
         if inner == 0 {
             index += 1;

@@ -1,7 +1,7 @@
-//! Spaces, views and actions come, change and go while they are used.
+//! Changes of spaces, views and actions at run time.
 //!
-//! A change is made on another thread, and answered when it is in the log, safely: it may take
-//! memory, and the log's disk its time. Inside EXEC it is made at once.
+//! A change runs on another thread, because it may allocate much memory. The reply waits until the
+//! log has it durably. Inside EXEC the change runs inline.
 
 use crate::commands::call::Call;
 use dataset::catalogue::{Catalogue, EditError};
@@ -13,16 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use store::time;
 
-/// Most words behind a name.
 const MAX_WORDS: usize = 256;
-/// Most bytes of one of them: all that may be declared fits one batch of the log.
+/// Maximum length of a word, so that any declaration fits one log batch.
 const MAX_WORD_BYTES: usize = 2048;
-/// Words of a change that the server's log shows.
+/// Maximum number of words of a change shown in the server's log.
 const SHOWN_WORDS: usize = 16;
-/// How long DROP waits for what still uses the space; then its memory goes with the last of them.
+/// Time DROP waits for users of the space; after that the last user frees its memory.
 const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Argument `index` as text.
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     let bytes = call.args.at(index);
     if bytes.len() > MAX_WORD_BYTES {
@@ -32,7 +30,6 @@ fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
 }
 
-/// The arguments from `first` on as options and their values.
 pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String)>, Refusal> {
     let words = call.args.len() - first;
     if !words.is_multiple_of(2) {
@@ -45,13 +42,13 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
     (first..call.args.len()).step_by(2).map(pair).collect()
 }
 
-/// The options of CREATE from word 3 on, and whether REPLACE stands before them.
+/// Parses the options of CREATE from word 3 on; returns whether REPLACE precedes them.
 fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
     let replaces = call.args.at(3).eq_ignore_ascii_case(b"replace");
     Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
 }
 
-/// Refuses to take away what events of a broker are for: they would be poison.
+/// Refuses to remove a target of ingest events, which would become poison.
 pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> bool) -> Outcome {
     match call.node.ingest.source_for(is) {
         None => Ok(()),
@@ -62,7 +59,7 @@ pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> boo
     }
 }
 
-/// Makes a change, in memory.
+/// Applies a change in memory.
 fn edit(
     node: &Node,
     may: impl FnOnce() -> Outcome,
@@ -74,7 +71,7 @@ fn edit(
     Ok(())
 }
 
-/// Makes a change. When this returns it is in the log.
+/// Applies a change and waits until the log has it.
 fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
     edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
     node.current.forget_former();
@@ -86,7 +83,6 @@ fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), Edit
     })
 }
 
-/// Makes a change, and answers.
 pub(crate) fn change(
     call: &mut Call<'_>,
     change: impl FnOnce(&mut Catalogue) -> Result<(), EditError> + Send + 'static,
@@ -95,7 +91,7 @@ pub(crate) fn change(
         call.args.iter().take(SHOWN_WORDS).map(|word| Printable(word).to_string()).collect();
     let by = format!("{} by {}", words.join(" "), call.session.client.peer);
     if call.session.in_exec {
-        // Its reply waits for the log as that of any write there.
+        // The reply waits for the log like that of any write in EXEC.
         edit(&call.node, || Ok(()), change)?;
         call.reply.ok();
         return Ok(());
@@ -109,7 +105,7 @@ pub(crate) fn change(
     Ok(())
 }
 
-/// Whether a counter, as space.field, is of this space.
+/// Returns whether `counter`, in the form space.field, belongs to `space`.
 fn is_of(counter: &str, space: &str) -> bool {
     counter.split_once('.').is_some_and(|(of, _)| of == space)
 }
@@ -138,8 +134,8 @@ pub(super) fn rename_space(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Gives up the rows of ids below one. Not beyond the highest id: a mistyped one must not take all
-/// that comes later along.
+/// Retires the rows of ids below a horizon. The horizon must not exceed the highest id, since a
+/// typo would otherwise discard all future rows.
 pub(super) fn retire(call: &mut Call<'_>) -> Outcome {
     let (name, horizon) = (text(call, 2)?, call.id(3)?);
     let space = call.node.engines().counter(name.as_bytes());
@@ -181,7 +177,6 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Gives back what a dropped space has taken.
 fn remove(node: &Arc<Node>, name: &str) {
     node.engines().cold.trouble.lock().remove(name);
     let began = time::now();

@@ -1,4 +1,4 @@
-//! Spaces, tables, views and actions, for operators.
+//! Administration of spaces, tables, views and actions.
 
 pub(crate) mod changes;
 pub(crate) mod spaces;

@@ -1,7 +1,7 @@
-//! Spaces and their tables, for people.
+//! TM.SPACE, TM.TABLES, TM.ADVISE and related commands.
 //!
-//! What walks rows or filters is done on another thread ([`Call::answer_later`]): no page waits for
-//! a statistic.
+//! Scans of rows or filters run on another thread ([`Call::answer_later`]), so that they do not
+//! delay pages.
 
 use crate::commands::call::{Call, counter_space, disk};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -14,7 +14,7 @@ use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
 use resp::Reply;
 
-/// Canaries that TM.TABLES asks each table for; they add up over calls.
+/// Number of probes that TM.TABLES adds per table; the counts accumulate over calls.
 const CANARIES: u64 = 1 << 16;
 
 const SCHEMA: Group = Group::new("schema", "0.1.0", NO_KEYS);
@@ -99,10 +99,9 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("tables"),
 ];
 
-/// A value in one of the maps.
 pub(crate) enum Value {
     Count(u64),
-    /// Ids may need 64 bits, which RESP's integers lack: they are strings.
+    /// A string, because RESP integers cannot hold 64-bit unsigned ids.
     Id(u64),
     Number(f64),
     Text(String),
@@ -143,7 +142,6 @@ pub(crate) fn write_maps(reply: &mut Reply<'_>, maps: &[Entries]) {
     maps.iter().for_each(|entries| write_map(reply, entries));
 }
 
-/// A space of either kind.
 pub(crate) enum AnySpace<'a> {
     Counter(&'a CounterSpace),
     Existence(&'a ExistenceSpace),
@@ -165,7 +163,7 @@ fn existence_space<'a>(engines: &'a Engines, name: &[u8]) -> Result<&'a Existenc
         .ok_or_else(|| refuse!("ERR no such existence space '{}'", Printable(name)))
 }
 
-/// `field:bits`, or `field bits`.
+/// Parses `field:bits` or `field bits`.
 fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     let what = call.args.at(3);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -204,7 +202,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"NARROW") {
-        // The engine knows one change of width, in both directions.
+        // The engine has one operation for both directions.
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"DROP") {
         if call.args.len() != 5 {
@@ -216,13 +214,13 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     }
 }
 
-/// Refuses WIDEN that would narrow, and NARROW that would widen: a mistyped number must not cost
-/// memory, or bits, unnoticed.
+/// Refuses a WIDEN that would narrow and a NARROW that would widen: a typo must not cost memory or
+/// lose bits.
 fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -> Outcome {
     let Alteration::Widen { name, width } = change else { return Ok(()) };
     let schema = space.schema();
     let Some(now) = schema.living().find(|(_, field)| field.name == *name) else {
-        // The engine says so.
+        // The engine reports an unknown field.
         return Ok(());
     };
     let (widens, now) = (call.args.at(3).eq_ignore_ascii_case(b"WIDEN"), now.1.width);
@@ -248,8 +246,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
         let counter = format!("{}.{name}", space.name());
         check_events(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
-    // What waits for the log is read under the new schema: rows of more fields than there was room
-    // reserved for.
+    // Changes pending in the log are encoded under the new schema, with more fields than reserved.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
@@ -274,7 +271,6 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Changes options of a space of either kind.
 fn set(call: &mut Call<'_>) -> Outcome {
     let name = call.args.at(2);
     any_space(call.node.engines(), name)?;
@@ -410,9 +406,9 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     let files = space.cold().files();
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
-        // The others follow it, at an unknown rate.
+        // Later tables are recycled after this one, at an unknown rate.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
-        // A table on the disk has none: each canary would be a read.
+        // Cold tables are not probed, because each probe would be a disk read.
         let known = (!table.is_cold).then_some(table.measured);
         all.push(vec![
             ("space", Value::Text(space.name().to_owned())),
@@ -456,8 +452,7 @@ fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     }));
 }
 
-/// Minimum number of rows for TM.ADVISE. The values of fewer rows do not show how wide those of
-/// later rows are.
+/// Minimum number of rows for TM.ADVISE. Fewer values do not predict the width of later ones.
 const MIN_ADVICE_ROWS: u64 = 1000;
 
 fn advise(call: &mut Call<'_>) -> Outcome {

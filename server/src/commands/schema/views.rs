@@ -1,4 +1,4 @@
-//! Views and actions, for people: what FEED.GET shows in which order, and what FEED.ACT moves.
+//! TM.VIEW and TM.ACTION: the columns of FEED.GET and the effects of FEED.ACT.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};

@@ -1,4 +1,4 @@
-//! XCLAIM and XAUTOCLAIM: pending entries go to another consumer.
+//! XCLAIM and XAUTOCLAIM: transfer pending entries to another consumer.
 
 use super::group::{admitted, groups, hear_of, known, named};
 use super::{Log, MOST_ENTRIES, id, range::Bound};
@@ -27,15 +27,14 @@ pub(crate) const COMMANDS: &[Command] = &[
         .cost(READ_COST).uses("RW delete").tips(&["nondeterministic_output"]),
 ];
 
-/// An entry, as a reply has it.
+/// Id and encoded reply of an entry.
 type Entry = (Id, Vec<u8>);
 
-/// How pending entries are claimed.
 struct Claim {
     key: Key,
     consumer: Vec<u8>,
     min_idle_ms: u64,
-    /// When they are said to have been delivered.
+    /// Delivery time to record.
     time_ms: u64,
     now_ms: u64,
     times: Option<u64>,
@@ -65,15 +64,14 @@ impl Claim {
         })
     }
 
-    /// Whether an entry may be claimed now, if it is there.
     fn may(&self, group: &Group, id: Id) -> bool {
         group.pending.get(&id).map_or(self.force, |pending| {
             self.now_ms.saturating_sub(pending.time_ms) >= self.min_idle_ms
         })
     }
 
-    /// Claims those of these entries that may be claimed. Gives them with their bytes, and those
-    /// that are not in the log any more, which are pending no more.
+    /// Claims the eligible entries. Returns them encoded, and the ids that the log no longer
+    /// contains, which are removed from the pending list.
     fn carry_out(&self, node: Now<'_>, ids: &[Id]) -> Result<(Vec<Entry>, Vec<Id>), Refusal> {
         let log = Log::new(node);
         let wanted: Vec<Id> = groups(node).with(&self.key, |group| {
@@ -98,7 +96,7 @@ impl Claim {
                         }
                         continue;
                     };
-                    // Another consumer may have been faster.
+                    // Another consumer may have claimed it during the read.
                     let is_new = !group.pending.contains_key(&id);
                     if !self.may(group, id) || is_new && group.pending.len() >= most {
                         continue;
@@ -134,7 +132,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     let args = call.args;
     let mut ids = Vec::new();
     let mut at = 5;
-    // Up to the first word that is none.
+    // Ids end at the first other word.
     while at < args.len()
         && let Ok(id) = id(args.at(at), 0)
     {
@@ -162,7 +160,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
         if is(b"idle") {
             claim.time_ms = claim.now_ms.saturating_sub(own("IDLE option argument")?);
         } else if is(b"time") {
-            // No entry is delivered in the future.
+            // A delivery time cannot be in the future.
             claim.time_ms = own("TIME option argument")?.min(claim.now_ms);
         } else if is(b"retrycount") {
             claim.times = Some(own("RETRYCOUNT option argument")?);
@@ -186,7 +184,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// LASTID: delivery goes on behind this entry, if it lies ahead.
+/// Option LASTID: advances the group's cursor if the id is ahead of it.
 fn advance(node: Now<'_>, key: &Key, last: Id) -> Outcome {
     let is_ahead = |group: &Group| group.next.last() < last;
     if !groups(node).with(key, |group| group.is_some_and(|group| is_ahead(group))) {
@@ -228,7 +226,7 @@ fn xautoclaim(call: &mut Call<'_>) -> Outcome {
     }
     let claim = Claim { just_id, min_idle_ms: min_idle, ..Claim::read(call)? };
     call.answer_later(move |node, reply| {
-        // As in Redis so many are looked at, at most.
+        // As in Redis, examines at most ten times COUNT entries.
         let looked_at = count.saturating_mul(10);
         let (ids, next) = groups(node).with(&claim.key, |group| {
             let Some(group) = group else { return (Vec::new(), None) };

@@ -1,5 +1,4 @@
-//! What XREADGROUP delivers: to one consumer of a group what none has got yet, or once more what
-//! it has got and not acknowledged.
+//! Delivery by XREADGROUP: new entries of a group, or a consumer's pending ones again.
 
 use super::group::{admitted, groups, hear_of, named, no_key_or_group};
 use super::{Found, Log};
@@ -11,12 +10,11 @@ use node::command::spec::Outcome;
 use node::roles::node::Now;
 use resp::{Protocol, Reply};
 
-/// A consumer of a group.
 #[derive(Clone)]
 pub(super) struct Member {
     group: Vec<u8>,
     consumer: Vec<u8>,
-    /// What is delivered is acknowledged by that.
+    /// Whether delivered entries count as acknowledged (NOACK).
     no_ack: bool,
     protocol: Protocol,
 }
@@ -38,7 +36,7 @@ impl Member {
         no_key_or_group(key, &self.group, " in XREADGROUP with GROUP option")
     }
 
-    /// The consumer is there from now on. An error: the group is not.
+    /// Creates the consumer if needed; fails if the group does not exist.
     pub(super) fn hear_of(&self, node: Now<'_>, scope: Option<Scope>, key: &[u8]) -> Outcome {
         let scope = scope.ok_or_else(|| self.missing(key))?;
         groups(node).with(&self.key(scope), |group| {
@@ -46,7 +44,7 @@ impl Member {
         })
     }
 
-    /// Delivers what no consumer has got yet.
+    /// Delivers entries that no consumer of the group has received.
     pub(super) fn deliver(
         &self,
         log: Log<'_>,
@@ -58,7 +56,7 @@ impl Member {
         let (node, key) = (log.node, self.key(scope));
         let delivering = groups(node).with(&key, |group| group.map(|g| g.delivering.clone()));
         let delivering = delivering.ok_or_else(|| self.missing(name))?;
-        // Others of the group get what follows.
+        // Serializes deliveries of a group, so that consumers receive disjoint entries.
         let _one = delivering.lock();
         let begin =
             groups(node).with(&key, |group| group.map(|g| (g.next, g.place, g.pending.len())));
@@ -101,7 +99,7 @@ impl Member {
             || admitted(node),
             |group| {
                 let group = group.as_mut().ok_or_else(|| self.missing(name))?;
-                // XGROUP SETID came in between.
+                // XGROUP SETID moved the cursor during the read.
                 if group.next != next {
                     return Ok(false);
                 }
@@ -119,8 +117,8 @@ impl Member {
         Ok(())
     }
 
-    /// Delivers once more what the consumer has got behind an id, and not acknowledged. Of what the
-    /// log has no more only the id is left.
+    /// Delivers a consumer's pending entries after an id again. Entries that the log no longer
+    /// contains are returned with nil fields.
     pub(super) fn deliver_again(
         &self,
         log: Log<'_>,
@@ -142,7 +140,7 @@ impl Member {
             )
         });
         let ids = ids.ok_or_else(|| self.missing(name)).or_else(|missing| {
-            // Behind the highest id there is nothing.
+            // No entry follows the highest id.
             if after == Id::MAX { Ok(Vec::new()) } else { Err(missing) }
         })?;
         let mut delivered = Vec::new();

@@ -45,7 +45,6 @@ pub(crate) const PENDING: &[Command] = &[
         .linear("pending entries").tips(&["nondeterministic_output"]),
 ];
 
-/// Longest name of a group or a consumer.
 const MAX_NAME_BYTES: usize = 512;
 
 const NO_KEY: Refusal = Refusal::fixed(
@@ -53,12 +52,11 @@ const NO_KEY: Refusal = Refusal::fixed(
       use the MKSTREAM option to create an empty stream automatically.",
 );
 
-/// What a node that may not write answers.
+/// Refuses on a node that accepts no writes.
 pub(super) fn admitted(node: Now<'_>) -> Outcome {
     node.refusal().map_or(Ok(()), Err)
 }
 
-/// A name that may be kept.
 pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
     if name.len() > MAX_NAME_BYTES {
         return Err(refuse!(
@@ -68,7 +66,7 @@ pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
     Ok(name.to_vec())
 }
 
-/// Makes a consumer known, if there is room for it; whether it was not.
+/// Creates a consumer if needed, within the limit. Returns whether it is new.
 pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<bool, Refusal> {
     let most = node.config().changes.max_consumers;
     if !group.consumers.contains_key(name) && group.consumers.len() >= most {
@@ -80,7 +78,6 @@ pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<b
     Ok(group.consumer(name, unix_ms()).1)
 }
 
-/// The stream and the group of an XGROUP subcommand.
 fn key(call: &Call<'_>) -> Result<Key, Refusal> {
     let scope = scope(call.node, call.args.at(2))?.ok_or(NO_KEY)?;
     Ok((scope, named(call.args.at(3))?))
@@ -94,7 +91,7 @@ pub(super) fn no_group(call: &Call<'_>) -> Refusal {
     )
 }
 
-/// As other commands say it.
+/// Error text of commands other than XGROUP.
 pub(super) fn no_key_or_group(key: &[u8], group: &[u8], behind: &str) -> Refusal {
     refuse!(
         "NOGROUP No such key '{}' or consumer group '{}'{behind}",
@@ -103,7 +100,7 @@ pub(super) fn no_key_or_group(key: &[u8], group: &[u8], behind: &str) -> Refusal
     )
 }
 
-/// The group that a command names by its first two words; the error: it is not there.
+/// Returns the group named by a command's first two words; fails if it does not exist.
 pub(super) fn known(call: &Call<'_>) -> Result<Key, Refusal> {
     let missing = || no_key_or_group(call.args.at(1), call.args.at(2), "");
     let scope = scope(call.node, call.args.at(1))?.ok_or_else(missing)?;
@@ -116,15 +113,14 @@ pub(super) fn groups<'a>(node: Now<'a>) -> &'a Groups {
     &node.engines().groups
 }
 
-/// Where a group begins.
 #[derive(Clone, Copy)]
 enum Begin {
     End,
     Behind(Id),
 }
 
-/// The options of CREATE and SETID, of which nothing follows here: where a group is, its cursor
-/// says.
+/// Parses the options of CREATE and SETID. ENTRIESREAD is validated and ignored, because the cursor
+/// determines the position.
 fn begin(call: &Call<'_>) -> Result<Begin, Refusal> {
     let mut options = call.args.from(5).iter();
     while let Some(option) = options.next() {
@@ -145,7 +141,7 @@ fn begin(call: &Call<'_>) -> Result<Begin, Refusal> {
 }
 
 impl Begin {
-    /// The cursor, if the log has that place.
+    /// Returns the cursor; fails if the log does not contain the position.
     fn cursor(self, log: Log<'_>, scope: Scope) -> Result<Cursor, Refusal> {
         let id = match self {
             Begin::End => log.last(scope)?.unwrap_or(Id::MIN),
@@ -154,7 +150,7 @@ impl Begin {
         let start = Cursor::After(id).start();
         match log.find(scope, start)? {
             Some(_) => Ok(Cursor::After(id)),
-            // The log has nothing at all.
+            // The log is empty.
             None if id == Id::MIN => Ok(Cursor::After(id)),
             None => Err(super::refusal(&Lost::Ahead, &id.to_string(), None)),
         }
@@ -334,7 +330,6 @@ fn summary(call: &mut Call<'_>) -> Outcome {
 }
 
 impl Log<'_> {
-    /// The last entry of a stream.
     pub(super) fn last(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
         let node = self.node;
         let make = |id: Id, space: u32, _: Change<'_>| {

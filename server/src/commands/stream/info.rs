@@ -32,7 +32,7 @@ pub(crate) const XINFO: &[Command] = &[
 
 const NO_KEY: Refusal = Refusal::fixed(b"ERR no such key");
 
-/// What XINFO STREAM asks for: how many entries FULL shows, if it is that.
+/// Parses XINFO STREAM; the number is FULL's count of entries.
 fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
     let words = call.args.len();
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
@@ -40,7 +40,7 @@ fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
         3 => None,
         4 if is(3, b"full") => Some(10),
         6 if is(3, b"full") && is(4, b"count") => {
-            // As in Redis 0 is all of them, of which a reply has so many.
+            // As in Redis, 0 means no limit, apart from that of a reply.
             Some(count(Some(call.args.at(5)))?)
         }
         _ => {
@@ -65,7 +65,7 @@ fn write(node: Now<'_>, scope: Scope, full: Option<usize>, reply: &mut Reply<'_>
     let (first, last) = tally.ends.unwrap_or_default();
     reply.map(if full.is_some() { 9 } else { 10 });
     number(reply, "length", tally.entries);
-    // A segment of the log is what comes closest.
+    // Log segments are the closest equivalent.
     number(reply, "radix-tree-keys", segments as u64);
     number(reply, "radix-tree-nodes", segments as u64 + 1);
     let id = |reply: &mut Reply<'_>, name: &str, id: Id| {
@@ -107,7 +107,7 @@ fn number(reply: &mut Reply<'_>, name: &str, number: u64) {
     reply.int(i64::try_from(number).unwrap_or(i64::MAX));
 }
 
-/// Where a group is, and how far behind; nil: the log does not reach back to it.
+/// Writes a group's position and lag; nil if the log no longer reaches back that far.
 fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'_>) -> Outcome {
     reply.bulk(b"last-delivered-id");
     reply.bulk(log.delivered(scope, group.next)?.to_string().as_bytes());
@@ -122,7 +122,7 @@ fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'
     Ok(())
 }
 
-/// A group as XINFO STREAM FULL shows it.
+/// Writes a group for XINFO STREAM FULL.
 fn write_whole(
     log: Log<'_>,
     scope: Scope,
@@ -206,7 +206,6 @@ fn consumers(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// The entry with this id, or nil.
 fn write_one(log: Log<'_>, scope: Scope, id: Option<Id>, reply: &mut Reply<'_>) -> Outcome {
     let mut found = Found::default();
     if let Some(id) = id

@@ -1,7 +1,7 @@
-//! `tm:changes`: the log as a stream, read as Redis's streams are ([`dataset::changes`]).
+//! `tm:changes`: the log as a Redis stream ([`dataset::changes`]).
 //!
-//! Files are read on other threads. Where the log has only grown a little since a waiting reader
-//! looked, its worker reads that at once: it is in memory still, and takes less than a millisecond.
+//! Other threads read the log files. A waiting reader whose log has grown only a little reads on
+//! its worker instead: the data is still in memory, which takes less than a millisecond.
 
 pub(crate) mod claim;
 mod deliver;
@@ -27,29 +27,29 @@ use std::fmt::Write as _;
 use store::Position;
 
 const STREAM: Group = Group::new("stream", "5.0.0", ONE_KEY);
-/// What reading entries costs.
+/// Complexity of commands that read entries.
 const READ_COST: &str = "O(N+M) where N is the number of entries that are given and M the bytes of \
                          64 KiB of log, or, where an id lies in a segment that was not looked at \
                          since the start, of that";
-/// What the time of a command is linear in that needs the length of the log.
+/// Linear factor of commands that need the length of the log.
 const LENGTH_ITEMS: &str = "bytes of the log, the first time, and of what it has grown by since, \
                             each other time";
 
-/// Most entries of one stream in a reply.
+/// Maximum number of entries per stream in a reply.
 const MOST_ENTRIES: usize = 10_000;
-/// Most bytes of entries in a reply; one that is longer comes alone.
+/// Maximum size of entries in a reply; a larger entry is returned alone.
 const MOST_BYTES: usize = 4 << 20;
-/// Bytes of the log that are read before it is looked whether the client is still there.
+/// Log bytes read between two checks that the client is still connected.
 const STEP_BYTES: u64 = 8 << 20;
 
-/// For all that would change a stream.
+/// Refusal of commands that would change a stream.
 pub(crate) const READ_ONLY: Refusal = Refusal::fixed(
     b"ERR tm:changes is a read-only stream: it is the log of what is changed by other commands",
 );
 const INVALID_ID: Refusal =
     Refusal::fixed(b"ERR Invalid stream ID specified as stream command argument");
 
-/// The stream that a key names; `None`: there is none of this name.
+/// Resolves a key to a stream; `None` if there is none.
 fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
     let engines = node.engines();
     match streams::scope_of(engines, key) {
@@ -58,14 +58,14 @@ fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
     }
 }
 
-/// COUNT of commands that may say 0, or less: as many as there may be.
+/// Parses COUNT where 0 or less means the maximum.
 fn count(text: Option<&[u8]>) -> Result<usize, Refusal> {
     let asked = text.map(integer).transpose()?.unwrap_or(0);
     let asked = usize::try_from(asked).unwrap_or(0);
     Ok(if asked == 0 { MOST_ENTRIES } else { asked.min(MOST_ENTRIES) })
 }
 
-/// Reads an id, of which the second half may be missing.
+/// Parses an id whose second part may be missing.
 fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
     let mut parts = text.splitn(2, |byte| *byte == b'-');
     let mut number = || parts.next().map(resp::natural);
@@ -74,8 +74,7 @@ fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
     Ok(Id { term, seq })
 }
 
-/// Why a reader cannot begin where it wants; `at`: as it said that. `first`: the first entry that
-/// is there.
+/// Returns the error of a reader that cannot start at `at`. `first` is the first available entry.
 fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
     match lost {
         Lost::Trimmed => {
@@ -93,7 +92,6 @@ fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
     }
 }
 
-/// Entries as a reply has them, one after the other.
 #[derive(Default)]
 struct Found {
     bytes: Vec<u8>,
@@ -111,7 +109,7 @@ impl Found {
     }
 }
 
-/// The log of a node, as it is durable up to one moment.
+/// The log of a node, up to the position that is durable at one moment.
 #[derive(Clone, Copy)]
 struct Log<'a> {
     node: Now<'a>,
@@ -123,14 +121,15 @@ impl<'a> Log<'a> {
         Log { node, end: node.durability.certain() }
     }
 
-    /// Where a reader begins; `None`: behind all that is there yet. A replica may still get what it
-    /// has not; what a master's log does not have is of another history, which was longer.
+    /// Returns the place where a reader starts, or `None` if it is beyond the end. A replica may
+    /// still receive later entries. On a master, a position beyond the end belongs to a diverged
+    /// history.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
         let node = self.node;
         match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
             Err(Lost::Ahead) if !node.replication.is_master() => Ok(None),
-            // Written and not synced yet: a replica may have shown it.
+            // The entry is written but not durable; a replica may have shown it already.
             Err(Lost::Ahead) if self.is_written(start) => Ok(None),
             Err(lost) => {
                 let (Start::After(id) | Start::At(id)) = start else {
@@ -145,14 +144,14 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Whether a place that is not certain yet lies in what was written.
+    /// Returns whether a position is within the written but not yet durable log.
     fn is_written(&self, start: Start) -> bool {
         let (Start::After(id) | Start::At(id)) = start else { return true };
         let (written, _) = self.node.durability.positions();
         self.node.changes.find(&self.node.store, written, start).is_ok() || id == Id::MIN
     }
 
-    /// The entry before a cursor, of which a group has no more than the number above.
+    /// Returns the id of the entry before a cursor; a group stores only the following id.
     fn delivered(&self, scope: Scope, cursor: Cursor) -> Result<Id, Refusal> {
         let Cursor::At(id) = cursor else { return Ok(cursor.last()) };
         let (node, engines) = (self.node, self.node.engines());
@@ -166,14 +165,15 @@ impl<'a> Log<'a> {
         found.first().map_or(Ok(Id::MIN), |text| self::id(text, 0))
     }
 
-    /// How many entries a stream has, and the first and the last of them.
+    /// Returns number of entries, first and last entry of a stream.
     fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
         tally.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
-    /// How many entries lie behind a start; `None`: the log does not reach back to it.
+    /// Returns the number of entries from a start on; `None` if the log no longer reaches back to
+    /// it.
     fn lag(&self, scope: Scope, start: Start) -> Result<Option<u64>, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let place = match node.changes.find(&node.store, self.end, start) {
@@ -190,13 +190,12 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// How many segments the log has, and at which offset it begins.
+    /// Returns the number of log segments and the log's first offset.
     fn reach(&self) -> Result<(usize, u64), Refusal> {
         let reach = self.node.changes.reach(&self.node.store, self.end);
         reach.map_err(|lost| refusal(&lost, "its beginning", None))
     }
 
-    /// The first entry of a stream that is there.
     fn first(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
         let mut first = None;
         let found = self.node.changes.find(&self.node.store, self.end, Start::Oldest);
@@ -209,8 +208,8 @@ impl<'a> Log<'a> {
         Ok(first)
     }
 
-    /// Tells `each` the entries behind a place, as bytes of a reply, until that gives false, or
-    /// `goes_on` does.
+    /// Passes entries after a place to `each`, encoded for a reply, until `each` or `goes_on`
+    /// returns false.
     fn read(
         &self,
         scope: Scope,
@@ -251,7 +250,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The entry with this id, if it is there still.
+    /// Returns the entry with this id, if the log still contains it.
     fn entry(&self, scope: Scope, id: Id) -> Result<Option<Vec<u8>>, Refusal> {
         let mut place = match self.node.changes.find(&self.node.store, self.end, Start::At(id)) {
             Ok(place) => place,
@@ -266,7 +265,7 @@ impl<'a> Log<'a> {
         Ok(found)
     }
 
-    /// Adds the entries behind a place to `found`, until it is full.
+    /// Appends the entries after a place to `found` until it is full.
     fn collect(
         &self,
         scope: Scope,
@@ -283,19 +282,18 @@ impl<'a> Log<'a> {
     }
 }
 
-/// The names of an entry's own fields. A counter that is called so gets another name.
+/// Reserved field names; a counter with such a name is shown under another one.
 const OWN_FIELDS: [&str; 8] =
     ["space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon"];
 
-/// Writes an entry, as all commands show it: its id, and its fields with their values. False: it is
-/// of a space that is no more.
+/// Encodes an entry: its id, and its fields with values. Returns false for a dropped space.
 fn write_entry(
     engines: &Engines,
     scope: Scope,
     (id, space, change): (Id, u32, Change<'_>),
     out: &mut Vec<u8>,
 ) -> bool {
-    // Arrays of strings: the same in both protocols.
+    // RESP2 and RESP3 encode arrays of strings the same way.
     let mut reply = Reply::new(out, Protocol::Resp2);
     let mut entry = |fields: usize| {
         reply.array(2);
@@ -326,7 +324,7 @@ fn write_entry(
                 } else {
                     reply.bulk(field.name.as_bytes());
                 }
-                // One that was added later.
+                // The field was added later.
                 reply.bulk_int(values.get(at).copied().unwrap_or(0));
             }
         }
@@ -375,7 +373,7 @@ fn write_fields(reply: &mut Reply<'_>, fields: &[(&str, &str)]) {
     }
 }
 
-/// What an entry says of the catalogue: its version, and of each space that is wanted what it is.
+/// Returns the fields of a catalogue entry: its version, and a description of each requested space.
 fn schema_fields(catalogue: &Catalogue, scope: Scope) -> Vec<(String, String)> {
     let is_wanted = |number: u32| scope == Scope::All || scope == Scope::Space(number);
     let mut fields = vec![("schema".to_owned(), catalogue.version.to_string())];

@@ -1,4 +1,4 @@
-//! XRANGE, XREVRANGE, XLEN, and what is refused.
+//! XRANGE, XREVRANGE, XLEN, and refused stream commands.
 
 use super::{Found, Log, MOST_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
 use super::{LENGTH_ITEMS, READ_COST, STREAM};
@@ -42,13 +42,12 @@ pub(crate) const REFUSED: &[Command] = &[
 
 const NOT_WRITABLE: &str = "Refused: tm:changes is the log, and no client writes to it.";
 
-/// An end of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
     /// `-` or `+`.
     Open,
     At(Id),
-    /// `(id`
+    /// An exclusive bound, `(id`.
     Beyond(Id),
 }
 
@@ -61,7 +60,7 @@ impl Bound {
         }
     }
 
-    /// The lowest id of a range that begins so.
+    /// Returns the lowest id that a lower bound includes.
     pub(super) fn low(text: &[u8]) -> Result<Id, Refusal> {
         Ok(match Bound::read(text, 0)? {
             Bound::Open if text == b"-" => Id::MIN,
@@ -73,7 +72,7 @@ impl Bound {
         })
     }
 
-    /// The highest id of a range that ends so.
+    /// Returns the highest id that an upper bound includes.
     pub(super) fn high(text: &[u8]) -> Result<Id, Refusal> {
         Ok(match Bound::read(text, u64::MAX)? {
             Bound::Open if text == b"+" => Id::MAX,
@@ -85,19 +84,19 @@ impl Bound {
     }
 }
 
-/// A range of ids.
 struct Range {
     scope: Scope,
     from: Bound,
-    /// Both are within the range.
+    /// Inclusive bounds.
     low: Id,
     high: Id,
-    /// None: all of them, or an error.
+    /// Requested maximum; without one, a range above the limit of a reply is an error.
     most: Option<usize>,
 }
 
 impl Range {
-    /// `None`: the answer is an empty list, or none at all.
+    /// Parses the range. The inner error means an empty reply: true for nil, false for an empty
+    /// array.
     fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
         let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
         let (low, high) = (call.args.at(low), call.args.at(high));
@@ -114,7 +113,7 @@ impl Range {
         if most == Some(0) {
             return Ok(Err(true));
         }
-        // Any id above the low bound would do: it is not looked at.
+        // An empty range does not check its lower bound.
         if first > last {
             return Ok(Err(false));
         }
@@ -130,7 +129,7 @@ impl Range {
         }
     }
 
-    /// Most entries that are looked for: one more than a reply may have, to know of it.
+    /// Number of entries to look for: one more than the limit of a reply, to detect an excess.
     fn wanted(&self) -> usize {
         self.most.unwrap_or(usize::MAX).min(MOST_ENTRIES + 1)
     }
@@ -165,7 +164,7 @@ impl Range {
 
     fn down(&self, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
         let log = Log::new(node);
-        // The low end must be one that is reached.
+        // Fails if the log no longer reaches back to the lower bound.
         log.find(self.scope, self.start())?;
         let make = |id: Id, space: u32, change: Change<'_>| {
             let mut bytes = Vec::new();
@@ -215,7 +214,7 @@ fn xlen(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// As Redis says it of keys of other types; all others could be no stream.
+/// Refuses a write, with Redis's error for keys of another type.
 fn read_only(call: &mut Call<'_>) -> Outcome {
     let (node, key) = (call.node, call.args.at(1));
     if scope(node, key)?.is_none() {

@@ -43,7 +43,7 @@ pub(crate) const XREADGROUP: &[Command] = &[
         .cost(READ_COST),
 ];
 
-/// Most streams of one request: there are no more spaces.
+/// Maximum number of streams per request, equal to the maximum number of spaces.
 const MOST_STREAMS: usize = 256;
 
 const NOT_NEW: Refusal = Refusal::fixed(
@@ -62,44 +62,39 @@ const NO_LAST: Refusal = Refusal::fixed(
       just return an empty result set.",
 );
 
-/// Nothing comes of a space that is not there: a reader of a wrong name, or of one that was
-/// dropped, would wait for ever.
+/// Refuses a stream of an unknown space, where a blocking reader would wait forever.
 fn no_space(key: &[u8]) -> Refusal {
     refuse!("ERR No such key '{}': there is no space of that name (TM.SPACE LIST)", Printable(key))
 }
 
-/// What of a stream is read.
+/// Position from which a stream is read.
 #[derive(Clone, Copy)]
 enum What {
-    /// The last entry; and once that is known, what lies behind it.
+    /// The last entry; entries after it once its id is known.
     Last,
-    /// What lies behind a start; and the place where it is, once that is known.
+    /// Entries after a start, and their place once it is known.
     Behind(Start, Option<Place>),
-    /// What no consumer of the group has got yet.
+    /// Entries that no consumer of the group has received.
     New,
-    /// What was delivered to the consumer behind this id, and is pending.
+    /// Pending entries of the consumer after this id.
     Own(Id),
 }
 
-/// A stream that is read.
 struct Reading {
     key: Vec<u8>,
     scope: Scope,
     what: What,
 }
 
-/// What XREAD asks for.
 struct Asked {
     readings: Vec<Reading>,
     most: usize,
-    /// Until when it waits for entries, if it does.
     until: Option<Instant>,
-    /// What `$` means.
+    /// Log position that `$` denotes.
     end: Position,
-    /// XREADGROUP: for whom.
     member: Option<Member>,
-    /// XREADGROUP that may wait: its number in the groups' queues, or the highest there is before
-    /// it has a place.
+    /// Ticket in the groups' wait queues, for a blocking XREADGROUP; before queueing, the highest
+    /// ticket.
     number: Option<u64>,
 }
 
@@ -118,7 +113,7 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
     let mut readings = Vec::new();
     for at in first..first + streams {
         let (key, text) = (call.args.at(at), call.args.at(at + streams));
-        // Of the wrong type before its id is wrong, as in Redis.
+        // As in Redis, a wrong type has priority over a wrong id.
         let scope = scope(call.node, key)?;
         if let Some(member) = &member {
             member.hear_of(call.node, scope, key)?;
@@ -146,7 +141,7 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
 fn xread(call: &mut Call<'_>) -> Outcome {
     let mut asked = parse(call)?;
     if call.session.in_exec {
-        // As in Redis: no wait is possible there.
+        // As in Redis, EXEC does not block.
         asked.number = None;
         return call.answer_later(move |node, reply| {
             let found = asked.read(Log { node, end: asked.end }, &|| true)?;
@@ -167,7 +162,7 @@ fn xread(call: &mut Call<'_>) -> Outcome {
 }
 
 impl Asked {
-    /// Reads what is there, of each stream; an entry of the list for each that has any.
+    /// Reads the available entries; returns the streams that have any.
     fn read(
         &mut self,
         log: Log<'_>,
@@ -183,7 +178,7 @@ impl Asked {
                 let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
                 reading.what = What::Behind(start, None);
             }
-            // What one stream has taken, others leave for the next time.
+            // Streams beyond the reply's size limit are left for the next call.
             let has_room = bytes < super::MOST_BYTES;
             match (&mut reading.what, &self.member) {
                 (What::Behind(start, place), _) => {
@@ -210,7 +205,7 @@ impl Asked {
                 _ => {}
             }
             bytes += found.bytes.len();
-            // As in Redis what a consumer has is answered even if that is nothing.
+            // As in Redis, a consumer's pending list is answered even if it is empty.
             if found.count > 0 || matches!(reading.what, What::Own(_)) {
                 all.push((index, found));
             }
@@ -218,7 +213,7 @@ impl Asked {
         Ok(all)
     }
 
-    /// The groups for whose new entries it waits.
+    /// Returns the groups whose new entries the reader waits for.
     fn awaited_groups(&self) -> Vec<Key> {
         let Some(member) = self.member.as_ref().filter(|_| self.until.is_some()) else {
             return Vec::new();
@@ -227,8 +222,8 @@ impl Asked {
         new.map(|reading| member.key(reading.scope)).collect()
     }
 
-    /// The same, and waits for entries if that is asked for. Of several consumers that wait for a
-    /// group, the one that has waited longest is served first.
+    /// Reads, and waits for entries if the request blocks. Among consumers waiting for a group, the
+    /// one that has waited longest is served first.
     async fn follow(
         &mut self,
         node: &Arc<Node>,
@@ -238,12 +233,12 @@ impl Asked {
         let (awaited, groups) = (self.awaited_groups(), node.engines().groups.clone());
         let mut place = None;
         loop {
-            // Subscribes before it looks at the queues, so that no departure is missed.
+            // Subscribe before checking the queues, so that no departure is missed.
             let mut departures = groups.departures();
             let number = self.number.unwrap_or(0);
             let turns = awaited.iter().filter(|key| groups.has_turn(key, number)).count();
             let is_behind = turns < awaited.len();
-            // A group's place may be locked by another thread that reads.
+            // Group reads may block on the group's lock, so they use another thread.
             let is_at_hand = |reading: &Reading| match &reading.what {
                 What::Behind(_, Some(place)) => place.is_at_hand(end),
                 _ => false,
@@ -265,10 +260,11 @@ impl Asked {
                     continue;
                 }
             }
-            // The wait is for more than was read.
+            // Wait for entries beyond those read.
             client.blocked.begin(true);
             let demoted = async {
-                // A replica can be read, but no group of it.
+                // A replica can be read without groups, so only group readers are unblocked on
+                // demotion.
                 match self.member {
                     Some(_) => node.replication.demoted().await,
                     None => std::future::pending().await,
@@ -297,7 +293,7 @@ impl Asked {
         }
     }
 
-    /// [`Asked::read`] on another thread.
+    /// Runs [`Asked::read`] on another thread.
     async fn read_apart(
         &mut self,
         node: &Arc<Node>,
@@ -322,7 +318,7 @@ impl Asked {
             reply.null_array();
             return;
         }
-        // In RESP3 a map; in RESP2 each stream is an array of two.
+        // RESP3 uses a map, RESP2 an array of pairs.
         let is_map = reply.protocol() == Protocol::Resp3;
         if is_map {
             reply.map(found.len());

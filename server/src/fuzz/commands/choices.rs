@@ -1,8 +1,8 @@
-//! What the input chooses: commands, keys of a small universe, values.
+//! Decodes fuzz input into commands, keys of a small universe, and values.
 
 pub(super) const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 pub(super) const MEMBERS: [&str; 4] = ["7", "8", "007", "x"];
-/// Existence spaces, and the fields that the actions of the same index count.
+/// Existence space, its action, and the field that the action increments.
 pub(super) const FLAGS: [(&str, &str, usize); 2] = [("liked", "like", 0), ("read", "read", 3)];
 pub(super) const IDS: [u64; 16] = [
     0,
@@ -38,8 +38,8 @@ const VALUES: [&str; 14] = [
     "01",
     "",
 ];
-/// Commands of the second client that wait for threads which are not here, or for time, or touch
-/// files, or change users or spaces.
+/// Commands excluded for the second client: they need absent threads or time, use files, or change
+/// users or spaces.
 pub(super) const LEFT_OUT: [&str; 20] = [
     "acl",
     "bgsave",
@@ -63,7 +63,7 @@ pub(super) const LEFT_OUT: [&str; 20] = [
     "lastsave",
 ];
 
-/// For the second client's commands.
+/// Words for the second client's commands.
 pub(super) const WORDS: [&str; 40] = [
     "post:1",
     "post:1:like",
@@ -107,7 +107,7 @@ pub(super) const WORDS: [&str; 40] = [
     "LIST",
 ];
 
-/// What the input chooses next; 0 when it is used up.
+/// Source of choices; yields 0 after the end of the input.
 pub(super) struct Choices<'a>(pub(super) &'a [u8]);
 
 impl Choices<'_> {
@@ -145,7 +145,6 @@ impl Choices<'_> {
         (0..=self.byte() % 4).flat_map(|_| one(self)).collect()
     }
 
-    /// A command that the model knows.
     // Long: one line for each command.
     pub(super) fn known(&mut self, kind: usize) -> Vec<String> {
         let word = |word: &str| vec![word.to_owned()];
@@ -249,5 +248,5 @@ impl Choices<'_> {
     }
 }
 
-/// How many kinds [`Choices::known`] tells apart.
+/// Number of values of `kind` in [`Choices::known`].
 pub(super) const KNOWN: usize = 32;

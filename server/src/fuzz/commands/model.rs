@@ -1,4 +1,4 @@
-//! What should be true: plain maps, and what each command answers by them.
+//! Reference model: plain maps, and the reply of each command derived from them.
 
 use crate::fuzz::commands::Words;
 use crate::fuzz::commands::choices::{FIELDS, FLAGS, IDS, MEMBERS};
@@ -12,7 +12,7 @@ fn number(text: &[u8]) -> Option<i64> {
     text.parse::<i64>().ok().filter(|value| value.to_string() == text)
 }
 
-/// Any error: which one is for the tests of commands to say.
+/// Any error; texts are compared by the tests of commands.
 pub(super) fn error() -> Frame {
     Frame::Error(String::new())
 }
@@ -29,24 +29,22 @@ fn ints(values: impl IntoIterator<Item = i64>) -> Frame {
     Frame::Array(values.into_iter().map(Frame::Integer).collect())
 }
 
-/// Row, counter if it is one's, and what the client calls it.
+/// Row, counter (for a token of one counter), and the client's token.
 type Token = (u64, Option<usize>, Vec<u8>);
 
-/// What should be true.
 #[derive(Default)]
 pub(super) struct Model {
     rows: BTreeMap<u64, [i64; 4]>,
-    /// Of the spaces of [`FLAGS`].
+    /// Pairs of each space of [`FLAGS`].
     flags: [BTreeSet<(u64, Vec<u8>)>; 2],
     horizons: [u64; 2],
-    /// Rows outside the universe.
+    /// Number of rows outside the universe.
     others: i64,
     queue: Option<Vec<Words>>,
-    /// Increments that were counted, and their answers.
+    /// Applied increments and their replies.
     tokens: BTreeMap<Token, (Increment, Vec<i64>)>,
 }
 
-/// What is added to the counters of a row, and within which bounds.
 #[derive(Clone, PartialEq)]
 struct Increment {
     changes: Vec<(usize, i64)>,
@@ -62,7 +60,8 @@ impl Increment {
 }
 
 impl Model {
-    /// The horizons have risen, or another client has written: what there is now is true.
+    /// Updates horizons from the engines and, with `rows_too`, copies all data after another
+    /// client's writes.
     pub(super) fn look(&mut self, engines: &Engines, rows_too: bool) {
         for (index, (name, ..)) in FLAGS.iter().enumerate() {
             let space = engines.existence(name.as_bytes()).expect("a space");
@@ -100,7 +99,6 @@ impl Model {
             .expect("an id of the universe")
     }
 
-    /// Id and field of a key of the universe.
     fn place(key: &[u8]) -> (u64, Option<usize>) {
         let mut parts = key.split(|&b| b == b':').skip(1);
         let id = Model::id_of(parts.next().unwrap_or_default());
@@ -128,7 +126,7 @@ impl Model {
         self.rows.get(&id).map_or(Frame::Null, |row| bulk(row[field]))
     }
 
-    /// Fields with values; `None` if a value is none.
+    /// Field-value pairs, or `None` if a value is not an integer.
     fn values(words: &[Vec<u8>]) -> Option<Vec<(usize, i64)>> {
         words.chunks(2).map(|pair| Some((Model::field(&pair[0]), number(&pair[1])?))).collect()
     }
@@ -138,12 +136,12 @@ impl Model {
         values.iter().for_each(|&(field, value)| row[field] = value);
     }
 
-    /// A pair: unknown, set or not.
+    /// State of a pair; `None` below the horizon.
     fn is_set(&self, flag: usize, id: u64, member: &[u8]) -> Option<bool> {
         (id >= self.horizons[flag]).then(|| self.flags[flag].contains(&(id, member.to_vec())))
     }
 
-    /// Sets or unsets a pair; what it was.
+    /// Sets or clears a pair and returns its previous state.
     fn turn(&mut self, flag: usize, id: u64, member: &[u8], to: bool) -> Option<bool> {
         let before = self.is_set(flag, id, member)?;
         match to {
@@ -203,14 +201,13 @@ impl Model {
         Frame::Array(page)
     }
 
-    /// CNT.INCRBY.
     fn incrby(&mut self, id: u64, words: &[Vec<u8>]) -> Option<Frame> {
         let mut asked = Increment { changes: vec![], min: None, max: None, saturates: false };
         let mut token = None;
         let is_option = |word: &&Vec<u8>| {
             [&b"MIN"[..], b"MAX", b"SAT", b"FAIL", b"TOKEN"].contains(&word.as_slice())
         };
-        // SAT and FAIL are one.
+        // SAT and FAIL exclude each other.
         let kinds = words.iter().filter(is_option).map(|word| match word.as_slice() {
             b"FAIL" => &b"SAT"[..],
             word => word,
@@ -244,7 +241,7 @@ impl Model {
         self.count(id, asked, token.map(|token| (None, token))).map(ints)
     }
 
-    /// Counts an increment, if it is not one that was counted under this token.
+    /// Applies an increment unless it was already applied under this token.
     fn count(
         &mut self,
         id: u64,
@@ -252,7 +249,8 @@ impl Model {
         token: Option<(Option<usize>, Vec<u8>)>,
     ) -> Option<Vec<i64>> {
         let token = token.map(|(cell, token)| (id, cell, token));
-        // As the row's, and as that of each counter, whichever command it was.
+        // CNT.INCRBY's token covers the row, CNT.MINCRBY's a counter; either conflicts with the
+        // other.
         let names = token.iter().flat_map(|(id, cell, token)| {
             let others = match cell {
                 Some(_) => vec![None],
@@ -293,7 +291,6 @@ impl Model {
         Some(told)
     }
 
-    /// CNT.MINCRBY.
     fn mincrby(&mut self, words: &[Vec<u8>]) -> Option<Frame> {
         let (words, token) = match words {
             [triples @ .., word, token] if word == b"TOKEN" => (triples, Some(token)),
@@ -316,12 +313,11 @@ impl Model {
         Some(Frame::Array(triples.into_iter().map(one).collect()))
     }
 
-    /// Whether HSETNX and SETNX set this counter, and HSET counts it as new.
+    /// Returns whether HSETNX and SETNX would set this counter, and HSET would count it as new.
     fn is_unset(&self, id: u64, field: usize) -> bool {
         self.rows.get(&id).is_none_or(|row| row[field] == 0)
     }
 
-    /// TM.FORGET.
     fn forget(&mut self, name: &[u8], id: u64) -> bool {
         let unset = |flags: &mut BTreeSet<(u64, Vec<u8>)>| flags.retain(|(of, _)| *of != id);
         if name == b"post" {
@@ -355,7 +351,7 @@ impl Model {
         self.execute_now(name, words).unwrap_or_else(error)
     }
 
-    /// `None`: an error.
+    /// Returns `None` for an error.
     // Long: one arm for each command.
     fn execute_now(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let opposite = |text: &[u8]| number(text)?.checked_neg();
@@ -524,7 +520,7 @@ impl Model {
         })
     }
 
-    /// The commands on the members of one id.
+    /// Commands on the members of one id.
     fn members(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let int = |is: bool| Frame::Integer(is.into());
         let space = words[1].split(|&b| b == b':').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! FAILOVER: a role goes over, or comes back.
+//! FAILOVER: handing the role over, and aborting.
 
 use super::{follow, in_step, info, likes, number, small};
 use redis::Commands;
@@ -8,7 +8,7 @@ fn port_of(server: &TestServer) -> String {
     server.port().to_string()
 }
 
-/// Everybody writes while the role goes over: what was acknowledged is there afterwards, once.
+/// Clients write during the handover; every acknowledged write exists exactly once afterwards.
 #[test]
 fn failover_hands_the_role_over_and_nothing_is_lost() {
     let (a, b) = (TestServer::with(small), TestServer::with(small));
@@ -69,7 +69,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     b.connection().hincr::<_, _, _, ()>("post:7", "like", 1).unwrap();
 }
 
-/// A set that replaces another one while the role goes over is there as a whole, or not at all.
+/// A set that replaces another one during the handover exists completely or not at all.
 #[test]
 fn restore_during_a_failover_is_whole_or_not_at_all() {
     const MEMBERS: u64 = 60_000;
@@ -117,13 +117,11 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
     }
 }
 
-/// FAILOVER ends while this node becomes a replica of the one that is to take over, or after that:
-/// a write that waited is taken, once.
+/// FAILOVER ABORT at any moment around the change of role: a waiting write is executed once.
 #[test]
 fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let master = TestServer::with(small);
-    // No server listens at the address that it announces: so the role is on its way to it until
-    // ABORT.
+    // No server listens on the announced port, so the handover stays pending until ABORT.
     let unreachable = TestServer::with(|config| {
         small(config);
         config.replication.replica_announce_port = 1;
@@ -133,7 +131,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let (mut writer, mut operator) = (master.raw(), master.connection());
     let mut rng = fastrand::Rng::with_seed(11);
     for round in 1..=40u64 {
-        // In one turn: the write is behind the pause, and before anything has come of the failover.
+        // In one turn: the write arrives during the pause, before any progress of the failover.
         let both =
             [&["FAILOVER", "TO", "127.0.0.1", "1"][..], &["HINCRBY", "post:1", "like", "1"][..]];
         writer.send(both.map(tidemark_tests::request).concat());
@@ -157,7 +155,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
 }
 
-/// The sender of TM.REPLICATE FAILOVER may be a master of another data set.
+/// TM.REPLICATE FAILOVER may come from a master of another data set.
 #[test]
 fn a_role_is_taken_over_from_the_own_master_only() {
     let (master, replica, stranger) =
@@ -180,7 +178,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         assert!(answer.starts_with("-NOFAILOVER this replica has another history"), "{answer}");
     }
     let role = || info(&mut replica.connection(), "role");
-    // What its master has asked it is read when it has been told to follow another master.
+    // The request of the old master is read after REPLICAOF has named another one.
     redis::cmd("REPLICAOF")
         .arg("127.0.0.1")
         .arg("1")
@@ -200,7 +198,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     assert_eq!((role().as_deref(), by_hello(&replica).as_str()), (Some("master"), "master"));
     assert_eq!(hand(&replica, &lineage, &term), "+OK", "once more, as if our answer had been lost");
 
-    // By now it has handed the role on.
+    // The node has handed the role on.
     let next = TestServer::with(small);
     follow(&next, &replica);
     in_step(&replica, &next);

@@ -1,11 +1,10 @@
-//! What confirms a node as the master after a restart or beside Sentinels.
+//! Fencing: what confirms a node as master after a restart or with Sentinels.
 
 use super::{detach, follow, in_step, number, small};
 use redis::Commands;
 use tidemark_tests::{TestServer, eventually};
 
-/// What a Sentinel says every two seconds: the master's address, and the epoch since which it is
-/// that.
+/// Publishes a Sentinel's hello with the master's port and config epoch.
 fn hello(server: &TestServer, port: u16, epoch: u64) {
     let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},{epoch}", "a".repeat(40));
     redis::cmd("PUBLISH")
@@ -15,8 +14,7 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
         .unwrap();
 }
 
-/// Started again, replaced, chosen again, left alone by all Sentinels: what decides the role of a
-/// node.
+/// Restarted, replaced, chosen again, abandoned by all Sentinels: the role of a node in each case.
 #[test]
 fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
@@ -42,7 +40,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
             .unwrap();
     }
     refused("fenced until its role is known");
-    // One that knows of another master, and one that was away while that was chosen.
+    // One Sentinel names another master, and one was away during that choice.
     hello(&master, other, 6);
     hello(&master, own, 5);
     refused("fenced until its role is known");
@@ -59,7 +57,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
         given_away.contains("not valid on a fenced node"),
         "what may be another's: {given_away}"
     );
-    // A replica that was not told yet does not know better; a newer epoch does.
+    // A replica that has not heard of the change cannot confirm; a newer epoch can.
     let late = TestServer::with(small);
     follow(&late, &master);
     in_step(&master, &late);
@@ -68,8 +66,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     hello(&master, own, 9);
     eventually("the disk has it", || write().is_ok());
     assert_eq!(number(&master, "repl_fenced"), 0);
-    // No Sentinel left, and none that could be asked: an operator says so, or a replica that
-    // follows.
+    // Without a reachable Sentinel, an operator or a following replica confirms.
     hello(&master, other, 10);
     refused("Sentinel has made another node the master");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut master.connection()).unwrap();
@@ -80,8 +77,8 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     eventually("a replica follows, and that is enough", again);
 }
 
-/// A master and a replica come back together after a Sentinel has had another one promoted: the
-/// replica follows that master as before.
+/// Master and replica return together after a Sentinel has promoted another node; the replica still
+/// follows the old master, which must stay fenced.
 #[test]
 fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
@@ -103,7 +100,7 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     hello(&master, replica.port(), 6);
     hello(&master, master.port(), 5);
     refused(&master);
-    // A node that was promoted meanwhile, and is started again, does not know better.
+    // A node promoted in the meantime and restarted cannot confirm either.
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut replica.connection()).unwrap();
     write(&replica).unwrap();
     let replica = replica.stopped().started();
@@ -112,10 +109,10 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     eventually("the disk has it", || write(&replica).is_ok());
 }
 
-/// Found by a soak: of two failovers in a row the second went back to the old master, before
-/// Sentinel had made it a replica. To it REPLICAOF NO ONE was nothing new, and the others, which
-/// had a later term, never followed it again. The order may also be lost on its way: Sentinel is
-/// content to see a master.
+/// Regression test: the second of two failovers returned to the old master before Sentinel had
+/// reconfigured it. REPLICAOF NO ONE changed nothing there, and the other nodes had a later term
+/// and never followed it again. The order may also be lost, because Sentinel is satisfied with any
+/// master.
 #[test]
 fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
     for is_told in [true, false] {
@@ -155,9 +152,9 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
     }
 }
 
-/// F8: after a planned SENTINEL FAILOVER the old master kept its clients for eight seconds, and had
-/// nothing but READONLY for them. Clients that send commands or listen are disconnected when it is
-/// deposed, Sentinels are not; a client that comes later is, once it has tried to write.
+/// A master deposed by Sentinel disconnects its clients at once; otherwise they get READONLY errors
+/// for eight seconds. Sentinels stay connected. A client that connects later is disconnected after
+/// its first write.
 #[test]
 fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     let server = TestServer::with(small);
@@ -176,7 +173,7 @@ fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     assert_eq!(idle.rest(), "");
     assert!(!listener.rest().contains("message"));
     sentinel.request(&["PING"]).expect("+PONG\r\n");
-    // It reads as long as it likes.
+    // Reads are not limited.
     let mut late = server.raw();
     for _ in 0..3 {
         late.request(&["HGET", "post:1", "like"]).expect("$1\r\n1\r\n");
@@ -186,7 +183,7 @@ fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     let mut in_transaction = server.raw();
     in_transaction.request(&["MULTI"]).expect("+OK\r\n").request(&["HSET", "post:1", "like", "2"]);
     assert!(in_transaction.rest().starts_with("-READONLY"));
-    // Named again, it keeps the clients that it has.
+    // Chosen again, the node keeps its clients.
     hello(&server, server.port(), 3);
     eventually("the disk has it", || {
         let written = server.raw().ask(&["HSET", "post:1", "like", "2"]);

@@ -1,5 +1,4 @@
-//! How far replicas are: what INFO says of it at both ends, and WAIT and WAITAOF where no wait is
-//! possible.
+//! Replication lag: INFO on both sides, and WAIT and WAITAOF where they cannot block.
 
 use super::{follow, follow_port, in_step, info, number, relay, small};
 use redis::Value;
@@ -15,7 +14,7 @@ fn fill(master: &TestServer, ids: std::ops::Range<u64>) {
     pipe.query::<()>(&mut master.connection()).unwrap();
 }
 
-/// What the master says of its one replica.
+/// Returns a field that the master reports about its replica.
 fn fed(master: &TestServer, key: &str) -> u64 {
     let said = info(&mut master.connection(), "slave0").unwrap_or_default();
     let value = said.split(',').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
@@ -33,7 +32,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     assert!(fed(&master, "lag") <= 3 && number(&replica, "master_last_io_seconds_ago") <= 3);
     assert_eq!(number(&replica, "slave_lag_bytes"), 0);
 
-    // Silent, and open.
+    // The link is open but forwards nothing.
     link.left.store(0, SeqCst);
     fill(&master, 1..2000);
     eventually("the log grows", || fed(&master, "lag_bytes") > 5_000);
@@ -47,7 +46,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     in_step(&master, &replica);
     eventually("it has acknowledged it", || fed(&master, "lag_bytes") == 0);
 
-    // It was away, and knows how much it has missed before that has come.
+    // After a disconnect the replica knows its lag before it has received the data.
     let away = replica.stopped();
     fill(&master, 2000..6000);
     redis::cmd("WAITAOF").arg(&[1, 0, 0]).query::<()>(&mut master.connection()).unwrap();
@@ -82,7 +81,7 @@ fn wait_in_a_transaction_answers_at_once() {
         redis::cmd("EXEC").query::<Value>(&mut connection)
     };
     let number = |n: i64| Value::Int(n);
-    // For ever, outside: three replicas there will never be.
+    // Outside a transaction this would wait forever, since there are no three replicas.
     let Value::Array(done) =
         exec(&master, &["HINCRBY post:1 like 1", "WAIT 3 0", "WAITAOF 1 3 0"]).unwrap()
     else {

@@ -1,4 +1,4 @@
-//! Offsets that clients see contain every acknowledged write: scripts and Sentinel rely on them.
+//! Offsets shown to clients contain every acknowledged write; scripts and Sentinel rely on that.
 
 use super::{follow, in_step, likes, number, small};
 use tidemark_server::config::{Config, Fsync};
@@ -13,7 +13,6 @@ fn with(fsync: Fsync) -> TestServer {
     })
 }
 
-/// The offset that ROLE shows.
 fn role_offset(server: &TestServer) -> u64 {
     let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
     redis::from_redis_value(role[1].clone()).unwrap()
@@ -43,7 +42,7 @@ fn offset_contains_every_kind_of_write() {
     for fsync in POLICIES {
         let server = with(fsync);
         let mut client = server.raw();
-        // A quiet log is sealed after a second, which moves its end once more.
+        // After a second without writes the log is sealed, which moves its end once more.
         let mut other = server.raw();
         for (round, words) in kinds.iter().cycle().take(3 * kinds.len()).enumerate() {
             other.ask(&["HSET", "post:99", "like", &round.to_string()]);
@@ -54,13 +53,13 @@ fn offset_contains_every_kind_of_write() {
                 .collect();
             let is_change = said.last().is_some_and(|said| !said.starts_with('-'));
             let shown = number(&server, "master_repl_offset");
-            // A table that has just opened by itself is empty, and TM.ROLL changes nothing.
+            // A table that has just rolled is empty, so TM.ROLL changes nothing.
             let is_empty = words[0].starts_with("TM.ROLL") && said == [":0"];
             if round < kinds.len() && !is_empty {
                 assert!(is_change, "{fsync:?} {words:?}: {said:?}");
                 assert!(shown > before, "{fsync:?} {words:?}: {before} before and {shown} after");
             }
-            // EXEC's reply has lines that nothing has read.
+            // EXEC's reply has unread lines, so reconnect.
             client = server.raw();
             other.ask(&["HSET", "post:99", "read", &round.to_string()]);
             let role = role_offset(&server);
@@ -88,7 +87,7 @@ fn wait_in_a_transaction_counts_no_replica_that_lacks_a_write() {
     }
 }
 
-/// An operator's switch by hand: pause the master, wait until both offsets are equal, promote.
+/// A manual switch: pause the master, wait for equal offsets, promote.
 #[test]
 fn equal_offsets_under_a_pause_mean_nothing_is_missing() {
     for fsync in POLICIES {

@@ -1,5 +1,5 @@
-//! Histories that diverge: which node gives way, what is kept of what it had alone, and which may
-//! be promoted meanwhile.
+//! Diverged histories: which node gives way, what it keeps of its own data, and which node may be
+//! promoted in the meantime.
 
 use super::{detach, follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
@@ -11,7 +11,7 @@ fn priority(server: &TestServer) -> u64 {
     number(server, "slave_priority")
 }
 
-/// It has more than its master, and that will be given up: its promotion would lose what its master
+/// A node that is about to discard its data must not be promoted, because it lacks what its master
 /// has acknowledged since.
 #[test]
 fn a_node_that_gives_its_data_up_is_not_promotable() {
@@ -33,7 +33,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     fill(&b, 10..20).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
     let link = relay(a.port());
-    // Its manifest passes, and not what that names.
+    // The proxy forwards the manifest, but not the files.
     link.left.store(4000, SeqCst);
     follow_port(&b, link.port);
     let asked = |field: &str| {
@@ -45,7 +45,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     link.left.store(i64::MAX, SeqCst);
     in_step(&a, &b);
     eventually("it may be promoted", || priority(&b) == 100);
-    // Another data set, which it refuses.
+    // The node refuses another data set.
     let foreign = TestServer::with(small);
     follow(&b, &foreign);
     eventually("it refuses", || {
@@ -81,8 +81,8 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
     assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
 }
 
-/// Its disk came back from a backup, say. That it has the same name, and was the master, is no
-/// reason to forget what it has forgotten.
+/// A master restored from an older backup: neither its name nor its former role is a reason for the
+/// replica to discard newer data.
 #[test]
 fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     let always = |config: &mut Config| {
@@ -94,7 +94,7 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     follow(&replica, &master);
     in_step(&master, &replica);
     let older = master.killed();
-    // Of the last batch a replica does not know whether its master had synced it.
+    // A replica cannot know whether its master had synced the last batch.
     for likes in [1, 2] {
         master.connection().hset::<_, _, _, ()>("post:2", "like", likes).unwrap();
     }
@@ -120,7 +120,7 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     assert_eq!(dropped(&replica).len(), 1, "what was dropped is in a file");
 }
 
-/// Folders with what a node gave up.
+/// Folders with discarded data.
 fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -128,7 +128,7 @@ fn dropped(server: &TestServer) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// The log alone would not tell: it was removed as far as there is a snapshot.
+/// The log alone would be incomplete, because snapshots have replaced its start.
 #[test]
 fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     let forgetful = |config: &mut Config| {
@@ -148,7 +148,7 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     }
     other.connection().hset::<_, _, _, ()>("post:20", "like", 20).unwrap();
     assert!(!other.folder().join("log-0000000000000001.tlog").exists(), "the log is not whole");
-    // Once more changes nothing.
+    // Repeating the order changes nothing.
     let port = master.port().to_string();
     for _ in 0..3 {
         redis::cmd("REPLICAOF")
@@ -175,7 +175,7 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(b, a);
     in_step(a, b);
-    // A chain.
+    // A chain of replicas.
     follow(c, b);
     in_step(a, b);
     in_step(a, c);
@@ -193,6 +193,6 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     for node in &nodes {
         assert_eq!(likes(node, 1..4), [Some(1), Some(22), None]);
     }
-    // What a had alone is in a file.
+    // Data that only `a` had is kept in a file.
     assert_eq!(dropped(a).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Roles: master or replica, of which master, and what a master asks of its replicas.
+//! Changes of role, and conditions that a master imposes on replicas.
 
 use super::{follow, follow_port, in_step, info, likes, number, relay, small};
 use crate::admin::{get, with_admin};
@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
-/// The order to follow a master is taken back before it was obeyed: the node is as it
-/// was.
+/// REPLICAOF followed immediately by REPLICAOF NO ONE leaves the node as it was.
 #[test]
 fn an_order_that_is_taken_back_at_once_leaves_a_master() {
     let server = TestServer::with(small);
@@ -22,9 +21,8 @@ fn an_order_that_is_taken_back_at_once_leaves_a_master() {
     assert_eq!(likes(&server, 0..50), [Some(1); 50]);
 }
 
-/// From the answer to REPLICAOF NO ONE on no write is refused, as with Redis, though a log has to
-/// begin first. What is acknowledged meanwhile, to clients that write while the role goes back and
-/// forth, is there, and nothing else.
+/// Once REPLICAOF NO ONE is answered, no write is refused, as in Redis, although a log must start
+/// first. Clients write while the role changes repeatedly; exactly the acknowledged writes remain.
 #[test]
 fn a_client_of_a_new_master_may_write() {
     let server = TestServer::with(small);
@@ -64,7 +62,7 @@ fn a_client_of_a_new_master_may_write() {
                 assert_eq!(operator.ask(&["REPLICAOF", "NO", "ONE"]), "+OK");
                 assert_eq!(stays.ask(&["HINCRBY", "post:2", "like", "1"]), format!(":{round}"));
             } else {
-                // In one turn with the order.
+                // In the same turn as the order.
                 operator
                     .send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
                 assert_eq!(
@@ -87,8 +85,7 @@ fn a_client_of_a_new_master_may_write() {
     assert_eq!(likes(&server.restart(), 1..4), wanted);
 }
 
-/// Nothing was written since the start, or since the promotion: replicas have what was there
-/// before.
+/// Without a write since the start or the promotion, replicas count as up to date.
 #[test]
 fn wait_counts_replicas_before_the_first_write() {
     let always = |config: &mut Config| {
@@ -110,7 +107,7 @@ fn wait_counts_replicas_before_the_first_write() {
     assert_eq!(wait(&b), 1, "promoted");
 }
 
-/// An order that comes while the last one is being obeyed does not wait for a waiter of that one.
+/// A new order during the previous change of role does not wait for that change's waiters.
 #[test]
 fn roles_change_as_fast_as_they_are_told() {
     let server = TestServer::with(small);
@@ -138,7 +135,7 @@ fn a_master_admits_permitted_replicas_up_to_its_limit() {
             config.replication.master_user = user.to_owned();
         })
     };
-    // While a data set takes the place of another, clients are disconnected.
+    // A full sync may close connections.
     let asked = |replica: &TestServer, field: &str| {
         let connection = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         connection.and_then(|mut c| info(&mut c, field))
@@ -155,7 +152,7 @@ fn a_master_admits_permitted_replicas_up_to_its_limit() {
     let mistaken = with("wrong", "");
     follow(&mistaken, &master);
     says(&mistaken, "WRONGPASS");
-    // A user that may do this and nothing else.
+    // A user with the right to replicate only.
     let mut at_master = master.raw();
     at_master.request(&["AUTH", "secret"]).expect("+OK\r\n");
     at_master.request(&["ACL", "SETUSER", "copy", "on", ">pw", "+tm.replicate"]).expect("+OK\r\n");
@@ -196,7 +193,7 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     };
     set("min-replicas-to-write", "0");
     assert!(!refused(&master), "from now on");
-    // A replica that falls silent does not say so.
+    // A silent replica stops counting.
     let link = relay(master.port());
     let replica = TestServer::with(small);
     follow_port(&replica, link.port);
@@ -212,8 +209,8 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     assert!(refused(&master), "from now on");
 }
 
-/// O8. A master comes back with an empty directory: its replica keeps its data, and the master is
-/// not ready until the replica follows.
+/// A master returns with an empty folder: the replica keeps its data, and the master is not ready
+/// until the replica follows.
 #[test]
 fn an_empty_master_whose_replica_has_data_is_not_ready() {
     let (master, admin) = with_admin(small);
@@ -235,7 +232,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
     let gauge = "tidemark_replication_refusing_replicas 1\n";
     assert!(get(admin, "/metrics", &[]).body.contains(gauge));
     assert_eq!(likes(&replica, 7..8), [Some(7)]);
-    // The master's data are the wanted ones after all.
+    // The operator decides for the master's data.
     redis::cmd("REPLICAOF")
         .arg(&["127.0.0.1", &master.port().to_string(), "FORCE"])
         .exec(&mut replica.connection())
@@ -244,8 +241,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
     assert_eq!(number(&master, "repl_refusing_replicas"), 0);
 }
 
-/// F13: REPLICAOF a Redis left the node read-only for ever, and INFO said "unknown command". The
-/// order is taken back, and what it says names the ways that there are.
+/// REPLICAOF to a Redis server is reverted, and the error lists the alternatives.
 #[test]
 fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
     let redis = crate::beside_redis::redis();
@@ -266,13 +262,13 @@ fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
     assert_eq!(asked("role").as_deref(), Some("master"));
     let role: redis::Value = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
     assert!(format!("{role:?}").contains("master"));
-    // The next order is a new one.
+    // The next order clears the error.
     let master = TestServer::with(small);
     follow(&server, &master);
     assert_eq!(asked("repl_last_error"), None);
 }
 
-/// F13: one that has been a replica from the start stays one, and says the same.
+/// A node configured as a replica stays one and shows the same error.
 #[test]
 fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
     let redis = crate::beside_redis::redis();
@@ -284,11 +280,11 @@ fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
     let asked = |field: &str| info(&mut server.connection(), field).unwrap_or_default();
     eventually("it says why", || asked("master_link_error").contains("tidemark import"));
     assert_eq!((asked("role"), asked("master_link_status")), ("slave".into(), "down".into()));
-    // It does not ask every second for what it cannot have.
+    // The node does not retry every second.
     assert!(asked("master_link_retry_seconds").parse::<u64>().unwrap() > 30);
 }
 
-/// F13, the other way round.
+/// The reverse case: a Redis configured to follow this server.
 #[test]
 fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
     let redis = crate::beside_redis::redis();
@@ -304,7 +300,7 @@ fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
         info(&mut server.connection(), "repl_last_error")
             .is_some_and(|error| error.contains("SCAN and HGETALL") && error.contains("--pipe"))
     });
-    // It asks again every second, not thousands of times.
+    // Redis retries once a second, not in a tight loop.
     let accepted =
         || -> u64 { ::redis::cmd("CLIENT").arg("ID").query(&mut server.connection()).unwrap() };
     let before = accepted();

@@ -1,4 +1,4 @@
-//! What a replica gets, while it is attached, was away, or looks on.
+//! Data that a replica receives: while connected, and after an absence.
 
 use super::{follow, in_step, likes, number, small};
 use redis::Commands;
@@ -21,7 +21,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     in_step(&master, &replica);
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
     assert_eq!(number(&replica, "repl_full_syncs"), 1);
-    // What comes.
+    // Changes while connected.
     for id in 0..100u64 {
         at_master.hincr::<_, _, _, ()>(format!("post:{id}"), "like", 1000).unwrap();
     }
@@ -39,7 +39,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
         .query(&mut replica.connection())
         .unwrap();
     assert_eq!(flags, [1, 1, 1, 0]);
-    // It refuses writes, in Redis's words.
+    // Writes are refused with Redis's error text.
     let error =
         replica.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
     assert!(error.to_lowercase().contains("read only replica"), "{error}");
@@ -50,7 +50,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
         .unwrap_err()
         .to_string();
     assert!(error.contains("WAIT cannot be used with replica instances"), "{error}");
-    // It is restarted, and misses something meanwhile.
+    // The replica misses a change during its restart.
     let replica = replica.stopped();
     at_master.hset::<_, _, _, ()>("post:1", "like", 77).unwrap();
     let replica = replica.started();
@@ -59,8 +59,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     assert_eq!(number(&replica, "repl_full_syncs"), 0, "it went on where it was");
 }
 
-/// A replica writes snapshots of its own, each with what has changed since the one before: also
-/// what its master has changed.
+/// A replica writes its own snapshots, which include its master's changes.
 #[test]
 fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     let tiny = |config: &mut Config| {
@@ -77,8 +76,7 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
             .query::<redis::Value>(&mut server.connection())
             .unwrap()
     };
-    // Three tables of pairs and of rows, the first two of which only the changes below will touch
-    // again.
+    // Three tables of pairs and of rows; only the changes below touch the first two again.
     let ids: Vec<u64> = (0..1500).collect();
     for some in ids.chunks(500) {
         let mut pipe = redis::pipe();
@@ -108,7 +106,7 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     let first = saved();
     let kept = saved().intersection(&first).count();
     assert!(kept >= 4, "tables that have not changed are not written again: {first:?}");
-    // One row and three pairs of each table: new, taken back, liked again.
+    // One row and three pairs per table: added, removed, added again.
     for id in [3u64, 503, 1003] {
         call(&master, &format!("HSET post:{id} like 5"));
         call(&master, &format!("PH.ADD liked 9 {id}"));
@@ -116,8 +114,8 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
         call(&master, &format!("PH.DEL liked 7 {}", id + 1));
         call(&master, &format!("PH.ADD liked 7 {}", id + 1));
     }
-    // The log of it is synced before the snapshot begins, so a start reads it from the snapshot
-    // alone.
+    // The log is synced before the snapshot begins, so a restart reads these changes from the
+    // snapshot only.
     synced_by_both();
     saved();
     let again = replica.killed();
@@ -154,12 +152,12 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
     follow(&replica, &master);
     in_step(&master, &replica);
     let replica = replica.stopped();
-    // Each restart of the master begins a segment.
+    // Each restart of the master starts a segment.
     let mut master = master;
     for round in 0..20i64 {
         master.connection().hset::<_, _, _, ()>("post:1", "like", round).unwrap();
         master = master.stopped().started();
-        // It has had a replica: no order has confirmed yet that it still is the master.
+        // A master that had a replica is fenced until its role is confirmed.
         let error =
             master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap_err().to_string();
         assert!(error.contains("fenced until its role is known"), "{error}");
@@ -184,7 +182,7 @@ fn the_stream_of_a_hot_row_is_small() {
     let master = TestServer::with(small);
     let replica = TestServer::with(small);
     follow(&replica, &master);
-    // The first batch says the catalogue, too.
+    // The first batch includes the catalogue.
     let mut connection = master.connection();
     redis::cmd("HINCRBY").arg("post:8").arg("like").arg(1).query::<i64>(&mut connection).unwrap();
     in_step(&master, &replica);
@@ -201,9 +199,9 @@ fn the_stream_of_a_hot_row_is_small() {
     in_step(&master, &replica);
     assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
     let bytes = number(&master, "master_repl_offset") - before;
-    // Changes gather for 50 ms, and then the row is told once: a batch of one record, some 56
-    // bytes. How many of them there are is a question of how long the writes take, not of how many
-    // they are; three more for the sync and the seal at the end.
+    // Changes are collected for 50 ms and written as a batch of one record, about 56 bytes. The
+    // number of batches depends on the duration, not on the number of writes; three more for the
+    // sync and the final seal.
     let batches = began.elapsed().as_millis() as u64 / 50 + 3;
     println!("{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches");
     assert!(
@@ -213,7 +211,7 @@ fn the_stream_of_a_hot_row_is_small() {
     assert!(bytes < 100_000, "that is kilobytes, not megabytes: {bytes}");
 }
 
-/// Readers of a replica stay connected while the schema changes.
+/// Clients of a replica stay connected during schema changes.
 #[test]
 fn a_schema_changes_on_replicas_while_they_follow() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));

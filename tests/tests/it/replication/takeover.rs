@@ -1,4 +1,4 @@
-//! A connected replica takes its master's place by REPLICAOF NO ONE: the master steps down first.
+//! Promotion of a connected replica by REPLICAOF NO ONE: the master steps down first.
 
 use super::{follow, in_step, info, number, small};
 use redis::Commands;
@@ -10,8 +10,8 @@ fn no_one(server: &TestServer) {
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut server.connection()).unwrap();
 }
 
-/// Writes with one connection until the server refuses or it is over: increments, and members of
-/// two sets by a transaction. Gives how many of each were acknowledged.
+/// Writes until the server refuses or `is_over` is set: increments, and members of two sets in a
+/// transaction. Returns the numbers acknowledged.
 fn write(server: &TestServer, number: u64, is_over: &AtomicBool) -> [u64; 2] {
     let (mut connection, mut done) = (server.connection(), [0, 0]);
     while !is_over.load(SeqCst) {
@@ -23,7 +23,7 @@ fn write(server: &TestServer, number: u64, is_over: &AtomicBool) -> [u64; 2] {
         let member = done[1] + 1;
         let mut both = redis::pipe();
         both.atomic().sadd(format!("liked:{number}"), member).sadd("liked:7", member);
-        // The client has several names for a transaction that was refused.
+        // The client library reports a refused transaction in several ways.
         if both.query::<()>(&mut connection).is_err() {
             break;
         }
@@ -56,7 +56,7 @@ fn promoted_replica_has_every_acknowledged_write() {
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 no_one(new);
                 new.connection().hincr::<_, _, _, ()>("post:8", "like", 1).unwrap();
-                // What the old master acknowledges from now on could be in no other history.
+                // Writes that the old master acknowledged from here on would be lost.
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 is_over.store(true, SeqCst);
                 writers.into_iter().map(|writer| writer.join().unwrap()).collect()
@@ -84,8 +84,7 @@ fn promoted_replica_has_every_acknowledged_write() {
     }
 }
 
-/// A master that hands its role over names the end of its log. A replica that lacks a part of it
-/// stays a replica.
+/// A handover names the end of the master's log; a replica without all of it stays a replica.
 #[test]
 fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
     let nodes = [TestServer::with(small), TestServer::with(small)];
@@ -103,7 +102,7 @@ fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
     assert_eq!(field("role"), "slave");
 }
 
-/// A replica of a replica cannot make the master step down.
+/// The master does not step down for a replica of its replica.
 #[test]
 fn end_of_a_chain_is_promoted_with_what_it_has() {
     let nodes = [(); 3].map(|()| TestServer::with(small));
@@ -123,7 +122,7 @@ fn end_of_a_chain_is_promoted_with_what_it_has() {
     );
 }
 
-/// A hello of a Sentinel with this name, which names the master at `port`.
+/// Publishes a hello of a Sentinel with this name and master port.
 fn hello(server: &TestServer, name: &str, port: u16) {
     let text = format!("127.0.0.1,26379,{},9,m,127.0.0.1,{port},3", name.repeat(40));
     redis::cmd("PUBLISH")
