@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
-/// Time without growth after which a table gets filters of the right size.
+/// Time without growth after which a table is quiet.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
-/// Time before the next attempt to resize a table, after a failure or for want of memory.
+/// Time before the next attempt to resize a table, after a failure or a lack of memory.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// A table that gains fewer pairs than one in this many during an interval is quiet.
+/// A table is quiet if it gains at most 1/`GROWTH_PART` of its pairs during an interval.
 const GROWTH_PART: u64 = 64;
-/// Time for which a growing table gets room.
+/// Period of further growth for which a growing table gets room.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
-/// The rebuilds of a space's tables.
+/// Rebuilds of a space's filter tables.
 #[derive(Default)]
 pub struct Rebuilds {
     pub(crate) now: Mutex<Option<Walk>>,
-    /// Tables with unsuitable filters, by lowest id.
+    /// Tables whose filters have an unsuitable size, by lowest id.
     watched: Mutex<HashMap<u64, Watched>>,
     /// Number of tables to rebuild at the last step, the current one included.
     pub left: AtomicUsize,
