@@ -1,11 +1,11 @@
-//! One memory budget for all spaces, divided by their demand.
+//! Divides one memory budget among all spaces by their demand.
 //!
-//! Each space has a limit and enforces it: it spills, recycles or refuses. This file sets the
-//! limits several times a second so that their sum stays within the budget, and once more before a
-//! write is refused for lack of memory:
+//! Each space has a limit and enforces it: it spills, recycles or refuses writes. This module sets
+//! the limits several times a second, so that their sum stays within the budget. It also does so
+//! before a write is refused for lack of memory.
 //!
 //! - While memory suffices, each space may grow into all free memory.
-//! - Otherwise a space that does not spill keeps its memory and may grow by its next table. Spaces
+//! - Otherwise, a space that does not spill keeps its memory and may grow by its next table. Spaces
 //!   that spill share the rest by max-min fairness: the largest ones are cut to one level. Writers
 //!   wait until these have spilled.
 //!
@@ -17,33 +17,33 @@ use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Smallest limit in bytes of a counter space that spills. With less, its tables and so its demand
-/// would shrink again and again.
+/// Smallest limit in bytes of a counter space that spills. With less, its tables, and so its
+/// demand, would shrink repeatedly.
 const MIN_COUNTER_BYTES: u64 = 2 << 20;
-/// A counter space begins to spill when 1/8 of its limit is left, or less than its next table may
-/// take.
+/// Part of a counter space's limit that is left when it begins to spill: 1/8, or room for the next
+/// table if that is more.
 const SPARE_PART: u64 = 8;
-/// Writers wait when 1/4 of that is left: requests in progress do not wait, and need the rest.
+/// Part of that room that is left when writers wait. Requests in progress do not wait and use it.
 const MARGIN_PART: u64 = 4;
 
-/// Unflushed pairs of all ledgers take up to 1/16 of the budget.
+/// Part of the budget for unflushed pairs of all ledgers.
 const LEDGER_PART: u64 = 16;
-/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush all the time.
+/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush constantly.
 const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
 /// Memory used and needed by a space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
     used: u64,
-    /// Additional bytes for the next table.
+    /// Bytes needed by the next table.
     next: u64,
     /// Minimum of a space that spills: its newest and next tables, and rows outside of tables.
     newest: u64,
     /// Bytes that a spill cannot free: the newest table, and rows outside of tables.
     kept: u64,
-    /// Upper bound of the limit.
+    /// Maximum limit.
     most: u64,
-    /// Whether it can free memory by spilling.
+    /// Whether the space can free memory by spilling.
     spills: bool,
 }
 
@@ -92,7 +92,7 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
         let free = budget - wanted;
         return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
     }
-    // Does not reserve next tables of spaces that spill: writes are not refused for those.
+    // Excludes next tables of spaces that spill: other spaces' writes are not refused for those.
     let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
     let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
@@ -111,10 +111,10 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         Demand {
             used: self.space.memory_bytes(),
-            // Outliers are refused at a quarter of the limit.
+            // Four times, as outliers are refused at a quarter of the limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
-            // Outliers are in no table and cannot spill. They are refused at a part of the limit,
-            // so that it does not rise with them for ever.
+            // Outliers are in no table and cannot spill. They count once, so that the limit does
+            // not grow with them without bound.
             newest: (2 * largest).max(MIN_COUNTER_BYTES) + self.space.outlier_bytes(),
             kept: largest + self.space.outlier_bytes(),
             most: self.most_bytes(),
@@ -122,14 +122,14 @@ impl CounterSpace {
         }
     }
 
-    /// Free bytes below `limit` at which the space begins to spill. The next table may be as large
-    /// as the largest one, whose dictionaries grow.
+    /// Free bytes below `limit` at which the space begins to spill. The next table may be larger
+    /// than the largest one, as dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
         (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)
     }
 
-    /// Upper bound of the limit.
+    /// Maximum limit of the space.
     fn most_bytes(&self) -> u64 {
         if self.made.memory_limit_bytes == 0 { u64::MAX } else { self.made.memory_limit_bytes }
     }
