@@ -171,7 +171,6 @@ impl ColdCache {
         }
     }
 
-    /// Changes the capacity, and evicts rows beyond it.
     pub(crate) fn set_cache_bytes(&self, bytes: u64) {
         if self.cache.capacity() != bytes {
             self.cache.set_capacity(bytes);
@@ -183,7 +182,6 @@ impl ColdCache {
         (self.cache.weight(), self.cache.capacity())
     }
 
-    /// Returns the row if it is pinned or cached.
     pub(super) fn at_hand(&self, key: &Key) -> Option<Read> {
         pinned(key).or_else(|| self.cache.get(key).map(Ok))
     }
@@ -222,7 +220,6 @@ pub(crate) const WHAT_IS_LOST: &str = "Requests for what lies in this block answ
                                        that none of them is lost.";
 
 thread_local! {
-    /// Rows fetched for the current turn.
     pub(super) static PINS: RefCell<Pins> = RefCell::default();
 }
 
@@ -236,7 +233,6 @@ pub fn unpin() -> Pins {
     PINS.take()
 }
 
-/// Returns the row if the current turn has pinned it.
 pub(super) fn pinned(key: &Key) -> Option<Read> {
     PINS.with_borrow(|pins| pins.get(key).cloned())
 }

@@ -37,7 +37,6 @@ impl ColdBackend for PairFile {
     }
 }
 
-/// Converts an error of the filters to a store error.
 pub(crate) fn refused(error: phantom::Error) -> store::Error {
     store::Error::Refused(error.to_string())
 }
@@ -46,7 +45,6 @@ pub(crate) fn refused(error: phantom::Error) -> store::Error {
 pub struct ColdPairs {
     shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
-    /// See [`ColdPairs::end`].
     end: AtomicU64,
     /// Whether the last write failed. Writers then do not wait for memory.
     pub(crate) stuck: AtomicBool,
@@ -93,7 +91,6 @@ impl ColdPairs {
         self.files.load_full()
     }
 
-    /// Replaces the set of files.
     pub(crate) fn set_files(&self, mut files: Vec<Arc<PairFile>>) {
         files.sort_by_key(|file| file.entry().tag.low);
         // `end` never decreases, because readers load it without a barrier.
@@ -137,7 +134,7 @@ pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
     store.cold_files().into_iter().filter(ours).collect()
 }
 
-/// Whether so many late pairs are waiting for a merge that writers must wait.
+/// Whether writers must wait for a merge because over 3/4 of the room for late pairs is used.
 pub(crate) fn is_crowded(space: &phantom::Space) -> bool {
     let (late, most) = space.late();
     late > most / 4 * 3

@@ -26,8 +26,7 @@ impl Damaged {
         self.0.lock().remove(file);
     }
 
-    /// Damaged files for which `there` returns true, with their number of damaged blocks. Removes
-    /// the others.
+    /// Damaged files and their number of damaged blocks. Removes files that `there` rejects.
     pub fn files(&self, there: impl Fn(&str) -> bool) -> Vec<(String, usize)> {
         let mut files = self.0.lock();
         files.retain(|name, _| there(name));

@@ -74,7 +74,6 @@ impl Fetching {
     }
 }
 
-/// A read, and the turn that waits for it.
 struct Job {
     what: What,
     turn: Arc<Waiting>,
@@ -85,19 +84,15 @@ enum What {
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
     /// A pair: one page of each filter in the chain.
     Pair { file: Arc<PairFile>, pair: Pair },
-    /// A lookup in a ledger.
     Settle(Lookup),
 }
 
-/// Pending jobs of a turn.
 struct Rest {
     jobs: std::vec::IntoIter<What>,
     turn: Arc<Waiting>,
-    /// Jobs taken from the current share.
     taken: usize,
 }
 
-/// A turn that waits for reads.
 struct Waiting {
     cold: Arc<Cold>,
     pins: Mutex<Pins>,
@@ -111,7 +106,6 @@ pub(crate) struct Reads {
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
-    /// Number of turns that wait for reads.
     pub(crate) awaited: AtomicUsize,
 }
 
@@ -173,7 +167,6 @@ impl Reads {
         Reads { threads: threads.max(1), started, queue, awaited }
     }
 
-    /// Queues a turn and wakes the threads.
     fn add(&self, rest: Rest) {
         let jobs = rest.jobs.len();
         let mut left = Vec::new();
@@ -220,7 +213,6 @@ impl Drop for Reads {
 }
 
 impl Queue {
-    /// Runs all queued jobs on the calling thread.
     fn run_all(&self) {
         loop {
             let mut left = Vec::new();
@@ -262,7 +254,6 @@ impl Waiting {
         (Arc::new(turn), end)
     }
 
-    /// Whether the turn was cancelled.
     fn is_left(&self) -> bool {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
@@ -273,7 +264,6 @@ impl Waiting {
         if self.left.fetch_sub(1, AcqRel) == 1 {
             let pins = std::mem::take(&mut *self.pins.lock());
             if let Some(done) = self.done.lock().take() {
-                // Fails if the connection is closed.
                 let _ = done.send(pins);
             }
         }
@@ -287,7 +277,6 @@ impl Drop for Waiting {
 }
 
 impl Job {
-    /// Reads from disk, and adds the result to the turn.
     fn run(self) {
         let Job { what, turn } = self;
         match what {
@@ -515,7 +504,6 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| line.next(&mut Vec::new())).count(), stay.len());
     }
 
-    /// Large enough that a block holds few rows.
     const COLUMNS: usize = 60;
     const ROWS: u64 = 16_000;
 
@@ -546,7 +534,6 @@ mod tests {
             Fixture { _folder: folder, disk, file, cold: Cold::new(4096, 2) }
         }
 
-        /// Requests the first row of each block.
         fn wanted(&self, blocks: impl Iterator<Item = u64>) -> Fetching {
             let mut fetching = Fetching::default();
             blocks.for_each(|block| {
@@ -563,7 +550,6 @@ mod tests {
             self.cold.figures.reads.load(Relaxed)
         }
 
-        /// Checks that the rows have the values that were written.
         fn check(&self, pins: &Pins) {
             for ((file, id), read) in pins {
                 let row = read.as_ref().unwrap().as_ref().unwrap();

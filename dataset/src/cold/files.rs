@@ -20,7 +20,6 @@ use store::{BLOCK_BYTES, ColdFile, FileEntry, Store};
 #[derive(Default)]
 pub struct Files(Vec<Arc<ColdFile>>);
 
-/// Block that may hold a row.
 pub(crate) struct Place<'a> {
     pub(crate) file: &'a Arc<ColdFile>,
     pub(crate) block: u64,
@@ -38,7 +37,6 @@ impl Files {
         Files(files)
     }
 
-    /// Lowest id of each file's range.
     pub(crate) fn lows(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|file| file.entry().tag.low)
     }
@@ -126,7 +124,6 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Attaches a new space, which has no files.
     pub(crate) fn attach_new(self: &Arc<Self>, space: &counter::Space) {
         if !space.is_attached() {
             space.attach(Box::new(Reader(self.clone())), 0, None);
@@ -142,7 +139,6 @@ impl ColdSpace {
         self.files.load_full()
     }
 
-    /// Replaces the set of files.
     pub(crate) fn set_files(&self, files: Files) {
         self.files.store(Arc::new(files));
     }

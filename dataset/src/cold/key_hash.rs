@@ -7,7 +7,6 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
-/// Random secrets of this process.
 static SECRETS: LazyLock<[u64; 3]> = LazyLock::new(|| {
     let random = RandomState::new();
     [0, 1, 2].map(|number: u64| random.hash_one(number))
@@ -62,7 +61,6 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// XOR of both halves of the 128-bit product.
 #[inline]
 fn folded(x: u64, secret: u64) -> u64 {
     let product = u128::from(x).wrapping_mul(u128::from(secret));

@@ -65,7 +65,6 @@ pub fn in_ledger(member: Member<'_>) -> ledger::Member<'_> {
     }
 }
 
-/// Converts a ledger member to a filter member.
 pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
     match member {
         ledger::Member::Number(number) => Member::Number(number),
@@ -147,7 +146,7 @@ impl PairLedger {
     }
 
     /// Whether a pair is set that the filter answers with yes. The answer holds while the caller
-    /// holds the id's stripe. Reads in place what is not pinned.
+    /// holds the id's stripe. Reads in place if no answer is pinned.
     pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.figures.asked.fetch_add(1, Relaxed);
         let set = self.find(id, member)?;
@@ -192,7 +191,6 @@ impl PairLedger {
         pairs.map(|pairs| !pairs.is_empty()).map_err(unreadable)
     }
 
-    /// Whether the ledger can store this member.
     #[inline]
     pub(crate) fn takes(&self, member: &Member<'_>) -> bool {
         Ledger::takes(in_ledger(*member))
@@ -228,13 +226,12 @@ impl PairLedger {
         self.ledger.set(id, in_ledger(*member), set);
     }
 
-    /// Whether so many pairs wait for a flush that writers must wait.
+    /// Whether writers must wait for a flush. False after a failed flush.
     pub(crate) fn is_crowded(&self) -> bool {
         self.ledger.is_crowded() && !self.stuck.load(Relaxed)
     }
 }
 
-/// Pending lookup of a request.
 #[derive(Clone)]
 pub(crate) struct Lookup {
     ledger: Arc<PairLedger>,
@@ -242,7 +239,6 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Key of the pinned answer.
     pub(crate) fn key(&self) -> Key {
         let (id, member) = self.question.pair();
         self.ledger.key(id, member)

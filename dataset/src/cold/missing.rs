@@ -30,7 +30,6 @@ impl ColdCache {
     /// Runs `read` and returns the rows it missed. If there are any, the caller discards the
     /// result, [fetches](super::Cold::fetch) them and calls this again.
     pub fn note_missing(&self, read: impl FnOnce()) -> Fetching {
-        /// Clears the notes if `read` panics.
         struct End;
         impl Drop for End {
             fn drop(&mut self) {

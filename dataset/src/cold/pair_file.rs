@@ -15,7 +15,6 @@ pub struct PairFile {
     pub(super) file: PageFile,
     chain: Arc<Chain>,
     pub(super) shared: Arc<ColdCache>,
-    /// Weak reference to this file, for requests that outlive the borrow.
     pub(super) this: Weak<PairFile>,
 }
 
@@ -71,7 +70,6 @@ impl PairFile {
         (self.file.identity(), pair.hash())
     }
 
-    /// Reads the pair's page of each filter until one has the pair.
     pub(crate) fn look(&self, pair: &Pair) -> store::Result<Row> {
         let mut page = [0; BLOCK_BYTES];
         for (filter, number) in self.chain.places(pair).enumerate() {

@@ -33,14 +33,12 @@ impl Quarantine {
         outcome
     }
 
-    /// Quarantines a range whose file is known to be damaged.
     pub(crate) fn add(&self, low: u64, last: u64) {
         let mut ranges = self.0.lock();
         ranges.retain(|range| last < range.0 || range.1 < low);
         ranges.push((low, last, time::now() + RETRY));
     }
 
-    /// Whether any id in `low..=last` is in quarantine.
     pub(crate) fn has(&self, low: u64, last: u64) -> bool {
         let now = time::now();
         self.0.lock().iter().any(|range| range.0 <= last && low <= range.1 && now < range.2)

@@ -13,7 +13,7 @@ const QUIET_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// A table is quiet if it gains at most 1/`GROWTH_PART` of its pairs during an interval.
 const GROWTH_PART: u64 = 64;
-/// Period of further growth for which a growing table gets room.
+/// A growing table gets room for its growth during this time.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
 /// Rebuilds of a space's filter tables.
@@ -33,25 +33,22 @@ pub struct Rebuilds {
 /// Rebuild of one table, and the position in its list of pairs.
 pub(crate) struct Walk {
     pub(crate) rebuild: Rebuild,
-    /// Last pair that was read.
     pub(crate) after: Option<(u64, OwnedMember)>,
     /// Whether the table is rebuilt for its size only.
     pub(crate) resizes: bool,
 }
 
-/// A table as it was at the start of the current interval.
+/// State of a table at the start of the current interval.
 struct Watched {
     pairs: u64,
     since: Instant,
     retry_at: Option<Instant>,
 }
 
-/// A table that is to be resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resize {
-    /// Lowest id of the table's range.
     pub(crate) low: u64,
-    /// Number of further pairs for which the new filter has room.
+    /// Number of additional pairs that the new filter has room for.
     pub(crate) spare: u64,
     extensions: usize,
 }
@@ -95,7 +92,6 @@ impl Rebuilds {
         (due.iter().max_by_key(|resize| resize.extensions).copied(), due.len())
     }
 
-    /// Defers the next attempt to resize a table.
     pub(crate) fn defer_resize(&self, low: u64, now: Instant) {
         if let Some(table) = self.watched.lock().get_mut(&low) {
             table.retry_at = Some(now + RETRY_INTERVAL);
@@ -126,7 +122,7 @@ mod tests {
             grown += 10_000;
             assert_eq!(spare(&rebuilds, start, seconds, load(grown, 1 << 20, 1)), None);
         }
-        // It has gained 10,000 pairs a second: there is room for half again.
+        // At 10,000 new pairs per second the minimum applies: room for half of the present pairs.
         let slow = load(grown + 10_000, 1 << 20, 2);
         assert_eq!(spare(&rebuilds, start, 60, slow), Some(slow.pairs / 2));
         let fast = load(grown + 200_000, 1 << 20, 2);

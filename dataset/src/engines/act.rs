@@ -15,7 +15,6 @@ use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
 use smallvec::SmallVec;
 
-/// Decrements saturate at 0.
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
 /// Counter that an action has moved in addition to its first one.
@@ -142,7 +141,6 @@ impl Engines {
         Ok((action.counts_without_row && !has_row()).then_some(true))
     }
 
-    /// Adds 1 to the counter of an action, and moves the further counters.
     #[inline]
     fn count_up(
         &self,

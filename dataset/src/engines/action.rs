@@ -1,6 +1,6 @@
 //! Actions: a flag and the counters it moves. `act.rs` executes them.
 
-/// A flag and the counters that move together.
+/// A flag and the counters that change with it.
 #[derive(Clone)]
 pub struct Action {
     pub(super) name: String,
@@ -16,9 +16,7 @@ pub struct Action {
 /// Further counter that an action moves.
 #[derive(Clone)]
 pub(super) struct Beside {
-    /// Index of the counter space.
     pub(super) counter: usize,
-    /// Position of the field.
     pub(super) field: usize,
     /// Whether the counter is in the member's row instead of the id's.
     pub(super) of_member: bool,

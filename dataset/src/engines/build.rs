@@ -65,7 +65,7 @@ impl Engines {
 
     /// Adopts a catalogue: creates missing spaces, and removes spaces that are not in it. Existing
     /// spaces keep their data; only their schemas, options and limits change, also for other
-    /// `Engines` that share them. Changes nothing if the catalogue is refused.
+    /// `Engines` that share them.
     pub fn adopt(&mut self, told: &Catalogue) -> Result<(), BuildError> {
         let mut counters = Vec::new();
         for known in &told.counter {
@@ -159,7 +159,6 @@ impl Engines {
         })
     }
 
-    /// Builds the views and actions, and the related spaces.
     fn connect(&mut self) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
         let actions = self.catalogue.action.iter().map(|a| action(a, counters, existences));
@@ -191,7 +190,6 @@ impl Engines {
     }
 }
 
-/// Lowest slot that neither list uses.
 fn free_slot(before: &[CounterSpace], now: &[CounterSpace]) -> u8 {
     let is_free = |slot: &u8| !before.iter().chain(now).any(|space| space.slot == *slot);
     (0..=u8::MAX).find(is_free).unwrap_or(u8::MAX)

@@ -58,7 +58,7 @@ impl Current {
         Ok(())
     }
 
-    /// Adopts the catalogue of a log record. Of an older version, adopts the schemas only.
+    /// Adopts the catalogue of a log record. If its version is not newer, adopts only its schemas.
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
@@ -155,7 +155,6 @@ impl Engines {
     fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
         let mut next = self.clone();
         next.adopt(told)?;
-        // New spaces have no files.
         next.counters.iter().for_each(|space| space.cold.attach_new(&space.space));
         Ok(next)
     }

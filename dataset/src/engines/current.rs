@@ -12,13 +12,11 @@ use std::sync::Arc;
 /// Current [`Engines`] value, and lock for its replacement.
 pub struct Current {
     now: ArcSwap<Engines>,
-    /// Serializes changes.
     changing: Mutex<()>,
     /// Previous values that may still be in use.
     former: Mutex<Vec<Arc<Engines>>>,
 }
 
-/// Exclusive right to change the engines.
 pub(crate) struct Changing<'a> {
     current: &'a Current,
     _one: MutexGuard<'a, ()>,
@@ -70,12 +68,10 @@ impl Current {
 }
 
 impl Changing<'_> {
-    /// Engines to change.
     pub(crate) fn now(&self) -> Arc<Engines> {
         self.current.load()
     }
 
-    /// Replaces the current engines.
     pub(crate) fn publish(&self, next: Engines) {
         let before = self.current.now.swap(Arc::new(next));
         self.current.former.lock().push(before);

@@ -63,9 +63,9 @@ pub enum AlterError {
     InUse {
         /// "view" or "action".
         what: &'static str,
-        /// Its name.
+        /// Name of the view or action.
         name: String,
-        /// The field.
+        /// Name of the field.
         field: String,
     },
     /// The space was dropped during the change.
@@ -79,7 +79,7 @@ pub enum BuildError {
     /// A counter space's options were refused.
     #[error("counter space '{name}': {source}")]
     Counter {
-        /// The space.
+        /// Name of the space.
         name: String,
         /// Error of the engine.
         source: counter::Error,
@@ -87,7 +87,7 @@ pub enum BuildError {
     /// An existence space's options were refused.
     #[error("existence space '{name}': {source}")]
     Existence {
-        /// The space.
+        /// Name of the space.
         name: String,
         /// Error of the engine.
         source: phantom::Error,
@@ -100,7 +100,7 @@ pub enum BuildError {
     Missing {
         /// "view" or "action".
         what: &'static str,
-        /// Its name.
+        /// Name of the view or action.
         name: String,
         /// Name that does not exist.
         missing: String,
@@ -111,9 +111,9 @@ pub enum BuildError {
          of that name"
     )]
     Reserved {
-        /// The space.
+        /// Name of the space.
         space: String,
-        /// The field.
+        /// Name of the field.
         field: String,
     },
 }

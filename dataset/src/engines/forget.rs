@@ -56,7 +56,7 @@ pub(super) fn related_spaces(
 }
 
 impl Engines {
-    /// Counter spaces in which an id refers to the same entity as in `space`, including `space`.
+    /// Counter spaces where an id refers to the same entity as in `space`, including `space`.
     pub fn rows_beside<'a>(
         &'a self,
         space: &'a CounterSpace,
@@ -64,7 +64,7 @@ impl Engines {
         space.related.counters.iter().map(|&index| &self.counters[index])
     }
 
-    /// Existence spaces in which an id refers to the same entity as in `space`.
+    /// Existence spaces where an id refers to the same entity as in `space`.
     pub fn flags_beside<'a>(
         &'a self,
         space: &'a CounterSpace,

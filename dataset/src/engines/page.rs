@@ -10,18 +10,16 @@ use rolling::{Unreadable, UnreadableIds};
 /// page.
 #[derive(Default)]
 pub struct Page {
-    /// Per column: index of its first value in `rows`, and distance between its values. Both follow
-    /// the schemas by which the rows were read.
+    /// Per column: index of its first value in `rows`, and distance between its values. Both depend
+    /// on the schemas used by the read.
     columns: Vec<(usize, usize)>,
-    /// Whether the columns are adjacent in `rows`, as those of a single whole source are.
+    /// Whether the columns of an id are adjacent in `rows`.
     straight: bool,
     /// Per source: index of its first row in `rows`, and number of values per row.
     sources: Vec<(usize, usize)>,
-    /// Source and position of each present field.
     living: Vec<(usize, usize)>,
     /// All rows of the first source, then of the second, and so on.
     rows: Vec<i64>,
-    /// Number of flags of the view.
     flags: usize,
     /// Answers per batch of ids: for each batch one entry per flag.
     answers: Vec<Answers>,
@@ -228,7 +226,6 @@ impl Engines {
         }
     }
 
-    /// Reads the counters of all ids.
     fn read_counters(
         &self,
         view: &View,

@@ -93,7 +93,7 @@ pub struct Engines {
     /// Whether any space moves old tables or pairs to disk.
     pub(super) spills: bool,
     pub(crate) watches: Arc<Watches>,
-    /// Increments that count once.
+    /// Tokens of increments that must count once.
     pub tokens: Arc<Tokens>,
     /// Offsets up to which events of brokers were applied.
     pub offsets: Arc<Offsets>,
@@ -185,7 +185,6 @@ impl Engines {
         self.patterns_of(number).map(|(pattern, ..)| pattern.to_string()).collect()
     }
 
-    /// Key patterns of a space.
     fn patterns_of(&self, number: u32) -> impl Iterator<Item = (&Pattern, Kind, usize)> {
         let number_of = |kind: Kind, index: usize| match kind {
             Kind::Row | Kind::Cell => self.counters[index].number,
@@ -433,8 +432,9 @@ impl Engines {
         worked
     }
 
-    /// Probes one existence space with `count` canaries to measure its false-positive rate. Picks
-    /// the first space from index `turn` on that needs probes, so many spaces cost as much as one.
+    /// Probes one existence space with `count` canaries to measure its false-positive rate. Starts
+    /// at index `turn` and picks the first space that needs probes, so many spaces cost as much as
+    /// one.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();
         let _ =
@@ -457,7 +457,6 @@ impl Engines {
     }
 }
 
-/// Memory budget of all spaces together (`memory.rs`).
 pub(crate) struct MemoryBudget {
     pub(super) budget: AtomicU64,
     /// Whether limits are lifted, as during recovery; see [`Engines::lift_limits`].
@@ -495,7 +494,6 @@ impl Listener {
         Listener { clients, listener: Some(listener) }
     }
 
-    /// Returns the listener if it has clients.
     #[inline]
     pub(crate) fn any(&self) -> Option<&dyn ChangeListener> {
         if self.clients.load(Relaxed) == 0 { None } else { self.listener.as_deref() }

@@ -8,7 +8,6 @@ use crate::engines::spaces::CounterSpace;
 use counter::RangeStats;
 
 impl Engines {
-    /// Applies the horizons of the catalogue.
     pub(super) fn retire(&self) {
         for known in &self.catalogue.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };

@@ -22,7 +22,7 @@ const RATE_WINDOW_S: f64 = 60.0;
 /// Options of CNT.INCRBY. A field must not have one of these names.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
-/// Indexes of the spaces in which an id means the same thing.
+/// Indexes of the spaces where an id refers to the same entity.
 #[derive(Clone, Default)]
 pub(super) struct RelatedSpaces {
     pub(super) counters: Vec<usize>,
@@ -38,7 +38,7 @@ pub struct CounterSpace {
     /// Declared options. The schema has the present fields.
     pub(super) made: Arc<options::Counter>,
     pub(super) space: Arc<counter::Space>,
-    /// Spaces in which an id means the same thing.
+    /// Spaces where an id refers to the same entity.
     pub(super) related: RelatedSpaces,
     pub(super) cold: Arc<ColdSpace>,
     /// Whether GET returns its rows as one text.
@@ -65,7 +65,7 @@ impl CounterSpace {
         self.slot
     }
 
-    /// Declared options. The fields are those of the declaration; the schema has the present ones.
+    /// Declared options. Its fields are the original ones; the schema has the present ones.
     pub fn declared(&self) -> &options::Counter {
         &self.made
     }
@@ -92,12 +92,10 @@ impl CounterSpace {
         changed_rows(&self.space, &self.cold)
     }
 
-    /// Position of the first field.
     pub(crate) fn first(&self) -> Option<usize> {
         self.schema().living().next().map(|(position, _)| position)
     }
 
-    /// Whether a row has only one counter.
     pub(crate) fn has_one_field(&self) -> bool {
         self.schema().living().nth(1).is_none()
     }
@@ -145,7 +143,6 @@ pub struct ExistenceSpace {
     pub(super) pace: Arc<PairRate>,
 }
 
-/// Rate of new pairs.
 #[derive(Default)]
 pub(super) struct PairRate {
     /// First id and number of pairs of the newest table at the last measurement.
@@ -302,7 +299,6 @@ impl Deref for ExistenceSpace {
 /// a viewer's number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
-/// Whether a field must not have this name.
 pub(crate) fn is_reserved(field: &str) -> bool {
     RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }

@@ -65,7 +65,6 @@ impl Drop for PairGuard<'_> {
 }
 
 impl Engines {
-    /// Enters the stripe of an id.
     #[inline]
     pub(crate) fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
         let mut turn = self.durability.committer().enter(stripe_of(id));
@@ -73,7 +72,6 @@ impl Engines {
         turn
     }
 
-    /// Enters the stripe of an id for a write of pairs.
     #[inline]
     pub(super) fn pair_guard<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairGuard<'a> {
         PairGuard { turn: self.turn(id), space: &space.space }
@@ -185,7 +183,7 @@ impl Engines {
         reserved: Option<Reserved<'a, Mark>>,
     ) -> Exclusive<'a, Mark> {
         let committer = self.durability.committer();
-        // Id 0 stands for the catalogue's stripe.
+        // Id 0 selects the catalogue's stripe.
         let hashes = ids.map(|ids| ids.into_iter().chain([0]).map(stripe_of));
         match (hashes, reserved) {
             (Some(hashes), None) => committer.several(hashes),
@@ -195,7 +193,6 @@ impl Engines {
         }
     }
 
-    /// Checks whether the schema of a counter space may be changed.
     pub(crate) fn may_alter(
         &self,
         space: &CounterSpace,
@@ -503,7 +500,7 @@ impl Engines {
     ///
     /// Without a ledger, a pair that seemed to be set already is marked as well. It may be a false
     /// positive, and filters that are rebuilt from the log may not have the same false positives. A
-    /// client that was told that the pair is set must find it (promise 6).
+    /// client that got the answer "set" must find the pair (promise 6).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     pub(super) fn mark_pair(
@@ -553,7 +550,6 @@ impl ExistenceSpace {
         }
     }
 
-    /// Short form of the member for a mark.
     #[inline]
     fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match &self.ledger {

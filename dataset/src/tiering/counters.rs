@@ -21,7 +21,6 @@ const SMALL: u64 = 4;
 /// Minimum number of small neighbouring files that are merged into one.
 const NEIGHBOURS: usize = 4;
 
-/// Whether a range is in quarantine.
 fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
 }

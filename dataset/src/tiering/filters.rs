@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{BLOCK_BYTES, FileEntry, NewFiles, Tag};
 
-/// Pages per write.
 const PAGES_AT_ONCE: usize = 16;
 
 impl Ground<'_> {
@@ -71,7 +70,6 @@ impl Ground<'_> {
         Ok(if space.has_outliers(low, last) { 0 } else { offset })
     }
 
-    /// Replaces a table's file by one with rebuilt filters.
     pub(super) fn write_rebuilt(
         &self,
         space: &ExistenceSpace,
@@ -105,7 +103,6 @@ impl Ground<'_> {
             return Err(no_room(store));
         }
 
-        // Writers wait for this spill.
         cold.stuck.store(false, Relaxed);
         let tag = Tag {
             space: space.number(),
@@ -195,7 +192,6 @@ fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
 
-/// Whether a space needs any work.
 fn wants_care(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
@@ -215,7 +211,6 @@ pub(crate) fn spill_oldest(
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Merges the table with the most late pairs; `None` if there is none.
 pub(crate) fn merge_late(
     ground: &Ground<'_>,
     space: &ExistenceSpace,
@@ -250,7 +245,6 @@ pub(crate) fn keep_within(
     Ok(())
 }
 
-/// Copies the pages of a table, merged with late pairs, to its new file.
 fn copy_pages(
     rewrite: &mut phantom::Rewrite,
     old: Option<&Arc<PairFile>>,

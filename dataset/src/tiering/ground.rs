@@ -15,7 +15,6 @@ use store::{FileEntry, NewFiles, Role, Store, Tag};
 /// at half of that.
 const URGENT: u64 = 2;
 
-/// Error of a spill that would exceed the limit of all cold files.
 pub(crate) fn no_room(store: &Store) -> store::Error {
     let source =
         std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
@@ -25,11 +24,9 @@ pub(crate) fn no_room(store: &Store) -> store::Error {
 /// Result of a spill.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spilled {
-    /// Rows in the new files.
     pub(crate) rows: u64,
     /// Rows or pairs that left memory.
     pub left: u64,
-    /// Bytes of the new files.
     pub(crate) bytes: u64,
 }
 

@@ -8,7 +8,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Rate limit for one file operation.
 pub struct IoThrottle<'a> {
-    /// Bytes per second; 0 means unlimited.
     rate: u64,
     started: Instant,
     /// Returns whether a writer waits for this operation.

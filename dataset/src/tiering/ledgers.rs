@@ -8,7 +8,6 @@ use ledger::Flush;
 /// Number of dropped ids above which ranges are rewritten without their pairs.
 const MOST_DROPS: usize = 10_000;
 
-/// Next operation on a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Flush,
@@ -44,15 +43,13 @@ impl Ground<'_> {
     }
 }
 
-/// Writes all pairs in the ledger's memory to runs.
 pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
     ledger.flush(ground.store, Flush::All, ground.settle()?, || ground.flush()).map(|_| ())
 }
 
-/// Removes pairs of ids for which `keep` returns false from the ledger range that contains `first`.
-/// Returns the range's last id and the number of removed pairs; `None` if the space has been
-/// dropped.
+/// Removes pairs of ids that `keep` rejects, in the ledger range that contains `first`. Returns the
+/// range's last id and the number of removed pairs; `None` if the space has been dropped.
 ///
 /// The removal is not logged: each replica drops pairs itself, and a replay of older log records
 /// restores pairs. `still` runs before the removal takes effect and can cancel it. Pairs set during

@@ -20,7 +20,6 @@ use phantom::Rebuilt;
 use std::sync::atomic::Ordering::Relaxed;
 use store::time;
 
-/// Pieces of the ledger's list read per step.
 const PIECES: usize = 8;
 /// Pairs per piece. A piece spans several blocks, as its first and last block are decoded twice.
 const PIECE_PAIRS: usize = 1024;
@@ -109,7 +108,6 @@ fn put_pieces(
     Ok(false)
 }
 
-/// Replaces the old filters with the new ones, which have all pairs.
 fn end(live: &Live<'_>, space: &ExistenceSpace, walk: Walk) -> store::Result<bool> {
     let Some(ledger) = space.ledger() else { return Ok(false) };
     let (low, pairs) = (walk.rebuild.range().0, walk.rebuild.pairs());

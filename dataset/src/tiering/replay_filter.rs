@@ -14,14 +14,12 @@ const WORTH: usize = 16;
 pub(crate) struct ReplayFilter<'a> {
     space: &'a CounterSpace,
     cold: Arc<crate::cold::files::Files>,
-    /// Block that was read last.
     block: Option<(Arc<ColdFile>, u64)>,
     ids: Vec<u64>,
     values: Vec<i64>,
 }
 
 impl<'a> ReplayFilter<'a> {
-    /// Returns `None` if the space has no cold files.
     pub(crate) fn new(space: &'a CounterSpace) -> Option<ReplayFilter<'a>> {
         let cold: &ColdSpace = space.cold();
         (space.cold_end() > 0).then(|| ReplayFilter {

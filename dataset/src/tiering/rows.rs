@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, NewFiles, Store, Tag};
 
-/// Rows per lookup.
 const CHUNK_ROWS: usize = 1024;
 /// Rows between two calls of the CPU throttle.
 const PACED_ROWS: usize = 64;
@@ -48,7 +47,6 @@ impl Ground<'_> {
         let (low, last, old) = files.cover(low, last);
         let room = self.room(space, low, last, &old)?;
         cold.shared().begins();
-        // Writers wait for this spill.
         cold.stuck.store(false, Relaxed);
         let mut spill = space.begin_spill(low, last);
 
@@ -117,7 +115,6 @@ impl Ground<'_> {
     }
 }
 
-/// Iterator over the rows of some files, in ascending order of ids.
 struct OldRows {
     files: std::vec::IntoIter<Arc<ColdFile>>,
     rows: Option<ColdRows>,
@@ -153,7 +150,6 @@ impl OldRows {
         Ok(())
     }
 
-    /// Current row.
     fn peek(&self) -> Option<(u64, &[i64])> {
         let id = *self.ids.get(self.next)?;
         Some((id, &self.values[self.next * self.width..][..self.width]))
@@ -165,12 +161,10 @@ impl OldRows {
     }
 }
 
-/// New files of a range.
 struct Output<'a> {
     store: &'a Store,
     tag: Tag,
     width: usize,
-    /// Maximum number of rows per file.
     most: u64,
     /// Maximum size of the new files in bytes.
     room: u64,
@@ -212,8 +206,8 @@ impl Output<'_> {
     }
 }
 
-/// Copies the rows of a spill's range to its files in ascending order of ids. Rows in memory
-/// replace those of the old files.
+/// Copies the rows of a spill's range to its files in ascending order of ids. Rows in memory take
+/// precedence over the old files.
 fn copy_rows(
     space: &CounterSpace,
     spill: &mut counter::Spill,
@@ -257,7 +251,6 @@ fn copy_rows(
     Ok(())
 }
 
-/// Counts a row, and calls the CPU throttle after every `PACED_ROWS` rows.
 fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
     *seen += 1;
     if seen.is_multiple_of(PACED_ROWS) {

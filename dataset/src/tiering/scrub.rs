@@ -22,7 +22,6 @@ const PASS_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
 /// the disk.
 const MOST_DEFERRED: u32 = 3;
 
-/// Schedule of the next piece.
 #[derive(Default)]
 struct Pace {
     due: Option<Instant>,
@@ -55,7 +54,6 @@ impl Pace {
     }
 }
 
-/// One pass over all files.
 struct Pass {
     /// Files that are still to be read, in reverse order.
     files: Vec<FileEntry>,
@@ -64,7 +62,6 @@ struct Pass {
     left_bytes: u64,
 }
 
-/// Scrubber of the spill thread.
 #[derive(Default)]
 pub(super) struct Scrubber {
     /// Data set of the current pass. A full sync replaces it.
@@ -73,7 +70,6 @@ pub(super) struct Scrubber {
     /// Rate of the last piece, in bytes per second.
     rate: u64,
     pass: Option<Pass>,
-    /// Start of the last pass.
     began: Option<Instant>,
 }
 
@@ -122,7 +118,6 @@ impl Scrubber {
 }
 
 impl Pass {
-    /// Starts a pass over all cold files; `None` if there are none.
     fn begin(store: &Store) -> Option<Pass> {
         let mut files = store.cold_files();
         files.sort_by(|a, b| b.name.cmp(&a.name));
@@ -130,7 +125,6 @@ impl Pass {
         (!files.is_empty()).then_some(Pass { files, now: None, left_bytes })
     }
 
-    /// Reads the next piece. Returns its size in bytes.
     fn step(&mut self, live: &Live<'_>, cold: &Cold) -> u64 {
         let is_named = |file: &FileEntry| live.store.manifest().file(&file.name).is_some();
         let Some((file, mut scrub, was_damaged)) =

@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Default)]
 struct Retries {
     due: HashMap<u32, Instant>,
-    /// Catalogue version for which all files of dropped spaces have been removed.
+    /// Catalogue version at the last complete removal of dropped spaces' files.
     clean: Option<u64>,
 }
 
@@ -77,7 +77,6 @@ impl Retries {
         outcome.is_ok_and(|worked| worked)
     }
 
-    /// Works on all spaces. Returns whether there was any work.
     fn look_after_all(&mut self, live: &Live<'_>) -> bool {
         let engines = live.current.load();
         // Clones the lists and releases the catalogue, so that a space dropped during the work is
