@@ -1,11 +1,11 @@
 //! Cache of cold rows and pair answers, and the pins of the current turn.
 //!
-//! The cache holds rows rather than blocks: cold traffic is spread over old posts, so a block would
-//! load six hundred rows to use one. A row's key contains the identity of its file. A merge writes
-//! a new file, so entries never become stale.
+//! The cache holds rows rather than blocks: cold traffic is spread over old posts. A cached block
+//! would hold six hundred rows for one that is used. A row's key contains the identity of its file.
+//! A merge writes a new file, so entries never become stale.
 //!
-//! quick_cache takes about 12 ns per hit, bounds the cache by weight, and resists scans: reading
-//! many rows once does not evict rows that are read repeatedly.
+//! quick_cache takes about 12 ns per hit and bounds the cache by weight. It resists scans: reading
+//! many rows once does not evict frequently read rows.
 //!
 //! A pin keeps a row available to its thread for one turn, even if the cache evicts it.
 
@@ -308,8 +308,8 @@ mod tests {
         }
     }
 
-    /// On drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory, and
-    /// a scan of all rows does not evict the popular ones.
+    /// On drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
+    /// scan of all rows does not evict the popular ones.
     #[test]
     fn rows_that_are_asked_for_often_stay() {
         const ROWS: u64 = 20_000;

@@ -2,7 +2,7 @@
 //! concurrently by a pool of threads.
 //!
 //! The pool serves turns in order of arrival. After every `SHARE` jobs a turn moves to the end of
-//! the queue, so a request for a million rows does not delay a page.
+//! the queue. A request for a million rows thus does not delay a page.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
 use crate::cold::ledger::Lookup;
@@ -84,6 +84,7 @@ enum What {
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
     /// A pair: one page of each filter in the chain.
     Pair { file: Arc<PairFile>, pair: Pair },
+    /// Lookup in a ledger.
     Settle(Lookup),
 }
 

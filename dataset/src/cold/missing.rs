@@ -1,6 +1,6 @@
 //! Records the missing rows of a page while the page is read.
 //!
-//! A check for cold rows before a request costs as much as the request, and finds nothing while the
+//! A check for cold rows before a request costs as much as the request. It finds nothing while the
 //! cache has the rows. So a page is read at once, and rows that are neither cached nor pinned are
 //! recorded. If there are any, the page is read again after they have been fetched. The first
 //! attempt sees such rows as unreadable, so it returns no answer.

@@ -15,7 +15,7 @@
 //!
 //! Commands are unaware of cold rows. Before a command runs, the connection fetches and pins the
 //! rows that are cold (`counter/src/cold.rs` finds them). If a merge replaces the file in between,
-//! the pin no longer matches, and the worker reads the row in place, one disk read.
+//! the pin no longer matches. The worker then reads the row in place.
 //!
 //! A row that cannot be read makes each call that needs it fail with [`Unreadable`]. It is never
 //! mistaken for a row that does not exist.

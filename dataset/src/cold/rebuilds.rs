@@ -57,10 +57,10 @@ impl Rebuilds {
     /// Returns the table whose lookups cost most, if its filters are to be replaced now, and the
     /// number of such tables.
     ///
-    /// A table that grows is due at its second extension. Its new filter has room for the pairs of
-    /// the next minute: for half to three times the present ones, so each pair is moved twice on
-    /// average, and seldom if the table grows fast. A quiet table is due if it has an extension, or
-    /// much more room than pairs. Its new filter has the right size.
+    /// A table that grows is due at its second extension. Its new filter has room for the growth of
+    /// the next minute, limited to 0.5 to 3 times the present pairs. Each pair is thus moved twice
+    /// on average, and less often in a fast-growing table. A quiet table is due if it has an
+    /// extension, or much more room than pairs. Its new filter has the right size.
     pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
         let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
         let unsuitable: Vec<&TableLoad> = loads.iter().filter(is_unsuitable).collect();

@@ -19,8 +19,8 @@ use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Minimum number of tables that the limit of a spilling space has room for: the newest one, which
-/// cannot spill, one that spills, and as many for changes of spilled rows.
+/// Minimum number of tables that fit into the limit of a spilling space. The newest one cannot
+/// spill, one is being spilled, and two are for changes of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
 /// Bits per row in addition to its fields: its id, and its share of empty slots and dictionaries.
 const ROW_BITS: u64 = 32;

@@ -3,8 +3,8 @@
 //!
 //! A change edits a copy of the catalogue, validates it like a configuration, and builds a new
 //! [`Engines`] value from it. The new value replaces the current one atomically. The log thread
-//! writes the new catalogue with its next batch, before any record that needs it, because writers
-//! mark changes of a new space only after the replacement.
+//! writes the new catalogue with its next batch. This precedes all records of a new space, since
+//! writers mark changes only after the replacement.
 //!
 //! A writer may still use the previous value. Its marks for a dropped space are not logged.
 

@@ -1,8 +1,8 @@
 //! Applies events of a broker together with the offset up to which its stream is read
 //! (`offsets.rs`).
 //!
-//! One step holds the stripes of all ids in its events and the catalogue's stripe, so the changes
-//! and the offset go into one batch of the log. Writers of these ids wait during the step, so the
+//! One step holds the stripes of all ids in its events and the catalogue's stripe. The changes and
+//! the offset thus go into one batch of the log. Writers of these ids wait during the step, so the
 //! caller bounds the number of events per step. Readers do not wait.
 
 use crate::dirty_keys::Mark;

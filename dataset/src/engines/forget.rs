@@ -1,4 +1,4 @@
-//! Forgetting an id: deletes its rows and unsets all its flags under one stripe.
+//! Forgets an id: deletes its rows and unsets all its flags under one stripe.
 //!
 //! The flags are unset first, so a reader that finds no row finds no flag set.
 

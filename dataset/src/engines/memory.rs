@@ -20,10 +20,10 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Smallest limit in bytes of a counter space that spills. With less, its tables, and so its
 /// demand, would shrink repeatedly.
 const MIN_COUNTER_BYTES: u64 = 2 << 20;
-/// Part of a counter space's limit that is left when it begins to spill: 1/8, or room for the next
-/// table if that is more.
+/// A counter space begins to spill when less than 1/8 of its limit is left, or too little for its
+/// next table.
 const SPARE_PART: u64 = 8;
-/// Part of that room that is left when writers wait. Requests in progress do not wait and use it.
+/// Writers wait when 1/4 of that room is left. Requests in progress use the rest.
 const MARGIN_PART: u64 = 4;
 
 /// Part of the budget for unflushed pairs of all ledgers.

@@ -196,8 +196,8 @@ impl Engines {
             .map(|(pattern, kind, index)| (pattern, *kind, *index))
     }
 
-    /// Adds all names under which clients may cache an entry: its id as used by FEED.GET, and the
-    /// keys of the row and its cells, or of the pairs.
+    /// Adds all names under which clients may cache an entry. These are its id (for FEED.GET), and
+    /// the keys of its row and cells, or of its pairs.
     pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {

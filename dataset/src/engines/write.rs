@@ -2,7 +2,7 @@
 //!
 //! Every change, of any command, is a method of [`Engines`] in this file. A write enters the id's
 //! stripe of the committer, changes the data, and marks the changed keys for the log thread. It
-//! holds the stripe until the end, so writers of one id exclude each other, and a commit never
+//! holds the stripe until the end, so writers of one id exclude each other. A commit never
 //! separates a flag from its counter (`store/src/commit`).
 
 use crate::dirty_keys::{Mark, MarkedMember};
@@ -242,8 +242,8 @@ impl Engines {
         space.space.roll_now()
     }
 
-    /// Moves early pairs of an existence space into its tables, closes the newest table if that is
-    /// due, and marks this for the log. Replicas thus create the same tables.
+    /// Moves early pairs of an existence space into its tables, and closes the newest table if due.
+    /// Marks this for the log. Replicas thus create the same tables.
     pub(crate) fn move_on(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.move_on()
@@ -559,8 +559,8 @@ impl ExistenceSpace {
     }
 
     /// Unsets a pair if it is set and `first` succeeds. With a ledger, the ledger decides whether
-    /// the pair is set. The number of unset pairs is then not limited by the filters: if they
-    /// cannot record another one, they keep answering yes, and only the ledger answers no.
+    /// the pair is set. The filters then do not limit the number of unset pairs. If they cannot
+    /// record another one, they keep answering yes, and only the ledger answers no.
     #[inline]
     pub(super) fn remove_true(
         &self,

@@ -1,5 +1,5 @@
-//! Decides what to spill or merge in a counter space: the oldest tables when memory is short, cold
-//! ranges with many changes, and small neighbouring files.
+//! Decides what to spill or merge in a counter space. Spills the oldest tables when memory is
+//! short. Merges cold ranges with many changes, and small neighbouring files.
 
 use super::ground::{Ground, Spilled, alone_with, is_short};
 use crate::cold::files::Files;

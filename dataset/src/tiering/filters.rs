@@ -279,8 +279,8 @@ mod tests {
     use crate::recovery::{Commits, Held, Recovered, recover};
     use phantom::Member;
 
-    /// The log records that the spill thread closes a range, since the range's table may be in a
-    /// file at the next start.
+    /// The log records the closing of a range by the spill thread: at the next start, its table may
+    /// be in a file.
     #[test]
     fn closed_range_is_in_the_log() {
         const FAR: u64 = 1 << 40;

@@ -1,5 +1,5 @@
-//! Common parts of all spills: the files and the log they use ([`Ground`]), the conditions under
-//! which a space needs a spill, and error reports.
+//! Common parts of all spills: their files and log ([`Ground`]), when a space needs a spill, and
+//! error reports.
 
 use crate::cold::Cold;
 use crate::cold::damage::place_of;

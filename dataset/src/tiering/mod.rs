@@ -8,7 +8,7 @@
 //!   in memory nor deleted.
 //! - Step 4: the manifest drops the old files and the snapshot's file of the range.
 //!
-//! A rewrite starts only if the disk has room for everything it may write, so that it does not take
+//! A rewrite starts only if the disk has room for everything it may write. Otherwise it could take
 //! the log's space on a nearly full disk. A failed rewrite is retried.
 //!
 //! A replica spills on its own, according to its own memory: its files are independent of its

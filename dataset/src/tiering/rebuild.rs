@@ -1,5 +1,5 @@
-//! Rebuilds filters from a ledger, table by table. Reasons are `TM.SPACE ALTER space SET
-//! false_positive_rate`, `TM.REBUILD` (for example after damage to a cold filter), and tables whose
+//! Rebuilds filters from a ledger, table by table. `TM.SPACE ALTER space SET false_positive_rate`
+//! and `TM.REBUILD` cause rebuilds, for example after damage to a cold filter. So do tables whose
 //! filters do not fit their number of pairs (`cold/rebuilds.rs`).
 //!
 //! No list of pending work is kept: a table is rebuilt if its filters have another rate than its

@@ -58,8 +58,8 @@ impl Retries {
         false
     }
 
-    /// Removes files of dropped spaces that the drop itself did not remove: after a crash, or if
-    /// the drop came from the master's log. Returns whether there were any.
+    /// Removes remaining files of dropped spaces, after a crash or after a drop by the master's
+    /// log. Returns whether there were any.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
         // No space has the number 0, so it serves as the key for this work.
         let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
