@@ -1,11 +1,13 @@
 //! Cache of cold rows and pair answers, and the pins of the current turn.
 //!
-//! The cache holds rows, not blocks: cold traffic is spread over old posts, and a block would bring
-//! six hundred rows for one. A row's key contains its file, so no entry is ever stale: after a
-//! merge the same id has another key. quick_cache: a hit takes some 12 ns, the cache is bounded by
-//! weight, and a single scan of many rows does not evict rows that are read repeatedly.
+//! The cache holds rows rather than blocks: cold traffic is spread over old posts. A cached block
+//! would hold six hundred rows for one that is used. A row's key contains the identity of its file.
+//! A merge writes a new file, so entries never become stale.
 //!
-//! A pin keeps a row available to the thread for one turn, whatever the cache evicts.
+//! quick_cache takes about 12 ns per hit and bounds the cache by weight. It resists scans: reading
+//! many rows once does not evict frequently read rows.
+//!
+//! A pin keeps a row available to its thread for one turn, even if the cache evicts it.
 
 use crate::cold::damage;
 use crate::cold::key_hash::KeyHash;
@@ -20,28 +22,30 @@ use std::time::Duration;
 
 /// Pinned rows of one turn.
 pub type Pins = HashMap<Key, Read, KeyHash>;
-/// Key of a row: identity of its file, and its id. Of a pair: the same, and its hash.
+/// Cache key. A row's key is the identity of its file and its id; a pair's, the identity and its
+/// hash.
 pub(crate) type Key = (u64, u128);
-/// Values of a row. Up to [`INLINE`] values need no heap memory, so that the cache can count its
-/// bytes.
+/// Values of a row. Up to [`INLINE`] values are stored inline, so the cache can count their bytes.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// Content of a file for an id: its values, or `None` if there is no such row. A pair has no
-/// values; it is set or `None`.
+/// Result of a lookup in a file: the values of a row, or `None` if it does not exist. A pair that
+/// is set has no values.
 pub(crate) type Row = Option<Values>;
-/// A row, or why it cannot be read.
+/// A row, or the reason why it cannot be read.
 pub(crate) type Read = Result<Row, Arc<str>>;
 
 #[derive(Clone)]
 pub(super) struct Weight;
 
 const INLINE: usize = 4;
-/// Weight of a cached row: its entry, and its share of ghost entries and of the table.
+/// Bytes accounted per cached row: its entry, and its share of the ghost entries and the hash
+/// table.
 const ROW_BYTES: u64 = 152;
-/// Rows that the cache holds beyond its capacity while it evicts others.
+/// Rows that the cache may exceed its capacity by during eviction.
 const SLACK: usize = 1024;
-/// Bytes of the cache that are reserved at once. A larger cache grows on demand.
+/// Largest cache that is reserved in full, in bytes. A larger one grows on demand.
 const SET_ASIDE: u64 = 1 << 30;
-/// Ghost entries per cached row. They remember evicted rows, so that rows that come back stay.
+/// Ghost entries per cached row. They remember keys of evicted rows; such a row is kept on its
+/// return.
 const GHOSTS: f64 = 0.2;
 
 impl quick_cache::Weighter<Key, Row> for Weight {
@@ -60,9 +64,9 @@ pub struct Figures {
     pub reads_in_place: AtomicU64,
     /// Total time from the request to the row, in nanoseconds.
     pub read_ns: AtomicU64,
-    /// Number of reads shorter than 2^n microseconds.
+    /// Reads by duration: class n counts reads shorter than 2^n microseconds.
     pub(crate) slower: [AtomicU64; 24],
-    /// Reads that the disk refused.
+    /// Failed reads other than checksum errors.
     pub errors: AtomicU64,
     /// Blocks with a wrong checksum.
     pub corrupt: AtomicU64,
@@ -72,17 +76,17 @@ pub struct Figures {
     pub misses: AtomicU64,
     /// Tables written to disk.
     pub spilled_tables: AtomicU64,
-    /// Rows that left memory.
+    /// Rows moved from memory to disk.
     pub spilled_rows: AtomicU64,
-    /// Pairs that left memory.
+    /// Pairs moved from memory to disk.
     pub spilled_pairs: AtomicU64,
     /// Files merged with later changes.
     pub merges: AtomicU64,
     /// Bytes of new cold files.
     pub written_bytes: AtomicU64,
-    /// Failed spills and merges, each retried.
+    /// Failed spills and merges. Each is retried.
     pub failures: AtomicU64,
-    /// Bytes that the scrubber has read.
+    /// Bytes read by the scrubber.
     pub scrubbed_bytes: AtomicU64,
     /// Bytes left in the current scrub pass; 0 between passes.
     pub scrub_left_bytes: AtomicU64,
@@ -106,7 +110,7 @@ impl Figures {
         self.slower.iter().map(|n| n.load(Relaxed)).collect()
     }
 
-    /// Upper bound of the given quantile of read times, in microseconds: a power of two.
+    /// Upper bound of quantile `share` (0 to 1) of read times, in microseconds: a power of two.
     pub fn read_us(&self, share: f64) -> u64 {
         let counts = self.reads_by_us();
         let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
@@ -124,7 +128,7 @@ pub struct ColdCache {
     pub(super) cache: Cache<Key, Row, Weight, KeyHash>,
     /// Counters of cold reads and spills.
     pub figures: Figures,
-    /// Blocks that are known to be damaged.
+    /// Blocks known to be damaged.
     pub damaged: damage::Damaged,
     any: AtomicBool,
 }
@@ -137,7 +141,7 @@ impl ColdCache {
             .estimated_items_capacity(items)
             .weight_capacity(cache_bytes)
             .ghost_allocation(GHOSTS);
-        // Only a missing number is an error.
+        // `build` fails only if a capacity is missing.
         let options = options.build().expect("both capacities are given");
         let cache =
             Cache::with_options(options, Weight, KeyHash::default(), DefaultLifecycle::default());
@@ -149,42 +153,41 @@ impl ColdCache {
         }
     }
 
-    /// Whether any row or flag of any space may be on disk. Checked several times per command, so
-    /// it is one load. It never returns to false, and is set before a thread can learn of such a
-    /// row.
+    /// Whether any row or flag of any space may be on disk. Commands check this several times, so
+    /// it is a single load. It is set before a row goes to disk, and never cleared.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Called before the first row or flag goes to disk.
+    /// Marks the cold tier as in use. The caller calls this before the first row or flag goes to
+    /// disk.
     pub(crate) fn begins(&self) {
         if !self.any.swap(true, Relaxed) {
-            // Growing step by step would leave holes of half its size in the heap. Pages without
-            // rows are not resident.
+            // Repeated growth would fragment the heap. Reserved pages without rows are not
+            // resident.
             let bytes = self.cache.capacity().min(SET_ASIDE);
             self.cache.reserve((bytes / ROW_BYTES) as usize + SLACK);
         }
     }
 
-    /// Changes the capacity, and evicts rows beyond it.
     pub(crate) fn set_cache_bytes(&self, bytes: u64) {
         if self.cache.capacity() != bytes {
             self.cache.set_capacity(bytes);
         }
     }
 
-    /// Bytes of the cached rows, and the capacity.
+    /// Bytes used by cached rows, and the capacity in bytes.
     pub fn cache_bytes(&self) -> (u64, u64) {
         (self.cache.weight(), self.cache.capacity())
     }
 
-    /// Returns the row if it is pinned or cached.
     pub(super) fn at_hand(&self, key: &Key) -> Option<Read> {
         pinned(key).or_else(|| self.cache.get(key).map(Ok))
     }
 
-    /// Whether the row is pinned or cached. Pins a cached row.
+    /// Whether the row is pinned or cached. Pins a row found in the cache, and counts the hit or
+    /// miss.
     pub(super) fn is_at_hand(&self, key: Key) -> bool {
         if PINS.with_borrow(|pins| pins.contains_key(&key)) {
             return true;
@@ -211,13 +214,12 @@ impl ColdCache {
     }
 }
 
-/// Consequence of a damaged block, for the log.
+/// Consequence of a damaged block, appended to its log line.
 pub(crate) const WHAT_IS_LOST: &str = "Requests for what lies in this block answer an error; the \
                                        other blocks are served, and the file is not merged, so \
                                        that none of them is lost.";
 
 thread_local! {
-    /// Rows fetched for the current turn.
     pub(super) static PINS: RefCell<Pins> = RefCell::default();
 }
 
@@ -231,7 +233,6 @@ pub fn unpin() -> Pins {
     PINS.take()
 }
 
-/// Returns the row if the current turn has pinned it.
 pub(super) fn pinned(key: &Key) -> Option<Read> {
     PINS.with_borrow(|pins| pins.get(key).cloned())
 }
@@ -241,8 +242,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// What the configuration allows is what the cache takes, its tables and what it only remembers
-    /// included.
+    /// The cache's tables and ghost entries count towards the configured bytes.
     #[test]
     fn the_cache_takes_no_more_than_it_may() {
         const BYTES: u64 = 16 << 20;
@@ -252,7 +252,7 @@ mod tests {
         let row = Values::from_slice(&[1, 2, 3, 4]);
         for id in 0..BYTES / ROW_BYTES * 3 {
             cold.cache.insert((7, u128::from(id)), Some(row.clone()));
-            // Some again, so that all kinds of places are used.
+            // Repeated reads populate the hot queue and the ghost entries, too.
             cold.cache.get(&(7, u128::from(id / 2)));
         }
         let used = cold.cache.memory_used();
@@ -266,7 +266,7 @@ mod tests {
         assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
     }
 
-    /// Ids of rows, most asked for few of them: 95 % for one in a hundred. Which these are drifts.
+    /// Skewed requests: 95 % are for 1 % of the ids. The popular ids drift.
     struct Traffic {
         random: fastrand::Rng,
         asked: u64,
@@ -275,7 +275,7 @@ mod tests {
     impl Traffic {
         const IDS: f64 = 2e6;
         const EXPONENT: f64 = 1.27;
-        /// After so many requests the next id is the most asked for.
+        /// Number of requests after which the next id becomes the most popular one.
         const DRIFT: u64 = 50;
 
         /// Bounded Pareto, by inversion.
@@ -288,8 +288,7 @@ mod tests {
         }
     }
 
-    /// The rows that were asked for most often are kept, whenever that was: what a cache can know
-    /// at best of traffic that does not change.
+    /// Keeps the most frequently requested rows: the best policy for traffic that does not change.
     #[derive(Default)]
     struct MostUsed {
         times: std::collections::HashMap<u64, u64>,
@@ -309,8 +308,8 @@ mod tests {
         }
     }
 
-    /// As many hits as by the rows that were asked for most often, in the same memory, of traffic
-    /// of few ids, which drifts; and a scan of all rows does not drive them out.
+    /// On drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
+    /// scan of all rows does not evict the popular ones.
     #[test]
     fn rows_that_are_asked_for_often_stay() {
         const ROWS: u64 = 20_000;
@@ -342,7 +341,7 @@ mod tests {
         let [ours, best] = count(600_000, &mut || ());
         println!("{ours:.4} of rows at hand, {best:.4} by their number of uses");
         assert!(ours > best - 0.03, "{ours} {best}");
-        // A scan reads as many rows again, each once.
+        // One scanned row per request, each read once.
         let mut scanned = 1 << 60;
         let [beside_scan, _] = count(600_000, &mut || {
             scanned += 1;

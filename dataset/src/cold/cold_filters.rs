@@ -1,5 +1,5 @@
-//! Existence tables on disk: the page files of a space, and the backend of the filter engine.
-//! `tiering/filters.rs` writes the files.
+//! Existence tables on disk: the page files of a space, and the backend of the filter engine. The
+//! spill thread writes the files (`tiering/filters.rs`).
 
 use crate::cold::cache::ColdCache;
 use crate::cold::fetch::Fetching;
@@ -37,20 +37,18 @@ impl ColdBackend for PairFile {
     }
 }
 
-/// What the filters refuse, as work with files tells it.
 pub(crate) fn refused(error: phantom::Error) -> store::Error {
     store::Error::Refused(error.to_string())
 }
 
-/// The tables of one existence space that lie on the disk, in the order of their ranges.
+/// Tables of one existence space that are on disk, in ascending order of their ranges.
 pub struct ColdPairs {
     shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
-    /// See [`ColdPairs::end`].
     end: AtomicU64,
-    /// The last attempt to write failed: no writer need wait for room.
+    /// Whether the last write failed. Writers then do not wait for memory.
     pub(crate) stuck: AtomicBool,
-    /// What cannot be merged.
+    /// Ranges that cannot be merged, as a file is unreadable.
     pub(crate) damaged: Quarantine,
 }
 
@@ -60,14 +58,13 @@ impl ColdPairs {
         ColdPairs { shared, files, end, stuck, damaged }
     }
 
-    /// Whether there are any, or were.
+    /// Whether the space has, or had, a table on disk.
     #[inline]
     pub fn any(&self) -> bool {
         self.end() > 0
     }
 
-    /// Pairs of ids from here on have never been on the disk, so that a page of young posts costs
-    /// one look per id.
+    /// Lowest id above all tables that were ever on disk. Younger ids skip the search for a file.
     #[inline]
     pub fn end(&self) -> u64 {
         self.end.load(Relaxed)
@@ -77,8 +74,8 @@ impl ColdPairs {
         &self.shared
     }
 
-    /// Offset of the log up to which a file has all changes of this id's pairs; 0: unknown, or no
-    /// file covers the id.
+    /// Log offset up to which a file has all changes of the id's pairs; 0 if unknown or if no file
+    /// covers the id.
     pub(crate) fn covered(&self, id: u64) -> u64 {
         if id >= self.end() {
             return 0;
@@ -89,15 +86,14 @@ impl ColdPairs {
         file.filter(|file| id <= file.entry().tag.high).map_or(0, |file| file.covered())
     }
 
-    /// All files, in the order of their ranges.
+    /// All files, in ascending order of their ranges.
     pub fn files(&self) -> Arc<Vec<Arc<PairFile>>> {
         self.files.load_full()
     }
 
-    /// These files answer from now on.
     pub(crate) fn set_files(&self, mut files: Vec<Arc<PairFile>>) {
         files.sort_by_key(|file| file.entry().tag.low);
-        // Once there were some it is asked for ever: readers look without a barrier.
+        // `end` never decreases, because readers load it without a barrier.
         if let Some(last) = files.last() {
             self.end.fetch_max(last.entry().tag.high.saturating_add(1), Relaxed);
             self.shared.begins();
@@ -105,8 +101,8 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Notes what must be read before the filters can say whether a pair is set; nothing if it is
-    /// at hand, or in memory. Whether something must.
+    /// Adds the read needed to answer whether a pair is set. Returns false if no read is needed:
+    /// the pair is in memory, pinned or cached.
     pub fn ask(
         &self,
         space: &phantom::Space,
@@ -131,14 +127,14 @@ impl ColdPairs {
     }
 }
 
-/// The page files of an existence space that the manifest names.
+/// Manifest entries of a space's page files.
 pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
     let ours =
         |file: &FileEntry| file.tag.space == space && file.tag.kind == RecordKind::Table as u32;
     store.cold_files().into_iter().filter(ours).collect()
 }
 
-/// Whether so much has come late that writers are to wait for a merge.
+/// Whether writers must wait for a merge because over 3/4 of the room for late pairs is used.
 pub(crate) fn is_crowded(space: &phantom::Space) -> bool {
     let (late, most) = space.late();
     late > most / 4 * 3

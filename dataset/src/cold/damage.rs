@@ -1,31 +1,32 @@
-//! Which parts of cold files are known to be damaged: found by a request, a merge or the scrubber.
-//! Each is logged once, and INFO names them until their file goes or is found to be sound.
+//! Damaged blocks of cold files, found by requests, merges and the scrubber.
+//!
+//! Each block is logged once. INFO lists the files until they are removed or a scrub finds them
+//! sound.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many parts of a file are known one by one; more say nothing new.
+/// Maximum number of damaged blocks recorded per file.
 const MOST_PARTS: usize = 1024;
 
-/// The damaged files by their names, and the bytes at which damaged parts begin.
+/// Damaged files by name, with the offsets of their damaged blocks in bytes.
 #[derive(Default)]
 pub struct Damaged(Mutex<BTreeMap<String, BTreeSet<u64>>>);
 
 impl Damaged {
-    /// Notes a damaged part. Whether it was not known.
+    /// Records a damaged block. Returns whether it is new and was recorded.
     pub(crate) fn note(&self, file: &str, offset: u64) -> bool {
         let mut files = self.0.lock();
         let parts = files.entry(file.to_owned()).or_default();
         parts.len() < MOST_PARTS && parts.insert(offset)
     }
 
-    /// All of a file was read, and was as it should be.
+    /// Removes a file that was read completely without an error.
     pub(crate) fn is_sound(&self, file: &str) {
         self.0.lock().remove(file);
     }
 
-    /// The damaged files that are `there`, and how many parts of each are damaged. The others are
-    /// forgotten.
+    /// Damaged files and their number of damaged blocks. Removes files that `there` rejects.
     pub fn files(&self, there: impl Fn(&str) -> bool) -> Vec<(String, usize)> {
         let mut files = self.0.lock();
         files.retain(|name, _| there(name));
@@ -33,7 +34,7 @@ impl Damaged {
     }
 }
 
-/// The file and the byte that an error is about, if that is damage.
+/// File name and offset of damage that an error reports; `None` for other errors.
 pub(crate) fn place_of(error: &store::Error) -> Option<(String, u64)> {
     match error {
         store::Error::Corrupt { path, offset, .. } => {

@@ -1,8 +1,8 @@
 //! Reads cold rows and flags for turns of connections: one job per block or pair, executed
 //! concurrently by a pool of threads.
 //!
-//! Turns are served in order of arrival. A turn moves to the end of the queue after every `SHARE`
-//! of its jobs, so that a request for a million rows does not delay a page.
+//! The pool serves turns in order of arrival. After every `SHARE` jobs a turn moves to the end of
+//! the queue. A request for a million rows thus does not delay a page.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
 use crate::cold::ledger::Lookup;
@@ -21,15 +21,15 @@ use std::time::Instant;
 use store::{BLOCK_BYTES, Block, ColdFile, time};
 use tokio::sync::oneshot;
 
-/// Jobs of a turn before the next turn is served: enough for a page of 50 rows with two flags each.
+/// Jobs of a turn before the next one is served: enough for a page of 50 rows with two flags each.
 const SHARE: usize = 200;
-/// Number of rows and pairs at which a turn stops looking ahead in its pipeline. Later requests are
-/// read with the next turn that waits.
+/// Number of missing rows and pairs at which a turn stops inspecting its pipeline. Rows of later
+/// requests are read before the next turn.
 const ENOUGH: usize = 4096;
-/// Queue length above which cancelled turns are purged: while a disk hangs, clients disconnect and
-/// come back.
+/// Queue length above which cancelled turns are purged. While a disk hangs, clients disconnect and
+/// reconnect, and their abandoned turns would fill the queue.
 const PURGE_LENGTH: usize = 1024;
-/// Memory accounted per row or pair: the request, and the pin in a half-empty table.
+/// Bytes accounted per missing row or pair: the request, and the pin in a hash table half full.
 const WANTED_BYTES: usize =
     size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
@@ -54,7 +54,7 @@ impl Fetching {
         self.lookups.push(lookup);
     }
 
-    /// Whether nothing is missing.
+    /// Whether nothing has to be read.
     pub fn is_ready(&self) -> bool {
         self.len() == 0
     }
@@ -63,41 +63,37 @@ impl Fetching {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether the turn should stop looking ahead.
+    /// Whether the turn should stop inspecting its pipeline.
     pub fn is_enough(&self) -> bool {
         self.len() >= ENOUGH
     }
 
-    /// Memory in bytes until the requests have run.
+    /// Bytes of memory used until the reads have run.
     pub fn bytes(&self) -> usize {
         self.len() * WANTED_BYTES
     }
 }
 
-/// A read, and the turn that waits for it.
 struct Job {
     what: What,
     turn: Arc<Waiting>,
 }
 
 enum What {
-    /// Some rows of one block.
+    /// Rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// A pair, in its page of each filter.
+    /// A pair: one page of each filter in the chain.
     Pair { file: Arc<PairFile>, pair: Pair },
-    /// A lookup in a ledger.
+    /// Lookup in a ledger.
     Settle(Lookup),
 }
 
-/// Pending jobs of a turn.
 struct Rest {
     jobs: std::vec::IntoIter<What>,
     turn: Arc<Waiting>,
-    /// Jobs taken of the current share.
     taken: usize,
 }
 
-/// A turn that waits for reads.
 struct Waiting {
     cold: Arc<Cold>,
     pins: Mutex<Pins>,
@@ -106,12 +102,11 @@ struct Waiting {
     asked: Instant,
 }
 
-/// The pool of reader threads. They start with the first job, and end when this is dropped.
+/// Pool of reader threads. They start with the first job and end when `Reads` is dropped.
 pub(crate) struct Reads {
     threads: usize,
     started: OnceLock<()>,
     queue: Arc<Queue>,
-    /// Number of waiting turns.
     pub(crate) awaited: AtomicUsize,
 }
 
@@ -121,7 +116,7 @@ struct Queue {
     nudge: Condvar,
 }
 
-/// Queue of waiting turns, in the order of service.
+/// Queue of waiting turns, in service order.
 #[derive(Default)]
 struct Line {
     turns: VecDeque<Rest>,
@@ -131,7 +126,8 @@ struct Line {
 }
 
 impl Line {
-    /// Appends a turn. See [`Line::next`] for `left`.
+    /// Appends a turn, and purges cancelled ones if the queue is long. They go to `left`; see
+    /// [`Line::next`].
     fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
         if self.turns.len() >= self.most.max(PURGE_LENGTH) {
             let all = std::mem::take(&mut self.turns);
@@ -143,12 +139,12 @@ impl Line {
         self.turns.push_back(rest);
     }
 
-    /// Returns the next job. Moves cancelled turns to `left`. The caller drops them without a lock,
-    /// since the last turn may own [`Cold`].
+    /// Returns the next job. Moves cancelled turns to `left`. The caller drops them without holding
+    /// the lock: the last turn may own [`Cold`], whose drop takes the lock.
     fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
-            // Skips the jobs of a closed connection.
+            // Skips the remaining jobs of a closed connection.
             let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
                 left.extend(self.turns.pop_front());
                 continue;
@@ -172,7 +168,6 @@ impl Reads {
         Reads { threads: threads.max(1), started, queue, awaited }
     }
 
-    /// Queues a turn and wakes the threads.
     fn add(&self, rest: Rest) {
         let jobs = rest.jobs.len();
         let mut left = Vec::new();
@@ -183,10 +178,10 @@ impl Reads {
             return;
         }
         self.start();
-        // Not under the lock: each woken thread takes it first.
+        // Notifies without holding the lock, since each woken thread takes it first.
         for _ in 0..jobs.min(self.threads) {
             if !self.queue.nudge.notify_one() {
-                // All threads are awake, and take another job after the current one.
+                // No thread is idle. Busy threads check the queue after their current job.
                 break;
             }
         }
@@ -219,7 +214,6 @@ impl Drop for Reads {
 }
 
 impl Queue {
-    /// Executes all queued jobs.
     fn run_all(&self) {
         loop {
             let mut left = Vec::new();
@@ -233,7 +227,7 @@ impl Queue {
 
     fn take(&self) -> Option<Job> {
         loop {
-            // Declared before `line`, so dropped after the lock.
+            // Declared before `line`, so that it is dropped after the lock is released.
             let mut left = Vec::new();
             let mut line = self.line.lock();
             let job = line.next(&mut left);
@@ -261,18 +255,16 @@ impl Waiting {
         (Arc::new(turn), end)
     }
 
-    /// Whether the turn was cancelled.
     fn is_left(&self) -> bool {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    /// Adds the result of a job, and ends the turn after the last one.
+    /// Adds the results of a job. The last job sends all results to the connection.
     fn add(&self, reads: impl IntoIterator<Item = (Key, Read)>) {
         self.pins.lock().extend(reads);
         if self.left.fetch_sub(1, AcqRel) == 1 {
             let pins = std::mem::take(&mut *self.pins.lock());
             if let Some(done) = self.done.lock().take() {
-                // Fails if the connection is closed.
                 let _ = done.send(pins);
             }
         }
@@ -286,7 +278,6 @@ impl Drop for Waiting {
 }
 
 impl Job {
-    /// Reads from disk.
     fn run(self) {
         let Job { what, turn } = self;
         match what {
@@ -302,7 +293,7 @@ impl Job {
     }
 }
 
-/// Decodes the wanted rows of a block and caches them. Logs a damaged block.
+/// Decodes the wanted rows of a block and caches them. Counts and logs a failure.
 fn rows(
     cold: &ColdCache,
     file: &ColdFile,
@@ -327,7 +318,7 @@ fn rows(
     rows
 }
 
-/// Cold rows and flags of all spaces: the cache, and the threads that read.
+/// Cold rows and flags of all spaces: the cache and the reader threads.
 pub struct Cold {
     cache: Arc<ColdCache>,
     reads: Reads,
@@ -345,13 +336,14 @@ impl Deref for Cold {
 }
 
 impl Cold {
-    /// `threads` start with the first read.
+    /// `threads` reader threads start with the first read.
     pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
         let cache = Arc::new(ColdCache::new(cache_bytes));
         Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
     }
 
-    /// The cache alone. Files hold it, as they must not keep the threads alive.
+    /// The cache without the threads. Files hold the cache only, so that they do not keep the
+    /// threads alive.
     pub(crate) fn cache(&self) -> &Arc<ColdCache> {
         &self.cache
     }
@@ -389,7 +381,7 @@ impl Cold {
         let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
         self.reads.add(rest);
-        // A job that panics sends no answer; the turn then requests its rows again.
+        // If a job panics, the sender is dropped; the turn then requests its rows again.
         async move { end.await.unwrap_or_default() }
     }
 }
@@ -398,8 +390,7 @@ impl Cold {
 mod tests {
     use super::*;
 
-    /// A node that is given up while turns wait that were never begun, and whose connections have
-    /// gone.
+    /// The node shuts down while cancelled turns are still queued.
     #[test]
     fn the_last_turn_takes_the_threads_with_it() {
         let cold = Cold::new(4096, 1);
@@ -451,12 +442,12 @@ mod tests {
         let figures = [&cold.figures.hits, &cold.figures.misses].map(|n| n.load(Relaxed));
         assert_eq!(figures, [2, 1]);
         assert_eq!(crate::cold::unpin().into_keys().collect::<Vec<_>>(), [keys[2]]);
-        // Other reads are done in place: those behind it, and behind one that has panicked.
+        // Outside `note_missing`, including after a panic in it, rows are read in place.
         assert_eq!(cold.find(&keys[1], want), None);
         let panics = std::panic::AssertUnwindSafe(|| cold.note_missing(|| panic!("of a test")));
         assert!(std::panic::catch_unwind(panics).is_err());
         assert_eq!(cold.find(&keys[1], want), None);
-        // What was fetched is there, and so is why it could not be.
+        // Pinned rows and pinned errors are both returned.
         crate::cold::pin(Pins::from_iter([(keys[1], Err("it is damaged".into()))]));
         let missing = cold.note_missing(|| {
             assert_eq!(cold.find(&keys[1], want), Some(Err("it is damaged".into())));
@@ -514,7 +505,6 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| line.next(&mut Vec::new())).count(), stay.len());
     }
 
-    /// So many that a block holds few rows.
     const COLUMNS: usize = 60;
     const ROWS: u64 = 16_000;
 
@@ -545,7 +535,6 @@ mod tests {
             Fixture { _folder: folder, disk, file, cold: Cold::new(4096, 2) }
         }
 
-        /// Wants the first row of each of these blocks.
         fn wanted(&self, blocks: impl Iterator<Item = u64>) -> Fetching {
             let mut fetching = Fetching::default();
             blocks.for_each(|block| {
@@ -562,7 +551,6 @@ mod tests {
             self.cold.figures.reads.load(Relaxed)
         }
 
-        /// The rows have the values that were written.
         fn check(&self, pins: &Pins) {
             for ((file, id), read) in pins {
                 let row = read.as_ref().unwrap().as_ref().unwrap();
@@ -576,7 +564,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
-    /// Yields until this holds, with a deadline.
+    /// Yields until `holds` returns true, for at most 60 seconds.
     fn until(what: &str, mut holds: impl FnMut() -> bool) {
         let began = Instant::now();
         while !holds() {

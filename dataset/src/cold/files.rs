@@ -1,4 +1,7 @@
-//! The cold files of one space, by their ranges: one search finds the block that may hold a row.
+//! Cold files of one counter space, and reads of their rows.
+//!
+//! The ranges of the files do not overlap, so one binary search finds the block that may hold a
+//! row.
 
 use crate::cold::cache::{Key, PINS, Read, Row, Values};
 use crate::cold::fetch::{Cold, Fetching};
@@ -13,11 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::{BLOCK_BYTES, ColdFile, FileEntry, Store};
 
-/// Cold files in the order of their ranges, which do not overlap.
+/// Cold files in ascending order of their ranges, which do not overlap.
 #[derive(Default)]
 pub struct Files(Vec<Arc<ColdFile>>);
 
-/// Where a row is, if it is anywhere.
 pub(crate) struct Place<'a> {
     pub(crate) file: &'a Arc<ColdFile>,
     pub(crate) block: u64,
@@ -35,12 +37,11 @@ impl Files {
         Files(files)
     }
 
-    /// Where each begins.
     pub(crate) fn lows(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|file| file.entry().tag.low)
     }
 
-    /// All of them.
+    /// All files, in ascending order of their ranges.
     pub fn all(&self) -> &[Arc<ColdFile>] {
         &self.0
     }
@@ -51,18 +52,18 @@ impl Files {
         file.block_of(id).map(|block| Place { file, block })
     }
 
-    /// Those of which all ids lie below this one.
+    /// Files whose ranges end below `id`.
     pub(crate) fn below(&self, id: u64) -> &[Arc<ColdFile>] {
         &self.0[..self.0.partition_point(|file| file.entry().tag.high < id)]
     }
 
-    /// Whether a file overlaps a range.
+    /// Whether a file overlaps the range `low..=last`.
     pub(crate) fn overlap(&self, low: u64, last: u64) -> bool {
         let above = self.0.partition_point(|file| file.entry().tag.low <= last);
         above.checked_sub(1).is_some_and(|at| self.0[at].entry().tag.high >= low)
     }
 
-    /// The files that overlap a range, and the range that holds them whole.
+    /// Files that overlap the range `low..=last`, and the range extended to cover them.
     pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
         let overlap =
             |file: &&Arc<ColdFile>| file.entry().tag.low <= last && low <= file.entry().tag.high;
@@ -73,20 +74,20 @@ impl Files {
     }
 }
 
-/// How a cursor names a file: a part of its identity, never 0.
+/// Name of a file in a scan cursor: the upper bits of its identity, never 0.
 fn name_of(file: &ColdFile) -> u64 {
     (file.head().identity >> (64 - (CURSOR_BITS - POSITION_BITS))).max(1)
 }
 
-/// The cold rows of one space.
+/// Cold rows of one counter space.
 pub struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// The last look for something to spill was in vain: no writer need wait for room.
+    /// Whether the last spill found nothing to do. Writers then do not wait for memory.
     pub(crate) stuck: AtomicBool,
-    /// Bytes below the limit of the space's memory at which writers wait for room.
+    /// Distance below the space's memory limit at which writers start to wait, in bytes.
     pub(crate) margin: AtomicU64,
-    /// What cannot be merged.
+    /// Ranges that cannot be merged, as a file is unreadable.
     pub(crate) damaged: Quarantine,
 }
 
@@ -96,7 +97,8 @@ impl ColdSpace {
         Arc::new(ColdSpace { shared, files, stuck, margin, damaged })
     }
 
-    /// Opens the files that the manifest names for this space, once.
+    /// Opens the space's files named by the manifest, and attaches them to `space`. Does nothing if
+    /// the space is attached.
     pub(crate) fn attach(
         self: &Arc<Self>,
         space: &counter::Space,
@@ -122,7 +124,6 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// For a new space, which has no files.
     pub(crate) fn attach_new(self: &Arc<Self>, space: &counter::Space) {
         if !space.is_attached() {
             space.attach(Box::new(Reader(self.clone())), 0, None);
@@ -133,24 +134,23 @@ impl ColdSpace {
         &self.shared
     }
 
-    /// The files as they are now.
+    /// Current set of files.
     pub fn files(&self) -> Arc<Files> {
         self.files.load_full()
     }
 
-    /// The new files answer from now on.
     pub(crate) fn set_files(&self, files: Files) {
         self.files.store(Arc::new(files));
     }
 
-    /// Rows in all files. What was changed since is counted as it was.
+    /// Number of rows in all files. Later deletions and changes are not reflected.
     pub fn rows(&self) -> u64 {
         self.files.load().0.iter().map(|file| file.head().rows).sum()
     }
 
-    /// Hands the ids of rows on the disk from `from` on to `f`, of at least `most` rows; gives
-    /// where to go on, `None` at the end. Rows that were deleted since are left out. Reads the disk
-    /// in place.
+    /// Calls `f` with the ids on disk from `from` in ascending order, block by block, until at
+    /// least `most` ids were passed. Skips deleted rows. Returns the id at which the scan
+    /// continues, `None` at the end. Reads from disk in place.
     pub fn scan(
         &self,
         space: &counter::Space,
@@ -179,8 +179,7 @@ impl ColdSpace {
                     given += 1;
                     f(id);
                 }
-                // The next block's lowest id is above all of these. Between two blocks there may be
-                // ids without a row.
+                // Ids between this block's last and the next block's first do not exist.
                 let last = ids.last().copied().unwrap_or(next).max(next);
                 let Some(above) = last.checked_add(1) else { return Ok(None) };
                 next = file.block_start(number + 1).unwrap_or(above).max(above);
@@ -189,8 +188,8 @@ impl ColdSpace {
         Ok(None)
     }
 
-    /// The cursor of a scan that goes on at `id`: it names a file and a block. `None` if a file
-    /// with the same name comes before.
+    /// Cursor of a scan that continues at `id`: the file's name and a block number. `None` if no
+    /// file has ids from `id` on, or if an earlier file has the same name.
     pub fn cursor_at(&self, id: u64) -> Option<u64> {
         let files = self.files();
         let at = files.0.partition_point(|file| file.head().last < id);
@@ -203,7 +202,7 @@ impl ColdSpace {
         Some(name << POSITION_BITS | block >> position_shift(file.head().blocks))
     }
 
-    /// Where a scan goes on with this cursor: at the beginning if its file is gone.
+    /// Id at which a scan with this cursor continues; 0 if its file has been removed.
     pub fn id_at(&self, cursor: u64) -> u64 {
         let files = self.files();
         let Some(file) = files.0.iter().find(|file| name_of(file) == cursor >> POSITION_BITS)
@@ -215,8 +214,8 @@ impl ColdSpace {
         file.block_start(block).unwrap_or(file.head().first)
     }
 
-    /// The rows of a random block, of all files alike, into `ids` and `values`; gives values per
-    /// row, 0 if there is no file. Reads the disk in place.
+    /// Reads a random block, uniformly over all files, into `ids` and `values`. Returns the number
+    /// of values per row, 0 if there is no file. Reads from disk in place.
     fn some_block(
         &self,
         random: &mut fastrand::Rng,
@@ -243,7 +242,7 @@ impl ColdSpace {
         Ok(0)
     }
 
-    /// Some row's id; `None` if those that were looked at have been deleted.
+    /// Random id from a random block; `None` if all rows of the block are deleted.
     pub fn some_id(
         &self,
         space: &counter::Space,
@@ -255,7 +254,7 @@ impl ColdSpace {
         Ok(random.choice(ids))
     }
 
-    /// Hands about `most` rows to `f`, from blocks all over the files.
+    /// Calls `f` with about `most` rows, from random blocks of all files.
     pub fn sample(&self, most: u64, f: &mut dyn FnMut(&[i64])) -> store::Result<()> {
         let (mut ids, mut values, mut given) = (Vec::new(), Vec::new(), 0);
         let mut random = fastrand::Rng::new();
@@ -270,8 +269,8 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Notes what must be read for `id`, which is not in memory, before a command can run; nothing
-    /// if it is at hand.
+    /// Adds the read that a command on `id` needs, unless the row is pinned or cached. `id` must
+    /// not be in memory.
     pub fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };
@@ -280,7 +279,7 @@ impl ColdSpace {
         }
     }
 
-    /// Reads the row in place.
+    /// Reads the row in place and caches it. Counts and logs a failure.
     fn read(&self, place: &Place<'_>, id: u64) -> Read {
         let started = Instant::now();
         let mut buffer = [0; BLOCK_BYTES];
@@ -311,7 +310,8 @@ fn copy(row: Row, out: &mut [i64]) -> bool {
     true
 }
 
-/// What a counter space asks. (A type of its own, as neither the trait nor `Arc` is ours.)
+/// Implements the counter space's backend. The orphan rule forbids implementing it for
+/// `Arc<ColdSpace>`.
 pub(crate) struct Reader(pub(crate) Arc<ColdSpace>);
 
 impl ColdBackend for Reader {
@@ -345,7 +345,7 @@ impl ColdBackend for Reader {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(()) };
         let read = match self.0.shared.at_hand(&place.key(id)) {
-            // It was refused a moment ago, for this turn.
+            // This turn's fetch has failed already.
             Some(Err(why)) => Err(why),
             _ => self.0.read(&place, id),
         };

@@ -1,18 +1,18 @@
-//! The hash of a cold row's or a pair's name, for the cache and for what is pinned.
+//! Hash function for keys of cold rows and pairs, used by the cache and the pins.
 //!
-//! Clients choose ids, so it is keyed: each word of a name is multiplied by a secret of the
-//! process, and both halves of the product are used. A third of the time that SipHash takes.
+//! Clients choose ids, so the hash is keyed against collision attacks. Each word of a key is
+//! multiplied by a secret, and both halves of the product are combined. This takes a third of the
+//! time of SipHash.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
-/// The process's secrets.
 static SECRETS: LazyLock<[u64; 3]> = LazyLock::new(|| {
     let random = RandomState::new();
     [0, 1, 2].map(|number: u64| random.hash_one(number))
 });
 
-/// Hashes names by the process's secrets.
+/// Builds hashers that use the process's secrets.
 #[derive(Clone)]
 pub struct KeyHash([u64; 3]);
 
@@ -32,7 +32,7 @@ impl BuildHasher for KeyHash {
     }
 }
 
-/// A name that is being hashed.
+/// Hasher of one key.
 pub struct KeyHasher {
     state: u64,
     a: u64,
@@ -40,7 +40,7 @@ pub struct KeyHasher {
 }
 
 impl Hasher for KeyHasher {
-    /// Names are numbers.
+    /// Keys consist of integers, so this is not on the hot path.
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }
@@ -61,7 +61,6 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// Both halves of the product.
 #[inline]
 fn folded(x: u64, secret: u64) -> u64 {
     let product = u128::from(x).wrapping_mul(u128::from(secret));
@@ -73,8 +72,8 @@ mod tests {
     use super::*;
     use crate::cold::cache::Key;
 
-    /// Of ids in a row, of ids far apart, of a few files, and of pairs' hashes: as many share the
-    /// upper or lower bits of their hash as of random numbers.
+    /// Hash bits collide as often as random numbers would, for dense and sparse ids, ids of several
+    /// files, and pairs.
     #[test]
     fn names_are_spread() {
         const PLACES: usize = 1 << 16;
@@ -95,7 +94,7 @@ mod tests {
                 }
                 let empty = used.iter().filter(|&&names| names == 0).count() as f64;
                 let most = used.iter().max().copied().unwrap_or(0);
-                // A Poisson distribution of mean 1 leaves 1/e empty.
+                // A Poisson distribution with mean 1 leaves 1/e of the slots empty.
                 let share = empty / PLACES as f64;
                 assert!(
                     (share - 0.368).abs() < 0.02 && most < 16,

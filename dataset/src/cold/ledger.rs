@@ -1,14 +1,15 @@
-//! The ledger of an existence space (`ledger = "exact"`): every pair, exact, behind the filters.
+//! Exact pairs of an existence space (`ledger = "exact"`), consulted after the filters.
 //!
 //! ```text
-//!   a write, a check with EXACT -> the filter says no --> it is not set, nothing is read
-//!                               -> yes: in memory of the ledger? --> known
-//!                               -> no: which block? -> read as cold rows are (fetch.rs), pinned
-//!   in the id's stripe          -> the pin, unless the pair has changed, or moved, since
+//!   write, or check with EXACT -> filter answers no  --> not set, no read
+//!                              -> filter answers yes -> pair in the ledger's memory? --> known
+//!                              -> otherwise one block is read (fetch.rs) and pinned
+//!   command, holding the stripe -> uses the pin, unless the pair has changed or moved since
 //! ```
 //!
-//! A filter has no false no, so a first like costs no read. What was pinned may be outdated by the
-//! time at which the command runs; [`Ledger::settle`] says so, and the pair is then read in place.
+//! Filters have no false negatives, so the first like of a viewer costs no read. A pinned answer
+//! may be outdated when the command runs. [`Ledger::settle`] detects this, and the pair is then
+//! read in place.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, Values};
 use crate::cold::quarantine::Quarantine;
@@ -23,39 +24,40 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::Store;
 
-/// No file has an identity as high as that: pins of pairs of ledgers are under it and the space's
-/// number, those of members that are strings under both.
+/// Bits that distinguish pins of ledger pairs from those of files, whose identities never have the
+/// top bit. Pins of numeric members have `NUMBERS` and the space's number; those of strings have
+/// `STRINGS`, too.
 const NUMBERS: u64 = 1 << 63;
 const STRINGS: u64 = 1 << 62;
 
-/// What a ledger was asked since the start.
+/// Counters of ledger lookups since the start.
 #[derive(Default)]
 pub struct LedgerFigures {
-    /// Pairs that the filter had said yes to.
+    /// Lookups after a filter answered yes.
     pub asked: AtomicU64,
-    /// Of these, those that are not set: the filter's false positives.
+    /// Lookups of pairs that are not set: false positives of the filter.
     pub false_positives: AtomicU64,
     /// Blocks read.
     pub reads: AtomicU64,
 }
 
-/// See the top of the file.
+/// Ledger of one existence space, with its pins and counters.
 pub struct PairLedger {
     space: u32,
     ledger: Ledger,
     shared: Arc<ColdCache>,
     is_attached: AtomicBool,
-    /// The last flush failed: no writer need wait for room.
+    /// Whether the last flush failed. Writers then do not wait for memory.
     pub(crate) stuck: AtomicBool,
-    /// What it was asked.
+    /// Counters of lookups.
     pub figures: LedgerFigures,
-    /// Filters that are built anew from it.
+    /// Progress of filters that are rebuilt from the ledger.
     pub rebuilds: Rebuilds,
-    /// All of it, while the last trim has left a damaged range as it was.
+    /// Covers all ids while the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
-/// A member as the ledger names it.
+/// Converts a filter member to a ledger member.
 pub fn in_ledger(member: Member<'_>) -> ledger::Member<'_> {
     match member {
         Member::Number(number) => ledger::Member::Number(number),
@@ -63,7 +65,6 @@ pub fn in_ledger(member: Member<'_>) -> ledger::Member<'_> {
     }
 }
 
-/// A member of a ledger as the filters name it.
 pub(crate) fn in_filters(member: ledger::Member<'_>) -> Member<'_> {
     match member {
         ledger::Member::Number(number) => Member::Number(number),
@@ -87,12 +88,12 @@ impl PairLedger {
         })
     }
 
-    /// The ledger itself.
+    /// Underlying ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Opens the runs that the manifest names, if that was not done before.
+    /// Opens the runs named by the manifest. Does nothing on later calls.
     pub(crate) fn attach(&self, store: &Store) -> store::Result<()> {
         if !self.is_attached.load(Relaxed) {
             if self.ledger.attach(store)? {
@@ -103,8 +104,7 @@ impl PairLedger {
         Ok(())
     }
 
-    /// Moves pairs from memory to runs: [`Ledger::flush`]. From then on requests look ahead for
-    /// what they must read.
+    /// Moves pairs from memory to runs; see [`Ledger::flush`].
     pub(crate) fn flush(
         &self,
         store: &Store,
@@ -112,7 +112,7 @@ impl PairLedger {
         covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
-        // Before the first run is there.
+        // Set before the first run exists: from then on requests must check for cold pairs.
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
@@ -132,8 +132,7 @@ impl PairLedger {
         }
     }
 
-    /// Returns the lookup that decides whether a pair is set that the filter answers with yes;
-    /// `None` if that is known without a read.
+    /// Returns the lookup for a pair that the filter answers with yes; `None` if no read is needed.
     pub(crate) fn lookup(self: &Arc<Self>, id: u64, member: &Member<'_>) -> Option<Lookup> {
         let named = in_ledger(*member);
         let key = self.key(id, named);
@@ -146,8 +145,8 @@ impl PairLedger {
         }
     }
 
-    /// Whether a pair is set to which the filter says yes. In the id's stripe that holds as long as
-    /// the stripe is held. Reads in place what was not read before.
+    /// Whether a pair is set that the filter answers with yes. The answer holds while the caller
+    /// holds the id's stripe. Reads in place if no answer is pinned.
     pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.figures.asked.fetch_add(1, Relaxed);
         let set = self.find(id, member)?;
@@ -184,8 +183,7 @@ impl PairLedger {
         Ok(answer)
     }
 
-    /// Whether any pair of an id is set. Reads in place, at most one block of each run of its
-    /// range.
+    /// Whether any pair of `id` is set. Reads in place, at most one block per run that covers `id`.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
         let pairs = pairs.inspect_err(|error| self.shared.note_failure(error));
@@ -193,13 +191,12 @@ impl PairLedger {
         pairs.map(|pairs| !pairs.is_empty()).map_err(unreadable)
     }
 
-    /// Whether a member can be kept.
     #[inline]
     pub(crate) fn takes(&self, member: &Member<'_>) -> bool {
         Ledger::takes(in_ledger(*member))
     }
 
-    /// The member as a mark names it: by [`PairLedger::logged`] it is found again.
+    /// Short form of a member for dirty keys. [`PairLedger::logged`] finds the pair by it.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {
@@ -208,9 +205,8 @@ impl PairLedger {
         }
     }
 
-    /// A marked pair as it is now, if it is in memory. If it is not, it has not changed since a
-    /// flush copied it, and the log has it as it is, as it was flushed after that; or its id was
-    /// dropped.
+    /// Member and current state of a dirty pair; `None` if it is no longer in memory. Then a flush
+    /// has written its last state to the log, or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {
@@ -224,19 +220,18 @@ impl PairLedger {
         }
     }
 
-    /// The pair is set, or unset, from now on. In its id's stripe.
+    /// Sets or unsets a pair. The caller holds the id's stripe.
     #[inline]
     pub(crate) fn set(&self, id: u64, member: &Member<'_>, set: bool) {
         self.ledger.set(id, in_ledger(*member), set);
     }
 
-    /// Whether so many pairs wait for a flush that writers are to wait, too.
+    /// Whether writers must wait for a flush. False after a failed flush.
     pub(crate) fn is_crowded(&self) -> bool {
         self.ledger.is_crowded() && !self.stuck.load(Relaxed)
     }
 }
 
-/// A lookup under way, for a request that waits.
 #[derive(Clone)]
 pub(crate) struct Lookup {
     ledger: Arc<PairLedger>,
@@ -244,13 +239,12 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Under which name its answer is pinned.
     pub(crate) fn key(&self) -> Key {
         let (id, member) = self.question.pair();
         self.ledger.key(id, member)
     }
 
-    /// Reads until the answer is known. Waits for the disk.
+    /// Reads blocks until the answer is known. Blocks on disk reads.
     pub(crate) fn read(self) -> (Key, Read) {
         let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
         let mut question = self.question;
@@ -264,7 +258,7 @@ impl Lookup {
     }
 }
 
-/// As it is pinned: what runs of this version of the ledger say.
+/// Pinned form of an answer: whether the pair is set, and the ledger version that was read.
 fn settled(set: bool, seen: u64) -> Read {
     Ok(Some(Values::from_slice(&[i64::from(set), seen as i64])))
 }

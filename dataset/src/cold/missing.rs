@@ -1,9 +1,9 @@
-//! Missing rows of a page, recorded while the page is read.
+//! Records the missing rows of a page while the page is read.
 //!
-//! A search for cold rows before a request costs as much as the request, and finds nothing to read
-//! while the cache has the rows. So a page is read at once, and records the rows that are neither
-//! cached nor pinned. If there are any, it is read again after they have been fetched. The first
-//! attempt takes such rows for unreadable, so that it returns no answer.
+//! A check for cold rows before a request costs as much as the request. It finds nothing while the
+//! cache has the rows. So a page is read at once, and rows that are neither cached nor pinned are
+//! recorded. If there are any, the page is read again after they have been fetched. The first
+//! attempt sees such rows as unreadable, so it returns no answer.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::Fetching;
@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
-/// Error of a row that will be fetched.
+/// Error returned for a row that will be fetched.
 static TO_FETCH: LazyLock<Arc<str>> = LazyLock::new(|| "it is not read yet".into());
 
 #[derive(Default)]
@@ -22,15 +22,14 @@ struct Notes {
 }
 
 thread_local! {
-    /// Notes of the current page, if it records missing rows.
+    /// Notes of the current page; `None` if missing rows are not recorded.
     static NOTES: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 
 impl ColdCache {
-    /// Runs `read` and returns the missing rows. If there are any, the caller discards the result,
-    /// [fetches](super::Cold::fetch) them and calls this again.
+    /// Runs `read` and returns the rows it missed. If there are any, the caller discards the
+    /// result, [fetches](super::Cold::fetch) them and calls this again.
     pub fn note_missing(&self, read: impl FnOnce()) -> Fetching {
-        /// Clears the notes if `read` panics.
         struct End;
         impl Drop for End {
             fn drop(&mut self) {
@@ -47,9 +46,9 @@ impl ColdCache {
         lacks
     }
 
-    /// Returns a pinned or cached row or pair. If it is missing and the current page records
-    /// missing rows, `want` adds it there; otherwise returns `None`, and the caller reads it in
-    /// place.
+    /// Returns a pinned or cached row or pair. If it is missing and missing rows are recorded,
+    /// calls `want` to record it and returns an error. Otherwise returns `None`, and the caller
+    /// reads in place.
     pub(crate) fn find(&self, key: &Key, want: impl FnOnce(&mut Fetching)) -> Option<Read> {
         if let Some(read) = pinned(key) {
             return Some(read);
@@ -63,7 +62,7 @@ impl ColdCache {
                 return Some(Err(TO_FETCH.clone()));
             };
             notes.hits += 1;
-            // The page will be read again; the cache may evict the row until then.
+            // The page will be read again. Pinning protects the row from eviction until then.
             if !notes.lacks.is_ready() {
                 PINS.with_borrow_mut(|pins| pins.insert(*key, Ok(row.clone())));
             }

@@ -1,4 +1,4 @@
-//! Rows and flags on disk: which files hold them, how they are read, and the cache.
+//! Cold storage: rows and flags on disk, the reads that fetch them, and the cache.
 //!
 //! ```text
 //!   turn of a connection -> are some ids cold, and neither cached nor pinned?  --no--> run
@@ -13,11 +13,11 @@
 //!
 //! Flags of old posts take the same path (`cold_filters.rs`).
 //!
-//! Commands do not know of cold rows. The engine finds them (`counter/src/cold.rs`) among the rows
-//! that the connection has fetched beforehand. A row that is missing there, as its file was
-//! replaced in between, is read in place, which costs the worker one disk read.
+//! Commands are unaware of cold rows. Before a command runs, the connection fetches and pins the
+//! rows that are cold (`counter/src/cold.rs` finds them). If a merge replaces the file in between,
+//! the pin no longer matches. The worker then reads the row in place.
 //!
-//! A row that cannot be read is an error of each call that needs it ([`Unreadable`]); it is never
+//! A row that cannot be read makes each call that needs it fail with [`Unreadable`]. It is never
 //! mistaken for a row that does not exist.
 
 mod cache;

@@ -1,9 +1,9 @@
-//! What is both in memory and on the disk: rows that were changed since they went there.
+//! Rows that are both in memory and on disk, because they were changed after a spill.
 
 use super::files::ColdSpace;
 use counter::{RangeStats, Space};
 
-/// Bytes of the tables of spilled ranges, in which changed rows are: what merging will give back.
+/// Bytes of memory tables that overlap spilled ranges: about what a merge will free.
 pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
     let files = cold.files();
     let changed =
@@ -11,9 +11,9 @@ pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
     space.ranges().iter().filter(changed).map(|range| range.bytes).sum()
 }
 
-/// Rows that are both in memory and in a file: they were changed since they went to the disk. Which
-/// rows of a file's range are new is not known before they are merged: no more are taken for
-/// changed than the file has.
+/// Upper bound for the number of rows that are both in memory and in a file. Memory rows in a
+/// file's range may be new rows, which only a merge finds out. So the count per range is at most
+/// the number of rows in the file.
 pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
     let files = cold.files();
     let files = files.all().iter().map(|file| {
@@ -26,8 +26,8 @@ pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
     in_both(tables.chain(files).collect())
 }
 
-/// Of ranges with rows in memory and on the disk: how many may be in both, if those in memory are
-/// changed ones wherever they can be. Ranges that overlap are taken together.
+/// Upper bound for the rows in both, given `((low, last), (rows in memory, rows on disk))` per
+/// range. Ranges that overlap are summed up first.
 fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
     ranges.sort_unstable();
     let (mut sum, mut last, mut rows) = (0, None, (0u64, 0u64));
@@ -47,7 +47,7 @@ fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
 mod tests {
     use super::*;
 
-    /// F27. A table below the line that never went to the disk has no row that is there, too.
+    /// F27: a table below `cold_end` that was never spilled has no rows on disk.
     #[test]
     fn rows_are_in_both_only_where_a_file_has_them() {
         let (memory, disk) = (
@@ -55,14 +55,14 @@ mod tests {
             |low, last, rows| ((low, last), (0, rows)),
         );
         assert_eq!(in_both(vec![]), 0);
-        // Small first tables, one that was spilled and changed, and one whose file is not there
-        // yet.
+        // Small first tables, a table that was changed after its spill, and a table whose file does
+        // not exist yet.
         let all = [memory(0, 99, 70), memory(100, 199, 20), disk(100, 199, 100)];
         assert_eq!(in_both(all.to_vec()), 20);
         assert_eq!(in_both([all.to_vec(), vec![memory(200, 299, 50)]].concat()), 20);
-        // New rows among those of a file: no more are changed than it has.
+        // New rows within a file's range: at most the file's rows count.
         assert_eq!(in_both(vec![memory(0, 9, 10), disk(0, 9, 3)]), 3);
-        // Two tables of one file, and two files of one table.
+        // Two tables that share a file, then two files that share a table.
         let parts = vec![memory(0, 4, 80), memory(5, 9, 80), disk(0, 9, 100)];
         assert_eq!(in_both(parts), 100);
         assert_eq!(in_both(vec![memory(0, 9, 80), disk(0, 4, 30), disk(5, 9, 30)]), 60);

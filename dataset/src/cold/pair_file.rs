@@ -1,8 +1,8 @@
-//! The page file of one table's filters.
+//! Page file with the filters of one table.
 //!
-//! A lookup reads one page per filter of the table's chain, until one has the pair; usually there
-//! is one filter. Pages are hardly ever read twice, so the cache holds answers: this pair, in this
-//! file, yes or no.
+//! A lookup reads one page per filter of the table's chain until a filter has the pair. Most chains
+//! have one filter. Few pages are read twice, so the cache holds answers per file and pair rather
+//! than pages.
 
 use crate::cold::cache::{ColdCache, Key, Read, Row, Values};
 use phantom::{Chain, Note, Pair};
@@ -10,17 +10,16 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 use store::{BLOCK_BYTES, FileEntry, PageFile, Store};
 
-/// The pages of one table's filters.
+/// Page file with the filters of one table.
 pub struct PairFile {
     pub(super) file: PageFile,
     chain: Arc<Chain>,
     pub(super) shared: Arc<ColdCache>,
-    /// Reference to itself, for reads that outlive the borrow.
     pub(super) this: Weak<PairFile>,
 }
 
 impl PairFile {
-    /// Opens a file that the manifest names or will name.
+    /// Opens a file that the manifest names, or is about to name.
     pub(crate) fn open(
         store: &Store,
         entry: &FileEntry,
@@ -57,12 +56,12 @@ impl PairFile {
         &self.file
     }
 
-    /// Memory in bytes.
+    /// Bytes of memory used.
     pub fn memory_bytes(&self) -> usize {
         self.file.memory_bytes() + size_of::<PairFile>()
     }
 
-    /// Number of pairs, revoked ones included.
+    /// Number of pairs, including revoked ones.
     pub fn pairs(&self) -> u64 {
         self.chain.pairs()
     }
@@ -71,7 +70,6 @@ impl PairFile {
         (self.file.identity(), pair.hash())
     }
 
-    /// Reads the pages of a pair until one has it.
     pub(crate) fn look(&self, pair: &Pair) -> store::Result<Row> {
         let mut page = [0; BLOCK_BYTES];
         for (filter, number) in self.chain.places(pair).enumerate() {
@@ -85,7 +83,7 @@ impl PairFile {
         Ok(None)
     }
 
-    /// Reads a pair and caches the answer. Logs a failure.
+    /// Reads a pair and caches the answer. Counts and logs a failure.
     pub(crate) fn read(&self, pair: &Pair) -> Read {
         self.cached(pair, self.look(pair))
     }

@@ -1,21 +1,22 @@
-//! Ranges of which a file cannot be read: merging them is left alone for a while, so that the
-//! others of their space are merged.
+//! Id ranges that cannot be merged because a file is unreadable.
 //!
-//! Nothing is given up: the rows of the range that are in memory stay there, those of the file that
-//! can be read are, and it is tried again, as a disk or a file may come back.
+//! Merges skip such a range for a while, so that other ranges of the space are merged. Nothing is
+//! lost: the range's rows in memory stay there, and readable blocks of the file are served. The
+//! merge is retried, because a disk or a file may recover.
 
 use std::time::{Duration, Instant};
 use store::time;
 
-/// After a failure a range is tried again so much later.
+/// Time between attempts to merge a range.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// The ranges of one space that could not be read, and when each is tried again.
+/// Quarantined ranges of one space, both ends included, and when each is retried.
 #[derive(Default)]
 pub(crate) struct Quarantine(parking_lot::Mutex<Vec<(u64, u64, Instant)>>);
 
 impl Quarantine {
-    /// Notes how work on a range of ids, both ends included, ended, and hands that on.
+    /// Updates the quarantine by the outcome of work on `low..=last`, and returns the outcome.
+    /// Damage and I/O errors add the range; success removes all ranges that overlap it.
     pub(crate) fn note<T>(
         &self,
         low: u64,
@@ -32,20 +33,18 @@ impl Quarantine {
         outcome
     }
 
-    /// A file of a range of ids is known to be damaged.
     pub(crate) fn add(&self, low: u64, last: u64) {
         let mut ranges = self.0.lock();
         ranges.retain(|range| last < range.0 || range.1 < low);
         ranges.push((low, last, time::now() + RETRY));
     }
 
-    /// Whether work on any id of a range would only fail again.
     pub(crate) fn has(&self, low: u64, last: u64) -> bool {
         let now = time::now();
         self.0.lock().iter().any(|range| range.0 <= last && low <= range.1 && now < range.2)
     }
 
-    /// Whether there are any, tried again or not.
+    /// Whether any range is listed, including those that are due for a retry.
     pub(crate) fn any(&self) -> bool {
         !self.0.lock().is_empty()
     }
@@ -67,7 +66,7 @@ mod tests {
         damaged.note(100, 199, Err::<(), _>(corrupt())).unwrap_err();
         assert!(damaged.has(0, 100) && damaged.has(199, u64::MAX) && damaged.has(150, 150));
         assert!(!damaged.has(0, 99) && !damaged.has(200, u64::MAX));
-        // What the range is not to blame for says nothing of it.
+        // An error that is not about the file changes nothing.
         damaged
             .note(100, 199, Err::<(), _>(store::Error::Refused("not now".to_owned())))
             .unwrap_err();
@@ -75,7 +74,7 @@ mod tests {
             .note(300, 399, Err::<(), _>(store::Error::Refused("not now".to_owned())))
             .unwrap_err();
         assert!(damaged.has(100, 199) && !damaged.has(300, 399));
-        // Together with its neighbours it went well.
+        // Success on a larger range removes it.
         damaged.note(0, 250, Ok(())).unwrap();
         assert!(!damaged.any());
     }

@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
-/// Time without growth after which a table gets filters of the right size.
+/// Time without growth after which a table is quiet.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
-/// Time before the next attempt to resize a table, after a failure or for want of memory.
+/// Time before the next attempt to resize a table, after a failure or a lack of memory.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// A table that gains fewer pairs than one in this many during an interval is quiet.
+/// A table is quiet if it gains at most 1/`GROWTH_PART` of its pairs during an interval.
 const GROWTH_PART: u64 = 64;
-/// Time for which a growing table gets room.
+/// A growing table gets room for its growth during this time.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
-/// The rebuilds of a space's tables.
+/// Rebuilds of a space's filter tables.
 #[derive(Default)]
 pub struct Rebuilds {
     pub(crate) now: Mutex<Option<Walk>>,
-    /// Tables with unsuitable filters, by lowest id.
+    /// Tables whose filters have an unsuitable size, by lowest id.
     watched: Mutex<HashMap<u64, Watched>>,
     /// Number of tables to rebuild at the last step, the current one included.
     pub left: AtomicUsize,
@@ -33,25 +33,22 @@ pub struct Rebuilds {
 /// Rebuild of one table, and the position in its list of pairs.
 pub(crate) struct Walk {
     pub(crate) rebuild: Rebuild,
-    /// Last pair that was read.
     pub(crate) after: Option<(u64, OwnedMember)>,
     /// Whether the table is rebuilt for its size only.
     pub(crate) resizes: bool,
 }
 
-/// A table as it was at the start of the current interval.
+/// State of a table at the start of the current interval.
 struct Watched {
     pairs: u64,
     since: Instant,
     retry_at: Option<Instant>,
 }
 
-/// A table that is to be resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resize {
-    /// Lowest id of the table's range.
     pub(crate) low: u64,
-    /// Number of further pairs for which the new filter has room.
+    /// Number of additional pairs that the new filter has room for.
     pub(crate) spare: u64,
     extensions: usize,
 }
@@ -60,10 +57,10 @@ impl Rebuilds {
     /// Returns the table whose lookups cost most, if its filters are to be replaced now, and the
     /// number of such tables.
     ///
-    /// A table that grows is due at its second extension. Its new filter has room for the pairs of
-    /// the next minute: for half to three times the present ones, so each pair is moved twice on
-    /// average, and seldom if the table grows fast. A quiet table is due if it has an extension, or
-    /// much more room than pairs. Its new filter has the right size.
+    /// A table that grows is due at its second extension. Its new filter has room for the growth of
+    /// the next minute, limited to 0.5 to 3 times the present pairs. Each pair is thus moved twice
+    /// on average, and less often in a fast-growing table. A quiet table is due if it has an
+    /// extension, or much more room than pairs. Its new filter has the right size.
     pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
         let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
         let unsuitable: Vec<&TableLoad> = loads.iter().filter(is_unsuitable).collect();
@@ -95,7 +92,6 @@ impl Rebuilds {
         (due.iter().max_by_key(|resize| resize.extensions).copied(), due.len())
     }
 
-    /// Defers the next attempt to resize a table.
     pub(crate) fn defer_resize(&self, low: u64, now: Instant) {
         if let Some(table) = self.watched.lock().get_mut(&low) {
             table.retry_at = Some(now + RETRY_INTERVAL);
@@ -126,7 +122,7 @@ mod tests {
             grown += 10_000;
             assert_eq!(spare(&rebuilds, start, seconds, load(grown, 1 << 20, 1)), None);
         }
-        // It has gained 10,000 pairs a second: there is room for half again.
+        // At 10,000 new pairs per second the minimum applies: room for half of the present pairs.
         let slow = load(grown + 10_000, 1 << 20, 2);
         assert_eq!(spare(&rebuilds, start, 60, slow), Some(slow.pairs / 2));
         let fast = load(grown + 200_000, 1 << 20, 2);

@@ -1,10 +1,10 @@
-//! Execution of actions: a flag and its counters change together or not at all.
+//! Executes actions: a flag and its counters change together or not at all.
 //!
-//! An action moves one counter of the id in the id's stripe, so a like costs no more than its flag
-//! and its counter. It may move further counters of the id and of the member: *follow* moves the
-//! followers of the one and the followings of the other. These are in other stripes. The caller
-//! holds them all ([`Engines::exclusive`], with room reserved in the log), so that all marks go
-//! into one batch.
+//! An action moves one counter of the id while it holds the id's stripe, so a like costs one flag
+//! and one counter. It may also move further counters of the id and of the member. For example,
+//! *follow* moves the followers of the id and the followings of the member. Those counters are in
+//! other stripes. The caller then holds all stripes ([`Engines::exclusive`], with room reserved in
+//! the log), so that all marks go into one batch.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::{Action, Beside};
@@ -15,25 +15,24 @@ use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
 use smallvec::SmallVec;
 
-/// What takes from counters stops at 0.
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
-/// A counter that has moved beside an action.
+/// Counter that an action has moved in addition to its first one.
 struct Moved<'a> {
     space: &'a CounterSpace,
     id: u64,
     field: usize,
-    /// What it was; none if there was no row.
+    /// Previous value; `None` if there was no row.
     before: Option<i64>,
 }
 
-/// The counters that have moved beside an action. Most actions move none, and need no list.
+/// Further counters that an action has moved. Most actions move none and need no list.
 #[derive(Default)]
 #[expect(clippy::box_collection, reason = "one word is cleared for each action that moves none")]
 struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
 
 impl Before<'_> {
-    /// The action is refused after all.
+    /// Restores the counters of an action that is refused in the end.
     #[cold]
     fn put_back(&self, engines: &Engines) {
         for &Moved { space, id, field, before } in
@@ -43,7 +42,7 @@ impl Before<'_> {
                 Some(value) => engines.set(space, id, &[(field, value)]).map(|_| ()),
                 None => engines.delete_row(space, id).map(|_| ()),
             };
-            // The row is there and had the value, so nothing can stand against it.
+            // The row exists and had this value before, so the write should not fail.
             if let Err(error) = put {
                 tracing::error!(
                     "counter {field} of {id} in '{}' keeps a step of a refused action: {error}; \
@@ -56,14 +55,14 @@ impl Before<'_> {
 }
 
 impl Engines {
-    /// The spaces that an action changes.
+    /// Spaces of an action's flag and of its first counter.
     #[inline]
     pub fn spaces_of(&self, action: &Action) -> (&ExistenceSpace, &CounterSpace) {
         (&self.existences[action.flag], &self.counters[action.counter])
     }
 
-    /// The counter spaces of the counters that an action moves beside, and whether these are the
-    /// member's.
+    /// Spaces of the further counters that an action moves, and whether they are counters of the
+    /// member.
     pub fn beside<'a>(
         &'a self,
         action: &'a Action,
@@ -71,11 +70,15 @@ impl Engines {
         action.beside.iter().map(|beside| (&self.counters[beside.counter], beside.of_member))
     }
 
-    /// Does an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the counter,
-    /// both or neither. A repeated or concurrent action finds the flag set and changes nothing. If
-    /// the filter takes a first action for a repetition, the ledger corrects it; in a space without
-    /// one the action does not count. An action on an id without a row, as after DEL, counts even
-    /// if the flag is set, but not for the member, whose counters already include it.
+    /// Executes an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the
+    /// counter, both or neither. A repeated or concurrent action finds the flag set and changes
+    /// nothing.
+    ///
+    /// If a false positive of the filter makes a first action look like a repetition, the ledger
+    /// corrects it. In a space without a ledger the action does not count.
+    ///
+    /// If the id has no row, as after DEL, the action counts even if the flag is set. It does not
+    /// count for the member, whose counters already include it.
     #[inline]
     pub fn act(
         &self,
@@ -107,8 +110,8 @@ impl Engines {
         }
         let row = has_counted.then_some(counters.number);
         let Ok(change) = change else {
-            // The engines promise that nothing has changed then. A row that was moved all the same
-            // is not to be missing from the log.
+            // The engines guarantee that nothing changed. If a row moved nevertheless, the log must
+            // have it.
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
@@ -120,9 +123,9 @@ impl Engines {
         Ok(change)
     }
 
-    /// Whether an action counts although the filters say that its flag is set. `Some(false)`: the
-    /// ledger says that the flag is not set. `Some(true)`: the id has no row, because the row was
-    /// deleted or the flag was set without the action; the member has done the action before.
+    /// Whether an action counts although the filters answer that its flag is set. `Some(false)`:
+    /// the ledger has no such pair. `Some(true)`: the id has no row, because it was deleted or the
+    /// flag was set without the action. The member's counters already include it then.
     fn must_count(
         &self,
         action: &Action,
@@ -133,13 +136,11 @@ impl Engines {
         if !flags.is_true(id, viewer)? {
             return Ok(Some(false));
         }
-        // A row that cannot be read is there.
+        // A row that cannot be read exists.
         let has_row = || counters.space.exists(id).unwrap_or(true);
         Ok((action.counts_without_row && !has_row()).then_some(true))
     }
 
-    /// Adds 1 to the counter of an action whose flag is about to be set, and moves what moves
-    /// beside.
     #[inline]
     fn count_up(
         &self,
@@ -159,8 +160,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Undoes an action: if the flag is set, unsets it and takes 1 from the counter, which does not
-    /// go below 0 by that.
+    /// Undoes an action: if the flag is set, unsets it and subtracts 1 from the counter, which
+    /// stays at or above 0.
     #[inline]
     pub fn undo(
         &self,
@@ -192,8 +193,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Moves the counters beside; all or none. Without any this is one look. `is_again`: only those
-    /// of the id whose row is gone.
+    /// Moves the further counters, all or none. `is_again`: moves only those of the id that have no
+    /// row.
     #[inline]
     fn move_beside(
         &self,
@@ -219,7 +220,8 @@ impl Engines {
         is_again: bool,
     ) -> Result<Before<'_>, WriteError> {
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
-        // Asked of all before the first moves, which may make the row of the others.
+        // Checks all counters before the first write, which may create the row that others check
+        // for.
         let mut moving = SmallVec::<[(&Beside, u64); 4]>::new();
         for beside in &action.beside {
             let id = match (beside.of_member, member) {
@@ -251,8 +253,7 @@ impl Engines {
         Ok(before)
     }
 
-    /// An action on an id below the horizon, of which the flag is not known any more: only the
-    /// counters move, as the space says.
+    /// Action on an id below the horizon, whose flag is unknown: moves the counters only.
     #[cold]
     fn count_unknown(
         &self,
@@ -280,8 +281,8 @@ mod tests {
     use crate::options::Options;
     use std::sync::Arc;
 
-    /// Every fourth pair that was never set seems to be set, and few unset ones can be kept: with a
-    /// ledger each counts all the same, once.
+    /// With a false-positive rate of 25 % and little room for unset pairs, each pair counts exactly
+    /// once.
     #[test]
     fn with_a_ledger_a_counter_equals_its_members_whatever_the_filters_say() {
         let mut options = Options::default();
@@ -339,7 +340,7 @@ mod tests {
         assert!(!engines.counters()[0].exists(7).unwrap());
         let kept = engines.act(like, &Member::Bytes(&long[1..]), 7, &mut Vec::new());
         assert_eq!(kept.unwrap(), Change::Changed);
-        // Of those there can be none.
+        // An undo of such a member finds nothing to unset.
         assert_eq!(
             engines.undo(like, &Member::Bytes(&long), 7, &mut Vec::new()).unwrap(),
             Change::Unchanged

@@ -1,4 +1,4 @@
-//! How the engines are made: from a catalogue, which says all that there is.
+//! Creates the engines from a catalogue.
 
 use crate::catalogue::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::cold::Cold;
@@ -19,16 +19,17 @@ use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Tables that the limit of a space that spills has room for, at least: the newest one, which must
-/// not spill, one that does, and as much again for what was changed of spilled rows.
+/// Minimum number of tables that fit into the limit of a spilling space. The newest one cannot
+/// spill, one is being spilled, and two are for changes of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
-/// Bits of a row beside its fields: its id, its share of the empty slots, and of dictionaries.
+/// Bits per row in addition to its fields: its id, and its share of empty slots and dictionaries.
 const ROW_BITS: u64 = 32;
-/// Bits of each field for values that outgrow it.
+/// Additional bits per field for values that outgrow its width.
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Makes the spaces of a catalogue, empty. What that does not say, the configuration does.
+    /// Creates the spaces of a catalogue, empty. The configuration supplies options that the
+    /// catalogue lacks.
     pub fn new(
         options: &Options,
         catalogue: &Catalogue,
@@ -39,7 +40,7 @@ impl Engines {
         Ok(engines)
     }
 
-    /// No spaces yet.
+    /// Engines without spaces.
     pub fn empty(options: &Options, durability: Arc<Durability>) -> Engines {
         let spill = &options.spill;
         Engines {
@@ -62,9 +63,9 @@ impl Engines {
         }
     }
 
-    /// Makes true what a catalogue says. Spaces that are not there are made, empty; those that it
-    /// does not have are not these engines' any more. Of those that stay nothing is changed but the
-    /// schema and the limits, for whatever other engines share them with these.
+    /// Adopts a catalogue: creates missing spaces, and removes spaces that are not in it. Existing
+    /// spaces keep their data; only their schemas, options and limits change, also for other
+    /// `Engines` that share them.
     pub fn adopt(&mut self, told: &Catalogue) -> Result<(), BuildError> {
         let mut counters = Vec::new();
         for known in &told.counter {
@@ -84,7 +85,7 @@ impl Engines {
         next.adopt_schemas(told)?;
         next.patterns = patterns(told)?;
         next.connect()?;
-        // Nothing is refused from here on.
+        // No errors are expected from here on.
         for space in &next.counters {
             let made = &space.made;
             let rows = rows_per_table(made, &space.schema(), next.equal_part(next.counters.len()));
@@ -100,8 +101,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Makes true what a catalogue says of the schemas of spaces that are there: an older one than
-    /// theirs, which a log tells of that is read from before it.
+    /// Adopts the schemas of a catalogue for existing spaces. A log that is replayed from an
+    /// earlier point may contain older schemas than the present ones.
     pub(crate) fn adopt_schemas(&self, told: &Catalogue) -> Result<(), BuildError> {
         for known in &told.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };
@@ -112,7 +113,7 @@ impl Engines {
         Ok(())
     }
 
-    /// The counter space of this number, with these options.
+    /// Existing or new counter space with this entry's number and options.
     fn make_counter(&self, known: &CounterEntry, slot: u8) -> Result<CounterSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (text_rows, expire) = (made.text_rows, made.expire);
@@ -133,7 +134,7 @@ impl Engines {
         })
     }
 
-    /// The existence space of this number, with these options.
+    /// Existing or new existence space with this entry's number and options.
     fn make_existence(&self, known: &ExistenceEntry) -> Result<ExistenceSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (has_members, expire) = (made.members, made.expire);
@@ -158,7 +159,6 @@ impl Engines {
         })
     }
 
-    /// Makes the views and actions.
     fn connect(&mut self) -> Result<(), BuildError> {
         let (counters, existences) = (&self.counters, &self.existences);
         let actions = self.catalogue.action.iter().map(|a| action(a, counters, existences));
@@ -190,13 +190,13 @@ impl Engines {
     }
 }
 
-/// The first slot that neither list has taken.
 fn free_slot(before: &[CounterSpace], now: &[CounterSpace]) -> u8 {
     let is_free = |slot: &u8| !before.iter().chain(now).any(|space| space.slot == *slot);
     (0..=u8::MAX).find(is_free).unwrap_or(u8::MAX)
 }
 
-/// The key patterns of all spaces. Counters go before pairs that have the same keys.
+/// Key patterns of all spaces. Those of counters precede those of pairs, which may match the same
+/// keys.
 fn patterns(told: &Catalogue) -> Result<Vec<(Pattern, Kind, usize)>, PatternError> {
     let counters = told.counter.iter().enumerate().flat_map(|(index, known)| {
         let made = &known.made;
@@ -214,7 +214,7 @@ fn patterns(told: &Catalogue) -> Result<Vec<(Pattern, Kind, usize)>, PatternErro
     Ok(all)
 }
 
-/// What an existence space is made of.
+/// Engine options of an existence space.
 pub fn existence_options(made: &options::Existence) -> phantom::Options {
     phantom::Options {
         false_positive_rate: made.false_positive_rate,
@@ -232,8 +232,9 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
     }
 }
 
-/// What spills does so table by table, of those that are full: the limit must have room for some,
-/// or nothing ever could. A space without a limit of its own has its `part` of the budget.
+/// Rows per table of a counter space. A spill writes a full table, so the limit of a spilling space
+/// must have room for [`TABLES_WITHIN_LIMIT`] tables. A space without its own limit has `part`
+/// bytes of the budget.
 fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) -> u64 {
     let bits: u64 =
         schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();

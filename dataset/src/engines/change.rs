@@ -1,12 +1,12 @@
-//! Changes of what there is while it is served: spaces, views and actions come, change and go.
+//! Catalogue changes of a running server: creating, altering and dropping spaces, views and
+//! actions.
 //!
-//! A change is made of the catalogue, which is checked as a configuration is, and becomes other
-//! engines; they take the place of the present ones in one step. The log thread finds the new
-//! catalogue with its next batch, before any record that needs it: what is marked of a new space is
-//! marked after that step.
+//! A change edits a copy of the catalogue, validates it like a configuration, and builds a new
+//! [`Engines`] value from it. The new value replaces the current one atomically. The log thread
+//! writes the new catalogue with its next batch. This precedes all records of a new space, since
+//! writers mark changes only after the replacement.
 //!
-//! A writer may still be at work with the engines of before. What it marks of a space that was
-//! dropped is not logged.
+//! A writer may still use the previous value. Its marks for a dropped space are not logged.
 
 use crate::catalogue::{Catalogue, EditError, ExistenceEntry};
 use crate::dirty_keys::Mark;
@@ -18,25 +18,26 @@ use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;
 
-/// Why nothing was changed.
+/// Why a change was refused. A refused change has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// What was asked for cannot be, or does not fit what there is.
+    /// The edit is invalid or conflicts with the catalogue.
     #[error(transparent)]
     Edit(#[from] EditError),
-    /// A space could not be made.
+    /// A space could not be created.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
 
 impl Current {
-    /// What the data folder is to know of the spaces, as they are now.
+    /// Catalogue with the present schemas.
     pub fn catalogue(&self) -> Catalogue {
         self.change().now().catalogue()
     }
 
-    /// Makes a change, or refuses it and changes nothing. `may`: whether changes are taken at all,
-    /// asked when none is under way.
+    /// Edits the catalogue, or refuses and changes nothing.
+    ///
+    /// `may` runs while other changes are excluded, and can refuse the change.
     pub fn edit<E: From<ChangeError>>(
         &self,
         may: impl FnOnce() -> Result<(), E>,
@@ -57,11 +58,11 @@ impl Current {
         Ok(())
     }
 
-    /// Adopts the catalogue of a log record.
+    /// Adopts the catalogue of a log record. If its version is not newer, adopts only its schemas.
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
-        // A master tells it again when it begins to lead.
+        // A master logs its catalogue again when it becomes the leader.
         if engines.catalogue() == *told {
             return Ok(());
         }
@@ -74,11 +75,11 @@ impl Current {
         Ok(())
     }
 
-    /// Changes the schema of a counter space, at once: the engine has the rules. The log learns of
-    /// it before the first row that needs it.
+    /// Changes the schema of a counter space, by the rules of the engine. The catalogue is logged
+    /// before the first row that needs the new schema.
     pub fn alter(&self, number: u32, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
         let engines = self.load();
-        // In this order: a transaction has the stripes.
+        // Takes the stripe before the change lock, in the same order as a transaction.
         let mut turn = engines.turn(0);
         turn.concerns_all();
         let changing = self.change();
@@ -91,7 +92,7 @@ impl Current {
         Ok(schema)
     }
 
-    /// Changes a consumer group; the log learns of it if its cursor moves. `may`: as in
+    /// Changes a consumer group, and marks it for the log if its cursor moved. `may` is as in
     /// [`Current::edit`].
     pub fn change_group<R, E>(
         &self,
@@ -100,7 +101,7 @@ impl Current {
         work: impl FnOnce(&mut Option<Group>) -> R,
     ) -> Result<R, E> {
         let engines = self.load();
-        // In this order: see `alter`.
+        // Same lock order as in `alter`.
         let mut turn = engines.turn(0);
         let _changing = self.change();
         may()?;
@@ -111,7 +112,7 @@ impl Current {
         Ok(done)
     }
 
-    /// Tells watchers and trackers, and has the catalogue logged.
+    /// Notifies watchers and trackers, and marks the catalogue for the log.
     fn changed(&self) {
         let engines = self.load();
         engines.all_changed();
@@ -125,13 +126,13 @@ impl Current {
 }
 
 impl Engines {
-    /// Whether there is memory for the first tables of spaces that are not there yet: a mistyped
-    /// number of pairs must not take it from all others. (Rows take theirs as they come.)
+    /// Checks that new existence spaces have memory for their first tables, so that a mistyped
+    /// number of pairs cannot starve other spaces. Counter spaces allocate on demand.
     fn check_room(&self, told: &Catalogue) -> Result<(), String> {
         let is_new = |known: &&ExistenceEntry| self.existence_by_number(known.number).is_none();
         let left = self.memory_budget().saturating_sub(self.kept_bytes());
         for known in told.existence.iter().filter(is_new) {
-            // What the engine refuses it says itself.
+            // The engine reports invalid options itself.
             let needed = existence_options(&known.made).first_table_bytes();
             let Ok(needed) = needed else { continue };
             let most = match known.made.memory_limit_bytes {
@@ -150,11 +151,10 @@ impl Engines {
         Ok(())
     }
 
-    /// Other engines, as this catalogue says, over the same data.
+    /// Builds new engines from a catalogue, sharing the data of existing spaces.
     fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
         let mut next = self.clone();
         next.adopt(told)?;
-        // Of new ones nothing is on the disk.
         next.counters.iter().for_each(|space| space.cold.attach_new(&space.space));
         Ok(next)
     }

@@ -1,31 +1,29 @@
-//! The engines of a data set as they are now: a value that is replaced as a whole.
+//! Current engines of a data set: an immutable value that is replaced as a whole.
 //!
-//! What asks for several things asks one value for all of them, so nothing sees half a change: a
-//! turn of a worker, a page, a snapshot's list of spaces. A value is held for as long as its holder
-//! works, and no longer: what was dropped is in memory until then.
+//! A turn of a worker, a page or a snapshot reads one value throughout, so it never sees half of a
+//! change. Holders keep dropped spaces in memory, so they release the value as soon as their work
+//! ends.
 
 use crate::engines::registry::Engines;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// See the top of the file.
+/// Current [`Engines`] value, and lock for its replacement.
 pub struct Current {
     now: ArcSwap<Engines>,
-    /// Held while another value is made: one at a time.
     changing: Mutex<()>,
-    /// Values that something may still hold.
+    /// Previous values that may still be in use.
     former: Mutex<Vec<Arc<Engines>>>,
 }
 
-/// Keeps other changes out.
 pub(crate) struct Changing<'a> {
     current: &'a Current,
     _one: MutexGuard<'a, ()>,
 }
 
 impl Current {
-    /// Begins with these.
+    /// Starts with the given engines.
     pub fn new(engines: Engines) -> Current {
         Current {
             now: ArcSwap::from_pointee(engines),
@@ -34,30 +32,29 @@ impl Current {
         }
     }
 
-    /// For a moment: the guard is not to be kept across a wait.
+    /// Borrows the engines for a short time. The guard must not be held across a wait.
     #[inline]
     pub fn now(&self) -> Guard<Arc<Engines>> {
         self.now.load()
     }
 
-    /// For work that takes its time.
+    /// Returns the engines for longer work.
     pub fn load(&self) -> Arc<Engines> {
         self.now.load_full()
     }
 
-    /// Waits for a change that is being made. Those that come later see what this thread did
-    /// before.
+    /// Waits for a change in progress. Later changes see what this thread did before.
     pub fn pass_changes(&self) {
         drop(self.changing.lock());
     }
 
-    /// Keeps other changes out until it is dropped.
+    /// Excludes other changes until the result is dropped.
     pub(crate) fn change(&self) -> Changing<'_> {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Frees the former values that nothing holds any more; returns whether none is left. Call it
-    /// after a change and about once a second, on no worker: freeing a space's memory takes time.
+    /// Frees previous values that are no longer in use. Returns whether none is left. Freeing takes
+    /// time, so workers must not call this. Called after each change and about once a second.
     pub fn forget_former(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =
@@ -71,12 +68,10 @@ impl Current {
 }
 
 impl Changing<'_> {
-    /// What is to be changed.
     pub(crate) fn now(&self) -> Arc<Engines> {
         self.current.load()
     }
 
-    /// From now on these are the engines.
     pub(crate) fn publish(&self, next: Engines) {
         let before = self.current.now.swap(Arc::new(next));
         self.current.former.lock().push(before);

@@ -1,9 +1,9 @@
-//! Why the engines refuse a write, a schema change or a configuration.
+//! Errors of writes, schema changes and configurations.
 
 use crate::key_patterns::PatternError;
 use rolling::Unreadable;
 
-/// Why a write was refused. It has changed nothing.
+/// Why a write was refused. A refused write has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// Error of the counter engine.
@@ -21,7 +21,7 @@ pub enum WriteError {
     /// Tokens are off.
     #[error("no tokens are kept here: tokens.max_tokens is 0")]
     NoTokens,
-    /// The ledger's memory is full, and its disk takes no pairs.
+    /// The ledger's memory is full because its disk accepts no pairs.
     #[error(
         "the ledger of '{0}' has no room in memory for more pairs until its disk takes some again"
     )]
@@ -38,7 +38,7 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Whether the space needs more memory than its share.
+    /// Whether the write needs more memory than the space's limit allows.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(
             self,
@@ -55,17 +55,17 @@ pub enum AlterError {
     /// Error of the counter engine: no such field, too many fields, and so on.
     #[error(transparent)]
     Counter(#[from] counter::Error),
-    /// The field has the name of an option of CNT.INCRBY.
+    /// The field's name is an option of CNT.INCRBY.
     #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
     Reserved(String),
-    /// A view or an action needs the field.
+    /// A view or an action uses the field.
     #[error("the {what} '{name}' names the field '{field}'")]
     InUse {
         /// "view" or "action".
         what: &'static str,
-        /// Its name.
+        /// Name of the view or action.
         name: String,
-        /// The field.
+        /// Name of the field.
         field: String,
     },
     /// The space was dropped during the change.
@@ -79,7 +79,7 @@ pub enum BuildError {
     /// A counter space's options were refused.
     #[error("counter space '{name}': {source}")]
     Counter {
-        /// The space.
+        /// Name of the space.
         name: String,
         /// Error of the engine.
         source: counter::Error,
@@ -87,7 +87,7 @@ pub enum BuildError {
     /// An existence space's options were refused.
     #[error("existence space '{name}': {source}")]
     Existence {
-        /// The space.
+        /// Name of the space.
         name: String,
         /// Error of the engine.
         source: phantom::Error,
@@ -100,7 +100,7 @@ pub enum BuildError {
     Missing {
         /// "view" or "action".
         what: &'static str,
-        /// Its name.
+        /// Name of the view or action.
         name: String,
         /// Name that does not exist.
         missing: String,
@@ -111,9 +111,9 @@ pub enum BuildError {
          of that name"
     )]
     Reserved {
-        /// The space.
+        /// Name of the space.
         space: String,
-        /// The field.
+        /// Name of the field.
         field: String,
     },
 }

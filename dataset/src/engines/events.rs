@@ -1,8 +1,9 @@
-//! Events of a broker, taken over in one step with how far its stream is read (`offsets.rs`).
+//! Applies events of a broker together with the offset up to which its stream is read
+//! (`offsets.rs`).
 //!
-//! A step holds the stripes of all that its events touch, and the catalogue's: what it changes and
-//! the offset go into one batch of the log. So the number of events of one step is its caller's
-//! turn, in which writers of these ids wait; readers wait for nothing.
+//! One step holds the stripes of all ids in its events and the catalogue's stripe. The changes and
+//! the offset thus go into one batch of the log. Writers of these ids wait during the step, so the
+//! caller bounds the number of events per step. Readers do not wait.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::Action;
@@ -16,32 +17,32 @@ use phantom::{Change, Member};
 use std::ops::ControlFlow;
 use store::Reserved;
 
-/// What an event does to its id.
+/// Effect of an event on its id.
 #[derive(Clone, Copy)]
 pub enum Doing<'a> {
-    /// An action, by this member.
+    /// Executes an action by this member.
     Act(&'a Action, Member<'a>),
-    /// Undoes it.
+    /// Undoes an action by this member.
     Undo(&'a Action, Member<'a>),
-    /// Adds to a counter.
+    /// Adds to a counter of the space, at this field position.
     Add(&'a CounterSpace, usize, i64),
-    /// Sets it.
+    /// Sets a counter of the space, at this field position.
     Set(&'a CounterSpace, usize, i64),
 }
 
-/// An event, ready to be made.
+/// Decoded event.
 #[derive(Clone, Copy)]
 pub struct Event<'a> {
-    /// The id that it is about.
+    /// Id that the event changes.
     pub id: u64,
-    /// What it does.
+    /// Effect on the id.
     pub doing: Doing<'a>,
-    /// The source's offset before it.
+    /// Offset of the source before this event.
     pub at: Offset,
 }
 
 impl Event<'_> {
-    /// The other id that it changes a row of.
+    /// Member whose row the event changes, too.
     fn other(&self) -> Option<u64> {
         match self.doing {
             Doing::Act(action, Member::Number(member))
@@ -55,39 +56,46 @@ impl Event<'_> {
     }
 }
 
-/// A partition of a source of events.
+/// Partition of an event source.
 #[derive(Clone, Copy)]
 pub struct Partition<'a> {
-    /// The source's name.
+    /// Name of the source.
     pub source: &'a str,
-    /// The partition's number; 0 of a source that has none.
+    /// Number of the partition; 0 if the source has no partitions.
     pub number: u32,
 }
 
 impl Engines {
-    /// Bytes of the log that a row takes at most.
+    /// Maximum size of a row in the log, in bytes.
     pub fn log_bytes_of_row(&self, space: &CounterSpace) -> usize {
         ID_BYTES + space.schema().width() * VALUE_BYTES
     }
 
-    /// The same of a pair of any space.
+    /// Maximum size of a pair of any space in the log, in bytes.
     pub fn log_bytes_of_pair(&self) -> usize {
         let spaces = self.existences().iter().map(|space| space.log_bytes_of_pair());
         spaces.max().unwrap_or(PAIR_BYTES)
     }
 
-    /// The same of so many events of one step, with the offset.
+    /// Maximum size of `events` events and the offset in the log, in bytes.
     pub fn log_bytes_of_events(&self, events: usize) -> usize {
         let rows: usize = self.counters().iter().map(|space| self.log_bytes_of_row(space)).sum();
-        // The id's, and the member's.
+        // Rows of the id and of the member.
         RECORD_BYTES + events * (self.log_bytes_of_pair() + 2 * rows)
     }
 
-    /// Makes these events, and moves the partition's offset to `end`; both or neither, whatever
-    /// comes. `from`: where the offset is believed to be; if it is not there nothing is done.
-    /// `each` hears what came of an event; at one with which it breaks the step ends, before that
-    /// event, which has changed nothing then: it was refused. Gives how many were made. `reserved`
-    /// has [`Engines::log_bytes_of_events`].
+    /// Applies events and moves the partition's offset, both or neither. Returns the number of
+    /// applied events.
+    ///
+    /// - `from`: expected present offset. If it differs, nothing is done.
+    /// - `end`: new offset if all events are applied.
+    /// - `reserved`: room in the log for [`Engines::log_bytes_of_events`].
+    /// - `each`: called with the result of each event. If it breaks at a failed event, the step
+    ///   ends before that event. A failed event has changed nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Moved`] if the present offset is not `from`.
     pub fn take_over(
         &self,
         partition: Partition<'_>,
@@ -98,7 +106,7 @@ impl Engines {
     ) -> Result<usize, Moved> {
         let ids = events.iter().flat_map(|event| std::iter::once(event.id).chain(event.other()));
         let _alone = self.exclusive(Some(ids.collect()), Some(reserved));
-        // Under the catalogue's stripe, in which all that move it are.
+        // `exclusive` includes the catalogue's stripe, which protects offsets.
         if self.offsets.get(partition.source, partition.number) != from {
             return Err(Moved);
         }
@@ -133,10 +141,9 @@ impl Engines {
         }
     }
 
-    /// Where a source is to be read on from now, whatever it was. False: there are too many
-    /// offsets.
+    /// Sets the offset from which a source is read. Returns false if there are too many offsets.
     pub fn move_offset(&self, partition: Partition<'_>, to: Offset) -> bool {
-        // The stripe of the catalogue.
+        // Stripe of the catalogue.
         let mut turn = self.turn(0);
         let number = self.offsets.put(partition.source, partition.number, to);
         if let Some(number) = number {

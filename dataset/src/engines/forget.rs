@@ -1,6 +1,6 @@
-//! Forgetting an id: its rows go, and all its flags are unset, in one turn.
+//! Forgets an id: deletes its rows and unsets all its flags under one stripe.
 //!
-//! The flags go first, so a reader that finds no row finds no flag set.
+//! The flags are unset first, so a reader that finds no row finds no flag set.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::Action;
@@ -56,7 +56,7 @@ pub(super) fn related_spaces(
 }
 
 impl Engines {
-    /// The counter spaces in which an id means the same as in this one, itself among them.
+    /// Counter spaces where an id refers to the same entity as in `space`, including `space`.
     pub fn rows_beside<'a>(
         &'a self,
         space: &'a CounterSpace,
@@ -64,7 +64,7 @@ impl Engines {
         space.related.counters.iter().map(|&index| &self.counters[index])
     }
 
-    /// The existence spaces in which an id means the same as in this counter space.
+    /// Existence spaces where an id refers to the same entity as in `space`.
     pub fn flags_beside<'a>(
         &'a self,
         space: &'a CounterSpace,
@@ -72,13 +72,13 @@ impl Engines {
         space.related.existences.iter().map(|&index| &self.existences[index])
     }
 
-    /// Deletes the rows of an id in all counter spaces in which it means the same as in `space`,
-    /// and unsets all its flags there. Whether there was a row. All or nothing.
+    /// Deletes the rows of an id in all related counter spaces, and unsets its flags in all related
+    /// existence spaces. Returns whether a row existed.
     pub fn forget(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         self.forget_in(self.rows_beside(space), self.flags_beside(space), id)
     }
 
-    /// Unsets all flags of an id in one space. False if it lies below the horizon.
+    /// Unsets all flags of an id in one space. Returns false if the id is below the horizon.
     pub fn forget_flags(&self, space: &ExistenceSpace, id: u64) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
         space.space.may_forget(id)?;
@@ -86,8 +86,8 @@ impl Engines {
         Ok(id >= space.horizon())
     }
 
-    /// Deletes a row, as DEL does: with the flags of its id, if the space is declared so. Whether
-    /// there was one.
+    /// Deletes a row as DEL does, including the id's flags if the space has `delete_forgets`.
+    /// Returns whether the row existed.
     #[inline]
     pub fn delete(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         if space.made.delete_forgets {
@@ -204,7 +204,7 @@ mod tests {
             }
         }
         engines.set(more, 200, &[(0, 5)]).unwrap();
-        // Without their counter, and of another thing with the same number.
+        // A flag without its counter, and the flags of another entity with the same id.
         engines.flag(liked, 200, &Member::Number(9)).unwrap();
         for id in 150..250 {
             engines.flag(follows, id, &Member::Number(1)).unwrap();
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(follows.contains(200, &Member::Number(1)).unwrap(), Answer::No);
     }
 
-    /// Their flags say that they were counted, and their own rows have it.
+    /// Their flags are still set, and their own rows still include the action.
     #[test]
     fn members_are_not_counted_again_after_a_delete() {
         let engines = engines();
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!((row(200), row(7)), (Some((0, 0)), Some((0, 199))));
         assert_eq!(act(), Change::Changed);
         assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 200))));
-        // Forgotten flags say nothing any more.
+        // After forgetting, the flags are unset and the action counts again.
         assert!(engines.forget(user, 200).unwrap());
         assert_eq!(act(), Change::Changed);
         assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 201))));

@@ -1,11 +1,11 @@
-//! One memory budget for all spaces, divided by their demand.
+//! Divides one memory budget among all spaces by their demand.
 //!
-//! Each space has a limit and enforces it: it spills, recycles or refuses. This file sets the
-//! limits several times a second so that their sum stays within the budget, and once more before a
-//! write is refused for lack of memory:
+//! Each space has a limit and enforces it: it spills, recycles or refuses writes. This module sets
+//! the limits several times a second, so that their sum stays within the budget. It also does so
+//! before a write is refused for lack of memory.
 //!
 //! - While memory suffices, each space may grow into all free memory.
-//! - Otherwise a space that does not spill keeps its memory and may grow by its next table. Spaces
+//! - Otherwise, a space that does not spill keeps its memory and may grow by its next table. Spaces
 //!   that spill share the rest by max-min fairness: the largest ones are cut to one level. Writers
 //!   wait until these have spilled.
 //!
@@ -17,33 +17,30 @@ use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Smallest limit in bytes of a counter space that spills. With less, its tables and so its demand
-/// would shrink again and again.
+/// Smallest limit in bytes of a counter space that spills. With less, its tables, and so its
+/// demand, would shrink repeatedly.
 const MIN_COUNTER_BYTES: u64 = 2 << 20;
-/// A counter space begins to spill when 1/8 of its limit is left, or less than its next table may
-/// take.
+/// A counter space begins to spill when less than 1/8 of its limit is left, or too little for its
+/// next table.
 const SPARE_PART: u64 = 8;
-/// Writers wait when 1/4 of that is left: requests in progress do not wait, and need the rest.
+/// Writers wait when 1/4 of that room is left. Requests in progress use the rest.
 const MARGIN_PART: u64 = 4;
 
-/// Unflushed pairs of all ledgers take up to 1/16 of the budget.
+/// Part of the budget for unflushed pairs of all ledgers.
 const LEDGER_PART: u64 = 16;
-/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush all the time.
+/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush constantly.
 const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
 /// Memory used and needed by a space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Demand {
     used: u64,
-    /// Additional bytes for the next table.
     next: u64,
     /// Minimum of a space that spills: its newest and next tables, and rows outside of tables.
     newest: u64,
     /// Bytes that a spill cannot free: the newest table, and rows outside of tables.
     kept: u64,
-    /// Upper bound of the limit.
     most: u64,
-    /// Whether it can free memory by spilling.
     spills: bool,
 }
 
@@ -54,7 +51,6 @@ impl Demand {
         self.used.saturating_add(growth).min(self.most).max(self.least())
     }
 
-    /// Minimum limit.
     fn least(&self) -> u64 {
         if self.spills { self.newest } else { self.used }.min(self.most)
     }
@@ -84,7 +80,6 @@ fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     low
 }
 
-/// Limits of the spaces that share a budget.
 fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
     let wanted = [true, false].map(|spills| sum(demands, spills, Demand::wants));
     let wanted = wanted[0].saturating_add(wanted[1]);
@@ -92,7 +87,7 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
         let free = budget - wanted;
         return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
     }
-    // Does not reserve next tables of spaces that spill: writes are not refused for those.
+    // Excludes next tables of spaces that spill: other spaces' writes are not refused for those.
     let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
     let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
@@ -111,10 +106,10 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         Demand {
             used: self.space.memory_bytes(),
-            // Outliers are refused at a quarter of the limit.
+            // Four times, as outliers are refused at a quarter of the limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
-            // Outliers are in no table and cannot spill. They are refused at a part of the limit,
-            // so that it does not rise with them for ever.
+            // Outliers are in no table and cannot spill. They count once, so that the limit does
+            // not grow with them without bound.
             newest: (2 * largest).max(MIN_COUNTER_BYTES) + self.space.outlier_bytes(),
             kept: largest + self.space.outlier_bytes(),
             most: self.most_bytes(),
@@ -122,14 +117,13 @@ impl CounterSpace {
         }
     }
 
-    /// Free bytes below `limit` at which the space begins to spill. The next table may be as large
-    /// as the largest one, whose dictionaries grow.
+    /// Free bytes below `limit` at which the space begins to spill. The next table may be larger
+    /// than the largest one, as dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
         (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)
     }
 
-    /// Upper bound of the limit.
     fn most_bytes(&self) -> u64 {
         if self.made.memory_limit_bytes == 0 { u64::MAX } else { self.made.memory_limit_bytes }
     }
@@ -229,7 +223,6 @@ impl Engines {
         limit() > before
     }
 
-    /// Budget of all spaces in bytes.
     pub(super) fn memory_budget(&self) -> u64 {
         self.memory.budget.load(Relaxed)
     }
@@ -248,7 +241,6 @@ impl Engines {
         counters.chain(existences).sum()
     }
 
-    /// Computes the limits of counter spaces and of existence spaces.
     fn shares(&self) -> (Vec<u64>, Vec<u64>) {
         let beside = self.tokens.stats().bytes
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>();
@@ -261,7 +253,7 @@ impl Engines {
         (shares, existences)
     }
 
-    /// Equal part of the budget, for which a counter space without a limit sizes its tables.
+    /// Equal part of the budget. A counter space without a limit sizes its tables by it.
     pub(crate) fn equal_part(&self, spaces: usize) -> u64 {
         self.memory.budget.load(Relaxed) / spaces.max(1) as u64
     }
@@ -289,7 +281,7 @@ mod tests {
         let kept = Demand { spills: false, ..spilling(8 * MIB) };
         let most = Demand { most: 3 * MIB, ..spilling(MIB) };
         let limits = divide(100 * MIB, &[spilling(40 * MIB), kept, most, spilling(0)]);
-        // 50 + 9 + 2 + 1 are wanted, so 38 are free.
+        // The spaces want 50 + 9 + 2 + 1 MiB, so 38 MiB are free.
         assert_eq!(limits, [88 * MIB, 47 * MIB, 3 * MIB, 39 * MIB]);
     }
 
@@ -299,20 +291,20 @@ mod tests {
             divide(100 * MIB, &[spilling(90 * MIB), spilling(60 * MIB), spilling(4 * MIB)]);
         assert!(limits[0] == limits[1] && limits[2] == 5 * MIB, "{limits:?}");
         assert!(limits.iter().sum::<u64>() <= 100 * MIB && limits[0] > 47 * MIB - 1, "{limits:?}");
-        // What does not spill cannot give, and grows first.
+        // A space that does not spill keeps its memory and grows first.
         let kept = Demand { spills: false, ..spilling(70 * MIB) };
         let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
         assert_eq!(limits, [29 * MIB, 71 * MIB]);
-        // The others keep their newest tables.
+        // Spaces that spill keep their newest tables.
         let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
         assert_eq!(limits, [MIB, MIB, 70 * MIB]);
-        // But not those that they may need next.
+        // No memory is reserved for their next tables.
         let young = Demand { newest: 20 * MIB, ..spilling(MIB) };
         let kept = Demand { spills: false, ..spilling(8 * MIB) };
         assert_eq!(divide(30 * MIB, &[young, kept, young])[1], 9 * MIB);
     }
 
-    /// Flags have small tables yet, and will have large ones.
+    /// The tables of flags are small now, but their next ones are large.
     #[test]
     fn rows_are_not_refused_for_tables_that_are_not_there_yet() {
         let mut options = Options { memory_bytes: 12 * MIB, ..Options::default() };
@@ -332,7 +324,7 @@ mod tests {
         assert!(engines.memory_bytes() < 12 * MIB, "{}", engines.memory_bytes());
     }
 
-    /// Between two divisions of the memory a burst takes more than the share of its space.
+    /// A burst of writes exceeds the space's limit between two regular divisions of the budget.
     #[test]
     fn a_burst_takes_memory_from_spaces_that_spill() {
         let mut options = Options { memory_bytes: 20 * MIB, ..Options::default() };
@@ -355,7 +347,7 @@ mod tests {
                 panic!("{id}: {error}; {:?}, {:?}", users.demand(), engines.shares())
             });
         }
-        // Far from each other, so in no table: they count against a part of the share.
+        // Ids far apart are outliers, which may use a part of the limit only.
         for id in 1..=200 {
             let far = engines.set(users, id << 40, &[(0, 3)]);
             far.unwrap_or_else(|error| panic!("{id}: {error}"));
@@ -366,7 +358,7 @@ mod tests {
         assert!(taken <= 20 * MIB, "{taken}");
     }
 
-    /// What is kept beside the spaces takes a part of the memory, not what would suit a large one.
+    /// The limits of tokens and of the row cache scale with the memory budget.
     #[test]
     fn what_is_kept_bends_to_the_memory() {
         let options = |memory_bytes| Options { memory_bytes, ..Options::default() };
@@ -381,7 +373,7 @@ mod tests {
             engines.tokens.stats().tokens
         };
         assert_eq!(most_cached(), 8);
-        // Of 64 parts none is quite full when the first is.
+        // The 64 parts do not fill up evenly, so the total stays below the limit.
         assert!((100_000..=104_857).contains(&use_tokens()), "{:?}", engines.tokens.stats());
         engines.limit_kept(&options(16 * MIB));
         assert_eq!((most_cached(), use_tokens()), (2, 26_214));
@@ -390,7 +382,7 @@ mod tests {
         assert!(most_cached() == 5 && use_tokens() == 120_000, "as it was told");
     }
 
-    /// So do pairs of ledgers that wait to be flushed.
+    /// The limit of unflushed ledger pairs scales with the memory budget.
     #[test]
     fn ledgers_of_a_small_server_are_flushed_earlier() {
         let mut options = Options { memory_bytes: 64 * MIB, ..Options::default() };
@@ -440,7 +432,7 @@ mod tests {
                 .zip(&limits)
                 .map(|(d, &limit)| limit.min(d.wants()))
                 .fold(0, u64::saturating_add);
-            // Beyond it only by next tables of spaces that spill.
+            // Only next tables of spaces that spill may exceed the budget.
             let next = sum(&demands, true, |d| d.least().saturating_sub(d.kept.min(d.used)));
             assert!(cut <= budget.max(least).max(budget + next), "{budget} {demands:?} {limits:?}");
         }

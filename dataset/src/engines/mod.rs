@@ -1,7 +1,7 @@
-//! The engines of a data set: its spaces, views and actions, and the operations on them.
+//! Engines of a data set: its spaces, views and actions, and the operations on them.
 //!
-//! `build.rs` makes them from configuration and catalogue, `page.rs` reads a page, `shape.rs`
-//! identifies the columns of its rows, and `write.rs` has the one path by which data change.
+//! `build.rs` creates them from configuration and catalogue, `page.rs` reads pages, `shape.rs`
+//! hashes the columns of replies, and `write.rs` contains all writes.
 
 mod act;
 mod action;

@@ -1,4 +1,4 @@
-//! How a page is read: what a view names, for one viewer and many ids.
+//! Reads pages: the columns of a view, for one viewer and many ids.
 
 use crate::engines::registry::Engines;
 use crate::engines::spaces::CounterSpace;
@@ -6,35 +6,33 @@ use crate::engines::view::{Column, View};
 use phantom::{Answer, Answers, BATCH, Member};
 use rolling::{Unreadable, UnreadableIds};
 
-/// A page as it was read: for `ids.len()` ids the columns of a view. Its memory is kept from page
-/// to page.
+/// Result of a page read: the columns of a view for each id. Its buffers are reused by the next
+/// page.
 #[derive(Default)]
 pub struct Page {
-    /// Per column of the view, under the schemas by which the rows were read: where its first value
-    /// is in `rows`, and how far apart its values are.
+    /// Per column: index of its first value in `rows`, and distance between its values. Both depend
+    /// on the schemas used by the read.
     columns: Vec<(usize, usize)>,
-    /// The columns lie side by side, as those of one whole source do.
+    /// Whether the columns of an id are adjacent in `rows`.
     straight: bool,
-    /// Per source: where its rows begin, and values per row.
+    /// Per source: index of its first row in `rows`, and number of values per row.
     sources: Vec<(usize, usize)>,
-    /// Source and position of all living fields.
     living: Vec<(usize, usize)>,
-    /// Rows of the first source, then of the second, ...
+    /// All rows of the first source, then of the second, and so on.
     rows: Vec<i64>,
-    /// Flags of the view.
     flags: usize,
-    /// Answers for the first ids: the first flag, the second, ...; then those for the next ids.
+    /// Answers per batch of ids: for each batch one entry per flag.
     answers: Vec<Answers>,
 }
 
 impl Page {
-    /// Counters per id.
+    /// Number of counters per id.
     #[inline]
     pub fn counters(&self) -> usize {
         self.columns.len()
     }
 
-    /// Flags per id.
+    /// Number of flags per id.
     #[inline]
     pub fn flags(&self) -> usize {
         self.flags
@@ -47,20 +45,21 @@ impl Page {
         self.rows[first + index * apart]
     }
 
-    /// All counters of the id at position `index`, if they lie side by side; else they are to be
-    /// asked for one by one.
+    /// All counters of the id at position `index`, if they are adjacent in memory. Otherwise the
+    /// caller uses [`Page::counter`].
     #[inline(always)]
     pub fn counters_of(&self, index: usize) -> Option<&[i64]> {
         let &(first, apart) = self.columns.first().filter(|_| self.straight)?;
         self.rows.get(first.wrapping_add(index.wrapping_mul(apart))..)?.get(..self.columns.len())
     }
 
-    /// All bits that some counter has.
+    /// Bitwise OR of all counters.
     pub fn bits(&self) -> u64 {
         self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
-    /// The usual page, four counters side by side and two flags that are all known.
+    /// Page of the most frequent shape: four adjacent counters, and two flags whose answers are all
+    /// known.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
         let is_usual = self.straight
             && self.columns.len() == 4
@@ -85,8 +84,9 @@ impl Page {
 }
 
 impl Engines {
-    /// Asks the ledgers of a view's flags for what a page of these ids says yes to. An id of which
-    /// that cannot be read is in the error, and answered with no. `None`: no flag has a ledger.
+    /// Corrects a page's positive answers by the ledgers of the view's flags. Pairs that cannot be
+    /// read are answered with no, and their ids are in the error. Returns `None` if no flag has a
+    /// ledger.
     pub fn verify_page(
         &self,
         view: &View,
@@ -119,21 +119,21 @@ impl Engines {
     }
 }
 
-/// See [`Page::usual`]: the counters of each id, and the answers for each [`BATCH`] of them.
+/// Result of [`Page::usual`]: the counters of each id, and the answers of each [`BATCH`] of ids.
 pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 
-/// Lookups, each of one flag and [`BATCH`] ids, whose memory is asked for together. Each keeps on
-/// the stack where it looks, and one of the eight snapshots that a thread may hold without counting
-/// them.
+/// Number of lookups whose cache lines are prefetched together. A lookup covers one flag and
+/// [`BATCH`] ids. Each keeps its positions on the stack, and uses one of the eight snapshots that a
+/// thread can hold without a reference count.
 const TOGETHER: usize = 4;
 
 impl Engines {
-    /// The views of the further ids of an entry.
+    /// Views of an entry's second and later ids.
     pub fn then<'a>(&'a self, view: &'a View) -> impl Iterator<Item = &'a View> + use<'a> {
         view.then.iter().map(|&index| &self.views[index])
     }
 
-    /// The counters of a view as they stand in its rows, each as "space.field".
+    /// Counters of a view in column order, as "space.field".
     pub fn columns(&self, view: &View) -> Vec<String> {
         let schemas: Vec<_> =
             self.sources(view).map(|space| (space.name(), space.schema())).collect();
@@ -149,15 +149,14 @@ impl Engines {
         names
     }
 
-    /// Whether a view shows all fields that this space has at the moment, rather than some by name.
+    /// Whether a view shows all present fields of a space, rather than fields by name.
     pub fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
         let is_it = |source: usize| self.counters[view.sources[source]].number == space.number;
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 
-    /// Reads a page: one viewer, many ids. It allocates only if `page` has never been so large. Ids
-    /// of which something cannot be read are in the error; what is not known of them is 0 or no in
-    /// the page.
+    /// Reads a page for one viewer and many ids. Allocates only to grow the buffers of `page`. If
+    /// something cannot be read, the error contains the ids, and the page has 0 or no in its place.
     pub fn feed_get(
         &self,
         view: &View,
@@ -183,10 +182,10 @@ impl Engines {
         UnreadableIds::check(failed)
     }
 
-    /// Up to [`TOGETHER`] of the lookups, which are numbered as [`Page::answers`] are, from `first`
-    /// on; with the first ones the counters. All of them place their pairs, which asks for their
-    /// memory, before any looks. So what the first ones need, all of a page of 64 ids with two
-    /// flags, comes into the cache while the counters are read.
+    /// Runs up to [`TOGETHER`] lookups, in the order of [`Page::answers`], starting at `first`. All
+    /// lookups prefetch their memory before any of them reads it. The first call also reads the
+    /// counters in between, which hides the latency. A page of 64 ids with two flags needs only
+    /// that call.
     fn read_flags(
         &self,
         view: &View,
@@ -202,7 +201,7 @@ impl Engines {
             self.existences[view.flags[at % view.flags.len()]].lookup(viewer, ids)
         };
         let further = |i: usize| (first + i < page.answers.len()).then(|| lookup(first + i));
-        // Variables of their own, as an array would be filled by copying 1.6 kB for each.
+        // Separate variables: filling an array would copy 1.6 kB per lookup.
         let (a, b, c, d) = (lookup(first), further(1), further(2), further(3));
         let (mut room_a, mut room_b, mut room_c, mut room_d);
         room_a = a.pairs();
@@ -227,7 +226,6 @@ impl Engines {
         }
     }
 
-    /// The counters of all ids.
     fn read_counters(
         &self,
         view: &View,

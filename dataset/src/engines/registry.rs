@@ -1,7 +1,7 @@
-//! [`Engines`]: the spaces, views and actions of a data set, and which keys name what.
+//! [`Engines`]: the spaces, views and actions of a data set, and the mapping of keys to them.
 //!
-//! The value is immutable. A change of the catalogue makes another value, which replaces this one
-//! as a whole (`current.rs`). Both share the data of the spaces that they have in common.
+//! The value is immutable. A catalogue change creates another value, which replaces this one as a
+//! whole (`current.rs`). Both share the data of common spaces.
 
 use crate::catalogue::Catalogue;
 use crate::cold::Cold;
@@ -62,7 +62,7 @@ impl KeyRef<'_> {
 /// Why a key has no target.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyError<'a> {
-    /// The key fits none of these patterns.
+    /// The key matches none of these patterns.
     NoPattern(&'a [u8], &'a [(Pattern, Kind, usize)]),
     /// The key names a whole row where a counter is required.
     WholeRow(&'a [u8]),
@@ -86,16 +86,16 @@ pub struct Engines {
     pub(super) existences: Vec<ExistenceSpace>,
     pub(super) views: Vec<View>,
     pub(super) actions: Vec<Action>,
-    /// Key patterns, what they name, and the index of the space. No two match one key.
+    /// Key pattern, its kind, and the index of its space.
     pub(super) patterns: Vec<(Pattern, Kind, usize)>,
     pub(super) durability: Arc<Durability>,
     pub(super) memory: Arc<MemoryBudget>,
     /// Whether any space moves old tables or pairs to disk.
     pub(super) spills: bool,
     pub(crate) watches: Arc<Watches>,
-    /// Increments that count once.
+    /// Tokens of increments that must count once.
     pub tokens: Arc<Tokens>,
-    /// Positions up to which events of brokers were applied.
+    /// Offsets up to which events of brokers were applied.
     pub offsets: Arc<Offsets>,
     /// Consumer groups of streams.
     pub groups: Arc<Groups>,
@@ -103,9 +103,9 @@ pub struct Engines {
     pub tracking: Listener,
     /// Cache and reader threads of cold rows, shared by all spaces.
     pub cold: Arc<Cold>,
-    /// Whether a master's log decides where tables begin, also in new spaces.
+    /// Whether a master's log decides where tables begin.
     pub(crate) follows: Arc<AtomicBool>,
-    /// Catalogue, except for schemas: the spaces have those.
+    /// Catalogue without the present schemas, which the spaces have.
     pub(super) catalogue: Arc<Catalogue>,
 }
 
@@ -140,8 +140,8 @@ impl Engines {
         Err(KeyError::NoPattern(key, &self.patterns))
     }
 
-    /// Resolves a key for a command. Commands `about_pairs` (BFSET and related ones) always get
-    /// pairs.
+    /// Resolves a key for a command. Commands `about_pairs` (BFSET and related ones) resolve to
+    /// pairs only.
     #[inline]
     pub fn resolve_for<'a>(&'a self, about_pairs: bool, key: &[u8]) -> Option<KeyRef<'a>> {
         if about_pairs {
@@ -159,7 +159,7 @@ impl Engines {
         })
     }
 
-    /// Returns the row of a row's or cell's key, whether or not the field exists.
+    /// Returns the row of a row's or cell's key, even if the field does not exist.
     #[inline]
     pub fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
@@ -185,7 +185,6 @@ impl Engines {
         self.patterns_of(number).map(|(pattern, ..)| pattern.to_string()).collect()
     }
 
-    /// Key patterns of a space.
     fn patterns_of(&self, number: u32) -> impl Iterator<Item = (&Pattern, Kind, usize)> {
         let number_of = |kind: Kind, index: usize| match kind {
             Kind::Row | Kind::Cell => self.counters[index].number,
@@ -197,8 +196,8 @@ impl Engines {
             .map(|(pattern, kind, index)| (pattern, *kind, *index))
     }
 
-    /// Adds all names under which clients may cache a place: its id, as FEED.GET takes it, and the
-    /// keys of the row and its cells, or of the pairs.
+    /// Adds all names under which clients may cache an entry. These are its id (for FEED.GET), and
+    /// the keys of its row and cells, or of its pairs.
     pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {
@@ -261,7 +260,7 @@ impl Engines {
         self.counter_name(action.counter, action.field)
     }
 
-    /// Further counters that an action moves, of the id or of the member.
+    /// Names of the further counters that an action moves, of the id or of the member.
     pub fn moved_beside(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
@@ -316,7 +315,7 @@ impl Engines {
         }
     }
 
-    /// Returns the catalogue with the present schemas. Code that serves the data set uses
+    /// Returns the catalogue with the present schemas. A running server uses
     /// [`Current::catalogue`](crate::engines::Current::catalogue).
     pub fn catalogue(&self) -> Catalogue {
         let mut catalogue = Catalogue::clone(&self.catalogue);
@@ -326,7 +325,7 @@ impl Engines {
         catalogue
     }
 
-    /// Version of the catalogue, which rises with each change of it.
+    /// Version of the catalogue. Each change increments it.
     #[inline]
     pub fn version(&self) -> u64 {
         self.catalogue.version
@@ -342,13 +341,13 @@ impl Engines {
         (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }
 
-    /// Progress of changes to disk.
+    /// Durability state: which changes are on disk.
     #[inline]
     pub fn durability(&self) -> &Durability {
         &self.durability
     }
 
-    /// Opens the cold files that the manifest names, for spaces that have not opened theirs.
+    /// Opens the cold files named by the manifest, for spaces that have not opened theirs.
     pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
         for space in &self.counters {
             space.cold.attach(&space.space, space.number, store)?;
@@ -367,8 +366,8 @@ impl Engines {
         self.existences.iter().filter_map(|space| space.ledger.as_ref())
     }
 
-    /// Whether writers must wait because a space is nearly full and spills. Called before every
-    /// write of a pipeline: if nothing spills it costs one or two loads.
+    /// Whether writers must wait because a space is nearly full and spills. Pipelines check this
+    /// before every write, so without spills it costs one or two loads.
     #[inline]
     pub fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()
@@ -419,7 +418,7 @@ impl Engines {
             + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
     }
 
-    /// Does some deferred work of the spaces. Returns true if there may be more.
+    /// Does deferred work of the spaces. Returns true if there may be more.
     pub fn maintain(&self) -> bool {
         let mut worked = false;
         for space in &self.counters {
@@ -433,9 +432,9 @@ impl Engines {
         worked
     }
 
-    /// Tests `count` canaries in one existence space, to measure its error rate when a thread is
-    /// idle. Picks the first space from the `turn`-th on whose rate is unknown, so that many spaces
-    /// cost no more than one.
+    /// Probes one existence space with `count` canaries to measure its false-positive rate. Starts
+    /// at index `turn` and picks the first space that needs probes, so many spaces cost as much as
+    /// one.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();
         let _ =
@@ -447,21 +446,20 @@ impl Engines {
         self.counters.iter().any(|space| space.hurries())
     }
 
-    /// Looks for idle tables of counters: [`counter::Space::settle`].
+    /// Settles idle counter tables; see [`counter::Space::settle`].
     pub fn settle(&self) {
         self.counters.iter().for_each(|space| space.settle());
     }
 
-    /// Measures the rate of new pairs. Called about once a second by one thread.
+    /// Measures the rates of new pairs. One thread calls this about once a second.
     pub fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
     }
 }
 
-/// Memory budget of all spaces together (`memory.rs`).
 pub(crate) struct MemoryBudget {
     pub(super) budget: AtomicU64,
-    /// Whether no limit holds, as during recovery: [`Engines::lift_limits`].
+    /// Whether limits are lifted, as during recovery; see [`Engines::lift_limits`].
     pub(super) is_lifted: AtomicBool,
 }
 
@@ -471,20 +469,19 @@ impl MemoryBudget {
     }
 }
 
-/// Notifications of changed places, for the server's client tracking. None are sent while no client
-/// listens.
+/// Listener for changes, used by client tracking. It is not called while it has no clients.
 pub trait ChangeListener: Send + Sync {
-    /// A place has changed. Called after the change, in the id's stripe.
+    /// Called after a change, under the id's stripe.
     fn changed(&self, engines: &Engines, place: Place);
     /// Begins the changes of one log record. [`ChangeListener::end`] ends them.
     fn begin(&self);
     /// Ends the changes of a log record.
     fn end(&self, engines: &Engines);
-    /// Any place may have changed, as after a schema change.
+    /// Called if any key may have changed, as after a schema change.
     fn all_changed(&self);
 }
 
-/// A [`ChangeListener`] and the number of its clients. A writer pays one load while there are none.
+/// A [`ChangeListener`] and its number of clients. Without clients, a writer pays one load.
 #[derive(Clone, Default)]
 pub struct Listener {
     clients: Arc<AtomicUsize>,
@@ -492,12 +489,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// `clients`: number of clients that listen now.
+    /// Creates a listener; `clients` is the number of its current clients.
     pub fn new(clients: Arc<AtomicUsize>, listener: Arc<dyn ChangeListener>) -> Listener {
         Listener { clients, listener: Some(listener) }
     }
 
-    /// Returns the listener if it has clients.
     #[inline]
     pub(crate) fn any(&self) -> Option<&dyn ChangeListener> {
         if self.clients.load(Relaxed) == 0 { None } else { self.listener.as_deref() }
@@ -510,7 +506,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::Options;
 
-    /// Many idle spaces cost no more CPU time than one.
+    /// Probing many idle spaces takes no more CPU time than probing one.
     #[test]
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let options = Options::default();
@@ -522,7 +518,7 @@ mod tests {
             engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
         };
         assert_eq!(asked(), [0, 0, 0], "no space has anything");
-        // The one in the middle has nothing to be wrong about.
+        // The space in the middle is empty, so it cannot have false positives.
         for space in [&engines.existences()[0], &engines.existences()[2]] {
             (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
         }

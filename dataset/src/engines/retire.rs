@@ -1,14 +1,13 @@
-//! Retiring counters: what lies below a counter space's horizon has no rows any more.
+//! Retirement of counters: rows below a counter space's horizon no longer exist.
 //!
-//! The horizon stands in the catalogue, so it is logged, replicated and read back as that is. A
-//! command raises it, or the space's own rule (`keep_tables`).
+//! The horizon is part of the catalogue, so it is logged, replicated and recovered with it. A
+//! command or the space's rule (`keep_tables`) raises it.
 
 use crate::engines::registry::Engines;
 use crate::engines::spaces::CounterSpace;
 use counter::RangeStats;
 
 impl Engines {
-    /// Makes true what a catalogue says of horizons.
     pub(super) fn retire(&self) {
         for known in &self.catalogue.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };
@@ -19,8 +18,7 @@ impl Engines {
         }
     }
 
-    /// The counter spaces that have more tables than they keep, by name, and to where the horizon
-    /// is to rise.
+    /// Names of counter spaces with more tables than `keep_tables`, and their new horizons.
     pub fn to_retire(&self) -> Vec<(String, u64)> {
         let due = |space: &CounterSpace| Some((space.name().to_owned(), space.due_horizon()?));
         self.counters.iter().filter_map(due).collect()
@@ -28,15 +26,16 @@ impl Engines {
 }
 
 impl CounterSpace {
-    /// Where the oldest table begins that is kept; none if none is to go.
+    /// Lowest id of the oldest table to keep; `None` if no table is to be retired.
     fn due_horizon(&self) -> Option<u64> {
-        // As configured: where memory is short, tables of a space that spills are made smaller.
+        // Uses the configured table size: a space that spills makes smaller tables when memory is
+        // short.
         let kept = self.made.keep_tables.checked_mul(self.made.rows_per_table)?;
         if kept == 0 {
             return None;
         }
         let files = self.cold().files();
-        // What is in memory of a file's range was changed since it went to the disk.
+        // Memory rows within a file's range are changed rows, which the file counts already.
         let is_apart = |range: &RangeStats| files.cover(range.low, range.last).2.is_empty();
         let ranges =
             self.ranges().into_iter().filter(is_apart).map(|range| (range.last, range.rows));
@@ -94,7 +93,7 @@ mod tests {
         engines.feed_get(view, &Member::Number(7), &[1999, 2000], &mut page).unwrap();
         assert_eq!((page.counter(0, 0), page.counter(1, 0)), (0, 1));
         assert_eq!(page.flag(0, 0), phantom::Answer::Yes);
-        // The catalogue says so, to a log and to a start.
+        // The horizon survives encoding, so a log and a restart have it.
         let told = Catalogue::decode(&current.catalogue().encode()).unwrap();
         assert_eq!((told.counter[0].horizon, told.clone()), (2000, current.catalogue()));
         retire(&current, 5).unwrap();

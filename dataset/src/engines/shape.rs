@@ -1,6 +1,5 @@
-//! What the elements of a reply mean, as one number: a hash of the names of counters and flags in
-//! their order. Nodes that join their rows compare it, as rows of another shape would be read
-//! wrongly.
+//! Shape of a reply: a hash of the names of its counters and flags, in order. Nodes that merge
+//! their rows compare shapes, since they would misread rows of another shape.
 
 use crate::engines::action::Action;
 use crate::engines::registry::Engines;
@@ -10,15 +9,15 @@ use counter::Schema;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What is no name: what follows is of another kind.
+/// Separators between kinds of names. No name begins with a space.
 const FLAGS: &str = " flags";
 const THEN: &str = " then";
 const MARK: &str = " mark";
 const ALSO: &str = " also";
 const OF_MEMBER: &str = " member";
 
-/// The words that are hashed, each behind the end of a line, which no name has. Builds that differ
-/// must agree on them.
+/// Text to hash: words separated by newlines, which no name contains. All versions of the program
+/// must produce the same text.
 #[derive(Default)]
 struct Words(String);
 
@@ -54,7 +53,7 @@ impl Words {
 }
 
 impl Engines {
-    /// Of a view's rows, and of the action that marks its ids.
+    /// Shape of a view's rows, including the action that marks its ids.
     pub fn shape_of_view(&self, view: &View, mark: Option<&Action>) -> u64 {
         let own = self.shape_alone(view);
         if mark.is_none() && !view.is_joined() {
@@ -99,7 +98,7 @@ impl Engines {
         shape
     }
 
-    /// Of what an action does.
+    /// Shape of an action's effect.
     pub fn shape_of_action(&self, action: &Action) -> u64 {
         let mut words = Words::default();
         words.action(action, self);
@@ -108,7 +107,7 @@ impl Engines {
 }
 
 impl CounterSpace {
-    /// Of its rows.
+    /// Shape of the space's rows.
     pub fn shape_of_rows(&self) -> u64 {
         let mut words = Words::default();
         words.counters(self, &self.schema());

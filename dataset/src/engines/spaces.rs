@@ -1,4 +1,4 @@
-//! The spaces of a data set: an engine with its name, its options and its part on disk.
+//! Spaces of a data set: an engine with its name, its options and its files.
 
 use crate::cold;
 use crate::cold::cold_filters::{ColdPairs, is_crowded};
@@ -22,7 +22,7 @@ const RATE_WINDOW_S: f64 = 60.0;
 /// Options of CNT.INCRBY. A field must not have one of these names.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
-/// Indexes of the spaces in which an id means the same thing.
+/// Indexes of the spaces where an id refers to the same entity.
 #[derive(Clone, Default)]
 pub(super) struct RelatedSpaces {
     pub(super) counters: Vec<usize>,
@@ -33,12 +33,12 @@ pub(super) struct RelatedSpaces {
 #[derive(Clone)]
 pub struct CounterSpace {
     pub(super) number: u32,
-    /// Place in SCAN's order. No two present spaces share one.
+    /// Position in SCAN's order. Unique among present spaces.
     pub(super) slot: u8,
     /// Declared options. The schema has the present fields.
     pub(super) made: Arc<options::Counter>,
     pub(super) space: Arc<counter::Space>,
-    /// Spaces in which an id means the same thing.
+    /// Spaces where an id refers to the same entity.
     pub(super) related: RelatedSpaces,
     pub(super) cold: Arc<ColdSpace>,
     /// Whether GET returns its rows as one text.
@@ -59,12 +59,13 @@ impl CounterSpace {
         &self.made.name
     }
 
-    /// Place in an order of the counter spaces that does not change while others come and go.
+    /// Position in an order of the counter spaces that is stable while others are created and
+    /// dropped.
     pub fn slot(&self) -> u8 {
         self.slot
     }
 
-    /// Declared options, except for the fields: the schema has those.
+    /// Declared options. Its fields are the original ones; the schema has the present ones.
     pub fn declared(&self) -> &options::Counter {
         &self.made
     }
@@ -74,14 +75,14 @@ impl CounterSpace {
         self.made.spill
     }
 
-    /// Number of rows in memory and on disk. In the ID range of a cold file, new rows are counted
-    /// as changed ones until the next merge tells them apart. Other ranges are exact.
+    /// Number of rows in memory and on disk. In the id range of a cold file, new rows count as
+    /// changed ones until the next merge. Other ranges are exact.
     pub fn all_rows(&self) -> u64 {
         let changed = self.changed_rows();
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
     }
 
-    /// Bytes of the tables that hold changed cold rows. A merge frees them.
+    /// Bytes of the tables with changed cold rows. A merge frees them.
     pub fn overlay_bytes(&self) -> u64 {
         overlay_bytes(&self.space, self.cold())
     }
@@ -91,12 +92,10 @@ impl CounterSpace {
         changed_rows(&self.space, &self.cold)
     }
 
-    /// Position of the first field.
     pub(crate) fn first(&self) -> Option<usize> {
         self.schema().living().next().map(|(position, _)| position)
     }
 
-    /// Whether a row has only one counter.
     pub(crate) fn has_one_field(&self) -> bool {
         self.schema().living().nth(1).is_none()
     }
@@ -107,8 +106,8 @@ impl CounterSpace {
         &self.cold
     }
 
-    /// Reads the cold rows among these concurrently, and pins them to this thread until its next
-    /// call. For code that uses the engines without a connection.
+    /// Reads those rows of `ids` that are cold concurrently, and pins them to this thread until the
+    /// next call. For code that uses the engines without a connection.
     pub async fn fetch(&self, ids: &[u64]) {
         cold::unpin();
         let mut fetching = Fetching::default();
@@ -144,7 +143,6 @@ pub struct ExistenceSpace {
     pub(super) pace: Arc<PairRate>,
 }
 
-/// Rate of new pairs.
 #[derive(Default)]
 pub(super) struct PairRate {
     /// First id and number of pairs of the newest table at the last measurement.
@@ -199,7 +197,7 @@ impl ExistenceSpace {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
     }
 
-    /// As `is_true`, for one pair of many: appends an error to `failed` and returns false.
+    /// Like `is_true`, for one pair of many: appends an error to `failed` and returns false.
     pub(crate) fn is_true_of(
         &self,
         id: u64,
@@ -220,8 +218,8 @@ impl ExistenceSpace {
         }
     }
 
-    /// Corrects the filters' answers by the ledger. An id that cannot be read is in the error, and
-    /// its answer is no.
+    /// Corrects positive answers of the filters by the ledger. Pairs that cannot be read are
+    /// answered with no, and their ids are in the error.
     pub fn verify(
         &self,
         member: &Member<'_>,
@@ -242,7 +240,7 @@ impl ExistenceSpace {
     /// (as for a write), of the ledger. Adds nothing if the answer is in memory, cached or pinned.
     pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
-        // The caller asks again once the filter's page has been read.
+        // Once the filter's page has been read, the caller asks again.
         if exact
             && !waits
             && let Some(ledger) = &self.ledger
@@ -262,15 +260,15 @@ impl ExistenceSpace {
         f64::from_bits(self.pace.rate.load(Relaxed))
     }
 
-    /// Seconds until the oldest table is recycled at the present rate. `None` if no pairs come or
-    /// nothing is recycled.
+    /// Seconds until the oldest table is recycled at the present rate. `None` if there are no new
+    /// pairs, or if the space spills.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
         (rate > 1e-6 && !self.space.spills())
             .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
-    /// Updates the rate. Called by one thread, about once a second.
+    /// Updates the rate. One thread calls this about once a second.
     pub(super) fn measure(&self, elapsed: Duration) {
         let tables = self.space.tables();
         let Some(newest) = tables.last() else { return };
@@ -278,7 +276,7 @@ impl ExistenceSpace {
         let Some((low, pairs)) = before else { return };
         let since = tables.iter().filter(|table| table.low >= low);
         let since = since.map(|table| table.pairs).sum::<u64>();
-        // The table was emptied or recycled since: skips this measurement.
+        // Skips this measurement if the table was emptied or recycled since.
         let Some(come) = since.checked_sub(pairs) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
@@ -297,11 +295,10 @@ impl Deref for ExistenceSpace {
     }
 }
 
-/// Member of all pairs in spaces without members. Clients can name it by an empty argument only, so
-/// it is no viewer's number.
+/// Member of all pairs in spaces without members. It is an empty string, so it cannot collide with
+/// a viewer's number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
-/// Whether a field must not have this name.
 pub(crate) fn is_reserved(field: &str) -> bool {
     RESERVED.contains(&field.to_ascii_lowercase().as_str())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// A column of a view. The first number is an index into [`View::sources`].
 #[derive(Clone)]
 pub(crate) enum Column {
-    /// One counter: the position of its field.
+    /// One field, by its position in the schema.
     Field(usize, usize),
     /// All present fields of the space.
     All(usize),
@@ -17,12 +17,12 @@ pub(crate) enum Column {
 #[derive(Clone)]
 pub struct View {
     pub(crate) name: String,
-    /// Indexes of the counter spaces, each once.
+    /// Indexes of the counter spaces, without duplicates.
     pub(crate) sources: Vec<usize>,
     pub(crate) columns: Vec<Column>,
     /// Indexes of the existence spaces.
     pub(crate) flags: Vec<usize>,
-    /// Indexes of the views of the further ids of an entry, if it is joined.
+    /// For a joined view: indexes of the views of an entry's second and later ids.
     pub(crate) then: Vec<usize>,
     pub(crate) shape: CachedShape,
 }
@@ -34,7 +34,7 @@ impl View {
         !self.then.is_empty()
     }
 
-    /// Its name.
+    /// Name of the view.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,10 +1,9 @@
-//! The one path by which data change.
+//! All writes to a data set.
 //!
-//! Every change of data, whichever command asks for it, goes through a method of [`Engines`] in
-//! this file, and nowhere else: it enters the id's stripe of the committer, changes, and marks what
-//! it changed, so that the log thread will read and write it. A stripe is held through the whole
-//! change, so writers of one id never mix, and no commit parts a flag from its counter
-//! (`store/src/commit`).
+//! Every change, of any command, is a method of [`Engines`] in this file. A write enters the id's
+//! stripe of the committer, changes the data, and marks the changed keys for the log thread. It
+//! holds the stripe until the end, so writers of one id exclude each other. A commit never
+//! separates a flag from its counter (`store/src/commit`).
 
 use crate::dirty_keys::{Mark, MarkedMember};
 use crate::engines::action::Action;
@@ -20,7 +19,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering::SeqCst, fence};
 use store::{Exclusive, Reserved, Ticket, WriteGuard};
 
-/// A watched place, and its state when it began to be watched.
+/// Watched key and its state at the time of the watch.
 pub struct Seen {
     pub(crate) place: Place,
     changes: u64,
@@ -28,16 +27,15 @@ pub struct Seen {
     rolls: u64,
 }
 
-/// What the committer's stripes are chosen by: the upper half of a multiplication by 2^64 / golden
-/// ratio, so that neighbouring ids go to different ones.
+/// Hash that selects an id's stripe: Fibonacci hashing, so neighbouring ids use different stripes.
 #[inline]
 fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// The turn of a write to a space of pairs. What else the write moves there, where a table begins
-/// or early pairs, is marked with it: also if it is refused itself, which it may be after that has
-/// happened.
+/// Guard of a write to an existence space. On drop it marks the catalogue if the write started a
+/// table or moved early pairs. This also applies to a refused write, which may be refused after
+/// such a change.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
@@ -67,7 +65,6 @@ impl Drop for PairGuard<'_> {
 }
 
 impl Engines {
-    /// Enters the stripe of an id.
     #[inline]
     pub(crate) fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
         let mut turn = self.durability.committer().enter(stripe_of(id));
@@ -75,19 +72,18 @@ impl Engines {
         turn
     }
 
-    /// The same, for a write of pairs.
     #[inline]
     pub(super) fn pair_guard<'a>(&'a self, space: &'a ExistenceSpace, id: u64) -> PairGuard<'a> {
         PairGuard { turn: self.turn(id), space: &space.space }
     }
 
-    /// For a reader that has just read this id: [`store::Committer::sight`].
+    /// Records that the caller has just read this id; see [`store::Committer::sight`].
     #[inline]
     pub fn sight(&self, id: u64) -> Ticket {
         self.durability.committer().sight(stripe_of(id))
     }
 
-    /// Asks the cache for what every write of an id needs, whatever it writes.
+    /// Prefetches the cache lines that every write of an id uses.
     #[inline]
     pub fn hint(&self, id: u64) {
         self.durability
@@ -97,13 +93,13 @@ impl Engines {
             .for_each(rolling::prefetch_to_write);
     }
 
-    /// Keeps other writers of this id out until it is dropped: for a change that depends on what is
-    /// there.
+    /// Excludes other writers of this id until the guard is dropped, for changes that depend on the
+    /// present state.
     pub fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
         self.turn(id)
     }
 
-    /// A place has changed: tells its watchers and trackers. To be called in the id's stripe, after
+    /// Notifies watchers and trackers of a change. The caller holds the id's stripe and has made
     /// the change.
     #[inline]
     pub(super) fn changed(&self, space: u32, id: u64) {
@@ -113,11 +109,11 @@ impl Engines {
         }
     }
 
-    /// The same for places that a record of a log has changed, which enters no stripe.
+    /// Notifies of changes by a log record, which enters no stripe.
     pub(crate) fn changed_by_log(&self, space: u32, ids: impl Iterator<Item = u64> + Clone) {
         ids.clone().for_each(|id| self.watches.changed(space, id));
-        // A tracker that this does not see began after it, and reads what was changed before it:
-        // the other fence is in `Tracking::start`.
+        // A tracker that this load misses starts after the fence, and so reads the changed data.
+        // Pairs with the fence in `Tracking::start`.
         fence(SeqCst);
         if let Some(listener) = self.tracking.any() {
             listener.begin();
@@ -126,7 +122,7 @@ impl Engines {
         }
     }
 
-    /// All places may have changed: a schema, or blocks of filters.
+    /// Notifies that any key may have changed, as by a schema change or blocks of filters.
     pub fn all_changed(&self) {
         self.watches.swept();
         fence(SeqCst);
@@ -135,13 +131,13 @@ impl Engines {
         }
     }
 
-    /// Waits for the writers that are at work now. Those that come later see what this thread did
-    /// before. The thread must hold no stripe, or all.
+    /// Waits for all writers that are in a stripe. Later writers see what this thread did before.
+    /// The caller must hold no stripe, or all.
     pub fn pass_writers(&self) {
         self.durability.committer().pass_all();
     }
 
-    /// Marks a row that was changed, and counts it for its watchers.
+    /// Marks a changed row for the log and notifies watchers.
     #[inline]
     pub(super) fn changed_row(
         &self,
@@ -153,42 +149,41 @@ impl Engines {
         turn.mark(Mark::row(space.number, id));
     }
 
-    /// Begins to watch a place; gives its state, for [`Engines::has_changed`].
+    /// Starts to watch a key. Returns its state for [`Engines::has_changed`].
     pub fn watch(&self, place: Place) -> Seen {
         let changes = self.watches.watch(place);
-        // A writer inside has finished after this, a later one sees the watcher.
+        // Waits for a writer in the stripe. Later writers see the watch.
         drop(self.turn(place.1));
         Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
     }
 
-    /// Ends watching.
+    /// Stops watching.
     pub fn unwatch(&self, seen: &Seen) {
         self.watches.unwatch(seen.place);
     }
 
-    /// Whether a watched place may have changed since. To be asked while its writers are kept out;
-    /// for pairs, while all are.
+    /// Whether a watched key may have changed. The caller excludes the key's writers; for pairs,
+    /// all writers.
     pub fn has_changed(&self, seen: &Seen) -> bool {
         let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
     }
 
-    /// How often the ring of an existence space has changed: a recycled table makes a pair unknown.
+    /// Number of changes of an existence space's ring. A recycled table makes pairs unknown.
     fn rolls(&self, (space, _): Place) -> u64 {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
-    /// Keeps out other writers of these ids, and schema changes, until it is dropped; without ids,
-    /// all writers. What is marked meanwhile goes into one batch of the log, in which `reserved`
-    /// has room for it. Its holder must not write other ids, and nothing at all without a
-    /// reservation.
+    /// Excludes other writers of these ids and schema changes until the guard is dropped; without
+    /// ids, all writers. All marks go into one batch of the log, with room from `reserved`. The
+    /// holder writes no other ids, and writes nothing without a reservation.
     pub fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
         reserved: Option<Reserved<'a, Mark>>,
     ) -> Exclusive<'a, Mark> {
         let committer = self.durability.committer();
-        // 0: the stripe of the catalogue.
+        // Id 0 selects the catalogue's stripe.
         let hashes = ids.map(|ids| ids.into_iter().chain([0]).map(stripe_of));
         match (hashes, reserved) {
             (Some(hashes), None) => committer.several(hashes),
@@ -198,7 +193,6 @@ impl Engines {
         }
     }
 
-    /// Whether the schema of a counter space may be changed so.
     pub(crate) fn may_alter(
         &self,
         space: &CounterSpace,
@@ -237,39 +231,39 @@ impl Engines {
         }
     }
 
-    /// Closes the newest table of an existence space, and logs that. False if it is empty.
+    /// Closes the newest table of an existence space, and marks this for the log. Returns false if
+    /// the table is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
         turn.concerns_all();
-        // Trackers are told by `Tracking::tidy` if it moves the horizon.
+        // If this moves the horizon, `Tracking::tidy` notifies trackers.
         self.watches.swept();
         turn.mark(Mark::CATALOGUE);
         space.space.roll_now()
     }
 
-    /// Moves early pairs of an existence space into its tables, and closes the newest, if that is
-    /// due, and has it logged: what follows our log makes the same tables, and so do we, should we
-    /// come to follow another's.
+    /// Moves early pairs of an existence space into its tables, and closes the newest table if due.
+    /// Marks this for the log. Replicas thus create the same tables.
     pub(crate) fn move_on(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.move_on()
     }
 
-    /// Closes the open table of a range of ids in which nothing new has come for the longest time,
-    /// and logs that; whether there was one.
+    /// Closes the open table of the id range that has been idle longest, and marks this for the
+    /// log. Returns whether there was one.
     pub(crate) fn close_range(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.close_range()
     }
 
-    /// From now on our log says where tables begin.
+    /// Makes this node's log decide where tables begin.
     pub fn lead(&self) {
         self.follows.store(false, SeqCst);
         self.existences.iter().for_each(|space| space.space.lead());
     }
 
-    /// From now on a master's log says where tables begin. Nothing decides that here any more when
-    /// this returns, and what did is marked.
+    /// Makes a master's log decide where tables begin. On return this node no longer decides, and
+    /// its earlier decisions are marked for the log.
     pub fn follow(&self) {
         self.follows.store(true, SeqCst);
         self.existences.iter().for_each(|space| space.space.follow());
@@ -277,7 +271,7 @@ impl Engines {
         drop(self.turn(0));
     }
 
-    /// [`counter::Space::add`], within the space's share of the memory.
+    /// Calls [`counter::Space::add`] within the space's memory limit.
     #[inline]
     pub(super) fn add_to_row(
         &self,
@@ -297,7 +291,7 @@ impl Engines {
         )
     }
 
-    /// [`counter::Space::set`], within the space's share of the memory.
+    /// Calls [`counter::Space::set`] within the space's memory limit.
     #[inline]
     fn set_in_row(
         &self,
@@ -308,8 +302,8 @@ impl Engines {
         self.with_share(|| space.memory_limit_bytes(), || Ok(space.space.set(id, values)?))
     }
 
-    /// Adds to counters of one row; all or nothing. The new values of the changed fields are
-    /// appended to `out`.
+    /// Adds to counters of one row, all or nothing. Appends the new values of the changed fields to
+    /// `out`.
     #[inline]
     pub fn add(
         &self,
@@ -325,8 +319,8 @@ impl Engines {
         Ok(())
     }
 
-    /// The same, but once: if the token was used already, what was answered then is appended, and
-    /// nothing changes. `changes` names each field once.
+    /// Like [`Engines::add`], but at most once per token: if the token was used, appends the former
+    /// answer and changes nothing. `changes` contains each field at most once.
     pub fn add_once(
         &self,
         space: &CounterSpace,
@@ -348,14 +342,14 @@ impl Engines {
             }
         }
         let first = out.len();
-        // Within this turn, so that the row and the token are logged together.
+        // Under the same stripe, so that the row and the token are logged together.
         self.add(space, id, changes, bounds, out)?;
         self.tokens.put(used, &out[first..]);
         turn.mark_new(Mark::token(space.number, id, used.hash));
         Ok(())
     }
 
-    /// Sets counters of one row, which `values` names at most once each. Returns the number of
+    /// Sets counters of one row; `values` contains each field at most once. Returns the number of
     /// counters that were 0 or whose row did not exist.
     #[inline]
     pub fn set(
@@ -371,8 +365,8 @@ impl Engines {
         Ok(created)
     }
 
-    /// Sets counters that are all 0, or whose row does not exist. Returns false and changes nothing
-    /// otherwise. Of two concurrent callers with values other than 0, one succeeds.
+    /// Sets counters if all of them are 0 or the row does not exist. Otherwise returns false and
+    /// changes nothing. Of two concurrent callers with nonzero values, one succeeds.
     pub fn set_new(
         &self,
         space: &CounterSpace,
@@ -391,9 +385,9 @@ impl Engines {
         Ok(true)
     }
 
-    /// Makes a row what `values` says: the counters that it does not name become 0. `values` names
-    /// at least one, and each at most once. False, and nothing is changed, if there is a row and it
-    /// is not to be replaced. Two callers that replace nothing never both succeed.
+    /// Replaces a row: counters that `values` does not contain become 0. `values` contains at least
+    /// one field, and each at most once. If the row exists and `replace` is false, returns false
+    /// and changes nothing. Of two concurrent callers without `replace`, at most one succeeds.
     pub fn put_row(
         &self,
         space: &CounterSpace,
@@ -418,7 +412,7 @@ impl Engines {
         Ok(true)
     }
 
-    /// Sets one counter. False, and nothing is changed, if it is not 0 and is not to be replaced.
+    /// Sets one counter. If it is not 0 and `replace` is false, returns false and changes nothing.
     pub fn put_cell(
         &self,
         space: &CounterSpace,
@@ -441,8 +435,8 @@ impl Engines {
         Ok(true)
     }
 
-    /// Deletes one counter: makes it 0, as its row keeps the others. False if it was 0, or there is
-    /// no row. A row of that field only is deleted.
+    /// Sets one counter to 0, or deletes the row if it has no other field. Returns false if the
+    /// counter was 0 or the row did not exist.
     pub fn clear(&self, space: &CounterSpace, id: u64, field: usize) -> Result<bool, WriteError> {
         if space.has_one_field() {
             return self.delete(space, id);
@@ -457,7 +451,7 @@ impl Engines {
         Ok(true)
     }
 
-    /// Deletes a row, and leaves the flags of its id as they are. False if there was none.
+    /// Deletes a row but not the flags of its id. Returns false if there was none.
     #[inline]
     pub fn delete_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
@@ -501,10 +495,12 @@ impl Engines {
         Ok(change)
     }
 
-    /// A pair that was to be set and seemed to be set is marked, too: it may only have seemed so,
-    /// and a filter that is rebuilt from the log need not have the same chance hits. A client that
-    /// was told that it is set must find it (promise 6). Where a ledger says it, it is logged
-    /// already. With it the row of the id in the counter space `row`, if that has changed.
+    /// Marks a change of a pair for the log, with the id's row in counter space `row` if that has
+    /// changed, too. Updates the ledger.
+    ///
+    /// Without a ledger, a pair that seemed to be set already is marked as well. It may be a false
+    /// positive, and filters that are rebuilt from the log may not have the same false positives. A
+    /// client that got the answer "set" must find the pair (promise 6).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
     pub(super) fn mark_pair(
@@ -541,7 +537,7 @@ impl Engines {
 }
 
 impl ExistenceSpace {
-    /// Whether its ledger takes one more pair with this member.
+    /// Checks that the ledger accepts another pair with this member.
     #[inline]
     pub fn may_write(&self, member: &Member<'_>) -> Result<(), WriteError> {
         let Some(ledger) = &self.ledger else { return Ok(()) };
@@ -554,7 +550,6 @@ impl ExistenceSpace {
         }
     }
 
-    /// The member as a mark names it.
     #[inline]
     fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match &self.ledger {
@@ -563,9 +558,9 @@ impl ExistenceSpace {
         }
     }
 
-    /// Unsets a pair if it is set, once `first` has run; with a ledger, if that says so, too. Then
-    /// there is no bound for pairs that are unset: where the filters can keep no more of them, they
-    /// go on saying yes, and only what is exact says no.
+    /// Unsets a pair if it is set and `first` succeeds. With a ledger, the ledger decides whether
+    /// the pair is set. The filters then do not limit the number of unset pairs. If they cannot
+    /// record another one, they keep answering yes, and only the ledger answers no.
     #[inline]
     pub(super) fn remove_true(
         &self,
@@ -576,7 +571,7 @@ impl ExistenceSpace {
         if self.ledger.as_ref().is_some_and(|ledger| ledger.ledger().is_full_of_unset()) {
             return Err(WriteError::LedgerFull(self.name().to_owned()));
         }
-        /// Why a pair that seemed to be set stays as it is.
+        /// Why a pair stays unchanged although the filters answer yes.
         enum Stop {
             NotSet,
             Full(phantom::Error),

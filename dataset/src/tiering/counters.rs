@@ -1,5 +1,5 @@
-//! What of a counter space is spilled or merged, and when: its oldest tables when memory is short,
-//! the changes of cold rows where they are most, small neighbours.
+//! Decides what to spill or merge in a counter space. Spills the oldest tables when memory is
+//! short. Merges cold ranges with many changes, and small neighbouring files.
 
 use super::ground::{Ground, Spilled, alone_with, is_short};
 use crate::cold::files::Files;
@@ -10,24 +10,22 @@ use counter::RangeStats;
 use std::sync::Arc;
 use store::{ColdFile, FileEntry, NewFiles};
 
-/// Size from which rows are worth a file of their own: this many bytes, or this part of the limit
-/// if that is less. Smaller runs of rows are written only while there is no larger one.
+/// Minimum size of rows that get a file of their own: this many bytes, or 1/`WORTHWHILE_PART` of
+/// the limit if that is less. Smaller runs are spilled only if there is no larger one.
 const WORTHWHILE_BYTES: u64 = 64 << 10;
 const WORTHWHILE_PART: u64 = 64;
-/// Changed cold rows are merged when they take so much (one part in so many) of the limit.
+/// Changes of cold rows are merged once they use 1/`OVERLAY` of the memory limit.
 const OVERLAY: u64 = 16;
-/// A file is small if it has less than so many parts of a table's rows; so many neighbours become
-/// one.
+/// A file is small if it has at most 1/`SMALL` of a table's rows.
 const SMALL: u64 = 4;
+/// Minimum number of small neighbouring files that are merged into one.
 const NEIGHBOURS: usize = 4;
 
-/// Whether a range cannot be merged now.
 fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
 }
 
-/// The spilled range of which changes take most memory, of those that can be merged, and how much
-/// they take.
+/// Mergeable cold range whose changes use the most memory, and their bytes.
 fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     let files = space.cold().files();
     let is_cold = |range: &RangeStats| !range.open && files.overlap(range.low, range.last);
@@ -41,8 +39,8 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
-/// Removes the files of which all rows were retired. No other thread may write files. Whether there
-/// were any.
+/// Removes files whose rows are all retired. Returns whether there were any. No other thread may
+/// write files.
 pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store::Result<bool> {
     let (cold, files) = (space.cold(), space.cold().files());
     let gone = files.below(space.horizon());
@@ -56,9 +54,9 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
     Ok(true)
 }
 
-/// The oldest run of neighbouring tables that have not been spilled, of the range of ids that has
-/// most bytes in such tables. A run has the rows of one table, or as many as make `worthwhile`
-/// bytes if tables are smaller. Without a run of that size, the largest one.
+/// Oldest run of neighbouring unspilled tables, taken from the id range with the most bytes in such
+/// tables. A run has the rows of one table, or `worthwhile` bytes if that is more. Returns the
+/// largest run if none has that size.
 fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
@@ -89,9 +87,9 @@ fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     all.max_by_key(|(bytes, _)| *bytes).map(|(_, oldest)| oldest)
 }
 
-/// Makes room: spills the oldest tables that have not been spilled, or merges the most changed cold
-/// range if its changes take more memory. If neither gives memory back, closes the open table of
-/// an old range of ids. `None`: nothing could be done.
+/// Frees memory: spills the oldest unspilled tables, or merges the most changed cold range if its
+/// changes use more memory. If neither frees memory, closes the open table of an old id range.
+/// `None` if nothing could be done.
 pub(super) fn make_room(
     ground: &Ground<'_>,
     space: &CounterSpace,
@@ -104,8 +102,8 @@ pub(super) fn make_room(
     if let Some((range, _)) = changed {
         let before = space.memory_bytes();
         let spilled = ground.spill(space, range.low, range.last, 0)?;
-        // A range may seem to hold rows of its neighbour, which a rewrite has no memory to
-        // separate. Merging it again and again would let a writer wait for ever.
+        // A range may seem to contain rows of its neighbour if memory is too short to separate
+        // them. Merging it repeatedly would block writers forever.
         if spilled.left > 0 || space.memory_bytes() < before {
             return Ok(Some(spilled));
         }
@@ -116,8 +114,8 @@ pub(super) fn make_room(
     Ok(space.close_range().then(Spilled::default))
 }
 
-/// Merges what was changed of cold rows, where most of it is, once it takes too much of the memory.
-/// Whether there was anything to do.
+/// Merges the cold range with the most changes once changes use too much memory. Returns whether
+/// there was any work.
 fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let waiting = overlay_bytes(space, space.cold()) + space.tombstones().1;
     if waiting < space.memory_limit_bytes() / OVERLAY {
@@ -129,8 +127,8 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
     Ok(true)
 }
 
-/// Makes one file of neighbours that are small: a file costs a descriptor, and a step of each
-/// search. Whether there were any.
+/// Merges small neighbouring files into one, as each file costs a descriptor and search time.
+/// Returns whether there were any.
 fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
     let damaged =
@@ -143,8 +141,8 @@ fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool
     Ok(true)
 }
 
-/// The range of some neighbours of which each is small and not `damaged`, and all together not
-/// large.
+/// Range of neighbouring files that are small and not `damaged`, and have at most `most` rows
+/// together.
 fn small_neighbours(
     files: &[Arc<ColdFile>],
     most: u64,
@@ -165,8 +163,8 @@ fn small_neighbours(
         })
 }
 
-/// Does for a space what is most urgent; whether there was anything. `None`: memory is short, and
-/// nothing can be done about it.
+/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short
+/// and nothing can free it.
 pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if !space.cold().files().below(space.horizon()).is_empty() {
         let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
@@ -176,7 +174,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result
         let Some(alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
         let made = make_room(&Ground::of(live), space, space.memory_limit_bytes())?;
         drop(alone);
-        // Tables are not joined across the beginning of a file.
+        // Tables are not joined across the start of a file, so merging files lets tables be joined.
         return Ok((made.is_some() || merge_neighbours(live, space)?).then_some(true));
     }
     Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
@@ -192,8 +190,8 @@ mod tests {
     use crate::recovery::recover_from;
     use store::SimDisk;
 
-    /// Writes one field of these rows, and spills as a replaying server does whenever the space is
-    /// short. Panics at a row that is refused.
+    /// Writes one field of each row, spilling as recovery does whenever the space is short of
+    /// memory. Panics if a row is refused.
     fn write(engines: &Engines, ground: &Ground<'_>, ids: impl Iterator<Item = u64>, value: i64) {
         let space = &engines.counters()[0];
         for (n, id) in ids.enumerate() {
@@ -221,7 +219,7 @@ mod tests {
         test(&recovered.engines, &ground);
     }
 
-    /// A table has less than a 64th of the limit, or less than 64 KiB.
+    /// Tables smaller than 1/64 of the limit, and smaller than 64 KiB.
     #[test]
     fn small_tables_are_spilled_when_memory_is_short() {
         for (rows_per_table, limit, rows) in [(1024, 900_000, 160_000), (2048, 4_000_000, 600_000)]

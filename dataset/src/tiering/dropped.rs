@@ -5,9 +5,10 @@ use crate::engines::Engines;
 use crate::live::Live;
 use store::{FileEntry, Store};
 
-/// Removes the files of dropped spaces, and returns whether there were any. The log must have the
-/// drop durably, since a start looks for the files of all spaces in its catalogue. No other thread
-/// may write files.
+/// Removes the files of dropped spaces. Returns whether there were any.
+///
+/// The caller makes the drop durable in the log first, since a start expects the files of all
+/// spaces in its catalogue. No other thread may write files.
 pub(crate) fn remove_dropped(
     store: &Store,
     engines: &Engines,
@@ -26,7 +27,7 @@ pub(crate) fn remove_dropped(
     Ok(true)
 }
 
-/// Flushes the log, then removes the files of dropped spaces of a served data set.
+/// Flushes the log, then removes the files of dropped spaces. Returns whether there were any.
 pub fn forget_dropped(live: &Live<'_>) -> store::Result<bool> {
     let has_any = || {
         let engines = live.current.load();

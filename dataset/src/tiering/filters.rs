@@ -1,22 +1,19 @@
-//! How the tables of an existence space move to the disk.
+//! Moves tables of existence spaces to disk, following the procedure of `store/src/rewrite.rs`:
 //!
-//! The procedure is that of `store/src/rewrite.rs`. `phantom::Space::begin_rewrite` freezes a table
-//! (step 1): what changes from then on is kept exactly, in memory. The table's filters, merged with
-//! late pairs, become the pages of one file, and the revoked pairs its note (step 2). The manifest
-//! names neither the old file nor the snapshot's file of the table any more (step 4).
-//! `phantom::Space::end_rewrite` makes the file answer, and reuses the table's memory (step 5).
+//! - Step 1: `phantom::Space::begin_rewrite` freezes a table. Later changes are kept exactly, in
+//!   memory.
+//! - Step 2: the table's filters, merged with late pairs, become the pages of a file. Revoked pairs
+//!   go to the file's note.
+//! - Step 4: the manifest drops the old file and the snapshot's file of the table.
+//! - Step 5: `phantom::Space::end_rewrite` switches lookups to the file, and frees the table's
+//!   memory.
 //!
-//! A check reads one page: one per filter of the chain, if the table was overrun, until a filter
-//! has the pair. The cache holds answers (this pair, in this file: yes or no), and no pages, which
-//! are hardly ever read twice.
+//! The manifest stores a log offset with each file (`stamp`). The file has all changes to its ids
+//! before that offset, so recovery skips those records. Ranges of other tables and the horizon come
+//! from the log and the snapshot's ring; a missing file is no evidence of either.
 //!
-//! The manifest keeps with each file an offset of the log (`stamp`). Before that offset the log has
-//! nothing of the file's ids that the file has not, so a start passes over those records. A start
-//! finds the ranges of the other tables, and the horizon, in the log and in the snapshot's ring: a
-//! missing file says nothing.
-//!
-//! A step that fails leaves a frozen table that is still in memory and answers as before; the next
-//! attempt goes on with it.
+//! If a step fails, the frozen table stays in memory and answers as before. The next attempt reuses
+//! it.
 
 use super::ground::{Ground, Spilled, alone_with, no_room, to_spill};
 use super::io_throttle::IoThrottle;
@@ -30,19 +27,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{BLOCK_BYTES, FileEntry, NewFiles, Tag};
 
-/// Pages that are written together.
 const PAGES_AT_ONCE: usize = 16;
 
 impl Ground<'_> {
-    /// Writes the table that begins at `low` to the disk, or merges with its file what came late;
-    /// `None`: there is no such table. `rate`: bytes per second. No other thread may write files.
+    /// Writes the table that starts at `low` to disk, or merges its file with late pairs. Returns
+    /// `None` if there is no such table. `rate` is in bytes per second, 0 for unlimited. No other
+    /// thread may write files.
     pub(crate) fn spill_pairs(
         &self,
         space: &ExistenceSpace,
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        // A table is known by its lowest id.
+        // The quarantine names a table by its lowest id.
         space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
     }
 
@@ -52,7 +49,7 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        // Before the table is frozen: until then what comes late goes where it always went.
+        // Checks for room before freezing: a frozen table collects changes in memory.
         if let Some((oldest, bytes)) = space.oldest_in_memory()
             && oldest == low
             && self.room_for(bytes, 0)? < bytes
@@ -64,9 +61,8 @@ impl Ground<'_> {
         self.write_rewrite(space, rewrite, covered, rate).map(Some)
     }
 
-    /// Offset of the log up to which the table that begins at `low` has all changes of pairs of
-    /// its ids. 0: some of these pairs are still outliers, and no record says when they move into
-    /// the table.
+    /// Log offset up to which the table that starts at `low` has all changes of its ids. Returns 0
+    /// while pairs of these ids are outliers, since no log record marks their move into the table.
     fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
         let Some((low, last)) = space.range_over(low) else { return Ok(0) };
         while space.has_outliers(low, last) && space.move_on() {}
@@ -74,7 +70,6 @@ impl Ground<'_> {
         Ok(if space.has_outliers(low, last) { 0 } else { offset })
     }
 
-    /// Writes filters that were built anew in the place of a table's file.
     pub(super) fn write_rebuilt(
         &self,
         space: &ExistenceSpace,
@@ -85,8 +80,8 @@ impl Ground<'_> {
         space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, 0, rate))
     }
 
-    /// `covered`: offset of the log up to which the table has all changes. It has no fewer than
-    /// its old file.
+    /// Writes the file of a frozen table. `covered` is the log offset up to which the table has all
+    /// changes; the old file's offset is used if it is higher.
     fn write_rewrite(
         &self,
         space: &ExistenceSpace,
@@ -108,7 +103,6 @@ impl Ground<'_> {
             return Err(no_room(store));
         }
 
-        // Writers wait for this one.
         cold.stuck.store(false, Relaxed);
         let tag = Tag {
             space: space.number(),
@@ -144,7 +138,7 @@ impl Ground<'_> {
         Ok(spilled)
     }
 
-    /// Files of tables that were recycled go. Whether there were any.
+    /// Removes the files of recycled tables. Returns whether there were any.
     pub(crate) fn drop_recycled(&self, space: &ExistenceSpace) -> store::Result<bool> {
         let (files, horizon) = (space.cold().files(), space.horizon());
         let (gone, kept): (Vec<_>, Vec<_>) =
@@ -159,8 +153,8 @@ impl Ground<'_> {
         Ok(true)
     }
 
-    /// Spills or merges what is most urgent. Whether there was anything. `None`: memory is short,
-    /// and nothing can be done about it.
+    /// Spills or merges the most urgent table. Returns whether there was any work; `None` if memory
+    /// is short and nothing can free it.
     pub(crate) fn look_after_pairs(
         &self,
         space: &ExistenceSpace,
@@ -169,13 +163,13 @@ impl Ground<'_> {
         if let Some(low) = to_spill(space) {
             return Ok(self.spill_pairs(space, low, 0)?.map(|_| true));
         }
-        // All tables are open: that of a range of ids makes room.
+        // All tables in memory are open. Closing a range's table allows it to be spilled.
         if space.is_short() && self.close_range(space) {
             return Ok(Some(true));
         }
         let (late, most) = space.late();
         if late > most / 2 {
-            // All of it may be of damaged tables.
+            // `None` if all late pairs belong to quarantined tables.
             let Some((low, _)) = most_late(space) else { return Ok(None) };
             let rate = if space.is_crowded() { 0 } else { rate };
             return Ok(Some(self.spill_pairs(space, low, rate)?.is_some()));
@@ -185,20 +179,19 @@ impl Ground<'_> {
 }
 
 impl Ground<'_> {
-    /// Closes the open table of a range, which may then be spilled. The log has that before a file
-    /// does: else a start would take ids of the gap in the table for outliers. Never in recovery,
-    /// where the log decides.
+    /// Closes the open table of a range, so that it can be spilled. The log records this before a
+    /// file does: otherwise recovery would take ids in the gap for outliers. Does nothing in
+    /// recovery, where the log decides.
     fn close_range(&self, space: &ExistenceSpace) -> bool {
         self.live().is_some_and(|live| live.current.load().close_range(space))
     }
 }
 
-/// The table with the most late pairs, of those that can be merged, and how many.
+/// Table with the most late pairs that can be merged, and their number.
 fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
 
-/// Whether there is anything to do for a space.
 fn wants_care(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
@@ -208,8 +201,8 @@ fn wants_care(space: &ExistenceSpace) -> bool {
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }
 
-/// Spills the oldest table of pairs that is in memory, or else merges where most has come late;
-/// `None`: there is neither.
+/// Spills the oldest table in memory, else merges the table with the most late pairs. `None` if
+/// there is neither.
 pub(crate) fn spill_oldest(
     ground: &Ground<'_>,
     space: &ExistenceSpace,
@@ -218,7 +211,6 @@ pub(crate) fn spill_oldest(
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Merges where most has come late; `None`: there is no such table.
 pub(crate) fn merge_late(
     ground: &Ground<'_>,
     space: &ExistenceSpace,
@@ -227,7 +219,7 @@ pub(crate) fn merge_late(
 }
 
 /// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short
-/// and nothing can be done about it.
+/// and nothing can free it.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     if !wants_care(space) {
         return Ok(Some(false));
@@ -236,7 +228,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     Ground::of(live).look_after_pairs(space, live.merge_bytes_per_s)
 }
 
-/// Keeps the spaces within their limits while they are filled from the log.
+/// Spills until all spaces are within their limits, while recovery replays the log.
 pub(crate) fn keep_within(
     ground: &Ground<'_>,
     engines: &Engines,
@@ -253,7 +245,6 @@ pub(crate) fn keep_within(
     Ok(())
 }
 
-/// Copies the pages of a table, with what has come late, to its new file.
 fn copy_pages(
     rewrite: &mut phantom::Rewrite,
     old: Option<&Arc<PairFile>>,
@@ -288,8 +279,8 @@ mod tests {
     use crate::recovery::{Commits, Held, Recovered, recover};
     use phantom::Member;
 
-    /// A range that the spill thread closes is closed after a kill, too, if nothing else was
-    /// written: its table may be in a file by then.
+    /// The log records the closing of a range by the spill thread: at the next start, its table may
+    /// be in a file.
     #[test]
     fn closed_range_is_in_the_log() {
         const FAR: u64 = 1 << 40;

@@ -1,5 +1,5 @@
-//! What all kinds of spills share: the files and the log that they write to ([`Ground`]), when a
-//! space needs a spill, and how a failure is reported.
+//! Common parts of all spills: their files and log ([`Ground`]), when a space needs a spill, and
+//! error reports.
 
 use crate::cold::Cold;
 use crate::cold::damage::place_of;
@@ -11,10 +11,10 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileEntry, NewFiles, Role, Store, Tag};
 
-/// Part of the free margin of a space at which its spill stops pausing. Writers wait at half of it.
+/// A spill stops pausing once less than 1/`URGENT` of the space's free margin is left. Writers wait
+/// at half of that.
 const URGENT: u64 = 2;
 
-/// Error of a spill that would exceed the limit of all cold files.
 pub(crate) fn no_room(store: &Store) -> store::Error {
     let source =
         std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
@@ -24,32 +24,30 @@ pub(crate) fn no_room(store: &Store) -> store::Error {
 /// Result of a spill.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spilled {
-    /// Rows in the new files.
     pub(crate) rows: u64,
     /// Rows or pairs that left memory.
     pub left: u64,
-    /// Bytes of the new files.
     pub(crate) bytes: u64,
 }
 
-/// Files, log and limits of a spill.
+/// Files, log and limits used by a spill.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
-    /// Limit of all cold files in bytes; 0: the size of the disk.
+    /// Limit of all cold files in bytes; 0 means the size of the disk.
     pub(crate) most_bytes: u64,
     pub(crate) log: SpillLog<'a>,
 }
 
-/// Log that has the changes which a spill writes to files.
+/// Log that contains the changes written by a spill.
 #[derive(Clone, Copy)]
 pub(crate) enum SpillLog<'a> {
-    /// Log of a served data set, written by the commit thread.
+    /// Log of a running server, written by the commit thread.
     Served(Live<'a>),
     /// Log that recovery has replayed up to this offset.
     Replayed(u64),
-    /// Log of a test. The function syncs it and returns its end.
+    /// Log of a test. The function syncs the log and returns its end.
     #[cfg(test)]
     Stepped(&'a dyn Fn() -> store::Result<u64>),
 }
@@ -71,15 +69,15 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Whether a stop, or a space that is short of memory, waits for the spill.
+    /// Whether the spill should run at full speed: the server stops, or a space is short of memory.
     pub(crate) fn hurries(&self) -> bool {
         self.live().is_some_and(|live| {
             is_waited_for(&live, |space| is_short(space, space.memory_limit_bytes()))
         })
     }
 
-    /// Whether the spill must not pause: others wait, or writers soon will. Always true in
-    /// recovery.
+    /// Whether the spill must not pause: other threads wait for it, or writers soon will. Always
+    /// true in recovery.
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
             let limit = space.memory_limit_bytes();
@@ -89,22 +87,22 @@ impl<'a> Ground<'a> {
             .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
     }
 
-    /// Syncs the log up to every change that a new file may contain, and returns its durable end
-    /// for the manifest: a log that ends earlier has lost changes that the file has.
+    /// Syncs the log up to every change that a new file may contain. Returns the durable end for
+    /// the manifest: a log that ends before it has lost changes that the file has.
     pub(crate) fn flush(&self) -> store::Result<u64> {
         match self.log {
             SpillLog::Served(_) => {
                 self.durability.flush()?;
                 Ok(self.durability.positions().1.offset)
             }
-            // It was synced before it was read.
+            // Recovery reads only a synced log.
             SpillLog::Replayed(applied) => Ok(applied),
             #[cfg(test)]
             SpillLog::Stepped(sync) => sync(),
         }
     }
 
-    /// Syncs the log, then returns the offset up to which all changes are synced and in memory.
+    /// Syncs the log. Returns the offset up to which all changes are both durable and in memory.
     pub(super) fn settle(&self) -> store::Result<u64> {
         match self.log {
             SpillLog::Served(_) => {
@@ -117,10 +115,11 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Steps 3 and 4 of a rewrite (`store/src/rewrite.rs`) of the range of `tag`.
+    /// Runs steps 3 and 4 of a rewrite (`store/src/rewrite.rs`) for the range of `tag`. Returns the
+    /// bytes of the new files.
     ///
-    /// - `is_old`: whether the new files replace this one.
-    /// - `is_part`: whether a snapshot's file of this kind is about ids of the range only.
+    /// - `is_old`: whether the new files replace a cold file.
+    /// - `is_part`: whether a snapshot file of this kind contains ids of the range only.
     pub(super) fn publish(
         &self,
         files: NewFiles<'_>,
@@ -141,8 +140,8 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Bytes available to new files that replace `replaced` bytes. Fails if the disk has less than
-    /// `needed` bytes free.
+    /// Bytes available to new files that replace `replaced` bytes. Returns an error if the disk has
+    /// less than `needed` bytes free.
     pub(crate) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
         if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
             let source = std::io::Error::new(
@@ -165,14 +164,13 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Keeps other threads from writing data files until the guard is dropped. Returns `None` if the
-/// space has been dropped.
+/// Acquires the exclusive right to write data files. Returns `None` if the space has been dropped.
 pub(super) fn alone_with<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
     let alone = live.snapshots.interrupt();
     live.current.now().has(number).then_some(alone)
 }
 
-/// Whether a counter space has used so much of its memory that it must spill.
+/// Whether a counter space must spill: its memory use is above the limit minus the margin.
 pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     let used = space.memory_bytes();
     if !space.spills() || used <= limit / 2 {
@@ -181,14 +179,13 @@ pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     used > limit - space.spare(limit)
 }
 
-/// Lowest id of the table to spill when memory is short. `None` if only the newest table is in
-/// memory; it stays.
+/// Lowest id of the table to spill if memory is short. The newest table stays in memory.
 pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
     let oldest = || space.oldest_in_memory().map(|(low, _)| low);
     if space.is_short() { oldest() } else { None }
 }
 
-/// Whether a stop waits for the spill, or a space does: a counter space if `is_short` says so.
+/// Whether a stop or a space waits for the spill. `is_short` decides for counter spaces.
 fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
     let engines = live.current.load();
     let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
@@ -199,8 +196,8 @@ fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> b
             .any(|s| to_spill(s).is_some() || s.is_crowded())
 }
 
-/// Records the reason of a failed spill. Logs it unless the last attempt failed alike, as spills
-/// are retried for ever.
+/// Records and counts a failed spill. Logs the reason unless the last attempt failed with the same
+/// error, since spills are retried forever.
 pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
     if let Some((file, offset)) = place_of(error) {

@@ -1,28 +1,27 @@
-//! Rate limit of background writes in bytes per second, lifted while a writer waits for their end.
+//! Rate limit for background writes in bytes per second, suspended while a foreground writer waits.
 
 use std::time::{Duration, Instant};
 use store::time;
 
-/// The longest sleep before it checks for waiters.
+/// Longest sleep between two checks for waiting writers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Since when what is written has been counted, and how much of it may come in a second.
+/// Rate limit for one file operation.
 pub struct IoThrottle<'a> {
-    /// Bytes per second; 0: as fast as the disk takes them.
     rate: u64,
     started: Instant,
-    /// Whether a writer waits.
+    /// Returns whether a writer waits for this operation.
     hurries: &'a dyn Fn() -> bool,
 }
 
 impl<'a> IoThrottle<'a> {
-    /// From now on at most `rate` bytes per second, or as fast as the disk takes them if that is 0;
-    /// whenever a writer `hurries`, too.
+    /// Limits writes from now on to `rate` bytes per second; 0 means unlimited. The limit is
+    /// suspended while `hurries` returns true.
     pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
         IoThrottle { rate, started: time::now(), hurries }
     }
 
-    /// So many bytes have been written since the beginning: returns when more may come.
+    /// Sleeps until the rate allows `bytes` bytes in total since the start.
     pub fn after(&self, bytes: u64) {
         if self.rate == 0 {
             return;
@@ -37,7 +36,7 @@ impl<'a> IoThrottle<'a> {
         }
     }
 
-    /// How long it has taken so far.
+    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         time::now() - self.started
     }
@@ -52,7 +51,7 @@ mod tests {
     fn a_waiting_request_ends_the_slowness() {
         let looks = Cell::new(0);
         let hurries = || looks.replace(looks.get() + 1) == 2;
-        // A year's worth.
+        // At one byte per second this takes a year.
         IoThrottle::new(1, &hurries).after(1 << 25);
         assert_eq!(looks.get(), 3);
         let calm = || false;

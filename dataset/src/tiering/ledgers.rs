@@ -1,14 +1,13 @@
-//! Flushes and trims of ledgers, by the thread that spills: one thread at a time writes files.
+//! Flushes and trims of ledgers. The spill thread runs them, since only one thread may write files.
 
 use super::ground::{Ground, alone_with};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::live::Live;
 use ledger::Flush;
 
-/// Dropped ids beyond which runs are rewritten without their pairs, those of most of them first.
+/// Number of dropped ids above which ranges are rewritten without their pairs.
 const MOST_DROPS: usize = 10_000;
 
-/// What a ledger is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Flush,
@@ -33,8 +32,8 @@ impl Ground<'_> {
         let log = || self.flush();
         match due {
             Due::Flush => ledger.flush(self.store, Flush::Most, self.settle()?, log).map(|_| ()),
-            // A range at a time: the disk needs room for one more of it only, and pairs are flushed
-            // in between.
+            // Trims one range per step. The disk then needs room for a second copy of one range
+            // only, and flushes can run between steps.
             Due::Trim => {
                 let Some(range) = ledger.ledger().most_dropped() else { return Ok(()) };
                 let trimmed = ledger.ledger().trim(self.store, range, |_| true, log);
@@ -44,16 +43,17 @@ impl Ground<'_> {
     }
 }
 
-/// Writes all that a ledger has in memory.
 pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
     ledger.flush(ground.store, Flush::All, ground.settle()?, || ground.flush()).map(|_| ())
 }
 
-/// Removes the pairs of ids that are not to be kept from the range of the ledger that has `first`,
-/// and gives the range's last id and the number of pairs; `None` if the space has gone. The log
-/// does not say so: a replica does the same for itself, and what was logged before comes back if it
-/// is replayed. `still`: asked before it counts. What is set meanwhile stays.
+/// Removes pairs of ids that `keep` rejects, in the ledger range that contains `first`. Returns the
+/// range's last id and the number of removed pairs; `None` if the space has been dropped.
+///
+/// The removal is not logged: each replica drops pairs itself, and a replay of older log records
+/// restores pairs. `still` runs before the removal takes effect and can cancel it. Pairs set during
+/// the removal are kept.
 pub fn drop_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -71,14 +71,14 @@ pub fn drop_pairs(
     Ok(Some((last, removed)))
 }
 
-/// Does for a ledger what is most urgent; whether there was anything.
+/// Does the most urgent work for a ledger. Returns whether there was any.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     let Some(due) = due(space) else { return Ok(Some(false)) };
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
     Ground::of(live).do_due(space, due).map(|()| Some(true))
 }
 
-/// Keeps ledgers within their memory while they are filled from the log.
+/// Flushes ledgers that exceed their memory, while recovery replays the log.
 pub(super) fn keep_within(
     ground: &Ground<'_>,
     engines: &Engines,

@@ -1,17 +1,18 @@
-//! Spilling: the oldest table of a space becomes a cold file, and a merge writes what changed of
-//! cold rows into a new one. Both follow the procedure of `store/src/rewrite.rs`:
+//! Spilling and merging. A spill writes the oldest table of a space to a cold file. A merge writes
+//! a new cold file with the later changes of an existing one. Both follow the procedure of
+//! `store/src/rewrite.rs`, for counters as follows:
 //!
-//! - Step 1: `counter::Space::begin_spill` lists the ids of the range in memory, in order, piece by
-//!   piece. Rows that are written later stay in memory, as the file's overlay.
-//! - Step 2: the new file has the rows in memory, and those rows of the old files that are neither
+//! - Step 1: `counter::Space::begin_spill` lists the range's ids in memory in ascending order,
+//!   piece by piece. Rows that are written later stay in memory and override those of the file.
+//! - Step 2: the new file gets the rows in memory, and the rows of the old files that are neither
 //!   in memory nor deleted.
-//! - Step 4: the manifest names neither the old files nor the snapshot's file of the range.
+//! - Step 4: the manifest drops the old files and the snapshot's file of the range.
 //!
-//! A rewrite begins only if the disk has room for everything that it may write: what is left of a
-//! disk that is nearly full is for the log. A failed rewrite is tried again.
+//! A rewrite starts only if the disk has room for everything it may write. Otherwise it could take
+//! the log's space on a nearly full disk. A failed rewrite is retried.
 //!
-//! A replica spills as its master does, by its own memory. Its log has what it has applied, and its
-//! files are its own, as its snapshots are.
+//! A replica spills on its own, according to its own memory: its files are independent of its
+//! master's, as are its snapshots.
 
 pub(crate) mod counters;
 pub(crate) mod dropped;
@@ -35,19 +36,19 @@ use ground::{alone_with, is_short, note_trouble};
 pub use ledgers::drop_pairs;
 pub use spiller::Spiller;
 
-/// Spills the oldest range of which anything is in memory; `None` if there is none.
+/// Spills the oldest range with rows or deletions in memory; `None` if there is none.
 pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<Spilled>> {
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     let is_worth =
         |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
     let worth = space.ranges().into_iter().filter(|range| !range.open && is_worth(range));
-    // The first of the least: one that is damaged if there are no others.
+    // Prefers ranges that are not in quarantine. `min_by_key` returns the first minimum.
     let oldest = worth.min_by_key(|range| space.cold().damaged.has(range.low, range.last));
     oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
-/// The same for pairs; what is left to do then is to merge what came late. A ledger writes all that
-/// it has in memory.
+/// Spills the oldest table of pairs in memory, else merges the table with the most late pairs.
+/// Flushes the ledger first, if there is one.
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -57,15 +58,15 @@ pub fn spill_oldest_pairs(
     filters::spill_oldest(&Ground::of(live), space)
 }
 
-/// Writes what waits for a merge in the table where most of it does, so that more may come;
-/// `None`: there is none that can be merged.
+/// Merges the table with the most late pairs, which makes room for more of them. `None` if no table
+/// can be merged.
 pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     filters::merge_late(&Ground::of(live), space)
 }
 
-/// Keeps the spaces within their limits while they are filled from the log. Whether the disk took
-/// what it had to.
+/// Spills until all spaces are within their limits, while recovery replays the log. Returns false
+/// after a failure.
 pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
     let limits = if engines.is_filling() { engines.deal() } else { Vec::new() };
     let counters = engines.counters().iter().zip(limits);
@@ -75,7 +76,7 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
-                    // It takes more memory than it should, and will spill when it serves.
+                    // The space exceeds its limit now, and spills once the server runs.
                     note_trouble(&engines.cold, space.name(), &error);
                     return false;
                 }

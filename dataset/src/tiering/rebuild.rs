@@ -1,13 +1,13 @@
-//! Rebuilds filters from a ledger, table by table: after `TM.SPACE ALTER space SET
-//! false_positive_rate`, after TM.REBUILD (a page of a cold filter is damaged, say), and for tables
-//! whose filters do not fit their number of pairs (`cold/rebuilds.rs`).
+//! Rebuilds filters from a ledger, table by table. `TM.SPACE ALTER space SET false_positive_rate`
+//! and `TM.REBUILD` cause rebuilds, for example after damage to a cold filter. So do tables whose
+//! filters do not fit their number of pairs (`cold/rebuilds.rs`).
 //!
-//! The work follows from the state of the tables: one that was made for another rate than its
-//! space's, or that has extensions, is rebuilt. So a kill loses only the work on one table, and a
-//! replica rebuilds its own tables. The old filters answer until the new ones have every pair
+//! No list of pending work is kept: a table is rebuilt if its filters have another rate than its
+//! space's, or have extensions. A crash loses the work on one table only, and replicas rebuild
+//! their own tables. The old filters answer until the new ones have every pair
 //! (`phantom/src/rebuild.rs`).
 //!
-//! A step is short: between two steps this thread flushes ledgers and spills tables.
+//! Steps are short, so that the spill thread can flush ledgers and spill tables in between.
 
 use super::ground::{Ground, alone_with};
 use crate::cold::cold_filters::refused;
@@ -20,12 +20,11 @@ use phantom::Rebuilt;
 use std::sync::atomic::Ordering::Relaxed;
 use store::time;
 
-/// Pieces of the ledger's list that a step reads.
 const PIECES: usize = 8;
-/// Pairs of a piece: several blocks' worth, as the first and the last block are decoded twice.
+/// Pairs per piece. A piece spans several blocks, as its first and last block are decoded twice.
 const PIECE_PAIRS: usize = 1024;
 
-/// Puts the next piece of pairs into the new filters. Returns whether it was the last one.
+/// Adds the next piece of pairs to the new filters. Returns whether it was the last one.
 fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> store::Result<bool> {
     let after = walk.after.as_ref().map(|(id, member)| (*id, member.as_member()));
     let pairs = ledger.ledger().list(walk.rebuild.range(), after, PIECE_PAIRS)?;
@@ -37,7 +36,7 @@ fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> st
     Ok(walk.after.is_none())
 }
 
-/// Begins a rebuild. Returns `None` if the table is gone, or if there is no memory to resize it.
+/// Begins a rebuild. Returns `None` if no table is due, the table is gone, or memory is short.
 fn begin(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -50,12 +49,12 @@ fn begin(
         (None, None) => return Ok(None),
     };
     let Some(rebuild) = rebuild.map_err(refused)? else { return Ok(None) };
-    // A pair of a writer that did not see the successor is in the ledger before it is read.
+    // A writer that does not yet see the new filters must finish before the ledger is read.
     live.current.load().pass_writers();
     Ok(Some(Walk { rebuild, after: None, resizes: resize.is_some() }))
 }
 
-/// Takes one step of a space's rebuilds. Returns whether there was anything to do.
+/// Takes one step of a space's rebuilds. Returns whether there was any work.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     let Some(ledger) = space.ledger() else { return Ok(Some(false)) };
     let rebuilds = &ledger.rebuilds;
@@ -63,7 +62,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     let (resize, resizes) = rebuilds.next_resize(&space.table_loads(), time::now());
     rebuilds.left.store(due.len() + resizes, Relaxed);
     let mut now = rebuilds.now.lock();
-    // An error drops the walk: the next attempt begins the table anew.
+    // An error drops the walk, so the next attempt restarts the table.
     let is_wanted = |walk: &Walk| walk.resizes || due.contains(&walk.rebuild.range().0);
     let mut walk = now.take().filter(|walk| is_wanted(walk) && space.may_end(&walk.rebuild));
     if walk.is_none() {
@@ -90,7 +89,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     Ok(Some(true))
 }
 
-/// Puts some pieces of pairs into the new filters. Returns whether they were the last ones.
+/// Adds up to `PIECES` pieces of pairs to the new filters. Returns whether all pairs are in them.
 fn put_pieces(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -109,14 +108,13 @@ fn put_pieces(
     Ok(false)
 }
 
-/// All pairs are in the new filters.
 fn end(live: &Live<'_>, space: &ExistenceSpace, walk: Walk) -> store::Result<bool> {
     let Some(ledger) = space.ledger() else { return Ok(false) };
     let (low, pairs) = (walk.rebuild.range().0, walk.rebuild.pairs());
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
     match space.end_rebuild(walk.rebuild) {
         Rebuilt::Outdated => return Ok(true),
-        // The next snapshot has the table as it is now.
+        // Marks the table as changed for the next snapshot.
         Rebuilt::Done => live.durability.parts.touch(space.number(), low),
         Rebuilt::Elsewhere(written) => {
             Ground::of(live).write_rebuilt(space, written.rewrite, live.merge_bytes_per_s)?;

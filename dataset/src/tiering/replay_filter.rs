@@ -1,26 +1,25 @@
-//! A log that is read again tells of many rows that have gone to the disk since, as they are there.
-//! They need not come back to memory, from where they would have to be spilled once more.
+//! Skips replayed log records whose rows are already in cold files.
+//!
+//! Loading such rows into memory again would only cause another spill of the same data.
 
 use crate::cold::files::ColdSpace;
 use crate::engines::CounterSpace;
 use std::sync::Arc;
 use store::{BLOCK_BYTES, ColdFile};
 
-/// A block is read if at least so many of the rows that are told of lie in it.
+/// Minimum number of a record's rows in a block that justifies reading it.
 const WORTH: usize = 16;
 
-/// Compares the rows of one record, which rise, with those on the disk.
+/// Compares the rows of one log record, in ascending order of ids, with the cold files.
 pub(crate) struct ReplayFilter<'a> {
     space: &'a CounterSpace,
     cold: Arc<crate::cold::files::Files>,
-    /// The block at hand.
     block: Option<(Arc<ColdFile>, u64)>,
     ids: Vec<u64>,
     values: Vec<i64>,
 }
 
 impl<'a> ReplayFilter<'a> {
-    /// `None`: nothing of the space lies on the disk.
     pub(crate) fn new(space: &'a CounterSpace) -> Option<ReplayFilter<'a>> {
         let cold: &ColdSpace = space.cold();
         (space.cold_end() > 0).then(|| ReplayFilter {
@@ -32,9 +31,9 @@ impl<'a> ReplayFilter<'a> {
         })
     }
 
-    /// Whether the row is on the disk as it is told, and nowhere else. `rest`: the ids of the
-    /// record from this one on. False, too, if it is not worth a look, or cannot be read: then it
-    /// is to be put.
+    /// Whether a cold file has the row with the values `told`, and memory has no newer version.
+    /// `rest` has the remaining ids of the record, starting with this row's. Returns false if
+    /// reading the block is not worthwhile or fails; the caller then applies the row.
     pub(crate) fn is_there(&mut self, rest: &[u64], told: &[i64]) -> bool {
         let Some(place) = rest.first().and_then(|&id| self.cold.find(id)) else { return false };
         let is_it =
@@ -48,7 +47,7 @@ impl<'a> ReplayFilter<'a> {
             self.values.clear();
             self.block = Some((place.file.clone(), place.block));
             let mut buffer = [0; BLOCK_BYTES];
-            // Damage is found when the block is needed.
+            // Damage is reported when a request needs the block.
             let Ok(block) = place.file.read(place.block, &mut buffer) else { return false };
             if block.append_to(&mut self.ids, &mut self.values).is_err() {
                 self.ids.clear();
@@ -60,8 +59,7 @@ impl<'a> ReplayFilter<'a> {
         let row = &self.values[at * columns..][..columns];
         let same = (0..told.len().max(columns))
             .all(|i| told.get(i).unwrap_or(&0) == row.get(i).unwrap_or(&0));
-        // A row that has left memory meanwhile has done so for newer files, which may have another
-        // one.
+        // A spill during the replay may have moved a newer version of the row to a new file.
         same && self.space.is_cold(id) && Arc::ptr_eq(&self.cold, &self.space.cold().files())
     }
 }
@@ -74,8 +72,7 @@ mod tests {
     use crate::recovery::recover;
     use crate::tiering::{Ground, SpillLog};
 
-    /// While a record is read its rows may be merged: what the files had at its beginning is not
-    /// what lies there now.
+    /// Rows may be merged while a record is replayed, so a match with the old files is not enough.
     #[test]
     fn what_a_merge_has_replaced_meanwhile_is_not_there() {
         let folder = tempfile::tempdir().unwrap();
@@ -89,7 +86,7 @@ mod tests {
         let ids: Vec<u64> = (0..20_000).collect();
         ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
         while space.maintain() {}
-        // As in recovery, where no log is written.
+        // As in recovery, which does not write to the log.
         let (store, log) = (&opened.store, SpillLog::Replayed(0));
         let ground = Ground { store, durability: &durability, most_bytes: 0, log };
         let oldest = space.ranges()[0];

@@ -1,4 +1,4 @@
-//! Writes the rows of a range of a space to cold files, by the procedure of `store/src/rewrite.rs`.
+//! Writes a range of counter rows to cold files, following the procedure of `store/src/rewrite.rs`.
 
 use super::ground::{Ground, Spilled, no_room};
 use super::io_throttle::IoThrottle;
@@ -10,18 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, NewFiles, Store, Tag};
 
-/// Rows that are looked up together.
 const CHUNK_ROWS: usize = 1024;
-/// Rows between two looks at the pace.
+/// Rows between two calls of the CPU throttle.
 const PACED_ROWS: usize = 64;
-/// Ids that are sorted together, at least, and into how many pieces those of a range fall: each
-/// piece is a walk of its tables, and takes 16 bytes of memory for each id.
+/// Minimum number of ids per piece. A piece takes 16 bytes of memory per id.
 const PIECE_IDS: usize = 1 << 16;
+/// Maximum number of pieces for the ids of one table. Each piece walks the range's tables once.
 const PIECES: usize = 16;
 
 impl Ground<'_> {
-    /// Spills the rows of `low..=last`, together with the files that are there. `rate`: bytes per
-    /// second. No other thread may write files.
+    /// Spills the rows of `low..=last`, and merges them with the existing files of the range.
+    /// `rate` is in bytes per second, 0 for unlimited. No other thread may write files.
     pub(crate) fn spill(
         &self,
         space: &CounterSpace,
@@ -48,15 +47,14 @@ impl Ground<'_> {
         let (low, last, old) = files.cover(low, last);
         let room = self.room(space, low, last, &old)?;
         cold.shared().begins();
-        // Writers wait for this one.
         cold.stuck.store(false, Relaxed);
         let mut spill = space.begin_spill(low, last);
 
         let most = space.rows_per_table().saturating_mul(2);
         let tag =
             Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
-        // While a log is replayed from before an ALTER, or followed from there, the files are wider
-        // than the schema at that place. What they have beyond it is kept.
+        // During replay of log records older than an ALTER, files may have more columns than the
+        // schema. Keeps the additional columns.
         let columns = old.iter().map(|file| file.head().columns);
         let width = columns.fold(spill.width, usize::max);
         let new = NewFiles::new(store);
@@ -80,7 +78,7 @@ impl Ground<'_> {
         space.unbury(&spill);
         let spilled = drop_spilled(space, &fresh, width, &turns)?;
         if let Err(error) = space.end_spill(&spill) {
-            // Memory stays taken a while longer.
+            // The memory is freed later.
             tracing::warn!(
                 "space '{}': tables of spilled rows cannot be made smaller yet: {error}",
                 space.name()
@@ -98,8 +96,8 @@ impl Ground<'_> {
         Ok(spilled)
     }
 
-    /// Bytes that new files of a range may take instead of the `old` ones. An error if the disk has
-    /// too little room for them.
+    /// Bytes available to new files of a range that replace `old`. Returns an error if the disk has
+    /// too little space.
     fn room(
         &self,
         space: &CounterSpace,
@@ -108,7 +106,7 @@ impl Ground<'_> {
         old: &[Arc<ColdFile>],
     ) -> store::Result<u64> {
         let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
-        // A row takes less in a file than in memory.
+        // A row takes fewer bytes in a file than in memory.
         let ranges = space.ranges();
         let ours =
             ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
@@ -117,7 +115,6 @@ impl Ground<'_> {
     }
 }
 
-/// The rows of some files in order, one by one.
 struct OldRows {
     files: std::vec::IntoIter<Arc<ColdFile>>,
     rows: Option<ColdRows>,
@@ -153,7 +150,6 @@ impl OldRows {
         Ok(())
     }
 
-    /// The row that is next.
     fn peek(&self) -> Option<(u64, &[i64])> {
         let id = *self.ids.get(self.next)?;
         Some((id, &self.values[self.next * self.width..][..self.width]))
@@ -165,14 +161,12 @@ impl OldRows {
     }
 }
 
-/// The new files of a range.
 struct Output<'a> {
     store: &'a Store,
     tag: Tag,
     width: usize,
-    /// Rows of one file, at most.
     most: u64,
-    /// Bytes that they may take.
+    /// Maximum size of the new files in bytes.
     room: u64,
     pace: &'a IoThrottle<'a>,
     writer: Option<ColdWriter>,
@@ -212,8 +206,8 @@ impl Output<'_> {
     }
 }
 
-/// Copies the rows of a spill's range to its file, in the order of their ids: those in memory as
-/// they are now, and the old ones of which there is no newer one.
+/// Copies the rows of a spill's range to its files in ascending order of ids. Rows in memory take
+/// precedence over the old files.
 fn copy_rows(
     space: &CounterSpace,
     spill: &mut counter::Spill,
@@ -241,7 +235,7 @@ fn copy_rows(
                     before.skip()?;
                 }
                 if found[i] {
-                    // A field that was added meanwhile stays in memory.
+                    // A field added after the start of the spill stays in memory.
                     out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
                 }
             }
@@ -257,7 +251,6 @@ fn copy_rows(
     Ok(())
 }
 
-/// One more row, of which some go between two looks at the pace.
 fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
     *seen += 1;
     if seen.is_multiple_of(PACED_ROWS) {
@@ -265,7 +258,7 @@ fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
     }
 }
 
-/// Rows that are in memory as they are in the new files leave it.
+/// Removes rows from memory that are unchanged since they were written to the new files.
 fn drop_spilled(
     space: &CounterSpace,
     fresh: &[Arc<ColdFile>],

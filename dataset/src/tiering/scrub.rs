@@ -1,10 +1,11 @@
-//! The scrubber: reads all cold files in turn, at a bounded rate, and compares their checksums, so
-//! that damage is known while a replica or a backup still has what was lost.
+//! The scrubber reads all cold files at a bounded rate and verifies their checksums. It finds
+//! damage while a replica or backup still has the lost data.
 //!
-//! It is part of the spill thread: between its steps one piece of a file is read, past the system's
-//! cache. So it waits for spills and merges, and a piece that is late is not made up for. A pass
-//! begins a week after the one before it began, with the files that are there then; where it was is
-//! not kept over a restart.
+//! The spill thread runs it. Between two steps of other work it reads one piece of a file,
+//! bypassing the page cache. Spills and merges delay pieces, and lost time is not made up for.
+//!
+//! A pass covers the files that exist at its start, and starts one week after the start of the
+//! previous pass. A restart begins a new pass.
 
 use crate::cold::{Cold, WHAT_IS_LOST};
 use crate::engines::Engines;
@@ -15,23 +16,23 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use store::{Damage, FileEntry, Scrub, Store, time};
 
-/// From the beginning of a pass to that of the next.
+/// Time between the starts of two passes.
 const PASS_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How often a piece is put off, by its own time at the rate, while requests wait for the disk.
+/// Maximum number of times a piece is deferred, each by a piece's duration, while requests wait for
+/// the disk.
 const MOST_DEFERRED: u32 = 3;
 
-/// When the next piece may be read.
 #[derive(Default)]
 struct Pace {
     due: Option<Instant>,
-    /// What the last piece may take.
+    /// Duration of the last piece at the configured rate.
     piece: Duration,
     deferred: u32,
 }
 
 impl Pace {
-    /// How long to wait before the next piece; zero: it may be read now. `is_awaited`: requests
-    /// wait for the disk.
+    /// Time to wait before the next piece; zero if it may be read now. `is_awaited`: whether
+    /// requests wait for the disk.
     fn wait(&mut self, now: Instant, is_awaited: bool) -> Duration {
         let left = self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
         if !left.is_zero() {
@@ -46,37 +47,34 @@ impl Pace {
         Duration::ZERO
     }
 
-    /// So many bytes were read from then on, at most `rate` of them in a second.
+    /// Schedules the next piece after `bytes` bytes read since `began`, at `rate` bytes per second.
     fn read(&mut self, began: Instant, bytes: u64, rate: u64) {
         self.piece = Duration::from_secs_f64(bytes as f64 / rate as f64);
         self.due = Some(began + self.piece);
     }
 }
 
-/// One look at all files.
 struct Pass {
-    /// Still to be read, the first one last.
+    /// Files that are still to be read, in reverse order.
     files: Vec<FileEntry>,
-    /// The one that is being read, and whether some of it is damaged.
+    /// Current file, and whether damage was found in it.
     now: Option<(FileEntry, Scrub, bool)>,
     left_bytes: u64,
 }
 
-/// See the top of the file.
 #[derive(Default)]
 pub(super) struct Scrubber {
-    /// Of which data set: a full sync puts another in its place.
+    /// Data set of the current pass. A full sync replaces it.
     of: Weak<Cold>,
     pace: Pace,
-    /// At which the last piece was read, in bytes per second.
+    /// Rate of the last piece, in bytes per second.
     rate: u64,
     pass: Option<Pass>,
-    /// When the last pass began.
     began: Option<Instant>,
 }
 
 impl Scrubber {
-    /// Reads a piece, if that is due. Gives how long it is until the next one is.
+    /// Reads a piece if one is due. Returns the time until the next piece.
     pub(super) fn step(&mut self, live: &Live<'_>) -> Duration {
         let cold = live.current.load().cold.clone();
         let rate = live.scrub_bytes_per_s;
@@ -88,7 +86,7 @@ impl Scrubber {
             return Duration::MAX;
         }
         if rate != self.rate {
-            // A piece at a byte per second would be waited for for a day.
+            // Resets the schedule: a piece at one byte per second would block for a day.
             (self.rate, self.pace) = (rate, Pace::default());
         }
         let now = time::now();
@@ -120,7 +118,6 @@ impl Scrubber {
 }
 
 impl Pass {
-    /// `None`: there are no files.
     fn begin(store: &Store) -> Option<Pass> {
         let mut files = store.cold_files();
         files.sort_by(|a, b| b.name.cmp(&a.name));
@@ -128,7 +125,6 @@ impl Pass {
         (!files.is_empty()).then_some(Pass { files, now: None, left_bytes })
     }
 
-    /// Reads a piece of a file; gives its bytes.
     fn step(&mut self, live: &Live<'_>, cold: &Cold) -> u64 {
         let is_named = |file: &FileEntry| live.store.manifest().file(&file.name).is_some();
         let Some((file, mut scrub, was_damaged)) =
@@ -139,7 +135,7 @@ impl Pass {
         let mut found = Vec::new();
         let bytes = scrub.step(&mut found);
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
-        // Damage of a file that went meanwhile is no loss.
+        // Damage in a file that was removed during the read is not reported.
         let is_damaged = was_damaged || !found.is_empty();
         if !found.is_empty() && is_named(&file) {
             report(&live.current.load(), &file, &found);
@@ -152,7 +148,7 @@ impl Pass {
         bytes
     }
 
-    /// Begins with the next file that is still there.
+    /// Opens the next file that still exists. Reports and skips files that cannot be opened.
     fn open(&mut self, live: &Live<'_>, cold: &Cold) -> Option<(FileEntry, Scrub, bool)> {
         while let Some(file) = self.files.pop() {
             if live.store.manifest().file(&file.name).is_none() {
@@ -179,7 +175,7 @@ impl Pass {
     }
 }
 
-/// Notes what is damaged, logs what is new of it, and has the file left alone by merges.
+/// Records damaged blocks, logs new ones, and excludes the file's range from merges.
 fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
     let cold = &engines.cold;
     let is_new = |damage: &&Damage| cold.damaged.note(&file.name, damage.offset);
@@ -210,7 +206,8 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
         let space = engines.counter_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.high));
     } else if kind == RecordKind::Table as u32 {
-        // A table of pairs is known by its lowest id. Ledgers merge the ranges that they can read.
+        // The quarantine names a table of pairs by its lowest id. Ledgers skip damaged ranges
+        // themselves.
         let space = engines.existence_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.low));
     }
@@ -220,8 +217,8 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
 mod tests {
     use super::*;
 
-    /// A given clock: what is read in ten seconds, when requests wait all the time, never, or the
-    /// thread was busy elsewhere.
+    /// Bytes read in ten simulated seconds: without requests, with requests waiting all the time,
+    /// and with a busy thread.
     #[test]
     fn the_rate_holds_and_requests_that_wait_have_three_quarters_of_it() {
         const PIECE: u64 = 1 << 17;
@@ -234,7 +231,7 @@ mod tests {
                     Duration::ZERO => {
                         pace.read(now, PIECE, RATE);
                         bytes += PIECE;
-                        // The read itself, which counts.
+                        // Duration of the read itself, which counts towards the piece.
                         now += Duration::from_millis(7) + busy;
                     }
                     wait => now += wait,
@@ -243,12 +240,12 @@ mod tests {
             bytes
         };
         assert_eq!(read_in(10, false, Duration::ZERO), 10 * RATE);
-        // The first piece of all has no time of its own yet, and is not put off.
+        // The first piece has no duration yet, so it is not deferred.
         let beside_requests = read_in(10, true, Duration::ZERO);
         assert!((0..=PIECE).contains(&(beside_requests - 10 * RATE / 4)), "{beside_requests}");
-        // Of two seconds that a merge takes nothing is made up for.
+        // The two seconds that a merge takes are not made up for.
         assert_eq!(read_in(10, false, Duration::from_secs(2)), 5 * PIECE);
-        // Another rate holds from the next piece on.
+        // A new rate applies from the next piece.
         let mut pace = Pace::default();
         pace.read(began, PIECE, RATE / 2);
         assert_eq!(pace.wait(began, false), Duration::from_millis(250));

@@ -1,4 +1,4 @@
-//! The spill thread: looks after each space in turn, and after a failure again a while later.
+//! The spill thread: does the background work of each space in turn, and retries after failures.
 
 use super::dropped::forget_dropped;
 use super::ground::note_trouble;
@@ -15,19 +15,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use store::time;
 
-/// After a failure it is tried again so much later.
+/// Time between a failure and the next attempt on the same space.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// When each space is to be looked after again, of those where it failed.
+/// Retry times of spaces whose last attempt failed, and the state of dropped spaces' cleanup.
 #[derive(Default)]
 struct Retries {
     due: HashMap<u32, Instant>,
-    /// The version of the catalogue of which no dropped space has files any more.
+    /// Catalogue version at the last complete removal of dropped spaces' files.
     clean: Option<u64>,
 }
 
 impl Retries {
-    /// Looks after one space, if that is due. Whether there was anything to do.
+    /// Works on one space unless it waits for a retry. Returns whether there was any work.
     fn look_after(
         &mut self,
         cold: &Cold,
@@ -58,10 +58,10 @@ impl Retries {
         false
     }
 
-    /// Removes what dropped spaces have left on the disk, which a crash, or a master's log, may not
-    /// have let their end do. Whether there was anything.
+    /// Removes remaining files of dropped spaces, after a crash or after a drop by the master's
+    /// log. Returns whether there were any.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
-        // 0 is no space's number.
+        // No space has the number 0, so it serves as the key for this work.
         let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
         if self.clean == Some(engines.version()) || !is_due {
             return false;
@@ -77,10 +77,10 @@ impl Retries {
         outcome.is_ok_and(|worked| worked)
     }
 
-    /// Looks after all spaces. Whether there was anything to do.
     fn look_after_all(&mut self, live: &Live<'_>) -> bool {
         let engines = live.current.load();
-        // Each for itself: a space that is dropped meanwhile is in memory no longer than it must.
+        // Clones the lists and releases the catalogue, so that a space dropped during the work is
+        // freed soon.
         let (counters, existences) = (engines.counters().to_vec(), engines.existences().to_vec());
         let mut worked = self.forget_dropped(live, &engines);
         let cold = engines.cold.clone();
@@ -106,7 +106,7 @@ impl Retries {
     }
 }
 
-/// The work of the spill thread, step by step.
+/// State of the spill thread.
 #[derive(Default)]
 pub struct Spiller {
     retries: Retries,
@@ -115,8 +115,8 @@ pub struct Spiller {
 }
 
 impl Spiller {
-    /// Looks after all spaces of a data set, if there is one, and scrubs a little. Gives how long
-    /// to sleep before the next step; `None`: there may be more to do.
+    /// Works on all spaces of the data set, if there is one, and scrubs one piece. Returns how long
+    /// to sleep before the next step; `None` if there may be more work.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
         let worked = live.is_some_and(|live| self.retries.look_after_all(live));
         let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));
