@@ -4,4 +4,4 @@
 pub mod reposts;
 
 pub use harness::in_process::{Raw, Stopped, TestServer, listener, recommended_user, request};
-pub use harness::{PATIENCE, cannot, eventually, number, resident_bytes, tables};
+pub use harness::{PATIENCE, cannot, eventually, number, resident_bytes, tables, within};

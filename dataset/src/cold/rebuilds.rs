@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
-/// Time without growth after which a table is quiet.
+/// Time without notable growth after which a table gets a filter of the right size.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
-/// Time before the next attempt to resize a table, after a failure or a lack of memory.
+/// Time before the next attempt to resize a table, after a failure or for want of memory.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// A table is quiet if it gains at most 1/`GROWTH_PART` of its pairs during an interval.
+/// Growth by one pair in this many is notable.
 const GROWTH_PART: u64 = 64;
-/// A growing table gets room for its growth during this time.
+/// Time for which a growing table gets room.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
-/// Rebuilds of a space's filter tables.
+/// The rebuilds of a space's tables.
 #[derive(Default)]
 pub struct Rebuilds {
     pub(crate) now: Mutex<Option<Walk>>,
-    /// Tables whose filters have an unsuitable size, by lowest id.
+    /// Tables with unsuitable filters, by lowest id.
     watched: Mutex<HashMap<u64, Watched>>,
     /// Number of tables to rebuild at the last step, the current one included.
     pub left: AtomicUsize,
@@ -33,22 +33,27 @@ pub struct Rebuilds {
 /// Rebuild of one table, and the position in its list of pairs.
 pub(crate) struct Walk {
     pub(crate) rebuild: Rebuild,
+    /// Last pair that was read.
     pub(crate) after: Option<(u64, OwnedMember)>,
     /// Whether the table is rebuilt for its size only.
     pub(crate) resizes: bool,
 }
 
-/// State of a table at the start of the current interval.
+/// A table as it was when it had last gained more than [`GROWTH_PART`].
 struct Watched {
     pairs: u64,
     since: Instant,
+    /// Pairs per second before that.
+    rate: f64,
     retry_at: Option<Instant>,
 }
 
+/// A table that is to be resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resize {
+    /// Lowest id of the table's range.
     pub(crate) low: u64,
-    /// Number of additional pairs that the new filter has room for.
+    /// Number of further pairs for which the new filter has room.
     pub(crate) spare: u64,
     extensions: usize,
 }
@@ -57,10 +62,10 @@ impl Rebuilds {
     /// Returns the table whose lookups cost most, if its filters are to be replaced now, and the
     /// number of such tables.
     ///
-    /// A table that grows is due at its second extension. Its new filter has room for the growth of
-    /// the next minute, limited to 0.5 to 3 times the present pairs. Each pair is thus moved twice
-    /// on average, and less often in a fast-growing table. A quiet table is due if it has an
-    /// extension, or much more room than pairs. Its new filter has the right size.
+    /// A table that grows is due at its second extension. Its new filter has room for the pairs of
+    /// the next minute: for half to three times the present ones, so each pair is moved twice on
+    /// average, and seldom if the table grows fast. A quiet table is due if it has an extension, or
+    /// much more room than pairs. Its new filter has the right size.
     pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
         let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
         let unsuitable: Vec<&TableLoad> = loads.iter().filter(is_unsuitable).collect();
@@ -68,23 +73,18 @@ impl Rebuilds {
         watched.retain(|low, _| unsuitable.iter().any(|load| load.low == *low));
         let mut due = Vec::new();
         for load in unsuitable {
-            let table = watched.entry(load.low).or_insert(Watched {
-                pairs: load.pairs,
-                since: now,
-                retry_at: None,
-            });
+            let new = Watched { pairs: load.pairs, since: now, rate: 0.0, retry_at: None };
+            let table = watched.entry(load.low).or_insert(new);
             let elapsed = now.saturating_duration_since(table.since);
             let gained = load.pairs.saturating_sub(table.pairs);
-            let rate = gained as f64 / elapsed.as_secs_f64();
-            let expected = (rate * GROWTH_TIME.as_secs_f64()) as u64;
-            let mut spare = expected.clamp(load.pairs / 2, load.pairs.saturating_mul(3));
-            let is_over = elapsed >= QUIET_INTERVAL;
-            let is_quiet = is_over && gained <= table.pairs / GROWTH_PART;
-            if is_quiet {
-                spare = 0;
-            } else if is_over {
-                (table.pairs, table.since) = (load.pairs, now);
+            if gained > table.pairs / GROWTH_PART {
+                let rate = gained as f64 / elapsed.as_secs_f64();
+                *table = Watched { pairs: load.pairs, since: now, rate, ..*table };
             }
+            let is_quiet = now.saturating_duration_since(table.since) >= QUIET_INTERVAL;
+            let expected = (table.rate * GROWTH_TIME.as_secs_f64()) as u64;
+            let growing = expected.clamp(load.pairs / 2, load.pairs.saturating_mul(3));
+            let spare = if is_quiet { 0 } else { growing };
             if (is_quiet || load.extensions > 1) && table.retry_at.is_none_or(|at| at <= now) {
                 due.push(Resize { low: load.low, spare, extensions: load.extensions });
             }
@@ -92,6 +92,7 @@ impl Rebuilds {
         (due.iter().max_by_key(|resize| resize.extensions).copied(), due.len())
     }
 
+    /// Defers the next attempt to resize a table.
     pub(crate) fn defer_resize(&self, low: u64, now: Instant) {
         if let Some(table) = self.watched.lock().get_mut(&low) {
             table.retry_at = Some(now + RETRY_INTERVAL);
@@ -122,15 +123,15 @@ mod tests {
             grown += 10_000;
             assert_eq!(spare(&rebuilds, start, seconds, load(grown, 1 << 20, 1)), None);
         }
-        // At 10,000 new pairs per second the minimum applies: room for half of the present pairs.
-        let slow = load(grown + 10_000, 1 << 20, 2);
+        // It has gained less than half of its pairs in a minute.
+        let slow = load(grown, 1 << 20, 2);
         assert_eq!(spare(&rebuilds, start, 60, slow), Some(slow.pairs / 2));
-        let fast = load(grown + 200_000, 1 << 20, 2);
+        let fast = load(grown + 1_000_000, 1 << 20, 2);
         assert_eq!(spare(&rebuilds, start, 61, fast), Some(3 * fast.pairs));
-        let is_over = load(grown + 200_000, 1 << 20, 1);
+        let is_over = load(grown + 1_000_000, 1 << 20, 1);
         for seconds in 62..85 {
             let is_due = spare(&rebuilds, start, seconds, is_over);
-            assert_eq!(is_due, (seconds >= 80).then_some(0), "{seconds}");
+            assert_eq!(is_due, (seconds >= 71).then_some(0), "{seconds}");
         }
     }
 

@@ -66,10 +66,11 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     let is_wanted = |walk: &Walk| walk.resizes || due.contains(&walk.rebuild.range().0);
     let mut walk = now.take().filter(|walk| is_wanted(walk) && space.may_end(&walk.rebuild));
     if walk.is_none() {
-        walk = begin(live, space, resize, &due)?;
-        if let (None, Some(Resize { low, .. })) = (&walk, resize) {
+        let begun = begin(live, space, resize, &due);
+        if let (Some(Resize { low, .. }), Ok(None) | Err(_)) = (resize, &begun) {
             rebuilds.defer_resize(low, time::now());
         }
+        walk = begun?;
     }
     let Some(mut walk) = walk else { return Ok(Some(false)) };
     let (low, resizes) = (walk.rebuild.range().0, walk.resizes);

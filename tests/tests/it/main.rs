@@ -41,6 +41,7 @@ mod pipelines;
 mod ranges;
 mod real_data;
 mod replication;
+mod resize;
 mod restart;
 mod ring_tables;
 mod schema;
