@@ -3,8 +3,7 @@
 //! ```text
 //!   word 0      id: so marks of one id sort together, and one comparison usually decides
 //!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a block: filter << 32 | its number; of a token: its hash; of an offset: its
-//!               number; else 0
+//!               of a token: its hash; of an offset: its number and 0; else 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
 //!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
@@ -18,8 +17,7 @@
 //! A mark names what changed; the commit thread reads the state when it encodes the record. The
 //! exception is the bit *this pair is set*. Only a marked write unsets a pair, and all marks of an
 //! id are in one stripe of the committer. If all marks of a pair have the bit, the pair is still
-//! set, and the commit thread skips the lookup in the filter, which would miss the cache
-//! ([`told`]).
+//! set, and the commit thread skips the lookup in the filter, which would miss the cache (`told`).
 
 use phantom::Member;
 

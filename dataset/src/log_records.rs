@@ -3,31 +3,32 @@
 //!
 //! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds as TOML, readable in
 //!   the output of `tidemark dump`.
-//! - 2, rows (counter): number of fields n; per row `(id - previous id) << 1 | exists`; if it
-//!   exists, n zigzag values.
-//! - 3, pairs (existence): per pair `(id - previous id) << 2 | is hash << 1 | set`; then the
-//!   member, or the 16 bytes of the pair's hash.
+//! - 2, rows (counter): number of fields n; per row `step << 1 | exists`; if it exists, n zigzag
+//!   values.
+//! - 3, pairs (existence): per pair `step << 2 | is hash << 1 | set`; then the member, or the 16
+//!   bytes of the pair's hash.
 //! - 4, layout (existence): per table low - previous low, and pages. Read only; 16 has replaced it.
 //! - 5, table (existence), snapshots only: a part of a table in the phantom engine's format.
 //! - 6, head (both), snapshots only: state outside the tables in the engine's format: the frontier,
 //!   and an existence space's outlier pairs.
 //! - 7 and 8 are unused.
 //! - 9, frontier (existence): the id ranges that tables accept. Empty if no range is open; else the
-//!   highest id and the window of ids above it.
+//!   highest id and the window of ids above it; then, for each lower range, the start of the range
+//!   above it, its highest id and its window.
 //! - 10, late (existence), snapshots only: late changes to cold tables in the phantom engine's
 //!   format.
 //! - 11, tokens (space 0): per token 16 bytes of its hash, Unix second of its use, 4 bytes of the
 //!   hash of its increment, number n of values, and n zigzag values of the reply (`tokens.rs`).
 //! - 12 is unused; it was 17 without the hash.
 //! - 13, groups (space 0): cursors of consumer groups of streams (`groups/records.rs`).
-//! - 14, forgotten (existence): ids whose pairs were all unset at once: per id, id - previous id,
-//!   and the number of times. A pair of kind 3 that is stored by member predates the first time;
-//!   later pairs are stored by hashes, which include that number.
-//! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair `(id - previous id)
-//!   << 2 | is string << 1 | set`, the number of earlier FORGETs of the id, and the member: a
-//!   number, or the length of a string and the string. A chunk of the ledger's memory in a snapshot
-//!   begins with a byte. 1: such pairs follow. 0: ids whose pairs were dropped, per id id -
-//!   previous id, and the identity of the newest run that may still have pairs of it.
+//! - 14, forgotten (existence): ids whose pairs were all unset at once: per id its step, and the
+//!   number of times. A pair of kind 3 that is stored by member predates the first time; later
+//!   pairs are stored by hashes, which include that number.
+//! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair the step and two
+//!   flags (is string, set) as in 3, the number of earlier FORGETs of the id, and the member: a
+//!   number, or the length of a string and the string. In a snapshot each chunk of the ledger's
+//!   memory begins with a byte. After 1 such pairs follow. After 0 follow ids whose pairs were
+//!   dropped: per id its step, and the identity of the newest run that may still have pairs of it.
 //! - 16, ring (existence): per table low - previous low, pages, and the number of pairs that closes
 //!   it.
 //! - 17, offsets (space 0): per source of events the length of its name, the name, the partition,
@@ -35,9 +36,9 @@
 //!   over already, and the hash of the last message taken over (`offsets.rs`).
 //!
 //! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each is
-//! stored as its distance from the previous one. A batch logs a row once, however often it changed.
-//! Damage is: a number of more than 64 bits, a payload that ends within a row, or an id above
-//! 2^64-1. An id may occur twice; the later row then applies.
+//! stored as a step, its distance from the previous one. A batch logs a row once, however often it
+//! changed. Damage is: a number of more than 64 bits, a payload that ends within a row, or an id
+//! above 2^64-1. An id may occur twice; the later row then applies.
 
 use crate::dirty_keys::MarkedMember;
 use rolling::Unreadable;
