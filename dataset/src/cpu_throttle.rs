@@ -1,11 +1,11 @@
 //! CPU throttle: a long background computation sleeps after every 100 us for as long, so that woken
 //! threads get a processor.
 //!
-//! A scheduler lets a running thread finish its slice and checks for its end only at clock ticks:
-//! every 4 ms at 250 ticks a second. A worker woken on the same processor waits that long, and so
-//! does its request. A lower priority reduces the thread's share of the processor, not that wait.
-//! The throttle sleeps instead of calling `sched_yield`: the scheduler then finds an idle
-//! processor, even for a worker whose previous processor is busy with another process.
+//! The scheduler lets a running thread finish its slice, and ends slices only at clock ticks, every
+//! 4 ms at 250 Hz. A worker woken on the same processor waits that long, and so does its request. A
+//! lower priority reduces the thread's share of the processor, but not that wait. Sleeping works
+//! better than `sched_yield`, because it leaves a processor idle. The scheduler can use that one
+//! even for a worker whose previous processor is busy with another process.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -16,8 +16,8 @@
 //!
 //! A mark names what changed; the commit thread reads the state when it encodes the record. The
 //! exception is the bit *this pair is set*. Only a marked write unsets a pair, and all marks of an
-//! id are in one stripe of the committer. If all marks of a pair have the bit, the pair is still
-//! set, and the commit thread skips the lookup in the filter, which would miss the cache (`told`).
+//! id are in one stripe of the committer. So if all marks of a pair have the bit, the pair is still
+//! set. The commit thread then skips the lookup in the filter, which would miss the cache (`told`).
 
 use phantom::Member;
 

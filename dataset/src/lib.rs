@@ -1,4 +1,4 @@
-//! Data set: named spaces over the counter and existence engines, with their keys, the schema
+//! Data set: named spaces over the counter and existence engines. The crate has their keys, the
 //! catalogue, the write path, log records, recovery, snapshots and the cold tier.
 //!
 //! ```text

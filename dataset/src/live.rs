@@ -77,7 +77,6 @@ impl Default for Snapshots {
     }
 }
 
-/// Counts as one waiter until dropped.
 struct Waits<'a>(&'a AtomicUsize);
 
 impl Waits<'_> {

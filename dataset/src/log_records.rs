@@ -395,7 +395,6 @@ pub fn read_exact_pairs<'a>(
     Ok(())
 }
 
-/// Appends ids in ascending order, each with a number.
 fn put_ids(out: &mut Vec<u8>, ids: impl Iterator<Item = (u64, u64)>) {
     let mut before = 0;
     for (id, number) in ids {
@@ -414,8 +413,8 @@ fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     Ok(ids)
 }
 
-/// Encodes a chunk of a ledger's snapshot file: ids in ascending order whose pairs were dropped,
-/// each with the identity of the newest run that may still have pairs of it.
+/// Encodes dropped ids in ascending order as a chunk of a ledger's snapshot file. Each has the
+/// identity of the newest run that may still have pairs of it.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
     let mut out = vec![0];
     put_ids(&mut out, drops.iter().copied());
@@ -469,7 +468,6 @@ struct ReadExactPair {
     generation: u64,
 }
 
-/// Returns space and id as one number, for a single comparison.
 fn order(space: u32, id: u64) -> u128 {
     u128::from(space) << 64 | u128::from(id)
 }
@@ -607,7 +605,6 @@ mod tests {
         {
             let mut out = vec![];
             put_number(&mut out, n);
-            // Alone, and with more bytes after it.
             for behind in [&[][..], &[0x80; 12]] {
                 let all = [&out[..], behind].concat();
                 let mut bytes = &all[..];

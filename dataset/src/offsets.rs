@@ -86,7 +86,6 @@ impl Offsets {
         Some(number)
     }
 
-    /// Appends the record of the offset with this number.
     pub(crate) fn encode(&self, number: u32, out: &mut Vec<u8>) {
         let all = self.0.lock();
         if let Some((source, partition, offset)) = all.offsets.get(number as usize) {
@@ -94,7 +93,6 @@ impl Offsets {
         }
     }
 
-    /// Returns the records of all offsets.
     pub(crate) fn encode_all(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for (source, partition, offset) in self.list() {

@@ -47,8 +47,8 @@ const CLOCK_IS_SET_S: u32 = 1_577_836_800;
 pub struct Once<'a> {
     /// Bytes of the token, at most [`MAX_TOKEN_BYTES`].
     pub token: &'a [u8],
-    /// Whether the token belongs to one counter instead of the row, as in commands that change many
-    /// rows and may be done in part.
+    /// Whether the token belongs to one counter instead of the row. True for commands that change
+    /// many rows, which may be done in part.
     pub is_of_cell: bool,
     /// Time of the request in Unix seconds.
     pub now_s: u32,
@@ -85,9 +85,8 @@ impl Used {
         Used { hash: hash_of(once.token, space, id, field), increment, time_s: once.now_s }
     }
 
-    /// Returns the keys that the other kind of command would use for the same token: of all changed
-    /// counters for a row's token, of the row for a counter's token. Any hit means that the token
-    /// was used.
+    /// Returns the entries that the other kind of command would have stored: per changed counter
+    /// for a row's token, of the row for a counter's token. Any hit means that the token was used.
     pub(crate) fn otherwise(
         self,
         once: Once<'_>,
@@ -255,7 +254,7 @@ pub struct Tokens {
     seed: u64,
     /// Monotonic and wall clock (Unix seconds) at the start.
     began: (Instant, u32),
-    /// Seconds by which the wall clock at the start was behind, as found so far.
+    /// Seconds to add to the clock at the start, because that clock was behind.
     caught_up_s: AtomicU32,
     most: AtomicUsize,
     keep_s: AtomicU32,
@@ -292,7 +291,6 @@ impl Tokens {
         self.keep_s.store(u32::try_from(keep_s).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether tokens are enabled.
     pub(crate) fn are_kept(&self) -> bool {
         self.most.load(Relaxed) > 0
     }
@@ -653,7 +651,6 @@ mod tests {
     fn a_copy_holds_the_same_and_lets_the_same_go() {
         let before = tokens(64 * 20, 3600);
         for n in 0..3000 {
-            // Some tokens are used a second time.
             let token = if n < 2900 { n } else { n - 500 };
             before.put(used(token, 1, NOW + n as u32), &vec![n as i64; n as usize % 5]);
         }

@@ -37,8 +37,8 @@ struct Waiters {
     wakers: Slab<Waker>,
 }
 
-/// Entry of a waiter in the list. The waiter removes it when it stops waiting, because a waker
-/// keeps the task's memory and there may be no change for days.
+/// Entry of a waiter in the list, removed when the waiter stops waiting. A waker left there would
+/// keep its task's memory until the next change, which may take days.
 struct Place {
     number: u64,
     /// Number of wake-ups when it was inserted, and its key.
@@ -77,7 +77,6 @@ pub(crate) struct Release<T> {
 }
 
 impl<T: Send + Sync + 'static> Release<T> {
-    /// Creates the state.
     pub(crate) fn new(state: T) -> Release<T> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Release {
@@ -87,7 +86,6 @@ impl<T: Send + Sync + 'static> Release<T> {
         }
     }
 
-    /// Returns the current state.
     pub(crate) fn look(&self) -> watch::Ref<'_, T> {
         self.state.borrow()
     }

@@ -42,7 +42,6 @@ impl Watches {
         changes
     }
 
-    /// Removes a watcher of this place.
     pub(crate) fn unwatch(&self, place: Place) {
         let mut places = self.places.lock();
         if let Some(watched) = places.get_mut(&place) {
@@ -79,7 +78,6 @@ impl Watches {
         self.sweeps.fetch_add(1, Relaxed);
     }
 
-    /// Returns the number of changes to whole spaces.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps.load(Relaxed)
     }

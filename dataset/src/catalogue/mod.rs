@@ -32,7 +32,8 @@ use toml::{Table, Value};
 /// Catalogue of a data folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Catalogue {
-    /// Number of changes; 0 in catalogues of old releases (see the module's documentation).
+    /// Version, increased by every change except those of schemas; 0 for old releases (see the
+    /// module's documentation).
     pub version: u64,
     /// Highest number ever given to a space.
     pub last: u32,
@@ -186,7 +187,8 @@ impl Catalogue {
         self.existence.iter().map(|known| known.made.clone()).collect()
     }
 
-    /// Checks that spaces, views and actions are consistent; the error says what is not.
+    /// Checks that spaces, views and actions are consistent. The error names the first
+    /// inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let (counter, existence) = (&self.counters(), &self.existences());
         let lists = Lists { counter, existence, view: &self.view, action: &self.action };

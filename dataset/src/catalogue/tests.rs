@@ -45,7 +45,6 @@ fn fields_that_differ_are_named() {
                 what holds";
     assert_eq!(said[0], line);
     assert!(said[1].contains(" is none in the data folder") && said[2].contains("and none in"));
-    // The same fields in another order.
     config.counter[0].fields = "repost:8 like:12 comment:8 read:16".into();
     let said = first.differences(&config, &lists);
     assert!(said.len() == 1 && said[0].contains("'post' has fields = "), "{said:?}");

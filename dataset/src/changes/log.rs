@@ -98,7 +98,7 @@ impl From<Error> for Lost {
     }
 }
 
-/// Retries a read of the whole log when a segment is removed concurrently, up to eight times.
+/// Calls `look` again, up to eight times, when a segment is removed concurrently.
 fn again<T>(look: impl Fn() -> Result<T, Lost>) -> Result<T, Lost> {
     let mut looks = (0..8).map(|_| look());
     looks.find(|found| !matches!(found, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
@@ -119,8 +119,8 @@ impl Place {
         self.at.offset
     }
 
-    /// Whether all log after this place was written recently (at most 128 KiB in the same segment),
-    /// so that reading it takes little time and no disk access.
+    /// Whether at most 128 KiB of the same segment follow. They were written recently, so reading
+    /// them takes little time and no disk access.
     pub fn is_at_hand(&self, end: Position) -> bool {
         const AT_HAND_BYTES: u64 = 128 << 10;
         self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= AT_HAND_BYTES
@@ -162,12 +162,10 @@ struct Path {
 }
 
 impl Path {
-    /// Returns the log offset where this segment ends.
     fn end_of(&self, index: usize) -> u64 {
         self.heads.get(index + 1).map_or(self.end.offset, |next| next.base)
     }
 
-    /// Returns the segment that contains this log offset.
     fn index_of(&self, offset: u64) -> Option<usize> {
         self.heads.partition_point(|head| head.base <= offset).checked_sub(1)
     }

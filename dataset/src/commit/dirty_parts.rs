@@ -27,7 +27,6 @@ struct Part {
 }
 
 impl DirtyParts {
-    /// Marks the part of `id` as dirty.
     pub(crate) fn touch(&self, space: u32, id: u64) {
         self.touch_all([(space, id)].into_iter());
     }
@@ -140,8 +139,8 @@ impl DirtyParts {
         is_part && self.gone.lock().iter().any(within)
     }
 
-    /// Removes the parts within a range that moves to the disk. If the range comes back, its parts
-    /// are written again; the current snapshot no longer needs their files.
+    /// Removes the parts of a range that moves to the disk. The current snapshot no longer needs
+    /// their files; if the range returns to memory, its parts are written again.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
         self.gone.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {

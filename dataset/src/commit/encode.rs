@@ -28,11 +28,9 @@ pub(crate) struct CommitSource<'a> {
     forgotten: Vec<(u32, u64, u64)>,
     /// Version of the catalogue in the log.
     version: Option<u64>,
-    /// Encoded records of used tokens.
+    /// Encoded records of used tokens and of moved offsets; whether cursors of groups have moved.
     tokens: Vec<u8>,
-    /// Encoded records of moved offsets.
     offsets: Vec<u8>,
-    /// Whether cursors of groups have moved.
     groups_moved: bool,
     /// Schemas in the log, by number of the counter space.
     counters: BTreeMap<u32, Arc<Schema>>,
@@ -150,7 +148,6 @@ impl<'a> CommitSource<'a> {
             return;
         }
         if let Some((space, ledger)) = space.and_then(|space| Some((space, space.ledger()?))) {
-            // Read together with the pair.
             let generation = space.generation(id);
             let now = match (told, member) {
                 // The id was never forgotten, so the marks suffice without the ledger.
@@ -357,7 +354,6 @@ impl Source<Mark> for CommitSource<'_> {
     }
 }
 
-/// Returns the pair that a mark or a record names.
 pub(crate) fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
     match member {
         MarkedMember::Number(n) => space.first_pair(id, &Member::Number(n)),

@@ -125,8 +125,8 @@ impl Durability {
         }
     }
 
-    /// Refuses writes because a new master cannot begin its log. Returns false if this reason was
-    /// set already.
+    /// Refuses writes because a new master cannot begin its log. Returns false if writes were
+    /// refused for this reason already.
     pub fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
         let is_new = self.committer.health() == Health::Good
@@ -177,7 +177,6 @@ impl Durability {
         self.release.wait(|r| is_safe(r).then_some(())).await;
     }
 
-    /// Refuses writes from now on.
     fn refuse(&self, reason: Arc<str>, health: Health) {
         self.release.tell(|r| r.reason = reason);
         self.committer.set_health(health);

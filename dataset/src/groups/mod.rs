@@ -1,9 +1,9 @@
 //! Consumer groups of streams: deliveries to consumers and their acknowledgements.
 //!
-//! The log has only the [`Cursor`] of a group: the first pending entry or, if none is pending, the
-//! position after the last delivered entry. After a start or a failover, entries that were
-//! delivered and not acknowledged are delivered again. Consumers and pending entries are in memory,
-//! each with a limit.
+//! The log has only the [`Cursor`] of a group. That is the first pending entry or, if none is
+//! pending, the position after the last delivered entry. After a start or a failover, entries that
+//! were delivered and not acknowledged are delivered again. Consumers and pending entries are in
+//! memory, each with a limit.
 //!
 //! The cursor moves when the first pending entry is acknowledged. The next batch of the log has its
 //! new state (`Groups::encode_changed`).
@@ -155,7 +155,7 @@ impl Group {
     }
 }
 
-/// Numbers of groups, consumers and pending entries.
+/// Statistics of all groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupStats {
     /// Number of groups.
@@ -218,7 +218,7 @@ impl Groups {
         all.map(|((_, name), group)| (name.clone(), group.clone())).collect()
     }
 
-    /// Returns the numbers for INFO.
+    /// Returns the statistics for INFO.
     pub fn stats(&self) -> GroupStats {
         let state = self.state.lock();
         let mut stats = GroupStats { groups: state.groups.len(), ..GroupStats::default() };

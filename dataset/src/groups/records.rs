@@ -70,7 +70,6 @@ impl Groups {
         changed.append(encoded);
     }
 
-    /// Appends all cursors.
     pub(crate) fn encode_all(&self, out: &mut Vec<u8>) {
         for (key, group) in &self.state.lock().groups {
             put(out, key, Some(group.cursor()));

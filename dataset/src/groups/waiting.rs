@@ -33,7 +33,6 @@ pub struct QueuePlace {
 }
 
 impl WaitQueues {
-    /// Appends a waiter to the queues of these groups.
     pub(super) fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> QueuePlace {
         let queues = &mut *self.queues.lock();
         queues.last += 1;

@@ -1,13 +1,13 @@
 //! Key patterns: how Redis keys (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs.
 //!
 //! A pattern is fixed text around `{id}` and, for cells, `{field}` after it. Cells without
-//! `{field}` are those of the space's first field. An id is a canonical decimal `u64`. `017` names
-//! no row, so that a row has one key, unless the space accepts padded ids. The configuration must
-//! not have two patterns that match the same key, so their order does not matter. The exception is
-//! a pair of patterns for counters and for pairs without members: there the command decides.
+//! `{field}` name the space's first field. An id is a canonical decimal `u64`. `017` names no row,
+//! so that a row has one key, unless the space accepts padded ids. The configuration must not have
+//! two patterns that match the same key, so their order does not matter. The exception is a pair of
+//! patterns for counters and for pairs without members: there the command decides.
 //!
 //! Braces around `{id}` are text: `post:{{id}}` has keys like `post:{17}`. Proxies and clusters
-//! route a key by its text in braces, a hash tag, so all keys of one post are on one server.
+//! route a key by its hash tag, the text in braces. So all keys of one post are on one server.
 
 mod overlap;
 
@@ -288,7 +288,6 @@ mod tests {
         ] {
             assert_eq!(cell.read(key.as_bytes()), expected, "{key}");
         }
-        // Written keys are canonical.
         let mut out = Vec::new();
         cell.write(42, b"", &mut out);
         assert_eq!(out, b"key:42");
@@ -373,8 +372,8 @@ mod tests {
         }
     }
 
-    /// F18: compares the decision for all pairs of short patterns with an exhaustive search over
-    /// all keys of up to nine bytes from three letters.
+    /// F18: compares the decision for all pairs of short patterns with an exhaustive search. The
+    /// search tries all keys of up to nine bytes from three letters.
     #[test]
     fn patterns_overlap_exactly_if_a_key_fits_both() {
         let mut patterns = Vec::new();

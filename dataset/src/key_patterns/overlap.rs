@@ -62,7 +62,7 @@ impl State {
             (State::Id | State::Middle(_), Some(_)) => false,
             (State::Field, Some(end)) => end.is_empty(),
             (State::End(at), Some(end)) => at == end.len(),
-            // Unreachable without a field.
+            // Only patterns with a field reach these states.
             (State::Field | State::End(_), None) => false,
         }
     }

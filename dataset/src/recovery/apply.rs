@@ -15,8 +15,8 @@ use store::Record;
 /// Applies one record. `end` is the log offset after the record's batch.
 ///
 /// Parts are marked dirty after the change, so a concurrent snapshot either contains the change or
-/// writes the part again. A start skips pairs that files of tables or ledgers already contain as of
-/// `end` or later; a replica's files are never that new.
+/// writes the part again. A start skips pairs whose table or ledger files cover `end`. A replica's
+/// files never do.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
@@ -158,7 +158,6 @@ impl<'a> Changes<'a> {
         matches!(kind, Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs))
     }
 
-    /// Returns the changed ids in ascending order.
     pub(super) fn ids(&self) -> &[u64] {
         &self.ids
     }
@@ -173,7 +172,6 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Applies the changes of the ids in a range.
     pub(super) fn apply(
         &self,
         engines: &Engines,
@@ -215,8 +213,8 @@ fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
     ids.for_each(|id| engines.watches.changed(number, id));
 }
 
-/// Stores rows. The values of a row end at its entry of `ends` and begin where the previous row's
-/// end; the first row's begin at `start`.
+/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. `start` is
+/// the begin of the first row.
 fn put_rows(
     space: &CounterSpace,
     ids: &[u64],

@@ -41,7 +41,6 @@ struct PendingRecord {
 }
 
 impl Chunk {
-    /// Appends a record; `batch` holds the log offsets of its batch.
     pub(super) fn push(&mut self, record: &Record<'_>, batch: &Range<u64>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(record.payload);
@@ -144,9 +143,8 @@ impl Chunk {
     }
 }
 
-/// Divides all ids into at most one range per thread, with about the same number of changes in
-/// each. A range begins at a table's lowest id, because two threads in one table contend for cache
-/// lines.
+/// Divides all ids into at most one range per thread, with similar numbers of changes. A range
+/// begins at a table's lowest id, because two threads in one table contend for cache lines.
 fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>> {
     let Some(first) = changes.first().filter(|_| threads > 1) else { return vec![0..=u64::MAX] };
     let all: usize = changes.iter().map(|changes| changes.ids().len()).sum();
@@ -218,7 +216,6 @@ mod tests {
 
     const IDS: u64 = 20_000;
 
-    /// Returns all rows, and for each post and member whether the flag is set.
     fn content(engines: &Engines) -> (Vec<Vec<i64>>, Vec<(u64, bool)>) {
         let (rows, likes) = (&engines.counters()[0], &engines.existences()[0]);
         let row = |id| {

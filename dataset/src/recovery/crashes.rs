@@ -3,11 +3,10 @@
 //! All code above the disk is the server's own, from the engines' marks to the files.
 //! `store/tests/it/clock.rs` and `crash.rs` test the store alone.
 //!
-//! Each run has one seed. Clients change two ranges of ids at random, the commit thread runs
-//! rounds, snapshots and spills run, and clients write between their steps. After each step a copy
-//! of the disk is killed or loses power, and a start reads it. The start must find the state after
-//! the last synced round or a later one: no synced change is lost, and no change is applied in
-//! part.
+//! Each run has one seed. Clients change two ranges of ids at random, also between the steps of
+//! commit rounds, snapshots and spills. After each step a copy of the disk is killed or loses
+//! power, and a start reads it. The start must find the state after the last synced round or a
+//! later one. So no synced change is lost, and no change is applied in part.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays one.
 //!
@@ -132,7 +131,6 @@ fn differing(engines: &Engines) -> Vec<String> {
         .collect()
 }
 
-/// Starts from this disk.
 fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
     let recovered =
         recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
@@ -377,7 +375,6 @@ impl Life<'_> {
     }
 }
 
-/// Describes the differences of two states.
 fn difference(held: &Seen, found: &Seen) -> String {
     let mut said = String::new();
     if (&held.catalogue, &held.layouts) != (&found.catalogue, &found.layouts) {
@@ -479,7 +476,6 @@ fn spill(life: &RefCell<Life<'_>>) {
         life.borrow_mut().others_write();
         let synced = life.borrow_mut().round(true);
         let end = life.borrow().durability.positions().1.offset;
-        // Writes after the sync.
         life.borrow_mut().others_write();
         spoil();
         synced.map(|()| end)
@@ -520,7 +516,6 @@ fn spill(life: &RefCell<Life<'_>>) {
     }
 }
 
-/// Runs one process on this disk, until its crash.
 // Long: one arm for each kind of change.
 fn live(
     seed: u64,
@@ -657,7 +652,6 @@ fn what_was_synced_is_what_a_start_finds() {
     );
 }
 
-/// Runs `does` while the disk has these faults.
 fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     disk.set_faults(faults);
     let done = does();

@@ -112,7 +112,7 @@ pub struct Recovered {
     pub end: store::End,
 }
 
-/// Creates the configured spaces and drops them, to report errors before clients can connect.
+/// Checks the configured spaces by creating them, so that errors appear before clients can connect.
 ///
 /// # Errors
 ///
@@ -126,7 +126,6 @@ pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
     }
 }
 
-/// Opens the data folder and recovers from it.
 #[cfg(test)]
 pub(crate) fn recover(
     options: &Options,
@@ -317,7 +316,8 @@ fn complete(
     Ok(())
 }
 
-/// Moves replayed outliers into tables within the memory limits, while no limit applies.
+/// Moves outliers created by the replay into tables. The configured limits decide how many tables
+/// there may be, and are lifted during the move.
 fn gather_outliers(engines: &Engines) {
     let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
     let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();

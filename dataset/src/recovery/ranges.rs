@@ -12,7 +12,6 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use store::SimDisk;
 
-/// Id and member.
 type Flag = (u64, u64);
 
 const MEMBER: u64 = 7;
@@ -137,7 +136,6 @@ impl Process<'_> {
         (self.sync)().unwrap();
     }
 
-    /// Spills like TM.SPILL.
     fn spill(&self, times: usize) {
         let space = self.space();
         for _ in 0..times {
@@ -146,7 +144,6 @@ impl Process<'_> {
         }
     }
 
-    /// Writes a snapshot like BGSAVE.
     fn save(&self) {
         let walk = Walk {
             current: self.current,
@@ -189,7 +186,6 @@ fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64
     figures.merges.load(SeqCst) + figures.spilled_tables.load(SeqCst)
 }
 
-/// Runs the test for a space without a ledger and for one with it.
 fn for_each_mode(test: impl Fn(&Options)) {
     [LedgerMode::Off, LedgerMode::Exact].into_iter().for_each(|ledger| test(&options(ledger)));
 }

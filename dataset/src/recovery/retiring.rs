@@ -31,7 +31,6 @@ fn start(disk: &SimDisk) -> (Current, Store, Log, Arc<Durability>) {
     (Current::new(recovered.engines), recovered.store, *log, durability)
 }
 
-/// Expected state.
 #[derive(Default)]
 struct Truth {
     rows: BTreeMap<u64, i64>,
@@ -65,7 +64,6 @@ struct Sums {
     starts: u64,
 }
 
-/// Runs `does` while the disk fails at random.
 fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> store::Result<R> {
     let faults = Faults { sync_error: 60, write_error: 60, no_space: 60, ..Faults::default() };
     disk.set_faults(Faults { sync_dir_error: 60, ..faults });

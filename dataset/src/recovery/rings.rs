@@ -65,7 +65,6 @@ impl Site {
         self.liked_space()
     }
 
-    /// Returns the words of a table's filters.
     fn bits(&self, low: u64) -> Vec<u8> {
         let (mut bits, mut is_header) = (vec![], true);
         let sink = |piece: &[u8]| {

@@ -157,7 +157,6 @@ impl Restored {
     }
 }
 
-/// Why a space could not be restored.
 enum RestoreError {
     Store(store::Error),
     Unsound(String),
@@ -187,7 +186,6 @@ impl RestoreError {
     }
 }
 
-/// Returns the options of all existence spaces by number.
 fn options_of(engines: &Engines) -> HashMap<u32, phantom::Options> {
     let catalogue = engines.catalogue();
     let known = catalogue.existence.iter();

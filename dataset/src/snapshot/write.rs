@@ -153,7 +153,6 @@ fn write_counters<'s>(
             writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
         write_rows(space, low, high, &mut file, pace).map_err(text)?;
         add(writer, file)?;
-        // Lets a spill run.
         between();
     }
     // After the rows, so that rows written concurrently are not above the frontier.
@@ -253,7 +252,7 @@ pub(crate) fn write_pairs<'s>(
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&head, aside as u64).map_err(text)?;
     add(writer, file)?;
-    // After the tables: the files of tables hold newer states of their ring entries.
+    // After the tables, so that the record of the ring is at least as new as their files.
     let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
     file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
     add(writer, file)?;
@@ -295,7 +294,6 @@ fn write_ledger(
     outcome.map(|()| file)
 }
 
-/// Writes the tokens, if there are any.
 fn write_tokens(
     tokens: &Tokens,
     writer: &mut SnapshotWriter<'_>,
