@@ -14,7 +14,6 @@ use store::time;
 /// Approximate time of work between two sleeps, and minimum time of a sleep.
 const BURST: Duration = Duration::from_micros(100);
 
-/// Throttle of one computation.
 pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
     /// Returns true when the work is to be abandoned.

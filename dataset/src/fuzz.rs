@@ -36,7 +36,6 @@ pub fn records(input: &[u8]) {
     }
 }
 
-/// Decoded pairs must survive another round of encoding.
 fn exact_pairs(input: &[u8]) {
     let read = |bytes: &[u8]| {
         let mut pairs = Vec::new();

@@ -449,7 +449,6 @@ struct ReadRow {
     /// Index of its first value.
     at: u32,
     id: u64,
-    /// Number of values; 0 if the row does not exist.
     fields: u32,
 }
 
@@ -576,7 +575,6 @@ impl Commit {
         self.forget();
     }
 
-    /// Whether no row and no pair occurs twice. The rows must be sorted.
     fn has_each_once(&self) -> bool {
         let mut pairs = std::collections::BTreeSet::new();
         self.rows.is_sorted_by(|a, b| order(a.space, a.id) < order(b.space, b.id))

@@ -220,7 +220,6 @@ impl Shard {
             + self.heap_bytes
     }
 
-    /// Frees the memory left over from a burst.
     fn shrink(&mut self, bucket: impl Fn(u128) -> u64) {
         if self.ring.capacity() <= SMALL.max(4 * self.ring.len()) {
             return;
@@ -350,7 +349,6 @@ impl Tokens {
         Ok(true)
     }
 
-    /// Stores a token that is used now, with the values of its reply.
     pub(crate) fn put(&self, used: Used, values: &[i64]) {
         let Used { hash, increment, time_s } = used;
         self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) }, true);
@@ -446,7 +444,6 @@ impl Tokens {
         stats
     }
 
-    /// Appends the record of the entry with this hash, if it is still stored.
     pub(crate) fn encode(&self, hash: u128, out: &mut Vec<u8>) {
         let shard = self.shard(hash).lock();
         if let Some(entry) = shard.find(hash, self.bucket()(hash)) {
@@ -485,7 +482,6 @@ impl Tokens {
         Ok(())
     }
 
-    /// Returns the records of all entries used at `from_s` or later.
     #[cfg(test)]
     pub(crate) fn all(&self, from_s: u32) -> std::collections::BTreeSet<Vec<u8>> {
         let mut all = std::collections::BTreeSet::new();
@@ -501,7 +497,6 @@ impl Tokens {
         all
     }
 
-    /// Inserts the entries of a log record or of a piece of a snapshot.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
         read_tokens(bytes, |entry| self.keep(entry, false))
     }

@@ -29,7 +29,6 @@ thread_local! {
     static WAITING: RefCell<HashMap<u64, Waiters>> = RefCell::default();
 }
 
-/// Waiters of one state on one thread.
 #[derive(Default)]
 struct Waiters {
     /// Number of wake-ups so far.

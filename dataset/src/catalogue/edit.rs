@@ -63,7 +63,6 @@ fn changed<T: serde::Serialize + serde::de::DeserializeOwned>(
     with(made, pairs).map_err(EditError::Invalid)
 }
 
-/// Creates an entry of a section from its name and options.
 fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     name: &str,
     pairs: Pairs<'_>,

@@ -127,7 +127,6 @@ impl Place {
     }
 }
 
-/// Index of a segment.
 struct Segment {
     head: SegmentHead,
     /// End of the scanned part.
@@ -155,7 +154,6 @@ impl Segment {
     }
 }
 
-/// Current segments up to a durable end.
 struct Path {
     heads: Vec<SegmentHead>,
     end: Position,

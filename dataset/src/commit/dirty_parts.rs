@@ -124,7 +124,6 @@ impl DirtyParts {
         if now { !aside.insert(space) } else { aside.remove(&space) }
     }
 
-    /// Prepares for a snapshot.
     pub(crate) fn begin_all(&self) {
         self.gone.lock().clear();
     }

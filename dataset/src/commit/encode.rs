@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use store::{Batch, Committed, Health, Source, buffer};
 
-/// State that the commit thread reads and encodes.
 pub(crate) struct CommitSource<'a> {
     shared: &'a Durability,
     current: &'a Current,
@@ -198,7 +197,6 @@ impl<'a> Views<'a> {
         }
     }
 
-    /// Prefetches the cache lines that [`CommitSource::read`] needs.
     fn prefetch(&mut self, marks: &[Mark], at: usize) {
         match marks[at].read() {
             Marked::Row(space, id) => self.prefetch_row(space, id),
@@ -232,7 +230,6 @@ impl Source<Mark> for CommitSource<'_> {
         // Rows and pairs of dropped spaces are neither read nor logged.
         let engines = self.current.now();
         let mut views = Views::new(&engines);
-        // Prefetch a group first, so that its cache misses overlap.
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
             some.clone().for_each(|at| views.prefetch(marks, at));

@@ -428,7 +428,6 @@ fn doubt_text(reason: &str) -> String {
     )
 }
 
-/// Error for a refused write, which changed nothing.
 fn refusal_text(reason: &str) -> String {
     format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
 }

@@ -76,7 +76,6 @@ impl Groups {
         }
     }
 
-    /// Sets the cursors of a record.
     pub(crate) fn decode(&self, mut bytes: &[u8]) -> Result<(), String> {
         let groups = &mut self.state.lock().groups;
         while !bytes.is_empty() {

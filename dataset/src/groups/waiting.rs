@@ -17,7 +17,6 @@ struct Queues {
     last: u64,
 }
 
-/// Wait queues of all groups.
 #[derive(Default)]
 pub(super) struct WaitQueues {
     queues: Mutex<Queues>,

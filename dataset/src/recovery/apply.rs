@@ -94,7 +94,6 @@ enum Kind<'a> {
         space: &'a ExistenceSpace,
         ledger: &'a Ledger,
         pairs: Vec<(Pair, bool)>,
-        /// Pairs as stored in the ledger, each with the number of earlier FORGETs of its id.
         exact: Vec<(ledger::Pair<'a>, u64)>,
     },
 }

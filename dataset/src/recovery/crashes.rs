@@ -273,7 +273,6 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     }
 }
 
-/// Totals over all runs.
 #[derive(Default)]
 struct Sums {
     rounds: u64,
@@ -412,7 +411,6 @@ fn difference(held: &Seen, found: &Seen) -> String {
     said
 }
 
-/// Flushes all ledgers on a disk that may fail, with concurrent writes.
 fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let (current, store) = (life.borrow().current, life.borrow().store);
     let how = if life.borrow_mut().random.bool() { Flush::All } else { Flush::Most };
@@ -463,7 +461,6 @@ fn fill(life: &mut Life<'_>) {
     life.crash();
 }
 
-/// Spills the oldest tables to a disk that may fail, with concurrent writes.
 fn spill(life: &RefCell<Life<'_>>) {
     let (current, store, durability, disk, faults) = {
         let life = life.borrow();

@@ -58,7 +58,6 @@ struct Known {
     tables: usize,
 }
 
-/// Runs a process whose clients have set the flags in `set` before.
 fn process(
     disk: &SimDisk,
     options: &Options,
@@ -282,7 +281,6 @@ fn outliers_of_a_spilled_table_outlive_a_start() {
             while !has_opened() {
                 more.next();
             }
-            // The next write moves some of them.
             more.next();
             process.current.load().roll_pairs(&process.space());
             (process.sync)().unwrap();

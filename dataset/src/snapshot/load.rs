@@ -22,7 +22,6 @@ pub(crate) fn read_catalogue(
     Ok(text.map(|text| Catalogue::decode(&text)))
 }
 
-/// Returns the content of the snapshot's small file that matches `is`, if there is one.
 fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
     let file =
         store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
@@ -116,7 +115,6 @@ pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     Ok(())
 }
 
-/// Parts of an existence space in a snapshot.
 #[derive(Default)]
 struct Restored {
     head: Vec<u8>,
@@ -128,7 +126,6 @@ struct Restored {
 }
 
 impl Restored {
-    /// Creates the space from these parts and from its cold tables.
     fn install(
         mut self,
         store: &Store,

@@ -29,7 +29,6 @@ fn text(e: store::Error) -> String {
     format!("{e}. {}", e.advice())
 }
 
-/// Environment of a snapshot's walk.
 pub(crate) struct Walk<'a> {
     pub(crate) current: &'a Current,
     pub(crate) store: &'a Store,
@@ -47,7 +46,6 @@ pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let (durability, pace) = (live.durability, &CpuThrottle::until(live.is_stopped, &is_awaited));
     let changes = durability.parts.changes();
     let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
-    // Lets a spill run between two files; see the end of the walk.
     let bytes = walk.write(&mut || time::bump(&mut alone), || durability.flush())?;
     live.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)
