@@ -1,13 +1,13 @@
-//! The clock on the wall, for what is written with a time.
+//! Wall clock for persisted times.
 
 pub use store::time::unix_us;
 
-/// Milliseconds since 1970.
+/// Returns the Unix time in milliseconds.
 pub fn unix_ms() -> u64 {
     unix_us() / 1_000
 }
 
-/// Seconds since 1970.
+/// Returns the Unix time in seconds.
 pub fn unix_s() -> u32 {
     u32::try_from(unix_us() / 1_000_000).unwrap_or(u32::MAX)
 }

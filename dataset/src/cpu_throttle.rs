@@ -1,26 +1,24 @@
-//! CPU throttle: a long background computation rests after every tenth of a millisecond for as
-//! long, so that threads that wake up meanwhile get a processor.
+//! CPU throttle: a long background computation sleeps after every 100 us for as long, so that woken
+//! threads get a processor.
 //!
-//! A scheduler lets a thread that is running go on for a slice, and looks at the end of slices only
-//! when its clock ticks: up to 4 ms with 250 ticks a second. A worker that is woken on the same
-//! processor meanwhile waits for that long, and its page with it; a lower priority does not help,
-//! as it changes how much one gets and not when. So the processor is given up in between, and not
-//! only offered (`sched_yield`): what is woken then finds one that does nothing, also where
-//! something else holds up the one it ran on before.
+//! The scheduler lets a running thread finish its slice, and ends slices only at clock ticks, every
+//! 4 ms at 250 Hz. A worker woken on the same processor waits that long, and so does its request. A
+//! lower priority reduces the thread's share of the processor, but not that wait. Sleeping works
+//! better than `sched_yield`, because it leaves a processor idle. The scheduler can use that one
+//! even for a worker whose previous processor is busy with another process.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use store::time;
 
-/// How long one computes between two rests, about, and how long a rest is at least.
+/// Approximate time of work between two sleeps, and minimum time of a sleep.
 const BURST: Duration = Duration::from_micros(100);
 
-/// When the last rest was over.
 pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
-    /// What is being done is not wanted any more when this holds.
+    /// Returns true when the work is to be abandoned.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
-    /// Whether the end of the work is waited for: then there are no rests.
+    /// Returns true while another thread waits for the work; then the throttle does not sleep.
     is_awaited: &'a dyn Fn() -> bool,
 }
 
@@ -29,7 +27,7 @@ impl<'a> CpuThrottle<'a> {
         CpuThrottle { since: Cell::new(time::now()), is_stopped: None, is_awaited }
     }
 
-    /// The same, of work that is given up when the server stops.
+    /// Creates a throttle for work that is abandoned when the server stops.
     pub(crate) fn until(
         is_stopped: &'a (dyn Fn() -> bool + Sync),
         is_awaited: &'a dyn Fn() -> bool,
@@ -37,7 +35,7 @@ impl<'a> CpuThrottle<'a> {
         CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(is_awaited) }
     }
 
-    /// The error, if the work is to be given up. To be asked before what may take long.
+    /// Returns an error if the work is to be abandoned. Checked before long steps.
     pub(crate) fn goes_on(&self) -> store::Result<()> {
         match self.is_stopped {
             Some(is_stopped) if is_stopped() => {
@@ -47,7 +45,8 @@ impl<'a> CpuThrottle<'a> {
         }
     }
 
-    /// To be called every few microseconds of work, and before and after what takes longer.
+    /// Sleeps if due. The caller calls it every few microseconds of work, and before and after
+    /// longer steps.
     #[inline]
     pub(crate) fn step(&self) {
         if time::now() - self.since.get() >= BURST {

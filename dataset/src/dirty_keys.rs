@@ -1,28 +1,27 @@
-//! Marks: what a write tells the commit thread that it has changed.
+//! Marks: small records by which a write tells the commit thread what it changed.
 //!
 //! ```text
 //!   word 0      id: so marks of one id sort together, and one comparison usually decides
 //!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a block: filter << 32 | its number; of a token: its hash; of an offset: its
-//!               number; else 0
+//!               of a token: its hash; of an offset: its number and 0; else 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
 //!               counters: the row of this id there has changed, too, or 0; state: the pair is set
 //! ```
 //!
-//! A like, which sets a pair and moves a row of the same id, is one mark. So marks of one pair
-//! differ in the lowest 25 bits only, and lie side by side.
+//! A like sets a pair and changes a row of the same id in one mark. Marks of one pair differ only
+//! in the lowest 25 bits, so they are adjacent after sorting.
 //!
-//! Some hundred thousand a second are made, sorted and read, so a mark is small (two to a cache
-//! line) and plain: four words, no branch to compare them.
+//! Some 100,000 marks a second are made, sorted and read. A mark is therefore four plain words (two
+//! marks to a cache line) and compares without branches.
 //!
-//! A mark names what changed; its state is read when it is logged. One thing it says itself: *this
-//! pair is set*. Only a write that is marked, too, unsets a pair, and marks of one id meet in one
-//! stripe of the committer. So if nothing else is marked of the pair, it is still set, and its
-//! filter, which is rarely in the cache, need not be asked (`told`).
+//! A mark names what changed; the commit thread reads the state when it encodes the record. The
+//! exception is the bit *this pair is set*. Only a marked write unsets a pair, and all marks of an
+//! id are in one stripe of the committer. So if all marks of a pair have the bit, the pair is still
+//! set. The commit thread then skips the lookup in the filter, which would miss the cache (`told`).
 
 use phantom::Member;
 
-/// What a write has changed. See the top of the file.
+/// Mark of one change. See the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(align(32))]
 pub struct Mark {
@@ -47,32 +46,31 @@ const OFFSET: u64 = 5;
 const FORGOTTEN: u64 = 6;
 const GROUPS: u64 = 7;
 
-/// A mark, read.
+/// Decoded mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marked {
-    /// The catalogue or the layout of a ring: the commit thread looks at them with every batch, and
-    /// this makes that there is one.
+    /// The catalogue or the layout of a ring. The commit thread checks both with every batch; this
+    /// mark causes a batch.
     Catalogue,
-    /// The row of this id in the counter space with this number.
+    /// Row: number of the counter space, id.
     Row(u32, u64),
-    /// One pair of the existence space with this number, by its id and its other half; whether it
-    /// is set, as far as its writer knew.
+    /// Pair: number of the existence space, id, member, and whether its writer set it.
     Pair(u32, u64, MarkedMember, bool),
-    /// A token with this hash was used on a row.
+    /// Hash of a token that was used on a row.
     Token(u128),
-    /// The offset with this number has moved.
+    /// Number of an offset that has moved.
     Offset(u32),
-    /// All pairs of this id of the existence space with this number were unset.
+    /// All pairs of an id were unset: number of the existence space, id.
     Forgotten(u32, u64),
-    /// The cursor of a group has moved: the groups know which.
+    /// A cursor of some group has moved; the groups know which.
     Groups,
 }
 
 impl Mark {
-    /// The catalogue or the layout of a ring.
+    /// Mark of the catalogue, or of the layout of a ring.
     pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_AT };
 
-    /// The cursor of a group.
+    /// Mark of a moved cursor of a group.
     pub const GROUPS: Mark = Mark { id: 0, member: [0; 2], what: GROUPS << KIND_AT };
 
     #[inline]
@@ -80,13 +78,13 @@ impl Mark {
         Mark { id, member, what: u64::from(space) << SPACE_AT | kind << KIND_AT }
     }
 
-    /// A row of a counter space.
+    /// Creates the mark of a row of a counter space.
     #[inline]
     pub fn row(space: u32, id: u64) -> Mark {
         Mark::new(ROW, space, id, [0; 2])
     }
 
-    /// A pair of an existence space, and whether it is set now.
+    /// Creates the mark of a pair of an existence space; `set` is its new state.
     #[inline]
     pub fn pair(space: u32, id: u64, member: MarkedMember, set: bool) -> Mark {
         let (kind, member) = match member {
@@ -97,37 +95,37 @@ impl Mark {
         Mark { what: mark.what | u64::from(set), ..mark }
     }
 
-    /// The same, and the row of its id in the counter space with this number. `None`: the number is
-    /// too high to be named beside the pair.
+    /// Adds the row of the same id in the counter space with this number. Returns `None` if the
+    /// number does not fit into 24 bits.
     #[inline]
     pub fn with_row(self, counters: u32) -> Option<Mark> {
         let fits = counters < 1 << (KIND_AT - COUNTERS_AT);
         fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_AT, ..self })
     }
 
-    /// A token that was used on this row, beside which the row is marked.
+    /// Creates the mark of a token used on this row. The row has a mark of its own.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
     }
 
-    /// An offset that has moved. In the stripe of the catalogue, beside all that was taken over.
+    /// Creates the mark of a moved offset, in the catalogue's stripe like the changes of its
+    /// events.
     pub fn offset(number: u32) -> Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }
 
-    /// An id of an existence space of which all pairs were unset.
+    /// Creates the mark of an id of an existence space whose pairs were all unset.
     pub fn forgotten(space: u32, id: u64) -> Mark {
         Mark::new(FORGOTTEN, space, id, [0; 2])
     }
 
-    /// The space's number and the id; of the catalogue 0.
+    /// Returns the space's number and the id; zeros for the catalogue.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
         ((self.what >> SPACE_AT) as u32, self.id)
     }
 
-    /// The number of the counter space of which the row of this id has changed, beside what else
-    /// the mark says.
+    /// Returns the number of the counter space whose row of this id has changed, too.
     #[inline]
     pub fn row_beside(&self) -> Option<u32> {
         match (self.what >> COUNTERS_AT) as u32 & ((1 << (KIND_AT - COUNTERS_AT)) - 1) {
@@ -136,7 +134,7 @@ impl Mark {
         }
     }
 
-    /// What it says.
+    /// Decodes the mark.
     #[inline]
     pub fn read(&self) -> Marked {
         let (space, id) = self.place();
@@ -153,7 +151,7 @@ impl Mark {
         }
     }
 
-    /// Whether two marks are of one pair, whatever they say of it.
+    /// Whether both marks are of one pair; their states and rows may differ.
     #[inline]
     fn is_beside(&self, other: &Mark) -> bool {
         (self.id, self.member, self.what >> KIND_AT)
@@ -161,9 +159,11 @@ impl Mark {
     }
 }
 
-/// What the marks of one stripe (sorted, each once) tell of the pair that is marked at `at`:
-/// `Some(true)` that it is set. `Some(false)`: that this mark is to be passed over, as the next one
-/// is of the same pair. `None`: nothing, its state must be read.
+/// Returns what the marks of one stripe (sorted, without duplicates) say about the pair of mark
+/// `at`:
+/// - `Some(true)`: the pair is set.
+/// - `Some(false)`: skip this mark, because the next one is of the same pair.
+/// - `None`: the state is unknown and must be read.
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     let mark = &marks[at];
@@ -174,18 +174,17 @@ pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     all.all(|mark| mark.what & STATE != 0).then_some(true)
 }
 
-/// A member as the log names it: as short as it can be.
+/// Member as the log stores it, in the shorter of two forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MarkedMember {
-    /// A member that is a number, of an id that was not forgotten before the pair was set.
+    /// Numeric member of an id that was not forgotten before the pair was set.
     Number(u64),
-    /// Any other: the hash of the whole pair under the space's seed, as the phantom engine gives
-    /// it; high half first.
+    /// Any other member: hash of the whole pair under the space's seed, high half first.
     Hash([u64; 2]),
 }
 
 impl MarkedMember {
-    /// As the space's pairs with this id name the member.
+    /// Returns the form of a member for this id of the space.
     #[inline]
     pub fn new(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
         match *member {
@@ -194,12 +193,12 @@ impl MarkedMember {
         }
     }
 
-    /// A member that is named by the hash of its pair.
+    /// Creates the form of a pair's hash.
     pub fn of_hash(hash: u128) -> MarkedMember {
         MarkedMember::Hash([(hash >> 64) as u64, hash as u64])
     }
 
-    /// The hash of [`MarkedMember::Hash`].
+    /// Joins the halves of a [`MarkedMember::Hash`].
     pub fn hash_of([high, low]: [u64; 2]) -> u128 {
         u128::from(high) << 64 | u128::from(low)
     }
@@ -251,13 +250,12 @@ mod tests {
         assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
     }
 
-    /// Liked by one action, by another one that moves other counters, and without any; then by the
-    /// first again, and taken back.
+    /// Likes by two actions that change different counters, a flag without action, and an unset.
     #[test]
     fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
         let number = MarkedMember::Number;
         let like = |counters| Mark::pair(7, 1, number(5), true).with_row(counters).unwrap();
-        // Marks that sort next to them: the member as a hash, in another space, a forgotten id.
+        // Marks that sort next to them: a hashed member, another space, a forgotten id.
         let others = [
             Mark::pair(7, 1, MarkedMember::Hash([5, 0]), true),
             Mark::pair(8, 1, number(5), false),
@@ -307,7 +305,7 @@ mod tests {
             told,
             [
                 (Marked::Pair(7, 1, number(5), true), Some(true)),
-                // One of the two is passed over, for the other the pair is read.
+                // The first mark is skipped; the second causes a read.
                 (Marked::Pair(7, 1, number(6), false), Some(false)),
                 (Marked::Pair(7, 1, number(6), true), None),
                 (Marked::Pair(7, 2, number(6), false), None),

@@ -1,5 +1,5 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes: everything in this crate that
-//! reads bytes of strangers.
+//! Entry points of the fuzzer, and a deterministic test with seeded random bytes. They cover all
+//! code of this crate that parses untrusted bytes.
 
 use crate::catalogue::Catalogue;
 use crate::log_records::{
@@ -8,7 +8,7 @@ use crate::log_records::{
 use crate::ring_records;
 use ledger::{Ledger, Pair};
 
-/// Records of the log and of snapshots.
+/// Decodes the bytes as each kind of record.
 pub fn records(input: &[u8]) {
     let mut last = None;
     let _ = read_rows(input, |id, _| {
@@ -36,7 +36,6 @@ pub fn records(input: &[u8]) {
     }
 }
 
-/// What can be read is read again as it was, once it is written.
 fn exact_pairs(input: &[u8]) {
     let read = |bytes: &[u8]| {
         let mut pairs = Vec::new();
@@ -60,7 +59,7 @@ fn exact_pairs(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Damages a copy of one of the seeds: cuts, changes, doubles and mixes in words.
+    /// Damages a copy of one of the seeds: cuts, changes, duplicates and inserts words.
     fn mutated(random: &mut fastrand::Rng, seeds: &[&[u8]], words: &[&[u8]]) -> Vec<u8> {
         let mut bytes = random.choice(seeds).expect("a seed").to_vec();
         for _ in 0..random.usize(..6) {

@@ -1,21 +1,21 @@
-//! Named spaces over both engines: keys, the schema catalogue, the one write path, what is logged
-//! and recovered, snapshots, the cold tier.
+//! Data set: named spaces over the counter and existence engines. The crate has their keys, the
+//! catalogue, the write path, log records, recovery, snapshots and the cold tier.
 //!
 //! ```text
 //!   recovery     a data folder is read back; marks become records, records become state
 //!   tiering      old tables move to the disk       snapshot     state as files
 //!   live         a data set that is served, as background work sees it
 //!   engines      spaces, views, actions; reads, and the one path of writes
-//!   commit       how far changes have come on their way to the disk
+//!   commit       progress of changes on their way to the disk
 //!   cold         rows and flags on the disk: files, reads, cache
-//!   offsets      how far the events of brokers are taken over
+//!   offsets      positions in the event streams of brokers
 //!   tokens       increments that count once
-//!   groups       how far consumers have read `changes`
-//!   changes      the log as a stream that others follow
+//!   groups       cursors of consumer groups of `changes`
+//!   changes      the log as a stream for consumers
 //! ```
 //!
-//! No sockets, no protocol, no users, no roles, and no threads but those that read cold blocks:
-//! what takes its time is a function that its owner runs. Each line above uses those below it.
+//! The crate has no sockets, protocol, users or roles. Its only threads read cold blocks; longer
+//! work is a function that its owner runs. Each module above uses only those below it.
 #![forbid(unsafe_code)]
 
 pub mod catalogue;

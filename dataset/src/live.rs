@@ -1,4 +1,4 @@
-//! A data set that is served, as work in the background sees it: snapshots and spills.
+//! Live data set, as snapshots, spills and other background work see it.
 
 use crate::clock::unix_us;
 use crate::commit::Durability;
@@ -10,56 +10,56 @@ use std::time::Duration;
 use store::Store;
 use tokio::sync::watch;
 
-/// See the top of the file.
+/// References that background work needs. See the module's documentation.
 #[derive(Clone, Copy)]
 pub struct Live<'a> {
-    /// Its spaces.
+    /// Current spaces.
     pub current: &'a Current,
-    /// Its files.
+    /// Files.
     pub store: &'a Store,
-    /// How far its changes have come.
+    /// Progress of commits.
     pub durability: &'a Durability,
-    /// What the snapshot thread shares with its callers.
+    /// State shared with the snapshot thread.
     pub snapshots: &'a Snapshots,
-    /// Bytes that all cold files may take; 0: as many as the disk has.
+    /// Maximum bytes of all cold files; 0: limited by the disk only.
     pub max_cold_bytes: u64,
-    /// Bytes per second that merging writes; 0: as fast as it goes.
+    /// Maximum bytes per second that merges write; 0: unlimited.
     pub merge_bytes_per_s: u64,
-    /// Bytes per second that scrubbing reads; 0: it does not.
+    /// Bytes per second that scrubbing reads; 0: disabled.
     pub scrub_bytes_per_s: u64,
-    /// Whether the process is to stop: then work is given up.
+    /// Returns true when the process is stopping; background work then ends early.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// How the last snapshot went.
+/// Result of the last snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Saved {
-    /// Snapshots that have ended, well or not.
+    /// Number of snapshots that succeeded or failed.
     pub(crate) ended: u64,
-    /// One is requested or under way.
+    /// Whether a snapshot is requested or running.
     pub running: bool,
-    /// Unix time in seconds of the last one that ended well, or of the start.
+    /// Unix time in seconds of the last success, or of the start.
     pub last_s: u64,
-    /// The time of the last one.
+    /// Duration of the last snapshot.
     pub took: Duration,
-    /// The bytes that it wrote.
+    /// Bytes that the last snapshot wrote.
     pub bytes: u64,
-    /// Why it failed, if it did.
+    /// Error of the last snapshot, if it failed.
     pub error: Option<Arc<str>>,
 }
 
-/// What the snapshot thread shares with its callers.
+/// State shared by the snapshot thread and its callers.
 pub struct Snapshots {
-    /// How the last snapshot went.
+    /// Result of the last snapshot.
     pub saved: watch::Sender<Saved>,
     pub(crate) wanted: Mutex<bool>,
     pub(crate) nudge: Condvar,
-    /// Held while the folder's data files are written: a snapshot, which lets others in between its
-    /// files, or a spill.
+    /// Held while data files are written, by a spill or by a snapshot, which yields it between
+    /// files.
     pub(crate) alone: Mutex<()>,
-    /// Waiters for the end of what it does: spills for that lock, and SAVE.
+    /// Number of waiters: spills for the lock above, and SAVE for a snapshot's end.
     awaited: AtomicUsize,
-    /// Changes that the last snapshot has seen.
+    /// Number of changes at the last snapshot.
     pub(crate) changes: AtomicU64,
 }
 
@@ -77,7 +77,6 @@ impl Default for Snapshots {
     }
 }
 
-/// Counts as one waiter until it is dropped.
 struct Waits<'a>(&'a AtomicUsize);
 
 impl Waits<'_> {
@@ -94,18 +93,19 @@ impl Drop for Waits<'_> {
 }
 
 impl Snapshots {
-    /// Wakes the thread that waits for requests: the server stops.
+    /// Wakes the snapshot thread when the server stops.
     pub fn wake(&self) {
         drop(self.wanted.lock());
         self.nudge.notify_one();
     }
 
-    /// Asks for a snapshot, unless one is running. Gives how many had ended before it.
+    /// Requests a snapshot. Returns the number of snapshots that ended before, or `None` if one is
+    /// requested or running.
     pub fn begin(&self) -> Option<u64> {
         let mut before = None;
         self.saved.send_if_modified(|s| {
             if !s.running {
-                // From now on it counts as running, so that no other thread begins one.
+                // A request counts as running, so that no other caller adds one.
                 s.running = true;
                 before = Some(s.ended);
             }
@@ -118,7 +118,7 @@ impl Snapshots {
         before
     }
 
-    /// Whether a snapshot is requested; from now on it is not any more.
+    /// Takes the pending request and returns whether there was one.
     pub fn take_wanted(&self) -> bool {
         std::mem::take(&mut *self.wanted.lock())
     }
@@ -142,25 +142,25 @@ impl Snapshots {
         }
     }
 
-    /// For a spill: no other thread writes data files until the guard is dropped. A snapshot under
-    /// way makes room at the end of its file: writers may wait for the memory that a spill gives
-    /// back.
+    /// Locks the data files for a spill. A running snapshot yields after its current file, because
+    /// writers may wait for the memory that a spill frees.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()
     }
 
-    /// Whether the end of what is being written is waited for.
+    /// Whether a spill or SAVE waits for the current writer.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited.load(Relaxed) > 0
     }
 
-    /// Changed rows and pairs since the last snapshot, about. At least 1 if there are any.
+    /// Returns the approximate number of changed rows and pairs since the last snapshot; at least 1
+    /// if there are any.
     pub fn changes(&self, durability: &Durability) -> u64 {
         let committer = durability.committer();
         let queued = committer.queued_keys() as u64;
         let changes = durability.parts.changes().saturating_sub(self.changes.load(Relaxed));
-        // The log thread may be between taking the keys and counting them.
+        // The commit thread may have taken the keys without having counted them yet.
         let is_under_way = committer.synced() < committer.ticket();
         (changes + queued).max(u64::from(is_under_way))
     }

@@ -1,59 +1,59 @@
-//! Records: what the log and the snapshots hold of the engines, as bytes. State, never deltas
-//! (promise 2).
+//! Log records: the encoding of the engines' state in the log and in snapshots. Records hold state,
+//! never deltas (promise 2).
 //!
-//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds, as TOML, so that
-//!   `tidemark dump` shows it as it is.
-//! - 2, rows (counter): fields n; then per row `(id - id before) << 1 | exists`; if it exists,
-//!   n zigzag values.
-//! - 3, pairs (existence): per pair `(id - id before) << 2 | named by hash << 1 | set`; then the
-//!   member, or the 16 bytes of the hash.
-//! - 4, layout (existence): where its tables lie: per table low - low before, pages. Read, and not
-//!   written any more: 16 has more.
-//! - 5, table (existence), snapshots only: a part of a table, in the phantom engine's own format.
-//! - 6, head (both), snapshots only: what belongs to no table, in the engine's own format: the
-//!   frontier; an existence space's pairs of ids far ahead.
-//! - 7 and 8 are not used.
-//! - 9, frontier (existence): how far the ids reach that tables take: nothing if they take none
-//!   yet, else the highest, and how far above it an id may jump.
-//! - 10, late (existence), snapshots only: what came late to its tables on the disk, in the phantom
-//!   engine's own format.
-//! - 11, tokens (space 0): per token 16 bytes of its hash, the second in which it was used, 4 bytes
-//!   of the hash of its increment, n, and n zigzag values that were answered (`tokens.rs`).
-//! - 12 was 17 without the hash.
-//! - 13, groups (space 0): where consumer groups of streams go on (`groups/records.rs`).
-//! - 14, forgotten (existence): ids of which all pairs were unset at once: per id, id - id before,
-//!   and how often that has happened. A pair of kind 3 that is named by its member is one of before
-//!   the first time; later ones are named by their hashes, which hold the number.
-//! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair
-//!   `(id - id before) << 2 | a string << 1 | set`, how often its id was forgotten, and the member:
-//!   a number, or the length of a string and the string. In snapshots: what the ledger has in
-//!   memory; each chunk begins with a byte: 1, such pairs follow; 0, ids whose pairs were dropped:
-//!   per id, id - id before, and the identity of the newest run that may still have some.
-//! - 16, ring (existence): where its tables lie, and at how many pairs each is, or was, closed: per
-//!   table low - low before, pages, pairs.
-//! - 17, offsets (space 0): per source of events the length of its name, the name, a partition, the
-//!   upper and the lower half of the message to be read next, how many of its events are taken over
-//!   already, and the hash of the last message that was taken (`offsets.rs`).
+//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds as TOML, readable in
+//!   the output of `tidemark dump`.
+//! - 2, rows (counter): number of fields n; per row `step << 1 | exists`; if it exists, n zigzag
+//!   values.
+//! - 3, pairs (existence): per pair `step << 2 | is hash << 1 | set`; then the member, or the 16
+//!   bytes of the pair's hash.
+//! - 4, layout (existence): per table low - previous low, and pages. Read only; 16 has replaced it.
+//! - 5, table (existence), snapshots only: a part of a table in the phantom engine's format.
+//! - 6, head (both), snapshots only: state outside the tables in the engine's format: the frontier,
+//!   and an existence space's outlier pairs.
+//! - 7 and 8 are unused.
+//! - 9, frontier (existence): the id ranges that tables accept. Empty if no range is open; else the
+//!   highest id and the window of ids above it; then, for each lower range, the start of the range
+//!   above it, its highest id and its window.
+//! - 10, late (existence), snapshots only: late changes to cold tables in the phantom engine's
+//!   format.
+//! - 11, tokens (space 0): per token 16 bytes of its hash, Unix second of its use, 4 bytes of the
+//!   hash of its increment, number n of values, and n zigzag values of the reply (`tokens.rs`).
+//! - 12 is unused; it was 17 without the hash.
+//! - 13, groups (space 0): cursors of consumer groups of streams (`groups/records.rs`).
+//! - 14, forgotten (existence): ids whose pairs were all unset at once: per id its step, and the
+//!   number of times. A pair of kind 3 that is stored by member predates the first time; later
+//!   pairs are stored by hashes, which include that number.
+//! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair the step and two
+//!   flags (is string, set) as in 3, the number of earlier FORGETs of the id, and the member: a
+//!   number, or the length of a string and the string. In a snapshot each chunk of the ledger's
+//!   memory begins with a byte. After 1 such pairs follow. After 0 follow ids whose pairs were
+//!   dropped: per id its step, and the identity of the newest run that may still have pairs of it.
+//! - 16, ring (existence): per table low - previous low, pages, and the number of pairs that closes
+//!   it.
+//! - 17, offsets (space 0): per source of events the length of its name, the name, the partition,
+//!   the upper and the lower half of the next message's position, the number of its events taken
+//!   over already, and the hash of the last message taken over (`offsets.rs`).
 //!
-//! All numbers are LEB128 unless something else is said. Ids rise within a payload, so an id costs
-//! its distance from the one before. A row is logged once per batch, however many likes it got. A
-//! number of more than 64 bits, a payload that ends within a row, an id above
-//! 2^64-1: damage. (An id may come twice: a row then holds as it was written last.)
+//! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each is
+//! stored as a step, its distance from the previous one. A batch logs a row once, however often it
+//! changed. Damage is: a number of more than 64 bits, a payload that ends within a row, or an id
+//! above 2^64-1. An id may occur twice; the later row then applies.
 
 use crate::dirty_keys::MarkedMember;
 use rolling::Unreadable;
 use store::{Batch, buffer};
 
-/// Most bytes of an id in a record: a step, and an escape before it.
+/// Maximum bytes of an id in a record: an escape and a step.
 pub const ID_BYTES: usize = 20;
-/// Of a value in a row.
+/// Maximum bytes of a value in a row.
 pub const VALUE_BYTES: usize = 10;
-/// Of a pair: its id, and a member or the hash of one.
+/// Maximum bytes of a pair: its id, and a member or a hash.
 pub const PAIR_BYTES: usize = ID_BYTES + 16;
-/// The same in a space with a ledger: its id, a generation, a length and a string.
+/// Maximum bytes of a pair in a space with a ledger: its id, a generation, a length and a string.
 pub const EXACT_PAIR_BYTES: usize = ID_BYTES + 10 + 2 + ledger::MAX_MEMBER_BYTES;
 
-/// What a record's payload holds; see the top of the file.
+/// Kind of a record. See the module's documentation for the payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -63,32 +63,32 @@ pub enum RecordKind {
     Rows = 2,
     /// Pairs of an existence space.
     Pairs = 3,
-    /// The places of an existence space's tables, as older builds logged them.
+    /// Layout of an existence space's tables, as older releases logged it.
     Layout = 4,
-    /// A part of an existence space's table.
+    /// Part of an existence space's table.
     Table = 5,
-    /// What belongs to no table of a space.
+    /// State of a space outside its tables.
     Head = 6,
-    /// How far the ids of an existence space reach that its tables take.
+    /// Id ranges that an existence space's tables accept.
     Frontier = 9,
-    /// What came late to tables of an existence space that lie on the disk.
+    /// Late changes to cold tables of an existence space.
     Late = 10,
-    /// Increments that count once: what was answered under which token.
+    /// Used tokens and the values of their replies.
     Tokens = 11,
-    /// Where consumer groups of streams go on.
+    /// Cursors of consumer groups of streams.
     Groups = 13,
-    /// Ids of an existence space of which all pairs were unset at once.
+    /// Ids of an existence space whose pairs were all unset at once.
     Forgotten = 14,
-    /// Pairs of an existence space with a ledger; runs of the ledger have this kind, too.
+    /// Pairs of an existence space with a ledger; runs of the ledger use this kind, too.
     ExactPairs = 15,
-    /// The places of an existence space's tables, and at how many pairs each is closed.
+    /// Layout of an existence space's tables, with the number of pairs that closes each.
     Ring = 16,
-    /// How far the events of brokers are taken over.
+    /// Offsets up to which the events of brokers are taken over.
     Offsets = 17,
 }
 
 impl RecordKind {
-    /// The kind with this number.
+    /// Returns the kind with this number.
     pub fn from_number(kind: u8) -> Option<RecordKind> {
         use RecordKind::*;
         [
@@ -99,7 +99,7 @@ impl RecordKind {
         .find(|&k| k as u8 == kind)
     }
 
-    /// Whether this release knows it.
+    /// Whether this release knows the kind.
     pub fn is_known(kind: u8) -> bool {
         RecordKind::from_number(kind).is_some()
     }
@@ -118,14 +118,12 @@ pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
 #[inline]
 pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
     const LAST_BITS: u64 = 0x8080_8080_8080_8080;
-    // Up to eight bytes at once, without a branch that depends on how many: lengths are hard to
-    // predict.
+    // Decodes up to eight bytes without a branch on their number, which is hard to predict.
     if let Some(eight) = bytes.first_chunk() {
         let word = u64::from_le_bytes(*eight);
         let ends = !word & LAST_BITS;
         if ends != 0 {
-            // Everything up to the first end; then groups of 7 bits are moved together: pairs,
-            // fours, eight.
+            // Keep the bytes up to the first end, then join the groups of 7 bits in three steps.
             let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
             let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
             let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
@@ -137,7 +135,7 @@ pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
     take_slowly(bytes)
 }
 
-/// [`take_number`] near the end of the bytes, or of a number of nine or ten bytes.
+/// [`take_number`] for the last bytes of a payload, and for numbers of nine or ten bytes.
 fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
     let mut n = 0u64;
     for (i, &byte) in bytes.iter().enumerate().take(10) {
@@ -154,7 +152,7 @@ fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
     Err("a number is cut off, or has more than 64 bits".to_owned())
 }
 
-/// Small numbers of either sign as small numbers.
+/// Maps numbers of small magnitude to small unsigned numbers.
 pub(crate) fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
@@ -163,9 +161,9 @@ pub(crate) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// The next id, `bits` flags below it. Ids rise, so the distance is at most 2^64-1; with flags it
-/// may need 66 bits, so a huge one is written apart: all flags bits as usual, distance 2^61-1 as an
-/// escape, then the distance itself.
+/// Appends the distance to the next id, with `bits` flags in its lowest bits. The two may need 66
+/// bits together. A distance of 2^61-1 or more therefore follows the flags and an escape (distance
+/// 2^61-1) as a number of its own.
 fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
     let escape = (1u64 << 61) - 1;
     if step < escape {
@@ -183,7 +181,7 @@ fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
     Ok((if step == escape { take_number(bytes)? } else { step }, flags))
 }
 
-/// Ids that never fall.
+/// Encoder and decoder of ids that never decrease.
 struct Rising(Option<u64>);
 
 impl Rising {
@@ -200,7 +198,7 @@ impl Rising {
     }
 }
 
-/// Writes a rows payload, row by row, ids rising.
+/// Writer of a rows payload. Ids must not decrease.
 pub struct RowsWriter {
     out: Vec<u8>,
     ids: Rising,
@@ -208,37 +206,41 @@ pub struct RowsWriter {
 }
 
 impl RowsWriter {
-    /// Rows of `fields` values each.
+    /// Creates a writer of rows with `fields` values each.
     pub fn new(fields: usize) -> RowsWriter {
         let mut out = Vec::new();
         put_number(&mut out, fields as u64);
         RowsWriter { out, ids: Rising(None), rows: 0 }
     }
 
-    /// The next row; `None`: there is none of this id. Panics if the id lies below the one before.
+    /// Appends a row; `None` if the row does not exist.
+    ///
+    /// # Panics
+    ///
+    /// If the id is below the previous one.
     pub fn row(&mut self, id: u64, values: Option<&[i64]>) {
         put_step(&mut self.out, self.ids.step(id), 1, u64::from(values.is_some()));
         values.unwrap_or(&[]).iter().for_each(|&n| put_number(&mut self.out, zigzag(n)));
         self.rows += 1;
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// Rows so far.
+    /// Returns the number of rows so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The payload.
+    /// Returns the payload.
     pub fn finish(self) -> Vec<u8> {
         self.out
     }
 }
 
-/// Reads a rows payload: `each` gets the id and the values, `None` if there is no such row.
+/// Reads a rows payload. `each` gets the id and the values, or `None` if the row does not exist.
 pub fn read_rows(
     mut bytes: &[u8],
     mut each: impl FnMut(u64, Option<&[i64]>) -> Result<(), String>,
@@ -264,7 +266,7 @@ pub fn read_rows(
     Ok(())
 }
 
-/// Writes a pairs payload, pair by pair, ids rising.
+/// Writer of a pairs payload. Ids must not decrease.
 #[derive(Default)]
 pub struct PairsWriter {
     out: Vec<u8>,
@@ -272,7 +274,11 @@ pub struct PairsWriter {
 }
 
 impl PairsWriter {
-    /// The next pair: whether it is set. Panics if the id lies below the one before.
+    /// Appends a pair and whether it is set.
+    ///
+    /// # Panics
+    ///
+    /// If the id is below the previous one.
     pub fn pair(&mut self, id: u64, member: MarkedMember, set: bool) {
         let step = id - self.last;
         self.last = id;
@@ -288,18 +294,18 @@ impl PairsWriter {
         }
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// The payload.
+    /// Returns the payload.
     pub fn finish(self) -> Vec<u8> {
         self.out
     }
 }
 
-/// Reads a pairs payload.
+/// Reads a pairs payload. `each` gets the id, the member, and whether the pair is set.
 pub fn read_pairs(
     mut bytes: &[u8],
     mut each: impl FnMut(u64, MarkedMember, bool) -> Result<(), String>,
@@ -320,7 +326,7 @@ pub fn read_pairs(
     Ok(())
 }
 
-/// Writes an exact-pairs payload, pair by pair, ids rising.
+/// Writer of an exact-pairs payload. Ids must not decrease.
 #[derive(Default)]
 pub struct ExactPairsWriter {
     out: Vec<u8>,
@@ -328,12 +334,16 @@ pub struct ExactPairsWriter {
 }
 
 impl ExactPairsWriter {
-    /// Behind a byte that says what the chunk of a snapshot holds.
+    /// Creates a writer whose output begins with `first`, the type of a snapshot's chunk.
     pub(crate) fn behind(first: u8) -> ExactPairsWriter {
         ExactPairsWriter { out: vec![first], last: 0 }
     }
 
-    /// The next pair. Panics if the id lies below the one before.
+    /// Appends a pair.
+    ///
+    /// # Panics
+    ///
+    /// If the id is below the previous one.
     pub fn pair(&mut self, pair: ledger::Pair<'_>, generation: u64) {
         let (step, set) = (pair.id - self.last, u64::from(pair.set));
         self.last = pair.id;
@@ -352,13 +362,13 @@ impl ExactPairsWriter {
         }
     }
 
-    /// The payload.
+    /// Returns the payload.
     pub fn finish(self) -> Vec<u8> {
         self.out
     }
 }
 
-/// Reads an exact-pairs payload: `each` gets the pair, and how often its id was forgotten before.
+/// Reads an exact-pairs payload. `each` gets the pair and the number of earlier FORGETs of its id.
 pub fn read_exact_pairs<'a>(
     mut bytes: &'a [u8],
     mut each: impl FnMut(ledger::Pair<'a>, u64) -> Result<(), String>,
@@ -385,7 +395,6 @@ pub fn read_exact_pairs<'a>(
     Ok(())
 }
 
-/// Appends ids, which rise, each with a number.
 fn put_ids(out: &mut Vec<u8>, ids: impl Iterator<Item = (u64, u64)>) {
     let mut before = 0;
     for (id, number) in ids {
@@ -395,7 +404,6 @@ fn put_ids(out: &mut Vec<u8>, ids: impl Iterator<Item = (u64, u64)>) {
     }
 }
 
-/// Reads what [`put_ids`] writes.
 fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     let (mut ids, mut id) = (Vec::new(), 0u64);
     while !bytes.is_empty() {
@@ -405,27 +413,27 @@ fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     Ok(ids)
 }
 
-/// A chunk of a ledger's file in a snapshot: ids whose pairs were dropped, which rise, each with
-/// the identity of the newest run that may still have some.
+/// Encodes dropped ids in ascending order as a chunk of a ledger's snapshot file. Each has the
+/// identity of the newest run that may still have pairs of it.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
     let mut out = vec![0];
     put_ids(&mut out, drops.iter().copied());
     out
 }
 
-/// Reads such a chunk, behind its first byte.
+/// Decodes such a chunk without its first byte.
 pub(crate) fn decode_drops(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     take_ids(bytes)
 }
 
-/// A forgotten payload: ids, which rise, with their generations.
+/// Encodes a forgotten payload: ids in ascending order with their generations.
 pub(crate) fn encode_forgotten(forgotten: impl Iterator<Item = (u64, u64)>) -> Vec<u8> {
     let mut out = Vec::new();
     put_ids(&mut out, forgotten);
     out
 }
 
-/// Reads a forgotten payload.
+/// Decodes a forgotten payload.
 pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     let forgotten = take_ids(bytes)?;
     let wrong = forgotten.iter().find(|(_, generation)| [0, u64::MAX].contains(generation));
@@ -435,18 +443,15 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
     }
 }
 
-/// A row, and where its values lie. Rows of a space may differ in width when its schema changes
-/// between two of them.
+/// Row in a commit. Rows of a space may differ in width if the schema changes during the commit.
 struct ReadRow {
     space: u32,
-    /// Of the first value.
+    /// Index of its first value.
     at: u32,
     id: u64,
-    /// How many values there are; 0: there is no such row.
     fields: u32,
 }
 
-/// A pair, and whether it is set.
 struct ReadPair {
     space: u32,
     set: bool,
@@ -454,7 +459,6 @@ struct ReadPair {
     member: MarkedMember,
 }
 
-/// A pair of a space with a ledger, and how often its id was forgotten.
 struct ReadExactPair {
     space: u32,
     set: bool,
@@ -463,12 +467,11 @@ struct ReadExactPair {
     generation: u64,
 }
 
-/// Space and id as one number, which one comparison orders.
 fn order(space: u32, id: u64) -> u128 {
     u128::from(space) << 64 | u128::from(id)
 }
 
-/// What a commit has read of the marked rows and pairs, until it becomes records.
+/// State of marked rows and pairs that a commit has read and not yet encoded.
 #[derive(Default)]
 pub struct Commit {
     rows: Vec<ReadRow>,
@@ -484,8 +487,8 @@ impl Commit {
         self.rows.is_empty() && self.pairs.is_empty() && self.exact_pairs.is_empty()
     }
 
-    /// A row as it is now. `read` fills in the values, and says whether there is such a row; if it
-    /// fails nothing is added.
+    /// Adds a row. `read` fills in its values and returns whether the row exists; if it fails
+    /// nothing is added.
     pub fn row(
         &mut self,
         space: u32,
@@ -509,12 +512,13 @@ impl Commit {
         Ok(())
     }
 
-    /// A pair as it is now.
+    /// Adds a pair and its state.
     pub fn pair(&mut self, space: u32, id: u64, member: MarkedMember, set: bool) {
         self.pairs.push(ReadPair { space, set, id, member });
     }
 
-    /// A pair of a space with a ledger, as it is now, of an id that was forgotten so often.
+    /// Adds a pair of a space with a ledger; `generation` is the number of earlier FORGETs of the
+    /// id.
     pub fn exact_pair(
         &mut self,
         space: u32,
@@ -530,14 +534,14 @@ impl Commit {
         self.exact_pairs.push(ReadExactPair { space, set, id, member, generation });
     }
 
-    /// Bytes that the records will take, about.
+    /// Returns the approximate number of bytes of the records.
     pub fn bytes(&self) -> usize {
         self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12 + self.exact_bytes
     }
 
-    /// Adds the records to a batch, one per space and kind, and forgets them. Each row and pair is
-    /// there once: the committer sees to that (C7), and the order in which two states of one were
-    /// read would be lost here.
+    /// Appends one record per space and kind to the batch and clears the commit. The committer
+    /// guarantees that each row and pair occurs once (C7); the sort would lose the order of two
+    /// states.
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));
@@ -571,14 +575,13 @@ impl Commit {
         self.forget();
     }
 
-    /// Whether no row and no pair comes twice; the rows are sorted.
     fn has_each_once(&self) -> bool {
         let mut pairs = std::collections::BTreeSet::new();
         self.rows.is_sorted_by(|a, b| order(a.space, a.id) < order(b.space, b.id))
             && self.pairs.iter().all(|pair| pairs.insert((pair.space, pair.id, pair.member)))
     }
 
-    /// Forgets what was collected.
+    /// Clears the commit.
     pub fn forget(&mut self) {
         buffer::clear(&mut self.rows);
         buffer::clear(&mut self.values);
@@ -600,7 +603,6 @@ mod tests {
         {
             let mut out = vec![];
             put_number(&mut out, n);
-            // Alone, and with more behind it.
             for behind in [&[][..], &[0x80; 12]] {
                 let all = [&out[..], behind].concat();
                 let mut bytes = &all[..];
@@ -627,7 +629,7 @@ mod tests {
         assert!(decode_forgotten(&[bytes, vec![1, 1]].concat()).is_err(), "above 2^64-1");
     }
 
-    /// The bytes of a like of post 1000 by member 42, as docs/formats.md has them.
+    /// A like of post 1000 by member 42, with the bytes in docs/formats.md.
     #[test]
     fn a_like_takes_eleven_bytes() {
         let mut row = RowsWriter::new(4);
@@ -679,7 +681,7 @@ mod tests {
         assert_eq!(read, pairs);
     }
 
-    /// Decoders are total: any bytes give rows or an error.
+    /// Any input must yield rows or an error.
     #[test]
     fn no_bytes_make_a_decoder_panic() {
         let mut rng = fastrand::Rng::with_seed(3);

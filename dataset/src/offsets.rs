@@ -1,47 +1,46 @@
-//! Offsets: how far the events of others (a broker's stream) are taken over.
+//! Offsets: positions up to which the events of other systems (a broker's stream) are taken over.
 //!
-//! Events change rows and pairs, and after them more of their source is read. Both are one change:
-//! it is made while the stripes of all that it touches are held, the catalogue's too, where the
-//! offset is marked, so one batch of the log has the rows and the offset (`engines/events.rs`,
-//! `store/src/commit` C6). Whatever ends the process, events before the offset count, and those
-//! from it on do not: they are read once more, here or on the replica that takes over.
+//! Taking over an event changes rows and pairs and moves the offset of its source. Both are one
+//! change. The writer holds the stripes of all touched ids, and the catalogue's stripe, where the
+//! offset is marked. So one batch of the log has the rows and the offset (`engines/events.rs`,
+//! `store/src/commit` C6). After any crash, events before the offset count and later ones do not.
+//! The later ones are read again, by this node or by the replica that takes over.
 //!
-//! An offset is known by the name of its source and a partition's number. None is ever forgotten: a
-//! source that is configured again goes on where it stopped. Each node gives them numbers of its
-//! own, by which marks name them.
+//! A key is the name of a source and a partition number. Offsets are never removed, so a source
+//! that is configured again resumes at its old position. Marks name offsets by numbers local to the
+//! node.
 
 use crate::log_records::{put_number, take_number};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Longest name of a source.
+/// Maximum length of a source's name in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
-/// Most offsets: sources, each with its partitions.
+/// Maximum number of offsets, over all sources and partitions.
 pub const MAX_OFFSETS: usize = 65_536;
-/// What a record takes at most.
+/// Maximum bytes of an offset in a record.
 pub const RECORD_BYTES: usize = MAX_NAME_BYTES + 1 + 5 + 10 + 10 + 10 + 10;
 
-/// Where a source is to be read on: a message, and how many of its events are taken over already.
+/// Position to resume reading a source: a message, and the number of its events taken over already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Offset {
-    /// As the source counts: a stream's sequence, a partition's offset, both halves of a stream's
-    /// id.
+    /// Position as the source counts: a stream's sequence, a partition's offset, or both halves of
+    /// a stream's id.
     pub message: u128,
-    /// Of that message.
+    /// Number of events of that message taken over already.
     pub events: u64,
-    /// Hash of the last message of which events were taken over: of this one if `events` is above
-    /// 0, else of the one before. 0: unknown. A stream that has another message there has lost its
-    /// end since, or is another stream.
+    /// Hash of the last message with events taken over: this one if `events` is above 0, else the
+    /// previous one. 0: unknown. A mismatch means that the stream lost its end or was replaced.
     pub hash: u64,
 }
 
-/// The offset is another one than the caller believed.
+/// Error: the offset differs from the one that the caller expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved;
 
 #[derive(Default)]
 struct All {
-    /// By source and partition: its number here.
+    /// Local numbers by source and partition.
     numbers: BTreeMap<(Box<str>, u32), u32>,
     offsets: Vec<(Box<str>, u32, Offset)>,
 }
@@ -61,24 +60,25 @@ impl All {
     }
 }
 
-/// See the top of the file.
+/// Offsets of all sources. See the module's documentation.
 #[derive(Default)]
 pub struct Offsets(Mutex<All>);
 
 impl Offsets {
-    /// Where a source is to be read on; none if it never was.
+    /// Returns the offset of a source, or `None` if the source was never read.
     pub fn get(&self, source: &str, partition: u32) -> Option<Offset> {
         let all = self.0.lock();
         all.numbers.get(&(source.into(), partition)).map(|&number| all.offsets[number as usize].2)
     }
 
-    /// All that are known, in order.
+    /// Returns all offsets, ordered by source and partition.
     pub fn list(&self) -> Vec<(Box<str>, u32, Offset)> {
         let all = self.0.lock();
         all.numbers.values().map(|&number| all.offsets[number as usize].clone()).collect()
     }
 
-    /// Sets an offset, and gives its number, to be marked. None: there are too many.
+    /// Sets an offset and returns its number for the mark. Returns `None` if there are too many
+    /// offsets, or if the name is too long.
     pub(crate) fn put(&self, source: &str, partition: u32, to: Offset) -> Option<u32> {
         let mut all = self.0.lock();
         let number = all.number(source, partition)?;
@@ -86,7 +86,6 @@ impl Offsets {
         Some(number)
     }
 
-    /// Appends the offset with this number, as a record has it.
     pub(crate) fn encode(&self, number: u32, out: &mut Vec<u8>) {
         let all = self.0.lock();
         if let Some((source, partition, offset)) = all.offsets.get(number as usize) {
@@ -94,7 +93,6 @@ impl Offsets {
         }
     }
 
-    /// All of them, as a record has them.
     pub(crate) fn encode_all(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for (source, partition, offset) in self.list() {
@@ -103,7 +101,7 @@ impl Offsets {
         out
     }
 
-    /// Takes offsets over from a record, or from a snapshot.
+    /// Sets the offsets of a log record or of a snapshot.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
         let mut all = Vec::new();
         read_offsets(bytes, |source, partition, offset| {
@@ -144,7 +142,7 @@ fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Re
     Ok(())
 }
 
-/// For the fuzzer: any bytes are offsets, which are written as they were read, or an error.
+/// Checks for the fuzzer that decoded offsets survive another round of encoding.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(bytes: &[u8]) {
     let offsets = Offsets::default();
@@ -185,7 +183,7 @@ mod tests {
         let mut record = vec![];
         offsets.encode(2, &mut record);
         assert_eq!(record.len(), RECORD_BYTES - 4, "a partition of one byte");
-        // Nothing of a damaged record is taken over.
+        // A damaged record must not change any offset.
         let before = again.list();
         assert!(again.decode(&all[..all.len() - 1]).is_err());
         assert!(again.decode(&[&[65], &[b'x'; 65][..]].concat()).is_err());

@@ -1,37 +1,38 @@
-//! How long a thread sleeps that now and then looks for work, when there was none. A look costs
-//! little, but to be woken for it does: 20 to 60 us of a processor that had nothing else to do, so
-//! that two threads at fifty looks a second each took most of what an idle server took. Nearly all
-//! of that work comes from writes, so where none come it is looked less often. What comes first
-//! after that waits for a long nap at most; writers that need memory before that wait for it, and
-//! writers that need a rewritten table do some of that themselves.
+//! Poll backoff: how long a background thread sleeps when it found no work.
+//!
+//! A wake-up costs 20 to 60 us on an idle processor, far more than the poll itself. Two threads
+//! with fifty polls a second each caused most of the load of an idle server. Nearly all work of
+//! these threads comes from writes, so they poll rarely when there are none. The first work after a
+//! quiet time waits at most `LONG`. Writers do not depend on it: they wait for memory or do a part
+//! of a table's rewrite by themselves.
 
 use std::time::Duration;
 
-/// Between two looks while something happens.
+/// Poll interval while the data change.
 const SHORT: Duration = Duration::from_millis(20);
-/// Between two looks when nothing has happened for a while.
+/// Poll interval after a quiet time.
 const LONG: Duration = Duration::from_millis(200);
-/// So many looks in vain are a while: a second. The log thread says what was changed every tenth of
-/// a second.
+/// Number of polls without work that make a quiet time: one second. The log thread publishes
+/// changes every 100 ms.
 const QUIET_LOOKS: u32 = 50;
 
-/// The poll backoff of one thread.
+/// Poll backoff of one thread.
 #[derive(Default)]
 pub struct PollBackoff {
-    /// Of [`crate::commit::dirty_parts::DirtyParts`], at the last look.
+    /// Count from [`crate::commit::dirty_parts::DirtyParts`] at the last poll.
     changes: u64,
-    /// Looks since something happened.
+    /// Polls since the last work or change.
     quiet: u32,
 }
 
 impl PollBackoff {
-    /// There was work.
+    /// Resets the backoff after work.
     pub fn worked(&mut self) {
         self.quiet = 0;
     }
 
-    /// There was none: how long to sleep.
-    /// `changes`: how often the data have changed so far.
+    /// Returns how long to sleep after a poll without work. `changes` is the number of changes so
+    /// far.
     pub fn next(&mut self, changes: u64) -> Duration {
         if std::mem::replace(&mut self.changes, changes) != changes {
             self.quiet = 0;

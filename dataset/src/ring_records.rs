@@ -1,4 +1,4 @@
-//! Records of how the rings of existence spaces stand: layouts and frontiers.
+//! Records of the rings of existence spaces: layouts and frontiers.
 
 use crate::log_records::{put_number, take_number};
 use phantom::{Layout, Range};
@@ -15,12 +15,11 @@ pub(crate) fn encode_ring(layout: &[Layout]) -> Vec<u8> {
     out
 }
 
-/// As [`encode_ring`] writes it.
 pub(crate) fn decode_ring(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, true)
 }
 
-/// As older builds wrote it: without the pairs at which tables are closed.
+/// Decodes the layout of an older release, which lacks the number of pairs that closes a table.
 pub(crate) fn decode_layout(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, false)
 }

@@ -1,18 +1,19 @@
-//! Tokens: increments that a client may send again, and that count once.
+//! Idempotency tokens: an increment sent twice under one token counts once.
 //!
-//! A client that got no answer cannot know whether its increment counted. With a *token* it may
-//! send it again: what was counted under that token is answered, and nothing changes. A token
-//! belongs to the row (or to one counter of it) that it was used on, so the stripe of the row's id,
-//! which the writer holds, makes "not there yet" and "counted" one step. A command that changes
-//! many rows may have been done in part, so there it is each counter's; both kinds of command ask
-//! for both (`Used::otherwise`).
+//! A client that got no reply cannot know whether its increment counted. With a token it sends the
+//! increment again; the server then returns the first reply and changes nothing. A token belongs to
+//! a row, or to one counter of a row. The writer holds the stripe of the row's id, so the lookup
+//! and the insert are one atomic step. A command that changes many rows may have been done in part,
+//! so its tokens belong to single counters. Both kinds of command look for both kinds of token
+//! (`Used::otherwise`).
 //!
-//! An entry is 128 bits of SHA-256 over space, id, field and token: equal on all nodes, and so hard
-//! to meet that no seed has to be kept. It goes into the log with its row, in one batch. The first
-//! byte chooses one of `SHARDS` rings, in which the oldest entry goes first when there is no
-//! room, so master, replica and a start let the same ones go. The time is that of the first use, by
-//! the clock of the node that was asked; it is compared with the clock of the one asked again, as
-//! far as that has gone no faster than time since the start.
+//! An entry is keyed by 128 bits of SHA-256 over space, id, field and token. All nodes compute the
+//! same key, and collisions are too expensive to search for, so the hash needs no secret seed. The
+//! log stores an entry in the same batch as its row. The first byte of the key selects one of
+//! `SHARDS` rings; a full ring evicts its oldest entry. Hence a master, its replicas and a
+//! restarted node evict the same entries. An entry holds the time of its first use, by the clock of
+//! the node that took it. Expiry compares that time with the wall clock, which may not run ahead of
+//! the monotonic clock.
 
 use crate::clock::unix_s;
 use crate::log_records::{put_number, take_number, unzigzag, zigzag};
@@ -27,33 +28,33 @@ use std::time::Instant;
 use store::time::{now, since};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Longest token.
+/// Maximum length of a token in bytes.
 pub const MAX_TOKEN_BYTES: usize = 64;
 
-/// Each with a lock of its own, which is held for less than a millisecond.
+/// Number of rings, each with its own lock. A lock is held for less than a millisecond.
 const SHARDS: usize = 64;
-/// Entries that are written or dropped under one lock.
+/// Maximum number of entries written or dropped under one lock.
 const AT_ONCE: usize = 1024;
-/// A ring of so few entries keeps its memory.
+/// Capacity, in entries, below which a ring never shrinks.
 const SMALL: usize = 64;
-/// Expired entries that one new entry makes room of.
+/// Maximum number of expired entries that one insert drops.
 const SWEPT: usize = 2;
-/// A clock that says less (2020) was not set yet.
+/// Clocks before this time (2020, Unix seconds) count as not yet set.
 const CLOCK_IS_SET_S: u32 = 1_577_836_800;
 
-/// A token as a command names it.
+/// Token as given in a command.
 #[derive(Clone, Copy)]
 pub struct Once<'a> {
-    /// At most [`MAX_TOKEN_BYTES`].
+    /// Bytes of the token, at most [`MAX_TOKEN_BYTES`].
     pub token: &'a [u8],
-    /// Whether it is one counter's, not the row's: a command that changes many rows may have been
-    /// done in part.
+    /// Whether the token belongs to one counter instead of the row. True for commands that change
+    /// many rows, which may be done in part.
     pub is_of_cell: bool,
-    /// Seconds since 1970.
+    /// Time of the request in Unix seconds.
     pub now_s: u32,
 }
 
-/// A token with its increment, hashed.
+/// Hashed token with the hash of its increment.
 #[derive(Clone, Copy)]
 pub(crate) struct Used {
     pub(crate) hash: u128,
@@ -84,9 +85,8 @@ impl Used {
         Used { hash: hash_of(once.token, space, id, field), increment, time_s: once.now_s }
     }
 
-    /// The same increment as if the token had been used by the other kind of command: of a row
-    /// those of its counters, of a counter that of its row. One of them that is known says that
-    /// the token was used.
+    /// Returns the entries that the other kind of command would have stored: per changed counter
+    /// for a row's token, of the row for a counter's token. Any hit means that the token was used.
     pub(crate) fn otherwise(
         self,
         once: Once<'_>,
@@ -101,7 +101,7 @@ impl Used {
     }
 }
 
-/// What a token is known by; `field`: as one counter's, else as the row's.
+/// Returns the key of a token; `field` is `None` for a row's token.
 fn hash_of(token: &[u8], space: u32, id: u64, field: Option<usize>) -> u128 {
     let digest = Sha256::new()
         .chain_update(space.to_le_bytes())
@@ -112,11 +112,11 @@ fn hash_of(token: &[u8], space: u32, id: u64, field: Option<usize>) -> u128 {
     digest.iter().take(16).fold(0, |hash, &byte| hash << 8 | u128::from(byte))
 }
 
-/// The token was used with another increment.
+/// Error: the token was used with a different increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Another;
 
-/// A token that was used, and what was answered.
+/// Used token with the values of its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     hash: u128,
@@ -158,14 +158,14 @@ impl Entry {
     }
 }
 
-/// Entries in the order in which they came. One that was used again after its time has two: the
-/// index knows the newer one.
+/// Entries in the order of arrival. A token that was used again after its expiry has two entries;
+/// the index then refers to the newer one.
 #[derive(Default)]
 struct Shard {
     ring: VecDeque<Entry>,
-    /// The number of the ring's first entry: numbers rise, and wrap.
+    /// Number of the first entry in the ring. Entry numbers increase by 1 and wrap.
     first: u32,
-    /// Numbers by the entries' hashes.
+    /// Entry numbers by hash.
     index: HashTable<u32>,
     heap_bytes: usize,
 }
@@ -183,7 +183,7 @@ impl Shard {
         self.number_of(hash, bucket).map(|number| &self.ring[self.place(number)])
     }
 
-    /// Drops the oldest entry; gives it if the index knew it.
+    /// Drops the oldest entry and returns it if the index referred to it.
     fn pop(&mut self, bucket: impl Fn(u128) -> u64) -> Option<Entry> {
         let entry = self.ring.pop_front()?;
         let first = self.first;
@@ -214,13 +214,12 @@ impl Shard {
     }
 
     fn bytes(&self) -> usize {
-        // A bucket of the index has one byte more.
+        // A bucket of the index has one control byte.
         self.ring.capacity() * size_of::<Entry>()
             + self.index.capacity() * (size_of::<u32>() + 1)
             + self.heap_bytes
     }
 
-    /// Gives memory back that a burst has taken.
     fn shrink(&mut self, bucket: impl Fn(u128) -> u64) {
         if self.ring.capacity() <= SMALL.max(4 * self.ring.len()) {
             return;
@@ -233,33 +232,33 @@ impl Shard {
     }
 }
 
-/// How many tokens there are, and what became of others.
+/// Counters of tokens for INFO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenStats {
-    /// Tokens that are kept.
+    /// Number of stored tokens.
     pub tokens: u64,
-    /// Memory that they take.
+    /// Memory of all tokens in bytes.
     pub bytes: u64,
-    /// Increments that came again and were answered.
+    /// Number of repeated increments that were answered from a token.
     pub repeated: u64,
-    /// Tokens that were dropped before their time, as there were too many.
+    /// Number of tokens evicted before their expiry for lack of room.
     pub dropped: u64,
-    /// How old the last of them was.
+    /// Age in seconds of the token evicted last.
     pub dropped_age_s: u64,
 }
 
-/// The tokens of a data set. See the top of the file.
+/// Token store of a data set. See the module's documentation.
 pub struct Tokens {
-    /// Of the index, a process's own: so no client can choose tokens that fill one bucket.
+    /// Seed of the index, random per process, so that clients cannot choose colliding tokens.
     seed: u64,
-    /// When it began, and what the clock said then.
+    /// Monotonic and wall clock (Unix seconds) at the start.
     began: (Instant, u32),
-    /// Seconds by which it was too early then, as far as it is known.
+    /// Seconds to add to the clock at the start, because that clock was behind.
     caught_up_s: AtomicU32,
     most: AtomicUsize,
     keep_s: AtomicU32,
     shards: Box<[Mutex<Shard>]>,
-    /// Whether there may be any: else there is nothing to sweep.
+    /// False if all rings are empty; a sweep then has nothing to do.
     any: AtomicBool,
     repeated: AtomicU64,
     dropped: AtomicU64,
@@ -267,7 +266,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// At most so many, for so many seconds.
+    /// Creates a store for `most` tokens that are kept for `keep_s` seconds.
     pub(crate) fn new(most: usize, keep_s: u64) -> Tokens {
         let tokens = Tokens {
             seed: fastrand::u64(..),
@@ -285,27 +284,28 @@ impl Tokens {
         tokens
     }
 
-    /// Other limits hold from now on; [`Tokens::sweep`] does what that means for those that are
-    /// there.
+    /// Changes the limits. [`Tokens::sweep`] applies them to existing entries.
     pub(crate) fn set_limits(&self, most: usize, keep_s: u64) {
         self.most.store(most, Relaxed);
         self.keep_s.store(u32::try_from(keep_s).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether tokens are kept at all.
     pub(crate) fn are_kept(&self) -> bool {
         self.most.load(Relaxed) > 0
     }
 
-    /// Most entries of a shard: all together as many as the limit says, but one each at least.
+    /// Returns the maximum number of entries of a shard. The shards share the limit evenly; each
+    /// gets at least one entry.
     fn most_of_shard(&self, shard: usize) -> usize {
         let most = self.most.load(Relaxed);
         let part = most / SHARDS + usize::from(shard < most % SHARDS);
         if most > 0 { part.max(1) } else { 0 }
     }
 
-    /// By the clock at the start and the time since: a clock that is put forward does not end all
-    /// tokens at once. It catches up ([`Tokens::sweep`]); one that was not set yet says nothing.
+    /// Returns the latest time accepted from the wall clock: its value at the start plus the
+    /// elapsed monotonic time. A clock that jumps forward thus does not expire all tokens at once;
+    /// [`Tokens::sweep`] follows the jump by one second per call. A clock not set at the start has
+    /// no limit.
     fn no_later_than_s(&self) -> u32 {
         let (began, began_s) = self.began;
         if began_s < CLOCK_IS_SET_S {
@@ -333,8 +333,8 @@ impl Tokens {
         entry.time_s.saturating_add(self.keep_s.load(Relaxed)) <= now_s
     }
 
-    /// Appends what was answered when the token was used first. False: it was not, lately. To be
-    /// asked in the stripe of its id, in which [`Tokens::put`] follows.
+    /// Appends the values of the first reply and returns true if the token is known and not
+    /// expired. The caller holds the id's stripe until after [`Tokens::put`].
     pub(crate) fn answer(&self, used: Used, out: &mut Vec<i64>) -> Result<bool, Another> {
         let shard = self.shard(used.hash).lock();
         let Some(entry) = shard.find(used.hash, self.bucket()(used.hash)) else { return Ok(false) };
@@ -349,17 +349,16 @@ impl Tokens {
         Ok(true)
     }
 
-    /// The token was used now, and this was answered.
     pub(crate) fn put(&self, used: Used, values: &[i64]) {
         let Used { hash, increment, time_s } = used;
         self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) }, true);
     }
 
-    /// `is_new`: it was used now, and is not told again by a log.
+    /// Inserts an entry. `is_new` is false for entries that are replayed from a log or snapshot.
     fn keep(&self, entry: Entry, is_new: bool) {
         let (bucket, now_s) = (self.bucket(), entry.time_s);
         let shard = &mut *self.shard(entry.hash).lock();
-        // A record that is told again, as behind a snapshot, keeps its place.
+        // A replayed record keeps its position in the ring.
         if let Some(number) = shard.number_of(entry.hash, bucket(entry.hash)) {
             let place = shard.place(number);
             let known = &mut shard.ring[place];
@@ -379,8 +378,8 @@ impl Tokens {
         self.any.store(true, Relaxed);
     }
 
-    /// Drops entries beyond `most`, and so many that have expired; counts those that had not, if
-    /// that is new.
+    /// Drops entries above `most`, and up to `expired` expired ones. Counts evictions of unexpired
+    /// entries if `is_new`.
     fn drop_oldest(
         &self,
         shard: &mut Shard,
@@ -405,12 +404,12 @@ impl Tokens {
         }
     }
 
-    /// Drops what has expired, some of it at a time. To be called about once a second.
+    /// Drops expired entries, at most `AT_ONCE` per ring. The owner calls it about once a second.
     pub fn sweep(&self, now_s: u32) {
         if now_s > self.no_later_than_s() {
             self.caught_up_s.fetch_add(1, Relaxed);
         }
-        // Before the shards: what comes meanwhile says so again.
+        // Clear the flag before the scan: an insert during the scan sets it again.
         if !self.any.swap(false, Relaxed) {
             return;
         }
@@ -418,7 +417,7 @@ impl Tokens {
         for (index, shard) in self.shards.iter().enumerate() {
             let most = self.most_of_shard(index);
             let shard = &mut *shard.lock();
-            // A limit that was lowered is reached step by step, too.
+            // Steps of at most `AT_ONCE` entries, also after the limit was lowered.
             let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
             self.drop_oldest(shard, most, AT_ONCE, (now_s, true));
             shard.shrink(self.bucket());
@@ -429,7 +428,7 @@ impl Tokens {
         }
     }
 
-    /// What INFO says of them.
+    /// Returns the counters for INFO.
     pub fn stats(&self) -> TokenStats {
         let mut stats = TokenStats {
             repeated: self.repeated.load(Relaxed),
@@ -445,7 +444,6 @@ impl Tokens {
         stats
     }
 
-    /// Appends the entry with this hash, as a record has it, if it is still there.
     pub(crate) fn encode(&self, hash: u128, out: &mut Vec<u8>) {
         let shard = self.shard(hash).lock();
         if let Some(entry) = shard.find(hash, self.bucket()(hash)) {
@@ -453,7 +451,7 @@ impl Tokens {
         }
     }
 
-    /// All entries, as records, in pieces.
+    /// Passes all entries to `each` as records, in pieces of at most `AT_ONCE` entries.
     pub(crate) fn encode_all<E>(
         &self,
         mut each: impl FnMut(&[u8]) -> Result<(), E>,
@@ -464,7 +462,7 @@ impl Tokens {
             loop {
                 piece.clear();
                 let shard = shard.lock();
-                // The entry at hand may have been dropped meanwhile; the next one is the oldest.
+                // If entry `next` was dropped between two pieces, continue with the oldest one.
                 let dropped = shard.first.wrapping_sub(next);
                 next = if dropped < u32::MAX / 2 { shard.first } else { next };
                 let from = shard.place(next);
@@ -484,7 +482,6 @@ impl Tokens {
         Ok(())
     }
 
-    /// All entries that were used from this second on, each as a record has it.
     #[cfg(test)]
     pub(crate) fn all(&self, from_s: u32) -> std::collections::BTreeSet<Vec<u8>> {
         let mut all = std::collections::BTreeSet::new();
@@ -500,7 +497,6 @@ impl Tokens {
         all
     }
 
-    /// Takes entries over from a record, or from a piece of a snapshot.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
         read_tokens(bytes, |entry| self.keep(entry, false))
     }
@@ -513,7 +509,7 @@ fn read_tokens(mut bytes: &[u8], mut each: impl FnMut(Entry)) -> Result<(), Stri
     Ok(())
 }
 
-/// For the fuzzer: any bytes are tokens, which are written as they were read, or an error.
+/// Checks for the fuzzer that decoded tokens survive another round of encoding.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(bytes: &[u8]) {
     let mut all = Vec::new();
@@ -557,7 +553,7 @@ mod tests {
         all
     }
 
-    /// By NTP, say, or as a virtual machine wakes up.
+    /// By NTP, or when a virtual machine resumes.
     #[test]
     fn a_clock_that_is_put_forward_ends_no_token() {
         let (tokens, now_s) = (tokens(1000, 3600), unix_s());
@@ -582,7 +578,7 @@ mod tests {
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         let stats = tokens.stats();
         assert_eq!((stats.tokens, stats.repeated, stats.dropped), (1, 2, 0));
-        // The first use leaves the ring, and takes nothing of the second with it.
+        // Dropping the entry of the first use must keep the entry of the second.
         tokens.sweep(NOW + 61);
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         tokens.sweep(NOW + 120);
@@ -623,14 +619,14 @@ mod tests {
             tokens.put(used(n, 1, NOW + n as u32 / 100), &[1]);
         }
         let stats = tokens.stats();
-        // Shards fill evenly, but not to the last entry.
+        // Shards fill evenly, but not exactly.
         assert!((MOST as u64 - 200..=MOST as u64).contains(&stats.tokens), "{stats:?}");
         assert_eq!(stats.dropped, 2 * MOST as u64 - stats.tokens);
         assert!((40..=90).contains(&stats.dropped_age_s), "a window of 64 s: {stats:?}");
         let last = 2 * MOST as u64 - 1;
         assert_eq!(answer(&tokens, used(last, 1, NOW + 128)), Ok(Some(vec![1])));
         assert_eq!(answer(&tokens, used(0, 1, NOW + 128)), Ok(None));
-        // In all of their memory no more than what the documentation says.
+        // The documentation promises at most 160 bytes per token.
         assert!(stats.bytes <= 160 * MOST as u64, "{stats:?}");
 
         tokens.set_limits(100, 3600);
@@ -650,7 +646,6 @@ mod tests {
     fn a_copy_holds_the_same_and_lets_the_same_go() {
         let before = tokens(64 * 20, 3600);
         for n in 0..3000 {
-            // Some are used again.
             let token = if n < 2900 { n } else { n - 500 };
             before.put(used(token, 1, NOW + n as u32), &vec![n as i64; n as usize % 5]);
         }
@@ -659,20 +654,20 @@ mod tests {
         after.decode(&bytes).unwrap();
         assert_eq!(after.stats().tokens, before.stats().tokens);
         assert_eq!(copy(&after), bytes);
-        // Told again, as behind a snapshot.
+        // Replay, as of the log after a snapshot.
         after.decode(&bytes).unwrap();
         assert_eq!(copy(&after), bytes);
         for n in 5000..6000 {
             before.put(used(n, 1, NOW + 3100), &[1]);
             after.put(used(n, 1, NOW + 3100), &[1]);
         }
-        // Those that were used again still lie in the ring of the original.
+        // The original's ring still holds outdated entries of tokens that were used again.
         assert!(before.all(0).is_subset(&after.all(0)));
         check_decoder(&bytes);
         assert!(after.decode(&bytes[..bytes.len() - 1]).is_err());
     }
 
-    /// Numbers of entries wrap, and dropped entries are passed over.
+    /// Entry numbers wrap, and `encode_all` skips entries that were dropped between pieces.
     #[test]
     fn a_ring_goes_on_beyond_the_last_number() {
         let tokens = tokens(64 * 8, 3600);

@@ -1,21 +1,20 @@
-//! Waiting for another thread (that of the log, say), on the worker threads, for one wake-up of
-//! each worker a change.
+//! Waiting for a state of another thread, such as the commit thread, with one wake-up per worker
+//! and change.
 //!
 //! ```text
 //!   commit thread --tell--> relay of worker 0 --> its connections that wait
 //!                      '--> relay of worker 1 --> its connections that wait
 //! ```
 //!
-//! Waking a task of another thread takes a system call (the thread may sleep in its poll), waking
-//! one of the own thread is a push to a list. With 64 clients that wait for one sync the calls cost
-//! more than all else that was done for them. So only one task of each worker, its *relay*, waits
-//! for the commit thread; the others leave their wakers in a list of their thread.
+//! Waking a task of another thread takes a system call, because that thread may sleep in its poll.
+//! Waking a task of the same thread is a push to a list. With 64 clients waiting for one sync the
+//! calls cost more than all other work for them. So only one task per worker, its *relay*, waits
+//! for the commit thread. The other tasks put their wakers into a list of their thread.
 //!
-//! Without waiters no wake-up happens: a task that is about to wait registers, and then looks once
-//! more.
+//! Without waiters there are no wake-ups: a task registers before it waits, and then checks the
+//! state once more.
 //!
-//! This relies on each worker being a runtime of one thread: a task stays on the thread that it was
-//! spawned on.
+//! Each worker must be a single-threaded runtime, so that a task stays on its thread.
 
 use slab::Slab;
 use std::cell::RefCell;
@@ -26,29 +25,27 @@ use std::task::{Poll, Waker};
 use tokio::sync::watch;
 
 thread_local! {
-    /// By [`Release::number`]: the waiters of this thread. An entry is there as long as its relay
-    /// is.
+    /// Waiters of this thread by [`Release::number`]. An entry exists as long as its relay.
     static WAITING: RefCell<HashMap<u64, Waiters>> = RefCell::default();
 }
 
-/// The waiters of one state.
 #[derive(Default)]
 struct Waiters {
-    /// How often all of them were woken.
+    /// Number of wake-ups so far.
     woken: u64,
     wakers: Slab<Waker>,
 }
 
-/// A waiter's place in the list, which it leaves when it waits no more: a waker keeps the task's
-/// memory, and there may be no change for days. As a task stays on its thread, so does its place.
+/// Entry of a waiter in the list, removed when the waiter stops waiting. A waker left there would
+/// keep its task's memory until the next change, which may take days.
 struct Place {
     number: u64,
-    /// When it got there, and where it is.
+    /// Number of wake-ups when it was inserted, and its key.
     at: Option<(u64, usize)>,
 }
 
 impl Place {
-    /// Takes a place, or keeps it.
+    /// Inserts the waker, or updates it in its present entry.
     fn take(&mut self, waiters: &mut Waiters, waker: &Waker) {
         match self.at {
             Some((woken, key)) if woken == waiters.woken => waiters.wakers[key].clone_from(waker),
@@ -60,7 +57,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let Some((woken, key)) = self.at else { return };
-        // Dropped when the list is not borrowed any more: it may be the last of its task.
+        // Drop the waker after the borrow ends: it may be the last reference to its task.
         let left = WAITING.try_with(|all| {
             let mut all = all.borrow_mut();
             let waiters = all.get_mut(&self.number).filter(|waiters| waiters.woken == woken)?;
@@ -70,16 +67,15 @@ impl Drop for Place {
     }
 }
 
-/// A state that one thread tells, and tasks of workers wait for.
+/// State that one thread publishes and tasks of the workers wait for.
 pub(crate) struct Release<T> {
     number: u64,
     state: watch::Sender<T>,
-    /// A task has looked since the last change that woke waiters, and waits.
+    /// Whether a task has checked the state since the last wake-up and waits.
     awaited: AtomicBool,
 }
 
 impl<T: Send + Sync + 'static> Release<T> {
-    /// Begins with this state.
     pub(crate) fn new(state: T) -> Release<T> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Release {
@@ -89,12 +85,11 @@ impl<T: Send + Sync + 'static> Release<T> {
         }
     }
 
-    /// The state now.
     pub(crate) fn look(&self) -> watch::Ref<'_, T> {
         self.state.borrow()
     }
 
-    /// Changes the state, and wakes the waiters.
+    /// Changes the state and wakes the waiters.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut T)) {
         self.state.send_if_modified(|state| {
             change(state);
@@ -102,15 +97,15 @@ impl<T: Send + Sync + 'static> Release<T> {
         });
     }
 
-    /// Waits until `asked` has an answer; what it asks beside the state must change before
-    /// [`Release::tell`] is called.
+    /// Waits until `asked` returns a value. Other state that `asked` reads must change before a
+    /// call of [`Release::tell`].
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         let mut place = Place { number: self.number, at: None };
         poll_fn(|cx| {
             let look = || asked(&self.state.borrow());
-            // The second look sees all that was told before the flag was up. A relay of this thread
-            // cannot run between it and the entry in the list, and is told of all that changes
-            // later.
+            // The second check sees every change made before the flag was set. This thread's relay
+            // cannot run between that check and the insertion, and is notified of every later
+            // change.
             let raise = || self.awaited.store(true, SeqCst);
             match look().or_else(|| {
                 raise();
@@ -137,14 +132,15 @@ impl<T: Send + Sync + 'static> Release<T> {
     }
 }
 
-/// One worker's: wakes its tasks with every change, until the state is gone.
+/// Wakes the waiters of one worker after every change, until the state is dropped.
 async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
-    // Even what changed before this began: a waiter in the list may have looked before that.
+    // Include changes from before the relay started: a waiter may have checked the state before
+    // them.
     state.mark_changed();
     let mut wakers = Slab::new();
-    // A waiter holds the state, so when it is gone there is none.
+    // A waiter holds the state, so after the drop there are no waiters.
     while state.changed().await.is_ok() {
-        // Not woken inside: a waker may run anything.
+        // Wake after the borrow ends: a waker may run any code.
         WAITING.with_borrow_mut(|all| {
             let waiters = all.entry(number).or_default();
             waiters.woken += 1;
@@ -173,8 +169,8 @@ mod tests {
         .await;
     }
 
-    /// A log without a change, and clients that wait for it with a deadline, again and again; or
-    /// that are polled for other reasons.
+    /// Clients wait with a deadline, again and again, or are polled for other reasons, while the
+    /// log does not change.
     #[test]
     fn a_waiter_has_one_place_and_leaves_it() {
         on_one_thread(async {
@@ -200,8 +196,8 @@ mod tests {
         });
     }
 
-    /// Tasks of two threads wait for numbers that a third one tells, as fast as it can: no task
-    /// sleeps through its own.
+    /// Tasks of two threads wait for numbers that a third thread publishes as fast as it can. Every
+    /// task must see its number.
     #[test]
     fn every_waiter_gets_its_number() {
         const LAST: u64 = 4_000;

@@ -1,42 +1,44 @@
-//! Changes of a catalogue while its data set is served, each as a command asks for it. Whether what
-//! comes of them fits together is asked afterwards ([`Catalogue::check`]), as of a configuration.
+//! Edits of a catalogue at run time, one method per command.
+//!
+//! An edit checks its own arguments. The caller then checks the whole catalogue with
+//! [`Catalogue::check`], as for a configuration.
 
 use super::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::options::words::with;
 use crate::options::{Action, Counter, Existence, LedgerMode, View};
 
-/// Words of a command: keys of a section, and their values.
+/// Options of a command: keys of a section with their values.
 pub(super) type Pairs<'a> = &'a [(String, String)];
 
-/// Why a catalogue was not changed.
+/// Why an edit was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
-    /// There is nothing of that name.
+    /// No object of this kind has that name.
     #[error("no such {0} '{1}'")]
     NoSuch(&'static str, String),
-    /// There is something of that name already.
+    /// An object of this kind has that name already.
     #[error("the {0} '{1}' exists already")]
     Exists(&'static str, String),
-    /// An option is not known, cannot be changed, or has an impossible value; or what would come of
-    /// it does not fit together.
+    /// An option is unknown or immutable or has an invalid value, or the result would be
+    /// inconsistent.
     #[error("{0}")]
     Invalid(String),
-    /// Views or actions need the space, or the view.
+    /// Views or actions use the space or the view.
     #[error("the {what} is used by {by}: drop that first")]
     InUse {
-        /// The space or view, with its name.
+        /// Kind and name of the used object.
         what: String,
-        /// What uses it.
+        /// Kinds and names of its users.
         by: String,
     },
 }
 
-/// What a counter space is made with for good, and what changes it, if anything does.
+/// Options of a counter space that SET cannot change, with advice.
 const FIXED_COUNTER: &[(&str, &str)] = &[
     ("name", "TM.SPACE RENAME changes it"),
     ("fields", "TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND and DROP change them"),
 ];
-/// The same for an existence space.
+/// Options of an existence space that SET cannot change, with advice.
 const FIXED_EXISTENCE: &[(&str, &str)] = &[
     ("name", "TM.SPACE RENAME changes it"),
     ("members", "make another space"),
@@ -61,7 +63,6 @@ fn changed<T: serde::Serialize + serde::de::DeserializeOwned>(
     with(made, pairs).map_err(EditError::Invalid)
 }
 
-/// A new entry of a section: its name, and the words behind it.
 fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     name: &str,
     pairs: Pairs<'_>,
@@ -71,7 +72,7 @@ fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     with(&T::default(), &pairs).map_err(EditError::Invalid)
 }
 
-/// Adds an entry to a list, or puts it in the place of the one of its name.
+/// Adds an entry to a list, or replaces the entry of the same name if `replaces`.
 fn put<T>(list: &mut Vec<T>, made: T, replaces: bool, name: fn(&T) -> &str) -> Result<(), T> {
     match list.iter_mut().find(|known| name(known) == name(&made)) {
         None => list.push(made),
@@ -81,7 +82,7 @@ fn put<T>(list: &mut Vec<T>, made: T, replaces: bool, name: fn(&T) -> &str) -> R
     Ok(())
 }
 
-/// "space.field" or "space": whether it is of this space.
+/// Whether "space.field" or "space" refers to this space.
 fn is_of(counter: &str, space: &str) -> bool {
     counter.split_once('.').map_or(counter, |(space, _)| space) == space
 }
@@ -102,7 +103,7 @@ impl Catalogue {
         }
     }
 
-    /// TM.SPACE CREATE of a counter space.
+    /// Creates a counter space (TM.SPACE CREATE).
     pub fn create_counter(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         let made: Counter = entry(name, pairs)?;
         self.check_new_space(name)?;
@@ -111,7 +112,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.SPACE CREATE of an existence space.
+    /// Creates an existence space (TM.SPACE CREATE).
     pub fn create_existence(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         let made: Existence = entry(name, pairs)?;
         self.check_new_space(name)?;
@@ -120,7 +121,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.SPACE ALTER SET.
+    /// Changes options of a space (TM.SPACE ALTER SET).
     pub fn set(&mut self, name: &str, pairs: Pairs<'_>) -> Result<(), EditError> {
         if let Some(known) = self.counter.iter_mut().find(|known| known.made.name == name) {
             known.made = changed(&known.made, pairs, FIXED_COUNTER)?;
@@ -129,7 +130,7 @@ impl Catalogue {
         let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
             return Err(EditError::NoSuch("space", name.to_owned()));
         };
-        // With a ledger tables are built anew.
+        // A space with a ledger rebuilds its filters for a new rate.
         let has_ledger = known.made.ledger != LedgerMode::Off;
         let is_fixed = |key: &str| !(has_ledger && key == "false_positive_rate");
         let fixed: Vec<_> = FIXED_EXISTENCE.iter().copied().filter(|(k, _)| is_fixed(k)).collect();
@@ -137,7 +138,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.SPACE RENAME: views and actions follow. Keys stay as they are.
+    /// Renames a space (TM.SPACE RENAME) and its uses in views and actions. Key patterns do not
+    /// change.
     pub fn rename(&mut self, from: &str, to: &str) -> Result<(), EditError> {
         if from != to {
             self.check_new_space(to)?;
@@ -171,7 +173,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.SPACE DROP.
+    /// Drops a space (TM.SPACE DROP).
     pub fn drop_space(&mut self, name: &str) -> Result<(), EditError> {
         let is_counter = self.counter.iter().any(|known| known.made.name == name);
         if !is_counter && !self.existence.iter().any(|known| known.made.name == name) {
@@ -198,7 +200,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.SPACE RETIRE: rows of ids below `horizon` are given up. A lower one changes nothing.
+    /// Retires the rows below `horizon` (TM.SPACE RETIRE). A lower horizon than before has no
+    /// effect.
     pub fn retire(&mut self, name: &str, horizon: u64) -> Result<(), EditError> {
         let known = self.counter.iter_mut().find(|known| known.made.name == name);
         let known = known.ok_or_else(|| EditError::NoSuch("counter space", name.to_owned()))?;
@@ -206,7 +209,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.VIEW CREATE, or with `replaces` CREATE REPLACE.
+    /// Creates a view (TM.VIEW CREATE); with `replaces`, replaces one of the same name.
     pub fn create_view(
         &mut self,
         name: &str,
@@ -217,7 +220,7 @@ impl Catalogue {
         put.map_err(|view| EditError::Exists("view", view.name))
     }
 
-    /// TM.VIEW DROP.
+    /// Drops a view (TM.VIEW DROP).
     pub fn drop_view(&mut self, name: &str) -> Result<(), EditError> {
         let users = self.view.iter().filter(|view| view.then.iter().any(|then| then == name));
         let by: Vec<String> = users.map(|view| format!("the view '{}'", view.name)).collect();
@@ -233,7 +236,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// TM.ACTION CREATE, or with `replaces` CREATE REPLACE.
+    /// Creates an action (TM.ACTION CREATE); with `replaces`, replaces one of the same name.
     pub fn create_action(
         &mut self,
         name: &str,
@@ -245,7 +248,7 @@ impl Catalogue {
         put.map_err(|action| EditError::Exists("action", action.name))
     }
 
-    /// TM.ACTION DROP.
+    /// Drops an action (TM.ACTION DROP).
     pub fn drop_action(&mut self, name: &str) -> Result<(), EditError> {
         let before = self.action.len();
         self.action.retain(|action| action.name != name);

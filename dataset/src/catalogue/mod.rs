@@ -1,22 +1,22 @@
-//! The catalogue: which spaces, views and actions the data folder has, with all that was declared
-//! of them, and under which numbers, with which schemas and seeds its spaces are.
+//! Catalogue: the spaces, views and actions of a data folder with their options, and the numbers,
+//! schemas and seeds of its spaces.
 //!
-//! Records name spaces by number, and filters are unreadable without their seed, so the catalogue
-//! is data: written to the log before the first record that needs it, and read back before anything
-//! else. The configuration seeds a new folder; from then on what the catalogue says holds, and the
+//! Records name spaces by number, and filters are unreadable without their seed. The catalogue is
+//! therefore data: the log has it before the first record that needs it, and recovery reads it
+//! first. The configuration initialises a new folder. Afterwards the catalogue applies, and the
 //! commands TM.SPACE, TM.VIEW and TM.ACTION change it (`edit`).
 //!
-//! As bytes it is TOML, with the keys of the configuration's lists; what else there is:
+//! Its encoding is TOML with the keys of the configuration's lists, and in addition:
 //!
-//! - `version`: rises with each change but those of schemas. None: a release that kept in the
-//!   catalogue only numbers, names, schemas and seeds wrote it. The rest is in the configuration
-//!   then, once more.
-//! - `last`: the highest number that any space has had. Numbers are never used again, so records of
-//!   a space that was dropped are known by theirs.
-//! - `number` of each space. `seed` and `first_id` of an existence space have 64 bits, which TOML's
-//!   integers have not: 16 hexadecimal digits.
-//! - `horizon` of a counter space, if ids were retired: in such digits, too.
-//! - `fields` of a counter space are the schema as it is: dropped fields are marked.
+//! - `version`: increases with every change except those of schemas. It is missing in catalogues of
+//!   releases that stored only numbers, names, schemas and seeds; the configuration completes
+//!   those.
+//! - `last`: the highest number ever given to a space. Numbers are never reused, which identifies
+//!   records of dropped spaces.
+//! - `number` of each space. `seed` and `first_id` of an existence space need 64 unsigned bits,
+//!   unlike TOML's integers, and are strings of 16 hexadecimal digits.
+//! - `horizon` of a counter space with retired ids, as such a string.
+//! - `fields` of a counter space: the schema with its dropped fields marked.
 
 mod edit;
 
@@ -29,12 +29,13 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// All that a data folder has.
+/// Catalogue of a data folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Catalogue {
-    /// Rises with each change; 0: see the top of the file.
+    /// Version, increased by every change except those of schemas; 0 for old releases (see the
+    /// module's documentation).
     pub version: u64,
-    /// The highest number that a space has had.
+    /// Highest number ever given to a space.
     pub last: u32,
     /// Counter spaces.
     pub counter: Vec<CounterEntry>,
@@ -46,44 +47,44 @@ pub struct Catalogue {
     pub action: Vec<Action>,
 }
 
-/// A counter space.
+/// Counter space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CounterEntry {
-    /// Names it in records; never used again for another.
+    /// Number of the space in records; never reused.
     pub number: u32,
-    /// What was declared of it; its fields as they were altered since, dropped ones marked.
+    /// Options of the space. Its fields are the current schema with dropped fields marked.
     pub made: Counter,
-    /// Ids below it have no rows any more: they were retired.
+    /// Lowest id that may have a row; lower ids were retired.
     pub horizon: u64,
 }
 
-/// An existence space.
+/// Existence space in the catalogue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExistenceEntry {
-    /// Names it in records; never used again for another.
+    /// Number of the space in records; never reused.
     pub number: u32,
-    /// What was declared of it. Its seed is secret.
+    /// Options of the space. The seed is secret.
     pub made: Existence,
 }
 
-/// The catalogue's own text is wrong: damage that the checksums did not see, or a newer release.
+/// Error: the catalogue is invalid, by damage that the checksums missed or by a newer release.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the catalogue cannot be read: {0}")]
 pub struct Unreadable(String);
 
-/// The fields of a schema that were not dropped, as the configuration writes them.
+/// Returns the fields of a schema without the dropped ones, in the configuration's syntax.
 fn living(fields: &str) -> Option<String> {
     let schema = counter::Schema::parse(fields).ok()?;
     let fields = schema.living().map(|(_, field)| field.to_string());
     Some(fields.collect::<Vec<_>>().join(" "))
 }
 
-/// Whether two texts are the same schema, dropped fields aside.
+/// Whether both texts are the same schema, apart from dropped fields.
 pub fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((living(a), living(b)), (Some(a), Some(b)) if a == b)
 }
 
-/// TOML's integers have a sign.
+/// Limits a number to the range of TOML's signed integers.
 fn within_toml(number: &mut u64) {
     *number = (*number).min(i64::MAX as u64);
 }
@@ -97,7 +98,7 @@ impl CounterEntry {
 }
 
 impl ExistenceEntry {
-    /// With a random seed, if none is given.
+    /// Creates an entry, with a random seed if none is given.
     fn new(number: u32, made: &Existence) -> ExistenceEntry {
         let mut made = made.clone();
         [&mut made.pairs_per_table, &mut made.memory_limit_bytes].into_iter().for_each(within_toml);
@@ -109,8 +110,8 @@ impl ExistenceEntry {
 }
 
 impl Catalogue {
-    /// The catalogue of a new folder, or of one whose catalogue does not say all: what is missing
-    /// is as in the configuration. Any other is as it is.
+    /// Returns the catalogue of a new folder, or the completion of an old release's catalogue from
+    /// the configuration. Any other catalogue is returned unchanged.
     pub fn completed(&self, options: &Options) -> Catalogue {
         if self.version > 0 {
             return self.clone();
@@ -131,7 +132,8 @@ impl Catalogue {
         Catalogue { version: 1, ..next.filled(options) }
     }
 
-    /// The same without new spaces, for what follows a log that will tell of them.
+    /// Completes an old release's catalogue like [`Catalogue::completed`], but without the
+    /// configuration's new spaces, which the log may create.
     pub fn filled(&self, options: &Options) -> Catalogue {
         if self.version > 0 {
             return self.clone();
@@ -158,7 +160,8 @@ impl Catalogue {
             let made = Existence { seed, false_positive_rate, first_id, ..made.clone() };
             *known = ExistenceEntry::new(known.number, &made);
         }
-        // A default view or action goes without what the spaces lack, which may have been altered.
+        // Default views and actions are reduced to existing spaces and fields, which may have been
+        // altered.
         let (counters, existences) = (next.counters(), next.existences());
         let is_default =
             |view: &View| defaults::is_view(&options.counter, &options.existence, view);
@@ -174,24 +177,25 @@ impl Catalogue {
         next
     }
 
-    /// The counter spaces, as the configuration lists them.
+    /// Returns the counter spaces as the configuration lists them.
     pub fn counters(&self) -> Vec<Counter> {
         self.counter.iter().map(|known| known.made.clone()).collect()
     }
 
-    /// The existence spaces, as the configuration lists them.
+    /// Returns the existence spaces as the configuration lists them.
     pub fn existences(&self) -> Vec<Existence> {
         self.existence.iter().map(|known| known.made.clone()).collect()
     }
 
-    /// Why what it says does not fit together, if it does not.
+    /// Checks that spaces, views and actions are consistent. The error names the first
+    /// inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let (counter, existence) = (&self.counters(), &self.existences());
         let lists = Lists { counter, existence, view: &self.view, action: &self.action };
         lists.check((&|_| false, &|_| false))
     }
 
-    /// The spaces that had another name in `before`: that one, and the one of now.
+    /// Returns the spaces renamed since `before`: old name, new name.
     pub fn renamed_since(&self, before: &Catalogue) -> Vec<(String, String)> {
         let names = |catalogue: &Catalogue| -> Vec<(u32, String)> {
             let counters = catalogue.counter.iter().map(|known| (known.number, &known.made.name));
@@ -207,9 +211,9 @@ impl Catalogue {
             .collect()
     }
 
-    /// Makes a configuration's lists what is true in this data folder. So a new folder that begins
-    /// with this configuration gets the same spaces, views and actions; with seeds of its own,
-    /// where the configuration gives none.
+    /// Overwrites the lists of a configuration with this catalogue. A new folder with that
+    /// configuration gets the same spaces, views and actions, and new seeds unless the
+    /// configuration sets them.
     pub fn describe(&self, options: Described<'_>) {
         let mut counters = self.counters();
         for made in &mut counters {
@@ -230,7 +234,8 @@ impl Catalogue {
         *options.action = self.action.clone();
     }
 
-    /// What a configuration says otherwise, a line each; `lists`: the names of those that it has.
+    /// Returns the differences of a configuration from this catalogue, one per line. `lists` names
+    /// the lists that the configuration file has.
     pub fn differences(&self, options: &Options, lists: &[String]) -> Vec<String> {
         let mut true_ones = options.clone();
         self.describe(Described {
@@ -256,7 +261,7 @@ impl Catalogue {
         said
     }
 
-    /// As a record's payload.
+    /// Encodes the payload of a record.
     pub fn encode(&self) -> Vec<u8> {
         // Structs of strings and numbers always have a TOML form.
         let table = |entry: Option<Table>| entry.unwrap_or_default();
@@ -293,7 +298,7 @@ impl Catalogue {
         all.to_string().into_bytes()
     }
 
-    /// From a record's payload.
+    /// Decodes the payload of a record.
     pub fn decode(bytes: &[u8]) -> Result<Catalogue, Unreadable> {
         let text = std::str::from_utf8(bytes).map_err(|e| Unreadable(e.to_string()))?;
         let mut all: Table = toml::from_str(text).map_err(|e| Unreadable(e.to_string()))?;
@@ -331,7 +336,7 @@ impl Catalogue {
     }
 }
 
-/// The lists of a configuration: [`Catalogue::describe`].
+/// Lists of a configuration, for [`Catalogue::describe`].
 pub struct Described<'a> {
     /// Counter spaces.
     pub counter: &'a mut Vec<Counter>,
@@ -350,7 +355,7 @@ fn say_unknown(kind: &str, name: &str) {
     );
 }
 
-/// Says where the entries of a list differ from what is true.
+/// Appends the differences between a list of the file and the same list of the catalogue.
 fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut Vec<String>) {
     let tables = |list: &[T]| -> Vec<Table> {
         list.iter().filter_map(|entry| Table::try_from(entry).ok()).collect()
@@ -380,7 +385,7 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
             {
                 let before = said.len();
                 differ_in_fields(&name(entry), file, is, said);
-                // Else it is their order.
+                // Otherwise the fields differ in order only.
                 if said.len() > before {
                     continue;
                 }
@@ -402,7 +407,7 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
     }
 }
 
-/// Names each field that one of two field lists of a counter space lacks, or declares otherwise.
+/// Appends each field that only one side has, or that both declare differently.
 fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
     let fields = |text: &str| -> BTreeMap<String, String> {
         let fields = text.split([' ', ',']).filter_map(|field| {

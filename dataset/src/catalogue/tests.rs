@@ -45,13 +45,12 @@ fn fields_that_differ_are_named() {
                 what holds";
     assert_eq!(said[0], line);
     assert!(said[1].contains(" is none in the data folder") && said[2].contains("and none in"));
-    // The same fields in another order.
     config.counter[0].fields = "repost:8 like:12 comment:8 read:16".into();
     let said = first.differences(&config, &lists);
     assert!(said.len() == 1 && said[0].contains("'post' has fields = "), "{said:?}");
 }
 
-/// Of a release that kept no more than numbers, names, schemas and seeds.
+/// Catalogue of a release that stored only numbers, names, schemas and seeds.
 #[test]
 fn an_old_catalogue_is_completed_from_the_configuration() {
     let old = "[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:24 !repost:8 read:16\"\n\
@@ -71,7 +70,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     assert_eq!((liked.made.seed, liked.made.first_id), (u64::MAX, 1 << 63));
     assert_eq!(liked.made.false_positive_rate, 0.001);
     assert_eq!(liked.made.pairs, "liked:{id} liked:{{id}}");
-    // The defaults go without what there is not.
+    // Default views and actions without missing spaces and fields.
     assert_eq!(filled.view[0].counters, ["post.like", "post.read"]);
     assert_eq!(filled.view[0].flags, ["liked"]);
     assert_eq!(filled.action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["like"]);

@@ -1,29 +1,29 @@
-//! Where entries lie in the log, and reading them.
+//! Index of the log's change entries, and reading them.
 //!
-//! A segment is read through once, when something first asks for a place in it, and then only where
-//! it has grown. What is remembered are *marks*, places between two batches from which a reader may
-//! begin, and a [`Tally`] per space, by which segments without entries of a space are passed over.
-//! A mark is 40 bytes, and there is one per 64 KiB at most: for 2 GiB of log 1.3 MB.
+//! A segment is scanned when a reader first needs a place in it, and later only where it has grown.
+//! The index holds marks, which are batch boundaries where a reader may begin, and a [`Tally`] per
+//! space. A reader skips segments without entries of its space. A mark takes 40 bytes, at most one
+//! per 64 KiB: 1.3 MB for 2 GiB of log.
 //!
-//! No file is read under the lock. Two readers may look through the same part at once; the one that
-//! is later finds that it is known.
+//! Files are read without the lock. Two readers may scan the same part concurrently; the second one
+//! discards its result.
 
 use super::{CHECKS, Change, Id, each_change};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use store::{BATCH_HEAD_BYTES, Error, Position, SegmentHead, Step, Store, Tail};
 
-/// Log between two marks, at least.
+/// Minimum bytes of log between two marks.
 const MARK_BYTES: u64 = 64 << 10;
-/// Log that is looked through before what was found is noted.
+/// Bytes of log scanned before the result is added to the index.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// Which entries are wanted.
+/// Entries that a reader wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// Those of all spaces.
+    /// Entries of all spaces.
     All,
-    /// Those of the space with this number, and what the catalogue says.
+    /// Entries of the space with this number, and those of the catalogue.
     Space(u32),
 }
 
@@ -36,12 +36,12 @@ impl Scope {
     }
 }
 
-/// Entries of a space, or of several.
+/// Count and range of a set of entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many.
+    /// Number of entries.
     pub entries: u64,
-    /// The first and the last of them, if there are any.
+    /// Ids of the first and the last entry, if there are any.
     pub ends: Option<(Id, Id)>,
 }
 
@@ -60,36 +60,36 @@ impl Tally {
     }
 }
 
-/// Where a reader wants to begin.
+/// Position where a reader begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With the first entry that is there.
+    /// At the oldest entry of the log.
     Oldest,
-    /// Behind all that is there.
+    /// After the newest entry of the log.
     End,
-    /// Behind this one; behind 0-0: with the first one ever.
+    /// After this entry. After 0-0: at the first entry ever written.
     After(Id),
-    /// With this one.
+    /// At this entry.
     At(Id),
 }
 
-/// Why it cannot.
+/// Why a reader cannot begin or continue.
 #[derive(Debug)]
 pub enum Lost {
-    /// The log does not reach back to there.
+    /// The log no longer reaches back to the position.
     Trimmed,
-    /// It is in no history that led here.
+    /// The position belongs to a diverged history.
     Parted,
-    /// The log is not there yet.
+    /// The position is after the end of the log.
     Ahead,
-    /// The disk, or damage.
+    /// An I/O error, or damage.
     Store(Error),
 }
 
 impl From<Error> for Lost {
     fn from(error: Error) -> Lost {
         match error {
-            // Removed while it was on its way there.
+            // The segment was removed after the path was read.
             Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Lost::Trimmed
             }
@@ -98,39 +98,38 @@ impl From<Error> for Lost {
     }
 }
 
-/// Looks at all of the log. A segment that is removed meanwhile is none of it any more.
+/// Calls `look` again, up to eight times, when a segment is removed concurrently.
 fn again<T>(look: impl Fn() -> Result<T, Lost>) -> Result<T, Lost> {
     let mut looks = (0..8).map(|_| look());
     looks.find(|found| !matches!(found, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
 }
 
-/// A place in the log from which a reader goes on.
+/// Position of a reader in the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     head: SegmentHead,
     at: Position,
-    /// Entries of the batch behind it that are not wanted.
+    /// Number of entries to skip in the next batch.
     skip: u32,
 }
 
 impl Place {
-    /// The log's byte.
+    /// Returns the offset in the log.
     pub fn offset(&self) -> u64 {
         self.at.offset
     }
 
-    /// Whether all behind it was written a moment ago, so that reading it waits for no disk and
-    /// takes little time.
+    /// Whether at most 128 KiB of the same segment follow. They were written recently, so reading
+    /// them takes little time and no disk access.
     pub fn is_at_hand(&self, end: Position) -> bool {
         const AT_HAND_BYTES: u64 = 128 << 10;
         self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= AT_HAND_BYTES
     }
 }
 
-/// What is known of a segment.
 struct Segment {
     head: SegmentHead,
-    /// It was read up to here.
+    /// End of the scanned part.
     to: Position,
     marks: Vec<Position>,
     tallies: BTreeMap<u32, Tally>,
@@ -155,32 +154,29 @@ impl Segment {
     }
 }
 
-/// The segments that are there now, up to a durable end.
 struct Path {
     heads: Vec<SegmentHead>,
     end: Position,
 }
 
 impl Path {
-    /// Where this segment ends.
     fn end_of(&self, index: usize) -> u64 {
         self.heads.get(index + 1).map_or(self.end.offset, |next| next.base)
     }
 
-    /// The segment that holds this byte of the log.
     fn index_of(&self, offset: u64) -> Option<usize> {
         self.heads.partition_point(|head| head.base <= offset).checked_sub(1)
     }
 }
 
-/// See the top of the file.
+/// Index of the log's entries. See the module's documentation.
 #[derive(Default)]
 pub struct ChangeLog {
     segments: Mutex<Vec<Segment>>,
 }
 
 impl ChangeLog {
-    /// Bytes of memory that it takes.
+    /// Returns the memory of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
         let bytes = |segment: &Segment| {
             size_of::<Segment>()
@@ -190,7 +186,7 @@ impl ChangeLog {
         self.segments.lock().iter().map(bytes).sum()
     }
 
-    /// The log as it is now. What is known of other segments is forgotten.
+    /// Returns the current segments, and drops removed ones from the index.
     fn path(&self, store: &Store, end: Position) -> Result<Path, Lost> {
         let (known, heads) = again(|| {
             let segments = self.segments.lock();
@@ -211,13 +207,13 @@ impl ChangeLog {
         Ok(Path { heads, end })
     }
 
-    /// Reads what is not known of a segment, up to this byte of the log at least.
+    /// Scans the part of a segment that is not indexed, at least up to this log offset.
     fn learn(&self, store: &Store, path: &Path, index: usize, until: u64) -> Result<(), Lost> {
         let (head, until) = (path.heads[index], until.min(path.end_of(index)));
         loop {
             let found = |segment: &&mut Segment| segment.head == head;
             let at = match self.segments.lock().iter_mut().find(found) {
-                // Another reader has seen it go.
+                // Another reader has dropped the removed segment.
                 None => return Err(Lost::Trimmed),
                 Some(known) if known.to.offset >= until => return Ok(()),
                 Some(known) => known.to,
@@ -255,7 +251,7 @@ impl ChangeLog {
         }
     }
 
-    /// The last mark of a segment that lies at this byte of the log or before it.
+    /// Returns the last mark of a segment at or before this log offset.
     fn mark(&self, head: &SegmentHead, offset: u64) -> Position {
         let segments = self.segments.lock();
         let known = segments.iter().find(|segment| segment.head == *head);
@@ -266,7 +262,7 @@ impl ChangeLog {
         before.unwrap_or_else(|| Position::first_of(head))
     }
 
-    /// Where a reader begins in the log that is durable up to `end`.
+    /// Finds the place where a reader begins in the log, which is durable up to `end`.
     pub fn find(&self, store: &Store, end: Position, start: Start) -> Result<Place, Lost> {
         let path = self.path(store, end)?;
         let (Some(first), Some(last)) = (path.heads.first(), path.heads.last()) else {
@@ -284,7 +280,7 @@ impl ChangeLog {
             return if first.previous == 0 { begin(first) } else { Err(Lost::Trimmed) };
         }
         if id.seq == 0 {
-            // The beginning of a term.
+            // An id of the form term-0: the beginning of a term.
             let at = path.heads.partition_point(|head| head.term < id.term);
             return match path.heads.get(at) {
                 None => Err(Lost::Ahead),
@@ -320,14 +316,14 @@ impl ChangeLog {
                 })
                 .map_err(|what| damaged(store, at, &what))?;
             }
-            // A batch has fewer than 2^26 bytes.
+            // A batch is shorter than 2^26 bytes.
             let skip = number as u32 + u32::from(!is_wanted);
             return if is_there { Ok(Place { head, at, skip }) } else { Err(Lost::Parted) };
         }
     }
 
-    /// Tells `each` the entries behind `place` up to `end`, until it gives false or `most` bytes of
-    /// the log were read. True: it was stopped by neither. `place` is where to go on.
+    /// Passes the entries after `place` up to `end` to `each`, and advances `place`. Stops when
+    /// `each` returns false, or after `most` bytes of the log. Returns true if it reached `end`.
     pub fn read(
         &self,
         store: &Store,
@@ -383,7 +379,8 @@ impl ChangeLog {
         }
     }
 
-    /// Where to go on if this segment, which begins, is known to hold nothing that is wanted.
+    /// Returns the place after this segment and its successors that have no wanted entries. `None`
+    /// if this segment must be read.
     fn pass_over(
         &self,
         store: &Store,
@@ -416,7 +413,7 @@ impl ChangeLog {
         known.map(|segment| segment.tally(scope)).unwrap_or_default()
     }
 
-    /// What `make` makes of the entries from `from` down to `to`, of `most` at most.
+    /// Reads the entries from `from` back to `to` and returns up to `most` results of `make`.
     pub fn read_back(
         &self,
         store: &Store,
@@ -443,7 +440,7 @@ impl ChangeLog {
                 let mark = self.mark(&head, high - 1);
                 let mut place = Place { head, at: mark, skip: 0 };
                 let mut some = VecDeque::new();
-                // Within one segment only the offset counts.
+                // Within one segment only the offset matters.
                 let limit = Position { segment: head.segment, offset: high, ..end };
                 self.read(store, limit, scope, &mut place, u64::MAX, |id, space, change| {
                     if id > from {
@@ -469,8 +466,8 @@ impl ChangeLog {
         Ok(found)
     }
 
-    /// How many entries there are, and the first and the last of them. All of the log is read that
-    /// is not known yet. `is_known`: whether there still is such a space.
+    /// Returns the count and range of the entries, scanning all parts that are not indexed.
+    /// `is_known` returns whether a space still exists; entries of other spaces do not count.
     pub fn count(
         &self,
         store: &Store,
@@ -493,7 +490,7 @@ impl ChangeLog {
         Ok(all)
     }
 
-    /// How many entries there are behind a place.
+    /// Returns the number of entries after a place, with `is_known` as in [`ChangeLog::count`].
     pub fn count_behind(
         &self,
         store: &Store,
@@ -522,7 +519,7 @@ impl ChangeLog {
         Ok(entries)
     }
 
-    /// How many segments there are, and where the first of them begins.
+    /// Returns the number of segments and the offset of the first one.
     pub fn reach(&self, store: &Store, end: Position) -> Result<(usize, u64), Lost> {
         let path = self.path(store, end)?;
         Ok((path.heads.len(), path.heads.first().map_or(0, |head| head.base)))

@@ -1,4 +1,4 @@
-//! Changes as others follow them: the log, read as a stream of states.
+//! Changes: the log as a stream of states for consumers.
 //!
 //! ```text
 //!   batch at offset 900 of the log, chain value ..417
@@ -7,17 +7,17 @@
 //!     record: pairs of space 2     7, 42   -> entry 3, id <term>-903417
 //! ```
 //!
-//! An entry is what one row, one pair or the catalogue is now: state, as in the log (promise 2). So
-//! a reader may see an entry twice, and is right with the last one.
+//! An entry holds the current state of one row, one pair or the catalogue, as in the log (promise
+//! 2). A consumer may get an entry twice, and the last one is right.
 //!
-//! An *id* names the term, the place, and three digits of the chain value of its batch. The place
-//! is the batch's offset plus the number of the entry in it, from 1: no two entries share one, as
-//! an entry takes a byte of the log at least. Term and chain say whose history it is: an id of a
-//! log that has parted from this one is recognised, and not taken for another entry
+//! An *id* consists of the term, a place, and three digits of the chain value of the batch. The
+//! place is the batch's offset plus the number of the entry in the batch, from 1. Places are unique
+//! because an entry takes at least one byte of the log. Term and chain value identify the history:
+//! an id from a diverged log is detected instead of mistaken for another entry
 //! (`docs/decisions/0015-changes-are-read-from-the-log.md`).
 //!
-//! Nothing is kept of a change but the log itself. [`ChangeLog`] remembers where entries lie, by
-//! what it has read: a place per 64 KiB, and how many entries each segment has of each space.
+//! The log is the only storage of changes. [`ChangeLog`] caches positions of entries: a place per
+//! 64 KiB, and the number of entries of each space in each segment.
 
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::{
@@ -31,36 +31,37 @@ mod log;
 
 pub use log::{ChangeLog, Lost, Place, Scope, Start, Tally};
 
-/// The part of an id that is the place: it is multiplied by this, and the rest is of the chain.
+/// Factor of the place in an id; the remainder is the check from the chain value.
 const CHECKS: u64 = 1000;
 
-/// Names an entry, and its place among all. Shown as Redis shows ids of streams.
+/// Id of an entry, ordered by position. Displayed like the ids of Redis streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
-    /// Of the history that has it.
+    /// Term of the history that contains the entry.
     pub term: u64,
     /// Place and check.
     pub seq: u64,
 }
 
 impl Id {
-    /// Before all entries.
+    /// Id below those of all entries.
     pub const MIN: Id = Id { term: 0, seq: 0 };
-    /// Behind all entries.
+    /// Id above those of all entries.
     pub const MAX: Id = Id { term: u64::MAX, seq: u64::MAX };
 
-    /// Of the entry with this number, from 0, in a batch.
+    /// Returns the id of an entry by its number in the batch, from 0.
     fn of(term: u64, offset: u64, chain: u32, number: u32) -> Id {
         let place = offset.saturating_add(u64::from(number) + 1);
         Id { term, seq: place.saturating_mul(CHECKS).saturating_add(u64::from(chain) % CHECKS) }
     }
 
-    /// The byte of the log that it names: of its batch, or of what follows in that.
+    /// Returns the log offset of the id's place: at or after the start of its batch. `None` for
+    /// place 0.
     fn byte(self) -> Option<u64> {
         (self.seq / CHECKS).checked_sub(1)
     }
 
-    /// The number right below it.
+    /// Returns the next lower id; the lowest id returns itself.
     pub fn before(self) -> Id {
         match (self.term, self.seq) {
             (0, 0) => self,
@@ -69,7 +70,7 @@ impl Id {
         }
     }
 
-    /// The number right above it.
+    /// Returns the next higher id.
     pub fn after(self) -> Option<Id> {
         match (self.term, self.seq) {
             (u64::MAX, u64::MAX) => None,
@@ -85,25 +86,25 @@ impl fmt::Display for Id {
     }
 }
 
-/// What an entry says.
+/// Content of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change<'a> {
-    /// The catalogue, as its record has it.
+    /// Encoded catalogue.
     Catalogue(&'a [u8]),
-    /// A row of a counter space; `None`: there is none of this id.
+    /// Row of a counter space: id and values, or `None` if the row does not exist.
     Row(u64, Option<&'a [i64]>),
-    /// A pair of an existence space, and whether it is set.
+    /// Pair of an existence space: id, member, and whether the pair is set.
     Pair(u64, MarkedMember, bool),
-    /// The same of a space with a ledger, with its member as it is.
+    /// Pair of a space with a ledger, with its original member.
     ExactPair(ledger::Pair<'a>),
-    /// The lowest id of which an existence space keeps pairs.
+    /// Lowest id that an existence space has pairs of.
     Horizon(u64),
-    /// All pairs of this id of an existence space were unset.
+    /// Id of an existence space whose pairs were all unset.
     Forgotten(u64),
 }
 
-/// Tells `each` what the body of a batch changes: the entry's number in it, its space, and what it
-/// says; until that gives false. An error: damage.
+/// Passes the changes of a batch's body to `each`: the entry's number in the batch, its space, and
+/// its content. Stops when `each` returns false. The error describes damage.
 pub fn each_change(
     body: &[u8],
     mut each: impl FnMut(u32, u32, Change<'_>) -> bool,
@@ -113,7 +114,7 @@ pub fn each_change(
     let mut tell = |space: u32, change: Change<'_>| {
         stopped.set(!each(number, space, change));
         number += 1;
-        // Ends the record at hand, too.
+        // The error also ends the current record.
         if stopped.get() { Err(String::new()) } else { Ok(()) }
     };
     for record in Records::new(body) {
@@ -137,7 +138,7 @@ pub fn each_change(
             Some(RecordKind::Layout | RecordKind::Ring) if !payload.is_empty() => {
                 take_number(&mut payload).and_then(|low| tell(space, Change::Horizon(low)))
             }
-            // What these say is no change of a row or a pair.
+            // Records that change no row and no pair.
             Some(
                 RecordKind::Layout
                 | RecordKind::Ring

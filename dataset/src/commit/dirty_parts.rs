@@ -1,4 +1,4 @@
-//! Which parts of the data the files of the last snapshot still hold as they are.
+//! Dirty parts: the id ranges that the next snapshot must write again.
 
 use crate::log_records::RecordKind;
 use parking_lot::Mutex;
@@ -6,16 +6,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use store::{FileEntry, Role, Tag};
 
-/// Which parts (id ranges of spaces) have changed since they were last written. The commit thread
-/// says what changes.
+/// Dirty flags of all parts (id ranges of spaces) since their last write. The commit thread sets
+/// them.
 #[derive(Default)]
 pub struct DirtyParts {
-    /// Per space, by lowest id: highest id, the stamp of the file that holds the part, and whether
-    /// it changed since.
+    /// Parts of each space by lowest id.
     spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
-    /// Spaces that had pairs aside when they were last written.
+    /// Spaces that had outlier pairs at the last snapshot.
     aside: Mutex<HashSet<u32>>,
-    /// Ranges of spaces that went to the disk since the snapshot under way began.
+    /// Ranges (space, lowest and highest id) moved to the disk since the current snapshot began.
     gone: Mutex<Vec<(u32, u64, u64)>>,
     changes: AtomicU64,
 }
@@ -28,12 +27,11 @@ struct Part {
 }
 
 impl DirtyParts {
-    /// Something about `id` has changed.
     pub(crate) fn touch(&self, space: u32, id: u64) {
         self.touch_all([(space, id)].into_iter());
     }
 
-    /// The same for many, under one lock. Those of one part that come one after the other cost one
+    /// Marks the parts of many ids as dirty under one lock. Adjacent ids of one part cost one
     /// search.
     pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
         let mut spaces = self.spaces.lock();
@@ -54,15 +52,15 @@ impl DirtyParts {
         self.changes.fetch_add(changes, Relaxed);
     }
 
-    /// Changed rows and pairs since the process began, about; the commit thread's last round is in
-    /// it.
+    /// Approximate number of changed rows and pairs since the process began, including the last
+    /// round of the commit thread.
     pub fn changes(&self) -> u64 {
         self.changes.load(Relaxed)
     }
 
-    /// Takes over what a manifest names.
+    /// Takes the parts over from the files of a manifest.
     pub(crate) fn adopt(&self, files: &[FileEntry]) {
-        // What the last process had aside is not known: then it may have moved.
+        // Whether the last process had outliers is unknown, so assume that each head had some.
         self.aside.lock().extend(
             files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space),
         );
@@ -79,10 +77,9 @@ impl DirtyParts {
         }
     }
 
-    /// These tables are the parts of the space from now on. Gives for each the stamp of the file
-    /// that holds it, if it has one and has not changed since; the others are to be written. That
-    /// they have changed is forgotten in the same moment, under the same lock: what changes from
-    /// here on counts for the next snapshot.
+    /// Sets the parts of the space to `tables`. Returns for each the stamp of the file that holds
+    /// it, or `None` if it must be written. The dirty flags are reset under the same lock, so that
+    /// later changes count for the next snapshot.
     pub(crate) fn begin(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<Option<u64>> {
         let mut spaces = self.spaces.lock();
         let before = spaces.remove(&space).unwrap_or_default();
@@ -100,7 +97,7 @@ impl DirtyParts {
         kept
     }
 
-    /// The space has these tables by now. Gives those that it had not, which are to be written.
+    /// Adds parts for tables that are new since [`DirtyParts::begin`], and returns those tables.
     pub(crate) fn grow(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<(u64, u64)> {
         let mut spaces = self.spaces.lock();
         let parts = spaces.entry(space).or_default();
@@ -112,7 +109,7 @@ impl DirtyParts {
         tables.iter().copied().filter(|table| is_new(table)).collect()
     }
 
-    /// The part has a new file after all.
+    /// Records that the part was written again with this stamp.
     pub(crate) fn rewritten(&self, space: u32, low: u64, stamp: u64) {
         if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low))
         {
@@ -120,18 +117,18 @@ impl DirtyParts {
         }
     }
 
-    /// Whether the space had pairs aside the last time; `now`: whether it has.
+    /// Returns whether the space had outliers at the last snapshot, and stores whether it has some
+    /// `now`.
     pub(crate) fn had_outliers(&self, space: u32, now: bool) -> bool {
         let mut aside = self.aside.lock();
         if now { !aside.insert(space) } else { aside.remove(&space) }
     }
 
-    /// A snapshot begins.
     pub(crate) fn begin_all(&self) {
         self.gone.lock().clear();
     }
 
-    /// Whether what a file of the snapshot under way holds has gone to the disk since.
+    /// Whether the contents of this file of the current snapshot have moved to the disk.
     pub(crate) fn is_gone(&self, tag: &Tag) -> bool {
         let within = |&(space, low, last): &(u32, u64, u64)| {
             space == tag.space && low <= tag.low && tag.high <= last
@@ -141,8 +138,8 @@ impl DirtyParts {
         is_part && self.gone.lock().iter().any(within)
     }
 
-    /// The parts of the space that lie in a range go to the disk: they must be written again, and
-    /// what a snapshot under way has of them is not needed.
+    /// Removes the parts of a range that moves to the disk. The current snapshot no longer needs
+    /// their files; if the range returns to memory, its parts are written again.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
         self.gone.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {
@@ -150,12 +147,12 @@ impl DirtyParts {
         }
     }
 
-    /// All parts of the space must be written again.
+    /// Makes all parts of the space dirty.
     pub(crate) fn forget_space(&self, space: u32) {
         self.spaces.lock().remove(&space);
     }
 
-    /// The snapshot failed: nothing of it can be relied on.
+    /// Makes all parts of all spaces dirty, after a failed snapshot.
     pub(crate) fn forget(&self) {
         self.spaces.lock().clear();
     }
@@ -165,7 +162,7 @@ impl DirtyParts {
 mod tests {
     use super::*;
 
-    /// Else a start would read into memory what had gone from there.
+    /// Otherwise a start would load the moved rows back into memory.
     #[test]
     fn what_went_to_the_disk_is_not_kept_and_left_out_of_the_snapshot_under_way() {
         let tables = [(0, 9), (10, 19), (20, 29)];
@@ -182,7 +179,7 @@ mod tests {
         parts.begin_all();
         assert!(!gone(1, 10, 19), "that was the last one's");
         assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
-        // A table that changes meanwhile is written again.
+        // A table that changed since its file was written is written again.
         parts.touch_all([(1, 3), (1, 4)].into_iter());
         assert_eq!(parts.begin(1, &tables, 7), [None, Some(6), Some(5)]);
     }

@@ -1,5 +1,5 @@
-//! Encodes marked state as log records for the commit thread. The records of a batch are in an
-//! order in which a reader can apply them one by one.
+//! Encodes marked state as log records for the commit thread. The order of the records in a batch
+//! allows a reader to apply them one by one.
 
 use crate::cold::Unreadable;
 use crate::commit::Durability;
@@ -15,49 +15,46 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use store::{Batch, Committed, Health, Source, buffer};
 
-/// What the commit thread reads from.
 pub(crate) struct CommitSource<'a> {
     shared: &'a Durability,
     current: &'a Current,
     commit: Commit,
-    /// Why a marked row could not be read. It was changed, went to the disk as it is, and the log
-    /// may know an older state of it, which a start would take for newer than the disk's: so the
-    /// round fails, and its marks come again.
+    /// Why a marked row could not be read. The row changed and then moved to the disk. The log may
+    /// hold an older state, which a start would prefer to the disk's. So the round fails and its
+    /// marks return to the queue.
     unreadable: Option<store::Error>,
-    /// Forgotten ids, by space, with their generations.
+    /// Forgotten ids with their generations: space, id, generation.
     forgotten: Vec<(u32, u64, u64)>,
-    /// The version of the catalogue that the log has.
+    /// Version of the catalogue in the log.
     version: Option<u64>,
-    /// Tokens that were used, as a record has them.
+    /// Encoded records of used tokens and of moved offsets; whether cursors of groups have moved.
     tokens: Vec<u8>,
-    /// Offsets that have moved, as a record has them.
     offsets: Vec<u8>,
-    /// Cursors of groups have moved.
     groups_moved: bool,
-    /// What the log has of the spaces, by their numbers.
+    /// Schemas in the log, by number of the counter space.
     counters: BTreeMap<u32, Arc<Schema>>,
-    /// Of a space of pairs how often its ring had changed, and its frontier.
+    /// Change count of the ring and frontier in the log, by number of the existence space.
     existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
-/// How the rows of one stripe are read: its lock is held, so a list of tables that was taken under
-/// it has all that is marked there.
+/// Read views of the rows of one stripe. They are taken under the stripe's lock, so their list of
+/// tables covers all marks of that stripe.
 struct Views<'a> {
     engines: &'a Engines,
-    /// Of the counter space with this number.
+    /// View of the counter space used last.
     last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
-    /// Rows of the id at hand that have been read.
+    /// Rows of the current id that were read already.
     done: SmallVec<[(u32, u64); 4]>,
 }
 
-/// Marks, or recovered records, whose state is asked for together.
+/// Number of marks, or recovered records, whose state is prefetched together.
 pub(crate) const PREFETCHED: usize = 32;
 
-/// A forgotten id in a record, about.
+/// Approximate bytes of a forgotten id in a record.
 const FORGOTTEN_BYTES: usize = 12;
 
 impl<'a> CommitSource<'a> {
-    /// For a log that says nothing yet of what these engines are: its first batch does.
+    /// Creates a source for a log without any state of these engines; the first batch writes it.
     pub(crate) fn new(shared: &'a Durability, current: &'a Current) -> CommitSource<'a> {
         CommitSource {
             shared,
@@ -68,16 +65,15 @@ impl<'a> CommitSource<'a> {
             tokens: Vec::new(),
             offsets: Vec::new(),
             groups_moved: false,
-            // Recovery has written the catalogue, if it was not what the log said; but a client may
-            // have changed a schema since then.
+            // Recovery has logged the catalogue, but a client may have changed a schema since then.
             version: None,
             counters: BTreeMap::new(),
             existences: BTreeMap::new(),
         }
     }
 
-    /// Reads a row, unless it was the last one: marks of one id lie side by side, and most of them
-    /// name the same.
+    /// Reads a row unless it was read just before: marks of one id are adjacent and often name the
+    /// same row.
     fn row(&mut self, views: &mut Views<'_>, number: u32, id: u64) {
         if views.done.contains(&(number, id)) {
             return;
@@ -90,8 +86,8 @@ impl<'a> CommitSource<'a> {
         self.note_unreadable(space.name(), read);
     }
 
-    /// Before the pairs: a reader that applies them one by one drops with it what it holds of the
-    /// id's earlier generations.
+    /// Encodes the forgotten ids. They precede the pairs, because a reader drops the pairs of
+    /// earlier generations when it applies them.
     fn encode_forgotten(&mut self, batch: &mut Batch) {
         self.forgotten.sort_unstable();
         self.forgotten.dedup();
@@ -118,11 +114,11 @@ impl<'a> CommitSource<'a> {
             self.row(views, counters, id);
         }
         match marks[at].read() {
-            // `encode` sees for itself.
+            // `encode` detects changes by itself.
             Marked::Catalogue => {}
             Marked::Forgotten(number, id) => {
-                // Now, as the rows and pairs that go with it are read. Below the horizon it is not
-                // known any more.
+                // Read the generation together with the rows and pairs. Below the horizon it is
+                // unknown.
                 let space = engines.existence_by_number(number);
                 let generation = space.map_or(0, |space| space.generation(id));
                 if generation > 0 {
@@ -140,7 +136,7 @@ impl<'a> CommitSource<'a> {
         }
     }
 
-    /// A pair, by the number of its space. `told`: what marks tell of it.
+    /// Encodes a pair. `told` is the state according to the marks ([`told`]).
     fn pair(
         &mut self,
         space: Option<&ExistenceSpace>,
@@ -151,10 +147,9 @@ impl<'a> CommitSource<'a> {
             return;
         }
         if let Some((space, ledger)) = space.and_then(|space| Some((space, space.ledger()?))) {
-            // Now, as the pair is read.
             let generation = space.generation(id);
             let now = match (told, member) {
-                // Of an id that was never forgotten: the ledger need not be asked.
+                // The id was never forgotten, so the marks suffice without the ledger.
                 (Some(true), MarkedMember::Number(member)) if generation == 0 => {
                     Some((OwnedMember::Number(member), true))
                 }
@@ -167,7 +162,7 @@ impl<'a> CommitSource<'a> {
         }
         let is_number = matches!(member, MarkedMember::Number(_));
         if is_number && space.is_some_and(|space| space.generation(id) > 0) {
-            // Of before its id was forgotten: nothing asks for it any more.
+            // The mark predates the id's last FORGET; no reader needs the pair.
             return;
         }
         match (told, space) {
@@ -202,7 +197,6 @@ impl<'a> Views<'a> {
         }
     }
 
-    /// Asks the cache for what [`CommitSource::read`] will look at.
     fn prefetch(&mut self, marks: &[Mark], at: usize) {
         match marks[at].read() {
             Marked::Row(space, id) => self.prefetch_row(space, id),
@@ -230,14 +224,12 @@ impl<'a> Views<'a> {
 impl Source<Mark> for CommitSource<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
-        // That an id is forgotten changes no table.
+        // Forgetting an id changes no table.
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Forgotten(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
-        // Of a space that is no more nothing is read, and nothing logged.
+        // Rows and pairs of dropped spaces are neither read nor logged.
         let engines = self.current.now();
         let mut views = Views::new(&engines);
-        // Each state lies in cache lines of its own: asked for together, they do not wait for
-        // memory one by one.
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
             some.clone().for_each(|at| views.prefetch(marks, at));
@@ -253,8 +245,8 @@ impl Source<Mark> for CommitSource<'_> {
         if let Some(error) = self.unreadable.take() {
             return Err(error);
         }
-        // The catalogue goes before the rows that may need it: they were read before the schemas
-        // are looked at here.
+        // Rows were read before this point, so these schemas cover them. The catalogue precedes the
+        // rows in the batch.
         let engines = self.current.load();
         let mut changed = self.version.replace(engines.version()) != Some(engines.version());
         if changed {
@@ -267,10 +259,12 @@ impl Source<Mark> for CommitSource<'_> {
             changed |= seen.is_none_or(|seen| !Arc::ptr_eq(&seen, &now));
         }
         if changed {
-            // It may be later than what was seen: then it is logged twice.
+            // The catalogue may be newer than the schemas seen above; then the next batch logs it
+            // again.
             batch.push(0, RecordKind::Catalogue as u8, &self.current.catalogue().encode());
         }
-        // Where pairs go is told before the pairs, and was read after them (L1).
+        // The layout was read after the pairs, so it covers them, and it precedes them in the batch
+        // (L1).
         for space in engines.existences() {
             let seen = self.existences.get(&space.number());
             let now = space.course(seen.map_or(u64::MAX, |(changes, _)| *changes));
@@ -319,7 +313,7 @@ impl Source<Mark> for CommitSource<'_> {
     }
 
     fn may_part(&self, before: &Mark, after: &Mark) -> bool {
-        // A flag and its counter, a token and its row.
+        // A flag and its counter, or a token and its row, must stay in one batch.
         before.place().1 != after.place().1
     }
 
@@ -331,12 +325,13 @@ impl Source<Mark> for CommitSource<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
-        // Before any replica can have it: so a thread that hears of an acknowledgement finds what
-        // was acknowledged.
+        // Before replicas can have the round, so that a thread woken by an acknowledgement finds
+        // its offset.
         let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
         self.shared.reach(now.written_to, now.synced_to);
         if !has_grown {
-            // It failed, or replicas have all of it already: there will be no acknowledgement.
+            // The round failed, or replicas have all of it: no acknowledgement will wake the
+            // waiters.
             self.shared.acknowledged();
         }
         self.shared.release.tell(|r| {
@@ -356,7 +351,6 @@ impl Source<Mark> for CommitSource<'_> {
     }
 }
 
-/// The pair that a mark or a record names.
 pub(crate) fn pair(space: &phantom::Space, id: u64, member: MarkedMember) -> Pair {
     match member {
         MarkedMember::Number(n) => space.first_pair(id, &Member::Number(n)),

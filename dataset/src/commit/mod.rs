@@ -1,4 +1,4 @@
-//! From a write to the disk and back: how far commits have come, and their waiters.
+//! Durability: how far commits have come, and the tasks that wait for them.
 //!
 //! ```text
 //!   write: Engines enters the id's stripe, changes, marks
@@ -8,10 +8,11 @@
 //!
 //! [`store::Committer`] has the rules of commits. `encode.rs` and `ring_records.rs` encode marked
 //! state as records; `recovery/apply.rs` applies recovered records.
-//! Here is what is ours beside: what clients are told while the disk says no. Writes are refused
-//! ([`Durability::refusal`]), reads go on, and waiters for a commit are told that it is not safe.
-//! Nothing that was applied is forgotten: it will be in the log when there is room, but it was not
-//! reported as safe.
+//!
+//! This module also decides what clients get while the log cannot be written. Writes are refused
+//! ([`Durability::refusal`]) and reads continue. Waiters for a commit get an error: their change is
+//! in memory, but not durable. Applied changes stay in memory, and the log gets them once it can be
+//! written again.
 
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
@@ -32,20 +33,21 @@ mod round_offsets;
 
 use round_offsets::Ends;
 
-/// A replica syncs at least every second, if its disk lets it.
+/// Time that a flush waits for a replica's sync. A replica syncs at least every second unless its
+/// disk is slow.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
-/// Most bytes of changes that belong together. The rest of a batch is for schemas, layouts and
-/// heads of records, and for a little of others.
+/// Maximum bytes of changes that must be in one batch. The rest of a batch is for schemas, layouts,
+/// record heads and other small changes.
 pub const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
-/// How long a request that shows the log's end waits for acknowledged writes that the log lacks.
+/// Maximum wait of a request that shows the log's end for acknowledged writes that the log lacks.
 const LOGGED_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a reader looks whether a writer's turn, of some microseconds, has ended.
+/// Poll interval of a reader that waits for a writer's turn, which takes microseconds.
 const TURN_ENDS: Duration = Duration::from_millis(1);
 
-/// How far commits have come, as connections wait for it.
+/// Progress of commits, as connections wait for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Reached {
     pub(crate) durable: Ticket,
@@ -55,28 +57,29 @@ pub(crate) struct Reached {
     pub(crate) reason: Arc<str>,
 }
 
-/// What writers, connections and the commit thread share.
+/// State shared by writers, connections and the commit thread.
 pub struct Durability {
     pub(crate) committer: Committer<Mark>,
     pub(crate) release: Release<Reached>,
     pub(crate) ends: Ends,
-    /// What WAIT and a stop wait for: a replica has acknowledged something, a round has failed or
-    /// added nothing, the role is another.
+    /// Wakes WAIT and a stop: a replica acknowledged, a round failed or added nothing, or the role
+    /// changed.
     acknowledged: Release<()>,
-    /// End of the log: appended, synced.
+    /// Ends of the log: appended, synced.
     positions: Mutex<(Position, Position)>,
-    /// The log's end, appended and synced: rises with either.
+    /// Offsets of both ends of the log (appended, synced); a change of either notifies.
     grown: watch::Sender<(u64, u64)>,
-    /// The log is a replica's, which its master's batches grow.
+    /// Whether this node is a replica, whose log its master's batches extend.
     follows: AtomicBool,
-    /// Replies to all up to this ticket may have gone before the sync: `always` came later.
+    /// Highest ticket whose reply may have been sent before the sync, because the policy became
+    /// `always` only later.
     replied: AtomicU64,
-    /// What snapshots must write again.
+    /// Parts of the data that snapshots must write again.
     pub parts: DirtyParts,
 }
 
 impl Durability {
-    /// Nothing is committed before `run`.
+    /// Creates the state. Nothing is committed before the commit thread runs.
     pub fn new(policy: Fsync) -> Durability {
         let reached =
             Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
@@ -96,8 +99,8 @@ impl Durability {
         }
     }
 
-    /// Waits for what the replies to a write have to wait for: room in the log's queue, and with
-    /// `always`, or if `everysec` is late, the disk.
+    /// Waits until the replies to a write may be sent. Waits for room in the log's queue and, with
+    /// `always` or if `everysec` is late, for the sync.
     pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
         self.room().await;
         if self.holds_replies() || self.committer.is_late() {
@@ -107,13 +110,13 @@ impl Durability {
         }
     }
 
-    /// Where writers mark what they change.
+    /// Returns the committer, where writers mark what they change.
     #[inline]
     pub fn committer(&self) -> &Committer<Mark> {
         &self.committer
     }
 
-    /// Why a write must be refused now, if it must.
+    /// Returns why writes must be refused now, or `None`.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
@@ -122,8 +125,8 @@ impl Durability {
         }
     }
 
-    /// This node is to be a master, and its log cannot be begun: writes are refused with the
-    /// reason. False if that was said already.
+    /// Refuses writes because a new master cannot begin its log. Returns false if writes were
+    /// refused for this reason already.
     pub fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
         let is_new = self.committer.health() == Health::Good
@@ -132,9 +135,8 @@ impl Durability {
         is_new
     }
 
-    /// Whether changes that were acknowledged are not synced: a stop while the log cannot be
-    /// written would lose them. With `always` what is not synced was not acknowledged, but for what
-    /// was changed under another policy.
+    /// Whether acknowledged changes are not synced, so that a stop would lose them while the log
+    /// cannot be written. With `always` this happens only for changes made under an earlier policy.
     pub fn would_lose(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -143,7 +145,7 @@ impl Durability {
         !self.follows.load(SeqCst) && synced < self.acknowledged_ticket()
     }
 
-    /// The round of the last write whose reply may have been sent.
+    /// Returns the round of the last write whose reply may have been sent.
     fn acknowledged_ticket(&self) -> Ticket {
         if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() }
     }
@@ -162,34 +164,32 @@ impl Durability {
         }
     }
 
-    /// The offset to show to clients: the log's end, or one more while the log lacks an
+    /// Returns the offset to show to clients: the log's end, or one more while the log lacks an
     /// acknowledged write. A replica has all of them only when it has reached this offset.
     pub fn acknowledged_offset(&self) -> u64 {
         let is_short = !self.has_logged();
         self.shown().offset + u64::from(is_short)
     }
 
-    /// Waits until the log can be written and all that was acknowledged is synced. For tasks.
+    /// Waits until the log can be written and all acknowledged changes are synced. For tasks.
     pub async fn recovered(&self) {
         let is_safe = |r: &Reached| r.health == Health::Good && !self.has_unsynced(r.synced);
         self.release.wait(|r| is_safe(r).then_some(())).await;
     }
 
-    /// Writes are refused from now on.
     fn refuse(&self, reason: Arc<str>, health: Health) {
         self.release.tell(|r| r.reason = reason);
         self.committer.set_health(health);
-        // Waiters that were woken before that, and sleep again.
+        // Wakes waiters that checked the health before `set_health` and sleep again.
         self.release.tell(|_| ());
     }
 
-    /// It is begun, or is a replica's.
+    /// Accepts writes: the log has begun, or belongs to a replica.
     pub fn able(&self) {
         self.committer.set_health(Health::Good);
     }
 
-    /// Whether so many changes wait for the log that a writer is to wait first:
-    /// [`Durability::room`].
+    /// Whether the log's queue is so long that a writer must wait in [`Durability::room`].
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.committer.is_crowded()
@@ -207,8 +207,8 @@ impl Durability {
         self.release.wait(asked).await;
     }
 
-    /// Waits until so much could be reserved for changes that belong together
-    /// ([`Committer::reserve`]); or until they are refused anyway. For tasks of the workers.
+    /// Waits until `bytes` can be reserved for changes of one batch ([`Committer::reserve`]), or
+    /// until writes are refused. For tasks of the workers.
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
@@ -221,31 +221,31 @@ impl Durability {
         self.release.wait(asked).await;
     }
 
-    /// Whether replies to writes wait for the disk.
+    /// Whether replies to writes wait for the sync.
     #[inline]
     pub fn holds_replies(&self) -> bool {
         self.committer.policy() == SyncPolicy::Always
     }
 
-    /// Whether replies to reads do, if what they show is not there yet. What a replica shows its
-    /// master has synced, and so has the replica itself: with `always` it syncs before it applies.
+    /// Whether replies to reads wait until the state they show is durable. False on a replica: its
+    /// master has synced that state, and with `always` the replica syncs before it applies.
     #[inline]
     pub fn holds_reads(&self) -> bool {
         self.holds_replies() && !self.follows.load(Relaxed)
     }
 
-    /// Changes when a write is safe. Replies that wait already do so as before.
+    /// Changes the sync policy. Replies that already wait keep their old condition.
     pub fn set_policy(&self, policy: Fsync) {
         let held = self.holds_replies();
         self.committer.set_policy(policy_of_store(policy));
         if !held {
-            // A writer that found the old policy has marked its change before.
+            // A writer that read the old policy marked its change before this point.
             self.replied.fetch_max(self.committer.ticket(), SeqCst);
         }
     }
 
-    /// Waits until everything up to `ticket` is safe. The error is what to tell the writers.
-    /// For tasks of the workers.
+    /// Waits until all changes up to `ticket` are durable under the policy. The error is the reply
+    /// to the writers. For tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.hurry(ticket);
         self.release
@@ -259,9 +259,10 @@ impl Durability {
             .await
     }
 
-    /// Waits until what was read is safe: with the round that [`Committer::sight`] gave, or with
-    /// all that has been changed, if that is not known. Reads go on while the disk fails, so it
-    /// does not wait for more than an attempt. For tasks of the workers.
+    /// Waits until the state that a reader saw is synced. `shown` is the round from
+    /// [`Committer::sight`], or `Ticket::MAX` if unknown: then it waits for all changes so far.
+    /// Returns after a failed attempt too, because reads continue while the disk fails. For tasks
+    /// of the workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
@@ -281,54 +282,56 @@ impl Durability {
         }
     }
 
-    /// Where the log ends: appended, and synced.
+    /// Returns the ends of the log: appended, synced.
     pub fn positions(&self) -> (Position, Position) {
         *self.positions.lock()
     }
 
-    /// Up to where others may have the log: what is written, which a kill does not take; with
-    /// `always` what is synced. A replica shows what it has applied.
+    /// Returns the position up to which clients and replicas may see the log. With `always` that is
+    /// the synced end, else the written end, which survives a kill. A replica returns what it has
+    /// applied.
     pub fn shown(&self) -> Position {
         let (written, synced) = self.positions();
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
     }
 
-    /// Up to where the log is both applied here and synced: no restart takes it back.
+    /// Returns the position up to which the log is both applied here and synced; a restart keeps
+    /// it.
     pub fn certain(&self) -> Position {
         let (written, synced) = self.positions();
         if written.offset < synced.offset { written } else { synced }
     }
 
-    /// Waits until that lies beyond this offset. For tasks of the workers.
+    /// Waits until [`Durability::certain`] is above this offset. For tasks of the workers.
     pub async fn certain_beyond(&self, offset: u64) {
         self.release.wait(|_| (self.certain().offset > offset).then_some(())).await;
     }
 
-    /// To be told when an end of the log moves.
+    /// Returns a receiver that is notified when an end of the log moves.
     pub fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
         self.grown.subscribe()
     }
 
-    /// The log ends here: appended, and synced.
+    /// Publishes the ends of the log: appended, synced.
     pub fn reach(&self, written: Position, synced: Position) {
         *self.positions.lock() = (written, synced);
         let now = (written.offset, synced.offset);
         self.grown.send_if_modified(|ends| std::mem::replace(ends, now) != now);
     }
 
-    /// The log is a replica's, applied and durable up to here.
+    /// Publishes the ends of a replica's log: applied, durable.
     pub fn followed(&self, applied: Position, durable: Position) {
         self.follows.store(true, SeqCst);
         self.reach(applied, durable);
-        // No round will come.
+        // Replicas have no commit rounds that would wake the waiters.
         self.release.tell(|_| ());
     }
 
-    /// Waits until everything that was changed before this call is synced.
+    /// Waits until all changes made before this call are synced.
     pub fn flush(&self) -> store::Result<()> {
         let applied = self.positions().0.offset;
         let began = time::now();
-        // A replica's log is synced by its link, in time.
+        // The replica's link syncs the log.
         while self.follows.load(SeqCst) {
             if self.positions().1.offset >= applied {
                 return Ok(());
@@ -343,7 +346,7 @@ impl Durability {
         self.committer.flush().map(|_| ())
     }
 
-    /// Waits until everything up to `ticket` may be had by others, and gives the log's end then.
+    /// Waits until clients and replicas may see all changes up to `ticket`. Returns the log's end.
     pub async fn shown_offset(&self, ticket: Ticket) -> Result<u64, String> {
         if !self.follows.load(SeqCst) {
             self.safe(ticket).await?;
@@ -351,13 +354,13 @@ impl Durability {
         Ok(self.shown().offset)
     }
 
-    /// Where the log ended with everything up to `ticket` in it, once others may have that; the
-    /// error: it could not be written.
+    /// Returns the log's end once it contains all changes up to `ticket` and may be seen by
+    /// replicas; `Err` if the round failed.
     pub fn shown_at(&self, ticket: Ticket) -> Option<Result<u64, ()>> {
         if self.follows.load(SeqCst) {
             return Some(Ok(self.shown().offset));
         }
-        // A round that failed and was made good may not have been noted yet.
+        // A failed round may have succeeded later without an entry in `ends` yet.
         let failed = || {
             (self.committer.failed() >= ticket && ticket > self.committer.durable())
                 .then_some(Err(()))
@@ -365,32 +368,32 @@ impl Durability {
         self.ends.of(ticket).map(Ok).or_else(failed)
     }
 
-    /// Waits until `asked` has an answer, of what replicas have acknowledged, of
-    /// [`Durability::shown_at`], or of which node is to be the master.
+    /// Waits until `asked` returns a value. Wakes when a replica acknowledges, when
+    /// [`Durability::shown_at`] may have changed, or when the role changes.
     pub async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// A replica has acknowledged something, or has gone; or another role was given, or a FAILOVER
-    /// has ended. What `asked` asks for must not be locked.
+    /// Wakes the waiters of [`Durability::until`]: a replica acknowledged or left, the role
+    /// changed, or a FAILOVER ended. The caller must not hold locks that `asked` takes.
     pub fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
     }
 
-    /// Waits until everything up to `ticket` is synced, whatever the policy, and gives the log's
-    /// end then. To be given up by the caller if it takes too long.
+    /// Waits until all changes up to `ticket` are synced under any policy, and returns the log's
+    /// end. The caller applies the timeout.
     pub async fn synced_offset(&self, ticket: Ticket) -> u64 {
         let mut grown = self.grown.subscribe();
         while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
             self.committer.sync_soon();
-            // The offset is published a moment before the ticket.
+            // The offset is published shortly before the ticket.
             let _ = tokio::time::timeout(Duration::from_millis(2), grown.changed()).await;
         }
         self.positions().1.offset
     }
 
-    /// The log is a master's, which commits grow. To be called before any client may write: of what
-    /// is written the log's end says nothing until a round has brought it there.
+    /// Begins a master's log, which commit rounds extend. The caller must call it before clients
+    /// may write: until the first round the log's end says nothing about writes.
     pub fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
@@ -398,7 +401,7 @@ impl Durability {
         self.look_at(log);
     }
 
-    /// Until a log could be begun nothing is to be changed: the disk was full at the start.
+    /// Refuses writes while the log has no room from the start on; otherwise accepts them.
     pub fn look_at(&self, log: &Log) {
         if log.has_failed() {
             self.refuse("the disk had no room for the log at the start".into(), Health::Full);
@@ -416,8 +419,8 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
     }
 }
 
-/// For a client that changed something that is not safe yet, and may not wait for ever. It must
-/// neither believe that it is safe nor that it was not made.
+/// Error for a client whose change is in memory but not durable. The client may neither assume that
+/// it is safe nor that it was not made.
 fn doubt_text(reason: &str) -> String {
     format!(
         "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged \
@@ -425,7 +428,6 @@ fn doubt_text(reason: &str) -> String {
     )
 }
 
-/// For a refused client: nothing was changed.
 fn refusal_text(reason: &str) -> String {
     format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
 }

@@ -1,29 +1,28 @@
-//! Where the log ended when each of the last rounds was done: WAIT waits for what was written
-//! before it, and not for what has come since.
+//! Log end after each of the last rounds. WAIT waits for the round of its own writes, not for later
+//! ones.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use store::Ticket;
 
-/// Rounds that are remembered. Of an earlier one it is only known that it ended before the oldest
-/// of them did.
+/// Number of remembered rounds. An older round is known only to end before the oldest of them.
 const KEPT: usize = 64;
 
-/// Rounds, and the offset at which the log ended: both rise.
+/// Rounds with the log's end after each. Both increase.
 #[derive(Default)]
 pub(crate) struct Ends(Mutex<VecDeque<(Ticket, u64)>>);
 
 impl Ends {
-    /// A master's log begins: all up to `round` lies before `offset`, and so does what others have
-    /// written into it.
+    /// Begins a master's log: all rounds up to `round` end before `offset`, as do the previous
+    /// master's writes.
     pub(crate) fn begin(&self, round: Ticket, offset: u64) {
         let mut ends = self.0.lock();
         ends.clear();
         ends.push_back((round, offset));
     }
 
-    /// All up to `round` is as safe as a reply promises, and lies before `offset`. False if there
-    /// is nothing new: the round before had it all, or this one has failed.
+    /// Records that all rounds up to `round` are durable under the policy and end before `offset`.
+    /// Returns false if nothing is new: the previous round had it all, or this round failed.
     pub(crate) fn note(&self, round: Ticket, offset: u64) -> bool {
         let mut ends = self.0.lock();
         match ends.back_mut() {
@@ -41,8 +40,8 @@ impl Ends {
         true
     }
 
-    /// An offset before which all up to this ticket lies; the least that is known. None if it is
-    /// not there yet.
+    /// Returns the lowest known offset that all changes up to this ticket end before. `None` if
+    /// their round is not done.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<u64> {
         let ends = self.0.lock();
         ends.get(ends.partition_point(|&(round, _)| round < ticket)).map(|&(_, offset)| offset)
@@ -53,7 +52,7 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// A node that was started, or promoted: its clients may wait before the first write.
+    /// After a start or a promotion clients may wait before the first write.
     #[test]
     fn what_was_there_before_the_first_round_lies_before_the_logs_end() {
         let ends = Ends::default();
@@ -80,7 +79,7 @@ mod tests {
             [100, 100, 100, 180, 180].map(Some)
         );
         assert_eq!(ends.of(6), None);
-        // A round failed: the log may have grown, but what it was to have is not safe.
+        // A failed round: the log may have grown, but its changes are not durable.
         assert!(!ends.note(5, 200));
         assert_eq!((ends.of(5), ends.of(6)), (Some(180), None));
         for i in 0..1000 {

@@ -1,13 +1,12 @@
-//! Consumer groups of streams: what was delivered to which consumer, and what of it was not
-//! acknowledged yet.
+//! Consumer groups of streams: deliveries to consumers and their acknowledgements.
 //!
-//! Of a group the log has one thing, its [`Cursor`]: where delivery goes on if all else is
-//! forgotten. That is its first pending entry, or, if none is pending, what follows the last
-//! delivered one. So after a start or a failover what was delivered and not acknowledged is
-//! delivered again. Consumers and pending entries are in memory, each with a limit.
+//! The log has only the [`Cursor`] of a group. That is the first pending entry or, if none is
+//! pending, the position after the last delivered entry. After a start or a failover, entries that
+//! were delivered and not acknowledged are delivered again. Consumers and pending entries are in
+//! memory, each with a limit.
 //!
-//! A cursor moves when the first pending entry is acknowledged; its new state goes into the next
-//! batch of the log, as any state does (`Groups::encode_changed`).
+//! The cursor moves when the first pending entry is acknowledged. The next batch of the log has its
+//! new state (`Groups::encode_changed`).
 
 use crate::changes::{Id, Place, Scope, Start};
 use parking_lot::Mutex;
@@ -23,22 +22,22 @@ pub(crate) use records::check_decoder;
 use waiting::WaitQueues;
 pub use waiting::{Key, QueuePlace};
 
-/// Bytes of a pending entry in memory, about: in two ordered maps.
+/// Approximate memory of a pending entry in bytes, in two ordered maps.
 const PENDING_BYTES: usize = 112;
-/// Bytes of a consumer or a group in memory, about, beside its name.
+/// Approximate memory of a consumer or a group in bytes, without its name.
 const NAMED_BYTES: usize = 256;
 
-/// Where delivery goes on.
+/// Position where delivery resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cursor {
-    /// With this entry.
+    /// At this entry.
     At(Id),
-    /// Behind it.
+    /// After this entry.
     After(Id),
 }
 
 impl Cursor {
-    /// As a reader of the log is told.
+    /// Returns the cursor as the start of a reader.
     pub fn start(self) -> Start {
         match self {
             Cursor::At(id) => Start::At(id),
@@ -46,7 +45,7 @@ impl Cursor {
         }
     }
 
-    /// The last id that lies before it.
+    /// Returns the highest id before the cursor.
     pub fn last(self) -> Id {
         match self {
             Cursor::At(id) => id.before(),
@@ -55,38 +54,38 @@ impl Cursor {
     }
 }
 
-/// An entry that was delivered and not acknowledged.
+/// Entry that was delivered and not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// The one to which it was delivered last.
+    /// Consumer of the last delivery.
     pub consumer: Arc<[u8]>,
-    /// When, in milliseconds since 1970.
+    /// Unix time of the last delivery in milliseconds.
     pub time_ms: u64,
-    /// How often.
+    /// Number of deliveries.
     pub times: u64,
 }
 
-/// A reader of a group.
+/// Consumer of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Consumer {
-    /// When it was last heard of, in milliseconds since 1970.
+    /// Unix time of its last command in milliseconds.
     pub seen_ms: u64,
-    /// What was delivered to it.
+    /// Entries pending for it.
     pub pending: BTreeSet<Id>,
 }
 
-/// A group.
+/// Consumer group.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Where delivery goes on.
+    /// Position of the next delivery.
     pub next: Cursor,
-    /// The same as a place in the log, if that is known.
+    /// Place of `next` in the log, if known.
     pub place: Option<Place>,
-    /// By the entries' ids.
+    /// Pending entries by id.
     pub pending: BTreeMap<Id, Pending>,
-    /// By their names.
+    /// Consumers by name.
     pub consumers: BTreeMap<Arc<[u8]>, Consumer>,
-    /// One delivery at a time.
+    /// Lock that serialises deliveries.
     pub delivering: Arc<Mutex<()>>,
 }
 
@@ -101,7 +100,7 @@ impl Group {
         }
     }
 
-    /// What the log has of it.
+    /// Returns the cursor for the log.
     pub fn cursor(&self) -> Cursor {
         match self.pending.first_key_value() {
             Some((&first, _)) if first <= self.next.last() => Cursor::At(first),
@@ -109,7 +108,7 @@ impl Group {
         }
     }
 
-    /// The consumer of this name, which is there from now on; whether it was not.
+    /// Returns the name of a consumer, created if missing, and whether it is new.
     pub fn consumer(&mut self, name: &[u8], now_ms: u64) -> (Arc<[u8]>, bool) {
         let (name, is_new) = match self.consumers.get_key_value(name) {
             Some((name, _)) => (name.clone(), false),
@@ -119,7 +118,7 @@ impl Group {
         (name, is_new)
     }
 
-    /// An entry was delivered to this consumer.
+    /// Records the delivery of an entry to this consumer.
     pub fn deliver(&mut self, id: Id, consumer: &Arc<[u8]>, time_ms: u64, times: u64) {
         let pending = Pending { consumer: consumer.clone(), time_ms, times };
         if let Some(before) = self.pending.insert(id, pending)
@@ -133,7 +132,7 @@ impl Group {
         }
     }
 
-    /// An entry is pending no more; whether it was.
+    /// Removes a pending entry; returns whether it was pending.
     pub fn acknowledge(&mut self, id: Id) -> bool {
         let Some(pending) = self.pending.remove(&id) else { return false };
         if let Some(consumer) = self.consumers.get_mut(&pending.consumer) {
@@ -142,7 +141,8 @@ impl Group {
         true
     }
 
-    /// Removes a consumer with what is pending of it; how much that was, if it was there.
+    /// Removes a consumer with its pending entries. Returns their number, or `None` without such a
+    /// consumer.
     pub fn remove_consumer(&mut self, name: &[u8]) -> Option<usize> {
         let consumer = self.consumers.remove(name)?;
         consumer.pending.iter().for_each(|id| _ = self.pending.remove(id));
@@ -155,29 +155,29 @@ impl Group {
     }
 }
 
-/// How many there are.
+/// Statistics of all groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupStats {
-    /// Groups.
+    /// Number of groups.
     pub groups: usize,
-    /// Consumers of all groups.
+    /// Number of consumers of all groups.
     pub consumers: usize,
-    /// Entries that were delivered and not acknowledged.
+    /// Number of delivered entries that are not acknowledged.
     pub pending: usize,
-    /// Memory that they take, about.
+    /// Approximate memory of all groups in bytes.
     pub bytes: usize,
 }
 
 #[derive(Default)]
 struct State {
     groups: BTreeMap<Key, Group>,
-    /// Those of which the log may have another cursor, or none.
+    /// Groups whose cursor in the log is missing or outdated.
     changed: BTreeSet<Key>,
-    /// Those whose cursors were encoded last.
+    /// Groups whose cursors the last batch encoded.
     encoded: BTreeSet<Key>,
 }
 
-/// The groups of a data set. See the top of the file.
+/// Groups of a data set. See the module's documentation.
 #[derive(Default)]
 pub struct Groups {
     state: Mutex<State>,
@@ -185,12 +185,13 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Does something with a group, which is `None` if it is not there.
+    /// Runs `work` with a group; `None` if the group does not exist.
     pub fn with<R>(&self, key: &Key, work: impl FnOnce(Option<&mut Group>) -> R) -> R {
         work(self.state.lock().groups.get_mut(key))
     }
 
-    /// The same where a cursor may move; gives whether it did.
+    /// Runs `work` with a group that it may create, change or drop. Returns its result and whether
+    /// the cursor moved.
     pub(crate) fn change<R>(
         &self,
         key: &Key,
@@ -210,14 +211,14 @@ impl Groups {
         (done, has_moved)
     }
 
-    /// The groups of a stream, by their names.
+    /// Returns the groups of a stream with their names.
     pub fn of(&self, scope: Scope) -> Vec<(Vec<u8>, Group)> {
         let state = self.state.lock();
         let all = state.groups.iter().filter(|((other, _), _)| *other == scope);
         all.map(|((_, name), group)| (name.clone(), group.clone())).collect()
     }
 
-    /// How many there are.
+    /// Returns the statistics for INFO.
     pub fn stats(&self) -> GroupStats {
         let state = self.state.lock();
         let mut stats = GroupStats { groups: state.groups.len(), ..GroupStats::default() };
@@ -229,7 +230,7 @@ impl Groups {
         stats
     }
 
-    /// Forgets groups of spaces that are no more; whether there was any.
+    /// Drops the groups of spaces that no longer exist; returns whether there were any.
     pub(crate) fn retain(&self, is_there: impl Fn(u32) -> bool) -> bool {
         let state = &mut *self.state.lock();
         let gone = |key: &&Key| matches!(key.0, Scope::Space(number) if !is_there(number));
@@ -242,14 +243,14 @@ impl Groups {
         any
     }
 
-    /// From now on another node delivers: all but the cursors is forgotten.
+    /// Reduces all groups to their cursors when this node becomes a replica.
     pub(crate) fn follow(&self) {
         for group in self.state.lock().groups.values_mut() {
             *group = Group::new(group.cursor());
         }
     }
 
-    /// Puts a consumer at the end of the wait queues of these groups.
+    /// Appends a consumer to the wait queues of these groups.
     pub fn enqueue(&self, keys: Vec<Key>) -> QueuePlace {
         self.waiting.enqueue(keys)
     }
@@ -259,12 +260,12 @@ impl Groups {
         self.waiting.has_turn(key, number)
     }
 
-    /// Changes whenever a waiter has left its queues, so that another one may have its turn.
+    /// Returns a receiver that is notified when a waiter leaves its queues.
     pub fn departures(&self) -> watch::Receiver<u64> {
         self.waiting.departures()
     }
 
-    /// A group that begins here.
+    /// Creates a group that begins here.
     pub fn begin(next: Cursor) -> Group {
         Group::new(next)
     }
@@ -293,13 +294,13 @@ mod tests {
                 group.deliver(id(seq), &anna, 8, 1);
             }
         }));
-        // Delivery goes on behind them; a restart begins with them.
+        // Delivery continues after them; a restart begins with them.
         assert!(change(&|group| group.next = Cursor::After(id(9))));
         assert_eq!(cursor(), Some(Cursor::At(id(6))));
         assert!(!change(&|group| assert!(group.acknowledge(id(7)) && !group.acknowledge(id(8)))));
         assert!(change(&|group| assert!(group.acknowledge(id(6)))));
         assert_eq!(cursor(), Some(Cursor::At(id(9))));
-        // To another consumer; then with that one it is gone.
+        // The entry moves to another consumer and is dropped with that one.
         assert!(!change(&|group| {
             let (ben, _) = group.consumer(b"ben", 9);
             group.deliver(id(9), &ben, 9, 2);

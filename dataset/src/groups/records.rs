@@ -1,12 +1,14 @@
-//! Cursors of groups as records have them: per group the stream (0: all spaces, else the number of
-//! one), the length of the name, the name, and 0 if it is no more, 1 if delivery goes on behind an
-//! entry, 2 if with it; then term and place of that. Numbers are LEB128.
+//! Records of the groups' cursors.
+//!
+//! Per group: the stream (0: all spaces, else the space's number), the length of the name, the
+//! name, and a byte. 0: the group was dropped. 1: delivery resumes after an entry. 2: delivery
+//! resumes at an entry. With 1 and 2 the entry's term and sequence follow. Numbers are LEB128.
 
 use super::{Cursor, Group, Groups, Key, State};
 use crate::changes::{Id, Scope};
 use crate::log_records::{put_number, take_number};
 
-/// Longest name that is read: no longer one is ever written.
+/// Maximum length of a name in bytes that a reader accepts; longer ones are never written.
 const MAX_NAME_BYTES: u64 = 1 << 16;
 
 fn put(out: &mut Vec<u8>, key: &Key, cursor: Option<Cursor>) {
@@ -53,7 +55,7 @@ fn take(bytes: &mut &[u8]) -> Result<(Key, Option<Cursor>), String> {
 }
 
 impl Groups {
-    /// Appends the cursors that have moved since this was asked last.
+    /// Appends the cursors that moved since the last call.
     pub(crate) fn encode_changed(&self, out: &mut Vec<u8>) {
         let State { groups, changed, encoded } = &mut *self.state.lock();
         *encoded = std::mem::take(changed);
@@ -62,20 +64,18 @@ impl Groups {
         }
     }
 
-    /// What was encoded last did not come into the log.
+    /// Marks the cursors of the last call as changed again, after a failed batch.
     pub(crate) fn give_back(&self) {
         let State { changed, encoded, .. } = &mut *self.state.lock();
         changed.append(encoded);
     }
 
-    /// Appends all cursors.
     pub(crate) fn encode_all(&self, out: &mut Vec<u8>) {
         for (key, group) in &self.state.lock().groups {
             put(out, key, Some(group.cursor()));
         }
     }
 
-    /// Makes true what a record says.
     pub(crate) fn decode(&self, mut bytes: &[u8]) -> Result<(), String> {
         let groups = &mut self.state.lock().groups;
         while !bytes.is_empty() {
@@ -89,7 +89,7 @@ impl Groups {
     }
 }
 
-/// For fuzzing: what is read is written as it was.
+/// Checks for the fuzzer that decoded cursors survive another round of encoding.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(input: &[u8]) {
     let groups = Groups::default();

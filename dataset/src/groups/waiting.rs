@@ -12,20 +12,19 @@ pub type Key = (Scope, Vec<u8>);
 
 #[derive(Default)]
 struct Queues {
-    /// Numbers of the waiters of each group, in the order of their arrival.
+    /// Numbers of each group's waiters, in the order of their arrival.
     waiters: HashMap<Key, BTreeSet<u64>>,
     last: u64,
 }
 
-/// The waiters of all groups.
 #[derive(Default)]
 pub(super) struct WaitQueues {
     queues: Mutex<Queues>,
-    /// Number of waiters that have left.
+    /// Number of departed waiters.
     left: watch::Sender<u64>,
 }
 
-/// A waiter in the queues of some groups. It leaves them when this is dropped.
+/// Entry of a waiter in the queues of some groups. Dropping it removes the waiter from them.
 pub struct QueuePlace {
     all: Arc<WaitQueues>,
     keys: Vec<Key>,
@@ -33,7 +32,6 @@ pub struct QueuePlace {
 }
 
 impl WaitQueues {
-    /// Puts a waiter at the end of the queues of these groups.
     pub(super) fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> QueuePlace {
         let queues = &mut *self.queues.lock();
         queues.last += 1;

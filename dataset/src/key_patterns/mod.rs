@@ -1,15 +1,13 @@
-//! Key patterns: how keys of Redis's kind (`post:17`, `post:17:like`, `liked:17`) name rows, cells
-//! and pairs.
+//! Key patterns: how Redis keys (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs.
 //!
-//! A pattern is fixed text around `{id}` and, for cells, `{field}` behind it; cells without
-//! `{field}` are those of the space's first field. An id is a canonical decimal `u64`: `017` names
-//! nothing, so that one row has one key, unless the space accepts padded ids. Patterns that could
-//! both match one key are refused when the configuration is read, so the order in which they are
-//! tried does not matter; but for keys of counters and of pairs without members, of which the
-//! command decides which are meant.
+//! A pattern is fixed text around `{id}` and, for cells, `{field}` after it. Cells without
+//! `{field}` name the space's first field. An id is a canonical decimal `u64`. `017` names no row,
+//! so that a row has one key, unless the space accepts padded ids. The configuration must not have
+//! two patterns that match the same key, so their order does not matter. The exception is a pair of
+//! patterns for counters and for pairs without members: there the command decides.
 //!
 //! Braces around `{id}` are text: `post:{{id}}` has keys like `post:{17}`. Proxies and clusters
-//! place a key by what stands in its braces, a hash tag, so all keys of one post lie on one server.
+//! route a key by its hash tag, the text in braces. So all keys of one post are on one server.
 
 mod overlap;
 
@@ -17,10 +15,10 @@ pub(crate) use overlap::overlap;
 
 use std::fmt;
 
-/// What a pattern's keys name.
+/// Kind of object that a pattern's keys name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A row of counters: hash commands.
+    /// Row of counters: hash commands.
     Row,
     /// One counter: string commands.
     Cell,
@@ -28,69 +26,69 @@ pub enum Kind {
     Pair,
 }
 
-/// One key pattern. See the top of the file.
+/// Parsed key pattern. See the module's documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// The text before the id.
+    /// Text before the id.
     prefix: Box<[u8]>,
-    /// The text behind the id, and before the field if there is one.
+    /// Text after the id, and before the field if there is one.
     middle: Box<[u8]>,
-    /// The text behind the field; `None` if the pattern has no field.
+    /// Text after the field; `None` if the pattern has no field.
     end: Option<Box<[u8]>>,
-    /// Whether an id may begin with zeros: see [`Pattern::padded`].
+    /// Whether ids may have leading zeros; see [`Pattern::padded`].
     padded: bool,
 }
 
 /// Why a pattern was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// No `{id}`, or two.
+    /// No `{id}`, or more than one.
     #[error("key pattern '{0}' must have one {{id}}")]
     NoId(String),
-    /// A cell's pattern with two `{field}`, or one before `{id}`, or another pattern with any.
+    /// More than one `{field}`, a `{field}` before `{id}`, or a `{field}` in a pattern for rows or
+    /// pairs.
     #[error(
         "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none \
          otherwise"
     )]
     Field(String),
-    /// Text behind `{id}` that begins with a digit, or none between `{id}` and `{field}`.
+    /// Text after `{id}` that begins with a digit, or no text between `{id}` and `{field}`.
     #[error(
         "key pattern '{0}' does not show where the id ends: put a character that is no digit \
          behind {{id}}"
     )]
     Open(String),
-    /// Spaces or control characters.
+    /// Whitespace or control characters.
     #[error("key pattern '{0}' must not have spaces or control characters")]
     Space(String),
 }
 
-/// Digits of a padded id, at most: each number of zeros is another name of a row, of which a client
-/// that tracks has each remembered.
+/// Maximum digits of a padded id. Each number of zeros is another key of the row, and client
+/// tracking remembers each of them.
 const MOST_DIGITS: usize = 64;
 
-/// A key as a pattern reads it.
+/// Result of matching a key against a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Match<'k> {
-    /// Another shape.
+    /// The key does not match.
     No,
-    /// The shape fits, but the id does not fit in 64 bits.
+    /// The key matches, but its id exceeds 64 bits.
     IdTooBig,
-    /// The shape fits, but the id begins with zeros: it would be another name of the same row.
+    /// The key matches, but its id has leading zeros and would be a second key of the row.
     IdPadded,
     /// The id, and the field if the pattern has one (else empty).
     Yes(u64, &'k [u8]),
 }
 
-/// What stands behind `start` in `text`. Nothing is compared with an empty one: its pointer leads
-/// nowhere, and a memcmp that loads from there under an empty mask, as glibc's for AVX-512 does,
-/// costs a hundred nanoseconds, since the processor has to hide a fault.
+/// Returns the text after the prefix `start`. An empty prefix is not compared: its pointer dangles,
+/// and glibc's memcmp for AVX-512 loads from it under an empty mask. The processor then suppresses
+/// a fault, which takes about 100 ns.
 #[inline]
 fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
 }
 
-/// Digits without the zeros in front that change nothing. Those beyond [`MOST_DIGITS`] stay: such
-/// an id is too big.
+/// Strips leading zeros. Ids of more than [`MOST_DIGITS`] digits keep them and are too big.
 fn unpadded(digits: &[u8]) -> &[u8] {
     if digits.len() > MOST_DIGITS {
         return digits;
@@ -111,13 +109,13 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// Reads the patterns of a setting, divided by blanks: the first is the one that replies show
-    /// (SCAN, KEYS).
+    /// Parses the patterns of a setting, separated by whitespace. SCAN and KEYS reply with keys of
+    /// the first one.
     pub fn parse_all(kind: Kind, text: &str) -> Result<Vec<Pattern>, PatternError> {
         text.split_ascii_whitespace().map(|text| Pattern::parse(kind, text)).collect()
     }
 
-    /// Reads a pattern of this kind.
+    /// Parses a pattern of this kind.
     pub fn parse(kind: Kind, text: &str) -> Result<Pattern, PatternError> {
         if text.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
             return Err(PatternError::Space(text.to_owned()));
@@ -152,8 +150,8 @@ impl Pattern {
         })
     }
 
-    /// Whether ids may begin with zeros, which change nothing: `000017` is then another way to
-    /// write 17, as keys of `redis-benchmark -r` have it.
+    /// Sets whether ids may have leading zeros. `000017` then means 17, as in the keys of
+    /// `redis-benchmark -r`.
     pub fn padded(self, padded: bool) -> Pattern {
         Pattern { padded, ..self }
     }
@@ -163,11 +161,11 @@ impl Pattern {
         self.end.is_some()
     }
 
-    /// Reads a key.
+    /// Matches a key.
     #[inline]
     pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
         let Some(rest) = behind(key, &self.prefix) else { return Match::No };
-        // The usual key of a row ends with its id: nothing has to look for that end.
+        // Fast path: most keys of rows end with the id.
         if self.middle.is_empty()
             && self.end.is_none()
             && let Some(id) = digits::natural(rest)
@@ -192,14 +190,14 @@ impl Pattern {
         match digits::natural(id) {
             Some(id) => Match::Yes(id, field),
             None if self.padded && id.len() >= 20 => Match::IdTooBig,
-            // Canonical digits that are too many or too large.
+            // Canonical digits, but too many or too large.
             None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
             None if digits.len() >= 2 => Match::IdPadded,
             None => Match::No,
         }
     }
 
-    /// Whether a key would fit, if it had a number in the place of the text that it has for an id.
+    /// Whether a key would match if the text in place of its id were a number.
     pub fn fits_but_for_id(&self, key: &[u8]) -> bool {
         let Some(rest) = behind(key, &self.prefix) else { return false };
         let is_text = |id: &[u8]| !id.is_empty() && !id.iter().all(u8::is_ascii_digit);
@@ -215,12 +213,12 @@ impl Pattern {
         }
     }
 
-    /// What all its keys begin with.
+    /// Returns the common prefix of the pattern's keys.
     pub(crate) fn start(&self) -> &[u8] {
         &self.prefix
     }
 
-    /// Writes the key of `id` (and `field`).
+    /// Appends the key of `id` (and `field`).
     pub fn write(&self, id: u64, field: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(&self.prefix);
         out.extend_from_slice(id.to_string().as_bytes());
@@ -290,7 +288,6 @@ mod tests {
         ] {
             assert_eq!(cell.read(key.as_bytes()), expected, "{key}");
         }
-        // What is written is the canonical key.
         let mut out = Vec::new();
         cell.write(42, b"", &mut out);
         assert_eq!(out, b"key:42");
@@ -349,7 +346,8 @@ mod tests {
             (row("a{id}"), row("ab{id}"), false),
             (row("a{id}"), cell("a{id}"), true),
             (cell("a{id}"), cell("a{id}:{field}"), false),
-            // Where one has more text the other has its id, which the rest must then fit, too.
+            // If one pattern has more text, the other has its id in that place, and the rest must
+            // match, too.
             (row("foo1_t__{id}~h"), row("foo{id}~h"), false),
             (row("foo1~h{id}~h"), row("foo{id}~h"), false),
             (row("foo1{id}~h"), row("foo{id}~h"), true),
@@ -361,7 +359,7 @@ mod tests {
             (cell("p{id}:{field}:ab"), cell("p{id}:{field}b"), true),
             (row("p{id}:ab"), cell("p{id}:a{field}b"), false),
             (row("p{id}:axb"), cell("p{id}:a{field}b"), true),
-            // Keys that one of them refuses for its zeros, or its size, belong to it.
+            // A pattern owns the keys that it refuses for their zeros or size.
             (row("a{id}"), row("a0{id}"), true),
             (row("a{id}"), row("a99999999999999999999{id}"), true),
             (row("post:{{id}}"), row("post:{id}"), false),
@@ -374,8 +372,8 @@ mod tests {
         }
     }
 
-    /// F18: every two short patterns are said to overlap exactly if some short key fits both, by
-    /// trying all keys of an alphabet of three letters up to nine bytes.
+    /// F18: compares the decision for all pairs of short patterns with an exhaustive search. The
+    /// search tries all keys of up to nine bytes from three letters.
     #[test]
     fn patterns_overlap_exactly_if_a_key_fits_both() {
         let mut patterns = Vec::new();
@@ -403,7 +401,7 @@ mod tests {
         }
         for (a, one) in patterns.iter().enumerate() {
             for (b, other) in patterns.iter().enumerate() {
-                // The shortest common key of these has at most nine bytes.
+                // The shortest common key of these patterns has at most nine bytes.
                 assert_eq!(overlap(one, other), shared[a][b], "{one:?} {other:?}");
             }
         }

@@ -1,30 +1,29 @@
-//! Whether two patterns have a key in common, decided exactly.
+//! Decides whether two patterns have a key in common.
 //!
 //! A pattern's keys are a regular language: its prefix, digits, its middle, and for cells any bytes
-//! and its end. Two such languages meet if the product of their automatons reaches a pair of final
-//! states. Any run of digits counts as an id here, also one with leading zeros or of more than 64
-//! bits: a key of that shape is refused with an error that says so, and must not be another
-//! pattern's key.
+//! and its end. Two such languages intersect if the product of their automata reaches a pair of
+//! final states. Any run of digits counts as an id here, even with leading zeros or of more than 64
+//! bits. A pattern refuses such keys with a specific error, so no other pattern may match them.
 
 use crate::key_patterns::Pattern;
 
-/// How far a pattern's automaton has read a key.
+/// State of a pattern's automaton.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
-    /// So many bytes of the prefix.
+    /// Number of bytes read of the prefix.
     Prefix(usize),
-    /// At least one digit.
+    /// At least one digit was read.
     Id,
-    /// So many bytes of the text behind the id, at least one.
+    /// Number of bytes read of the text after the id, at least 1.
     Middle(usize),
-    /// At least one byte of the field.
+    /// At least one byte of the field was read.
     Field,
-    /// So many bytes of the text behind the field, at least one.
+    /// Number of bytes read of the text after the field, at least 1.
     End(usize),
 }
 
 impl State {
-    /// The states behind one more byte: of a field's bytes each may also begin the end.
+    /// Returns the states after one more byte. A byte of the field may also begin the end.
     fn after(self, pattern: &Pattern, byte: u8) -> impl Iterator<Item = State> {
         let is = |text: &[u8], at: usize| text.get(at) == Some(&byte);
         let Pattern { prefix, middle, end, .. } = pattern;
@@ -63,13 +62,14 @@ impl State {
             (State::Id | State::Middle(_), Some(_)) => false,
             (State::Field, Some(end)) => end.is_empty(),
             (State::End(at), Some(end)) => at == end.len(),
-            // Only patterns with a field come there.
+            // Only patterns with a field reach these states.
             (State::Field | State::End(_), None) => false,
         }
     }
 }
 
-/// The bytes that make a difference: those of the texts, a digit, and one of all others.
+/// Returns one byte of each class that the patterns distinguish: the bytes of their texts, a digit,
+/// and any other byte.
 fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
     let mut bytes = vec![b'0'];
     for Pattern { prefix, middle, end, .. } in [a, b] {
@@ -83,8 +83,8 @@ fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
     bytes
 }
 
-/// Whether some key fits both. States are visited once: at most as many as the product of the
-/// lengths, and as a rule only as many as the common prefix is long.
+/// Whether some key matches both. Visits each pair of states once: at most the product of the
+/// lengths, and usually just the length of the common prefix.
 pub(crate) fn overlap(a: &Pattern, b: &Pattern) -> bool {
     let same = a.prefix.len().min(b.prefix.len());
     if a.prefix[..same] != b.prefix[..same] {

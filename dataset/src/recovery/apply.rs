@@ -1,4 +1,4 @@
-//! A record made true: at a start, and on a replica that follows its master's log.
+//! Applies log records to the engines, at a start and on a replica that follows its master's log.
 
 use crate::cold::ledger::in_filters;
 use crate::commit::dirty_parts::DirtyParts;
@@ -12,10 +12,11 @@ use phantom::Pair;
 use std::ops::RangeInclusive;
 use store::Record;
 
-/// Makes one record true. Parts are touched after the change: a snapshot that begins in between
-/// sees it, or writes the part again. `end`: offset of the log behind the record's batch. A start
-/// passes over pairs that files of tables, or of ledgers, have as they were at that offset or
-/// later; a replica's files never do.
+/// Applies one record. `end` is the log offset after the record's batch.
+///
+/// Parts are marked dirty after the change, so a concurrent snapshot either contains the change or
+/// writes the part again. A start skips pairs whose table or ledger files cover `end`. A replica's
+/// files never do.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
@@ -23,7 +24,7 @@ pub fn apply_record(
     end: u64,
 ) -> Result<(), String> {
     let &Record { space: number, kind, payload } = record;
-    // Of one that was dropped later in the log, or before the snapshot that was read.
+    // The space was dropped later in the log, or before the snapshot.
     if engines.is_dropped(number) {
         return Ok(());
     }
@@ -38,7 +39,7 @@ pub fn apply_record(
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
             forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
-            // Again, if a snapshot had it: what was set since follows in this log.
+            // Repeats a drop that a snapshot may contain already; later sets follow in this log.
             if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
                 ids.clone()
                     .filter(|&id| end > ledger.covered(id))
@@ -70,9 +71,9 @@ fn existence(engines: &Engines, number: u32) -> Result<&ExistenceSpace, String> 
     space.ok_or_else(|| format!("there is no existence space {number}"))
 }
 
-/// A decoded record that changes many ids, each independently of the others.
+/// Decoded record whose changes to different ids are independent.
 pub(super) struct Changes<'a> {
-    /// They rise.
+    /// Ids in ascending order.
     ids: Vec<u64>,
     end: u64,
     of: Kind<'a>,
@@ -81,7 +82,7 @@ pub(super) struct Changes<'a> {
 enum Kind<'a> {
     Rows {
         space: &'a CounterSpace,
-        /// Of each id where its values end in `values`; none if there is no such row.
+        /// End of each id's values in `values`; `None` if the row does not exist.
         ends: Vec<Option<u32>>,
         values: Vec<i64>,
     },
@@ -93,14 +94,13 @@ enum Kind<'a> {
         space: &'a ExistenceSpace,
         ledger: &'a Ledger,
         pairs: Vec<(Pair, bool)>,
-        /// Each of these pairs as the ledger has it, and how often its id was forgotten before.
         exact: Vec<(ledger::Pair<'a>, u64)>,
     },
 }
 
 impl<'a> Changes<'a> {
-    /// Decodes a record of such a [kind](Changes::has), which ends at this offset of the log.
-    /// `None`: its space was dropped.
+    /// Decodes a record of a kind accepted by [`Changes::has`]; `end` is the log offset after its
+    /// batch. Returns `None` if its space was dropped.
     pub(super) fn decode(
         engines: &'a Engines,
         record: &Record<'a>,
@@ -151,18 +151,17 @@ impl<'a> Changes<'a> {
         Ok(Some(Changes { ids, end, of }))
     }
 
-    /// Whether records of this kind are such.
+    /// Whether records of this kind can be decoded as `Changes`.
     pub(super) fn has(kind: u8) -> bool {
         let kind = RecordKind::from_number(kind);
         matches!(kind, Some(RecordKind::Rows | RecordKind::Pairs | RecordKind::ExactPairs))
     }
 
-    /// The ids that it changes. They rise.
     pub(super) fn ids(&self) -> &[u64] {
         &self.ids
     }
 
-    /// The lowest ids of the space's tables. They rise.
+    /// Returns the lowest ids of the space's tables in ascending order.
     pub(super) fn tables(&self) -> Vec<u64> {
         match self.of {
             Kind::Rows { space, .. } => space.ranges().iter().map(|table| table.low).collect(),
@@ -172,7 +171,6 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Makes it true for some ids.
     pub(super) fn apply(
         &self,
         engines: &Engines,
@@ -200,7 +198,7 @@ impl<'a> Changes<'a> {
         }?;
         parts.touch_all(ids.iter().map(|&id| (number, id)));
         engines.changed_by_log(number, ids.iter().copied());
-        // No thread does it in the background before the data are loaded.
+        // No thread maintains the space in the background during a start.
         if let Kind::Rows { space, .. } = self.of {
             while space.wants_maintenance() && space.maintain() {}
         }
@@ -208,14 +206,14 @@ impl<'a> Changes<'a> {
     }
 }
 
-/// Before a change, and after it by [`Engines::changed_by_log`]: a reader in between, and one that
-/// sees the change, will find that there was one.
+/// Notifies watches before a change; [`Engines::changed_by_log`] does it after the change. A reader
+/// between the two, or after them, finds the change counted.
 fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
     ids.for_each(|id| engines.watches.changed(number, id));
 }
 
-/// Each row of `ids` ends in `values` where `ends` says, and begins where the one before ends, the
-/// first one at `start`.
+/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. `start` is
+/// the begin of the first row.
 fn put_rows(
     space: &CounterSpace,
     ids: &[u64],
@@ -226,7 +224,7 @@ fn put_rows(
     let mut again = ReplayFilter::new(space);
     let mut prefetched = 0;
     for (at, (&id, end)) in ids.iter().zip(ends).enumerate() {
-        // A window of rows is prefetched while the one before is stored.
+        // Prefetch one window of rows while the previous one is stored.
         if at.is_multiple_of(PREFETCHED) {
             let to = (at + 2 * PREFETCHED).min(ids.len());
             space.read().prefetch(&ids[prefetched..to]);
@@ -243,8 +241,8 @@ fn put_rows(
     Ok(())
 }
 
-/// The filters learn of a pair, and the ledger. Not those of an id that was forgotten since: their
-/// names in the filters would be those of other pairs.
+/// Adds pairs to the ledger and the filters. Skips ids forgotten since, because filters would hash
+/// their pairs with the new generation.
 fn put_exact_pairs(
     space: &ExistenceSpace,
     ledger: &Ledger,
@@ -256,7 +254,7 @@ fn put_exact_pairs(
         if space.generation(pair.id) != generation {
             continue;
         }
-        // In this order: filters that are built anew are filled from the ledger.
+        // The ledger first: rebuilt filters are filled from the ledger.
         if end > ledger.covered(pair.id) {
             ledger.set(pair.id, pair.member, pair.set);
         }
@@ -267,11 +265,11 @@ fn put_exact_pairs(
     Ok(())
 }
 
-/// Pairs in order, each prefetched some time before its turn.
+/// Iterates over pairs and prefetches them ahead.
 struct Window<'a> {
     space: &'a ExistenceSpace,
     pairs: &'a [(Pair, bool)],
-    /// Pairs that had their turn, and pairs that were prefetched.
+    /// Number of returned pairs, and number of prefetched pairs.
     at: usize,
     prefetched: usize,
 }

@@ -20,15 +20,14 @@ use store::Record;
 
 /// Bytes of records at which a chunk is full.
 pub(super) const CHUNK_BYTES: usize = 512 << 10;
-/// Bytes of records from which on a round is worth another thread.
+/// Minimum bytes of records in a round that is divided among threads.
 const SHARED_BYTES: usize = 16 << 10;
-/// Most ids that are sampled to divide them among threads.
+/// Maximum number of ids sampled to divide them among threads.
 const SAMPLES: usize = 1024;
 
-/// Records to be applied.
 #[derive(Default)]
 pub(super) struct Chunk {
-    /// Payloads, one behind the other.
+    /// Payloads of all records, concatenated.
     bytes: Vec<u8>,
     records: Vec<PendingRecord>,
 }
@@ -37,12 +36,11 @@ struct PendingRecord {
     space: u32,
     kind: u8,
     payload: Range<usize>,
-    /// Where its batch lies in the log.
+    /// Log offsets of its batch.
     batch: Range<u64>,
 }
 
 impl Chunk {
-    /// Appends a record of the batch that lies there in the log.
     pub(super) fn push(&mut self, record: &Record<'_>, batch: &Range<u64>) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(record.payload);
@@ -59,7 +57,7 @@ impl Chunk {
     }
 
     /// Applies the records on up to `threads` threads and removes them. Returns whether there were
-    /// any; an error says what is wrong with a record, and where its batch begins.
+    /// any. An error names the fault and the offset of its batch.
     pub(super) fn apply(
         &mut self,
         engines: &Engines,
@@ -67,7 +65,7 @@ impl Chunk {
         threads: usize,
     ) -> Result<bool, String> {
         let any = !self.records.is_empty();
-        // A stable sort: records of one space stay in order.
+        // The sort is stable, so records of one space keep their order.
         self.records.sort_by_key(|record| record.space);
         let spaces = self.records.chunk_by(|a, b| a.space == b.space);
         let mut stretches: Vec<_> = spaces
@@ -88,7 +86,7 @@ impl Chunk {
         applied
     }
 
-    /// Applies stretches of records of different spaces.
+    /// Applies stretches of records, each of a different space.
     fn apply_round(
         &self,
         stretches: &[&[PendingRecord]],
@@ -145,8 +143,8 @@ impl Chunk {
     }
 }
 
-/// Divides all ids into at most one range for each thread, with about as many changes in each. A
-/// range begins with a table, as two threads in one table wait for each other's cache lines.
+/// Divides all ids into at most one range per thread, with similar numbers of changes. A range
+/// begins at a table's lowest id, because two threads in one table contend for cache lines.
 fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>> {
     let Some(first) = changes.first().filter(|_| threads > 1) else { return vec![0..=u64::MAX] };
     let all: usize = changes.iter().map(|changes| changes.ids().len()).sum();
@@ -218,7 +216,6 @@ mod tests {
 
     const IDS: u64 = 20_000;
 
-    /// All rows, and for each post which members have liked it.
     fn content(engines: &Engines) -> (Vec<Vec<i64>>, Vec<(u64, bool)>) {
         let (rows, likes) = (&engines.counters()[0], &engines.existences()[0]);
         let row = |id| {
@@ -231,8 +228,8 @@ mod tests {
         ((0..IDS).map(row).collect(), pairs.map(|(id, member)| (id, has(id, member))).collect())
     }
 
-    /// Tables are begun, likes come and go, and posts are forgotten, in batches that are large
-    /// enough to be shared: on any number of threads the end is the same.
+    /// The batches begin tables, set and unset likes and forget posts, and are large enough to be
+    /// divided. The result must not depend on the number of threads.
     #[test]
     fn threads_that_share_records_leave_what_one_leaves() {
         let disk = SimDisk::new(1);

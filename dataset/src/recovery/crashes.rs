@@ -1,17 +1,16 @@
-//! A simulation of starts: what a start finds after random changes and crashes on a disk that
-//! fails. The code is the server's own, from the marks of the engines to the files; the disk is
-//! simulated.
-//! (`store/tests/it/clock.rs` and `crash.rs` have the store's part.)
+//! Crash simulation: random changes, a simulated disk with faults, crashes and starts.
 //!
-//! Each run has one seed. Clients change two ranges of ids at random, the commit thread writes its
-//! rounds, snapshots and spills run, and clients write between their steps. After each of these a
-//! copy of the disk is killed or loses power, and a start reads it. It must find the state after
-//! the last synced round or a later one: nothing that was synced is lost, and no change is there by
-//! half.
+//! All code above the disk is the server's own, from the engines' marks to the files.
+//! `store/tests/it/clock.rs` and `crash.rs` test the store alone.
 //!
-//! `cargo xtask sim dataset --runs 5000` runs more of them; `--seed 7` replays one.
+//! Each run has one seed. Clients change two ranges of ids at random, also between the steps of
+//! commit rounds, snapshots and spills. After each step a copy of the disk is killed or loses
+//! power, and a start reads it. The start must find the state after the last synced round or a
+//! later one. So no synced change is lost, and no change is applied in part.
 //!
-//! Long: one process from its start to its crash, and what its clients know.
+//! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays one.
+//!
+//! Long: the model of one process and of its clients' knowledge is in one file.
 
 use super::*;
 use crate::commit::encode::CommitSource;
@@ -36,8 +35,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Neighbours, so many that tables begin among them; others far above, so many that a range opens
-/// for them; and two that are far from all others and from each other.
+/// Adjacent ids that fill several tables, a second group far above that opens a range of its own,
+/// and two isolated ids.
 const IDS: [u64; 202] = {
     let mut ids = [0; 202];
     let mut at = 0;
@@ -48,9 +47,9 @@ const IDS: [u64; 202] = {
     (ids[200], ids[201]) = (1 << 56, u64::MAX);
     ids
 };
-/// Index of the first id of the upper range.
+/// Index of the first id of the upper group.
 const UPPER: usize = 120;
-/// Tokens are used in this time, which is longer than they are kept.
+/// Upper bound of token times in seconds; longer than tokens are kept.
 const TIMES_S: u32 = 9000;
 const MEMBERS: [Member<'static>; 5] = [
     Member::Number(0),
@@ -63,11 +62,12 @@ const MEMBERS: [Member<'static>; 5] = [
 fn config() -> Options {
     let mut config = Options::default();
     for existence in &mut config.existence {
-        // False yeses depend on which bits were set on the way: so few that there is none.
+        // A rate so low that no false positive occurs; which ones occur depends on the order of the
+        // changes.
         (existence.seed, existence.false_positive_rate) = (7, 1e-7);
-        // Small tables, so that there are several; few enough that none is recycled.
+        // Tables small enough to have several, and few enough that none is recycled.
         existence.pairs_per_table = 200;
-        // A range opens for 64 pairs.
+        // 64 outlier pairs open a range.
         (existence.max_aside, existence.spill) = (1024, true);
     }
     config.existence[1].ledger = LedgerMode::Off;
@@ -75,20 +75,19 @@ fn config() -> Options {
     config
 }
 
-/// All that a client can find out.
+/// State that a client can observe.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     catalogue: Catalogue,
     rows: Vec<Option<Vec<i64>>>,
-    /// Of each space, id and member.
+    /// By space, id and member.
     flags: Vec<Answer>,
-    /// All pairs of ledgers, with the number of the space.
+    /// Pairs of all ledgers: number of the space, id, member.
     pairs: Vec<(u32, u64, OwnedMember)>,
-    /// Of each space its tables, and at how many pairs each is, or was, closed.
+    /// Tables of each space with the number of pairs that closes each.
     layouts: Vec<Vec<Layout>>,
-    /// What was counted under which token.
+    /// Records of unexpired tokens.
     tokens: BTreeSet<Vec<u8>>,
-    /// How far events were taken over.
     offsets: Vec<(Box<str>, u32, Offset)>,
 }
 
@@ -107,7 +106,7 @@ fn seen(engines: &Engines) -> Seen {
             .collect(),
         pairs: existences.iter().flat_map(pairs).collect(),
         layouts: existences.iter().map(|space| space.layout()).collect(),
-        // One that has expired may be there or not.
+        // Expired tokens may or may not have been swept.
         tokens: engines.tokens.all(TIMES_S - 3600),
         offsets: engines.offsets.list(),
     }
@@ -119,7 +118,7 @@ fn pairs(space: &ExistenceSpace) -> Vec<(u32, u64, OwnedMember)> {
     pairs.iter().map(|pair| (space.number(), pair.id, pair.member.to_owned())).collect()
 }
 
-/// Where filters and ledger differ: no filter is wrong here.
+/// Returns the pairs for which filters and ledger disagree. There are no false positives here.
 fn differing(engines: &Engines) -> Vec<String> {
     let spaces = engines.existences().iter().filter(|space| space.ledger().is_some());
     let all = spaces.flat_map(|space| IDS.map(|id| (space, id)));
@@ -132,7 +131,6 @@ fn differing(engines: &Engines) -> Vec<String> {
         .collect()
 }
 
-/// A start on this disk: the engines, the store, and the log to go on with.
 fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
     let recovered =
         recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
@@ -143,7 +141,7 @@ fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) 
     (recovered.engines, recovered.store, *log)
 }
 
-/// One change of any kind; what is refused changes nothing.
+/// Applies one random change; refused changes have no effect.
 fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let engines = &*current.load();
     if random.u32(0..12) == 0
@@ -165,7 +163,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let change = [Change { field, delta: value }];
     let name = format!("f{}", random.u32(0..3));
     match random.u32(0..100) {
-        // A page is marked as read, or as many posts as open a range.
+        // Marks a page as read, or enough posts to open a range.
         0..=9 => {
             let (first, most) = (random.usize(0..ids.len()), [30, 100][random.usize(0..2)]);
             let page = ids.iter().skip(first).take(most);
@@ -176,7 +174,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         50..=59 => drop(engines.flag(flags, id, member)),
         60..=66 => drop(engines.unflag(flags, id, member)),
         67..=71 => drop(engines.add(rows, id, &change, &Bounds::default(), &mut vec![])),
-        // Often used before, and sometimes so long ago that it counts again.
+        // Often a used token, which may have expired.
         72..=76 => {
             let token = [random.u8(0..3)];
             let once =
@@ -199,7 +197,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     }
 }
 
-/// Events of two partitions, which are about several ids.
+/// Takes over events of one of two partitions that concern several ids.
 fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
     let partition = Partition { source: "likes", number: random.u32(0..2) };
     let from = engines.offsets.get(partition.source, partition.number);
@@ -226,7 +224,7 @@ fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
     engines.take_over(partition, &events, (from, end), reserved, each).unwrap();
 }
 
-/// A space, a view or an action comes, changes or goes; or what was put off until then is done.
+/// Creates, changes or drops a space, a view or an action, and may forget former engines.
 fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     let known = current.catalogue();
     let mut some = |names: Vec<String>| random.choice(names).unwrap_or_default();
@@ -275,7 +273,6 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     }
 }
 
-/// What has happened in all runs.
 #[derive(Default)]
 struct Sums {
     rounds: u64,
@@ -287,16 +284,16 @@ struct Sums {
     spills: u64,
     failed_spills: u64,
     starts: u64,
-    /// Most ranges of ids of any space of pairs.
+    /// Maximum number of id ranges in one existence space.
     ranges: usize,
-    /// Most tables of any space.
+    /// Maximum number of tables in one space.
     tables: usize,
 }
 
-/// A process, from its start to its end.
+/// One process from its start to its crash.
 struct Life<'a> {
     seed: u64,
-    /// That it changes: they rise from process to process, so that tables begin among them.
+    /// Ids that this process changes. They increase from process to process, so that tables begin.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,
@@ -305,11 +302,10 @@ struct Life<'a> {
     log: Log,
     rounds: Rounds<'a, Mark>,
     state: CommitSource<'a>,
-    /// What may be found after a crash: the state after the last round that was synced, and those
-    /// behind it.
+    /// States that a start may find: after the last synced round, and after each later round.
     states: Vec<Seen>,
     faults: Faults,
-    /// Whether a spill or a flush of a ledger is under way.
+    /// Whether a spill or a flush of a ledger is running.
     is_rewriting: bool,
     random: &'a mut fastrand::Rng,
     sums: &'a mut Sums,
@@ -326,7 +322,7 @@ impl Life<'_> {
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
-            // What the log has is safe. Only one thread at a time writes or removes files.
+            // The log is synced, so dropped files may go, unless another task writes files now.
             if self.random.bool() && !self.is_rewriting {
                 let engines = self.current.load();
                 drop(remove_dropped(self.store, &engines, &self.durability.parts));
@@ -334,8 +330,7 @@ impl Life<'_> {
         }
         let engines = self.current.load();
         assert_eq!(differing(&engines), [""; 0], "seed {}", self.seed);
-        // Even after a round that failed: it may have been written, though no reader may rely on
-        // it.
+        // A failed round may still have reached the disk, so its state may be found.
         let seen = seen(&engines);
         self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
         let ranges = engines.existences().iter().map(|space| space.course(u64::MAX).ranges.len());
@@ -344,11 +339,11 @@ impl Life<'_> {
         outcome
     }
 
-    /// Now and then no other writer does.
+    /// Runs other clients for some changes, and at times a commit round.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
-            // What belongs together is a batch of its own, so a round that has such and others
-            // could be found by half: some processes do nothing else.
+            // Event batches commit apart from other changes. A round with both could be found in
+            // part, so a quarter of the seeds changes data by events only.
             match self.seed % 4 {
                 3 => take_over(&self.current.load(), self.ids, self.random),
                 _ => change(self.current, self.ids, self.random),
@@ -361,7 +356,7 @@ impl Life<'_> {
         }
     }
 
-    /// What a start would find now.
+    /// Crashes a copy of the disk and checks the state that a start finds.
     fn crash(&mut self) {
         let copy = self.disk.fork(self.random.u64(..));
         let left = if self.random.u32(0..4) == 0 { copy.kill() } else { copy.power_cut() };
@@ -379,7 +374,6 @@ impl Life<'_> {
     }
 }
 
-/// What is to be looked at.
 fn difference(held: &Seen, found: &Seen) -> String {
     let mut said = String::new();
     if (&held.catalogue, &held.layouts) != (&found.catalogue, &found.layouts) {
@@ -417,8 +411,6 @@ fn difference(held: &Seen, found: &Seen) -> String {
     said
 }
 
-/// Ledgers write what they have in memory, on a disk that fails now and then; others write
-/// meanwhile.
 fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let (current, store) = (life.borrow().current, life.borrow().store);
     let how = if life.borrow_mut().random.bool() { Flush::All } else { Flush::Most };
@@ -452,7 +444,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     }
 }
 
-/// All ids get a flag of a space, range by range, and its tables are closed in between.
+/// Sets a flag of a space for all ids and closes its tables between the ranges.
 fn fill(life: &mut Life<'_>) {
     let engines = life.current.load();
     let Some(space) = life.random.choice(engines.existences()) else { return };
@@ -469,7 +461,6 @@ fn fill(life: &mut Life<'_>) {
     life.crash();
 }
 
-/// The oldest tables go to the disk, which fails now and then; others write meanwhile.
 fn spill(life: &RefCell<Life<'_>>) {
     let (current, store, durability, disk, faults) = {
         let life = life.borrow();
@@ -482,7 +473,6 @@ fn spill(life: &RefCell<Life<'_>>) {
         life.borrow_mut().others_write();
         let synced = life.borrow_mut().round(true);
         let end = life.borrow().durability.positions().1.offset;
-        // Behind that.
         life.borrow_mut().others_write();
         spoil();
         synced.map(|()| end)
@@ -523,7 +513,6 @@ fn spill(life: &RefCell<Life<'_>>) {
     }
 }
 
-/// One process on this disk, until it dies.
 // Long: one arm for each kind of change.
 fn live(
     seed: u64,
@@ -570,7 +559,7 @@ fn live(
         keep_free: 0,
     };
     for _ in 0..steps {
-        // A snapshot may be the first thing that a process does: of what it has read from the log.
+        // A snapshot may be the first step, of the state read from the log.
         let (quiet, fills, flushes, spills, saves) = {
             let random = &mut life.borrow_mut().random;
             let mut is_one_of = |many| random.u32(0..many) == 0;
@@ -593,7 +582,7 @@ fn live(
         }
         let fails = life.borrow_mut().random.u32(0..3) == 0;
         let faults = life.borrow().faults;
-        // Its own writes fail, too, now and then.
+        // Writes of the snapshot may fail, too.
         let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
         spoil();
         let mut between = || {
@@ -616,7 +605,7 @@ fn live(
     life.into_inner().states
 }
 
-/// Up to three processes, one after the other.
+/// Runs up to three processes in sequence on one disk.
 fn run(seed: u64, sums: &mut Sums) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut disk = SimDisk::new(seed);
@@ -660,7 +649,6 @@ fn what_was_synced_is_what_a_start_finds() {
     );
 }
 
-/// Does this while the disk fails so.
 fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     disk.set_faults(faults);
     let done = does();
@@ -668,8 +656,8 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// A failed sync leaves what was written in the system's memory, where a kill would find it: it is
-/// not reported as safe.
+/// After a failed sync the batch is in the page cache, where a start after a kill finds it. It is
+/// not reported as durable.
 #[test]
 fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);
@@ -691,8 +679,8 @@ fn written_but_unsynced_batches_are_not_durable() {
     assert_eq!(safe(), Ok(()));
 }
 
-/// What is written when a snapshot begins may come to nothing, and other records come to its place:
-/// the snapshot replays them, too.
+/// Records in the log's unsynced end may be lost, and others take their offsets. The snapshot must
+/// replay them, too.
 #[test]
 fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let disk = SimDisk::new(1);
@@ -726,7 +714,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         pace: &CpuThrottle::new(&|| false),
         keep_free: 0,
     };
-    // Behind each file of the snapshot: so the rows of the one that has them are older.
+    // Runs after each file of the snapshot, so the file of the rows is older than these writes.
     let written = std::cell::Cell::new(2);
     let mut between = || {
         engines.set(rows, IDS[0], &[(0, written.get())]).unwrap();

@@ -1,4 +1,7 @@
-//! Recovery: the data folder is opened and read back at a start.
+//! Recovery: opens a data folder at a start and reads it back.
+//!
+//! The catalogue comes first, then the snapshot, then the log after it. Log records are applied in
+//! chunks on all processors. Spaces that exceed their memory spill between two chunks.
 
 pub mod apply;
 mod chunk;
@@ -35,52 +38,52 @@ use store::{
 /// Why a data folder could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
-    /// The store's own word.
+    /// An error of the store.
     #[error("{0}. {advice}", advice = .0.advice())]
     Store(#[from] store::Error),
     /// The catalogue in the folder cannot be read.
     #[error(transparent)]
     Catalogue(#[from] Unreadable),
-    /// A space could not be made.
+    /// A space could not be created.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The folder has records that only a newer release knows. It is left as it is.
+    /// The folder has records of a newer release. It is left unchanged.
     #[error(
         "the data folder {} holds records of kind {kind}, which this release does not know. {}",
         .folder.display(),
         "Start the release that wrote them, or a newer one; the folder was not touched."
     )]
     Newer {
-        /// Which.
+        /// Path of the folder.
         folder: std::path::PathBuf,
-        /// Their kind.
+        /// Number of the unknown kind.
         kind: u32,
     },
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     #[error("cannot make the data folder {path}: {source}")]
     Folder {
-        /// Which.
+        /// Path of the folder.
         path: std::path::PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// The log, as one of two.
+/// Log of a node, by role.
 pub enum Held {
-    /// A master's.
+    /// Log of a master.
     Own(Box<Log>),
-    /// A replica's.
+    /// Log of a replica.
     Follows(Box<FollowLog>),
 }
 
 impl Held {
-    /// Whether it is a master's.
+    /// Whether the node is a master.
     pub fn is_own(&self) -> bool {
         matches!(self, Held::Own(_))
     }
 
-    /// Where it ends.
+    /// Returns the end of the log.
     pub fn end(&self) -> store::Position {
         match self {
             Held::Own(log) => log.written(),
@@ -88,7 +91,7 @@ impl Held {
         }
     }
 
-    /// The term of its newest segment.
+    /// Returns the term of the log's newest segment.
     pub fn term(&self) -> u64 {
         match self {
             Held::Own(log) => log.term(),
@@ -97,32 +100,32 @@ impl Held {
     }
 }
 
-/// A data folder, read back.
+/// Contents of a data folder.
 pub struct Recovered {
-    /// With everything in it.
+    /// Engines with all recovered data.
     pub engines: Engines,
-    /// For snapshots.
+    /// Store for snapshots and cold files.
     pub store: Store,
-    /// To go on with.
+    /// Log to append to.
     pub log: Held,
-    /// What was read.
+    /// End of the log that was read.
     pub end: store::End,
 }
 
-/// Makes the configured spaces for a moment: what the engines refuse is to be said before any
-/// thread can connect.
+/// Checks the configured spaces by creating them, so that errors appear before clients can connect.
+///
+/// # Errors
+///
+/// [`RecoverError::Build`] if the engines refuse the configuration.
 pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
     let fresh = Catalogue::default().completed(options);
     match Engines::new(options, &fresh, Arc::new(Durability::new(options.fsync))) {
-        // A view may name a field that the data folder's schema has, and the configuration's has
-        // not.
+        // A view may name a field that only the data folder's schema has.
         Ok(_) | Err(BuildError::Missing { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Opens the data folder and reads everything back; a new folder becomes a data set with the
-/// configured spaces.
 #[cfg(test)]
 pub(crate) fn recover(
     options: &Options,
@@ -133,19 +136,18 @@ pub(crate) fn recover(
     recover_from(open(&options.dir)?, options, durability, follows, progress)
 }
 
-/// Delay after a spill that the disk refused while a log is read: each attempt writes all that the
-/// disk has room for.
+/// Delay after a failed spill during replay, because each attempt fills the disk.
 const SPILL_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// Opens a data folder, which is made if it is missing.
+/// Opens a data folder and creates it if missing.
 pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
     let disk = RealDisk::open(dir);
     let disk = disk.map_err(|source| RecoverError::Folder { path: dir.to_path_buf(), source })?;
     Ok(Arc::new(disk))
 }
 
-/// The same, from any disk.
-// Long: its closures share the engines, the chunk and what went wrong.
+/// Recovers a data set from a disk; an empty disk yields the configured spaces.
+// Long: its closures share the engines, the chunk and the error.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
     options: &Options,
@@ -156,14 +158,14 @@ pub fn recover_from(
     let kept = StoreOptions { keep_log_bytes: options.keep_log_bytes, ..StoreOptions::default() };
     let store = Store::open(disk, kept)?;
 
-    // The catalogue comes first: in the snapshot, or as the first record of the log. Later ones
-    // tell what changed.
+    // The catalogue precedes the data, in the snapshot or as the first record of the log. Later
+    // catalogues replace it.
     let parts = &durability.parts;
     let mut known = Catalogue::default();
     let mut engines = Engines::empty(options, durability.clone());
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
-        // What the snapshot has is newer than the beginning of the log: spaces do not come back,
-        // nor go for a while.
+        // The snapshot's catalogue is newer than those at the beginning of the log. Older
+        // catalogues must neither revive nor drop spaces.
         if told.version > 0 && told.version < engines.version() {
             return Ok(engines.adopt_schemas(told)?);
         }
@@ -188,8 +190,8 @@ pub fn recover_from(
     }
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (mut failed, mut chunk, mut retry_at) = (None, Chunk::default(), None);
-    // Applies the chunk, and spills what the spaces then have beyond their memory. `applied`: all
-    // batches of the log up to there are applied.
+    // Applies the chunk and spills what exceeds the spaces' memory. `applied` is the log offset up
+    // to which all batches are applied.
     let mut flush = |engines: &Engines, chunk: &mut Chunk, applied: u64| -> Result<(), String> {
         let is_due = |&at: &Instant| time::now() >= at;
         if chunk.apply(engines, parts, threads)? && retry_at.as_ref().is_none_or(is_due) {
@@ -220,11 +222,11 @@ pub fn recover_from(
     };
     let replayed = replay(&store, follows, &mut push, &progress);
     let (mut log, end) = match (failed, replayed) {
-        // Not damage: the configuration does not fit, or a newer release wrote it.
+        // Not damage: the configuration does not fit, or a newer release wrote the folder.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // The last spill is tried whatever the disk has said before, while no other thread writes.
+    // The last spill ignores the retry delay, while no other thread writes.
     let last = chunk.apply(&engines, parts, threads).map_err(|what| {
         let path = store.path(&store::segment_name(end.position.segment));
         store::Error::Corrupt { path, offset: end.position.byte, what }
@@ -236,8 +238,8 @@ pub fn recover_from(
     Ok(Recovered { engines, store, log, end })
 }
 
-/// Spills what the spaces have beyond their memory, with all of the log up to `applied` in them.
-/// Whether the disk took it.
+/// Spills what exceeds the spaces' memory; all of the log up to `applied` is applied. Returns
+/// whether the disk accepted it.
 fn keep_within(
     store: &Store,
     durability: &Durability,
@@ -250,7 +252,7 @@ fn keep_within(
     tiering::keep_within(&Ground { store, durability, most_bytes, log }, engines)
 }
 
-/// Reads the log: `push` gets each record, and where its batch begins and ends in the log.
+/// Reads the log and passes each record, with the log offsets of its batch, to `push`.
 fn replay(
     store: &Store,
     follows: bool,
@@ -272,7 +274,7 @@ fn replay(
     })
 }
 
-/// Hands the records of a batch to `apply`, all that its head says there are.
+/// Passes the records of a batch to `apply` and checks their number against the head.
 fn each_record(
     head: &store::BatchHead,
     body: &[u8],
@@ -290,7 +292,7 @@ fn each_record(
     }
 }
 
-/// What is recovered becomes what this process goes on with.
+/// Completes the engines with the configuration and the role of this process.
 fn complete(
     engines: &mut Engines,
     known: &Catalogue,
@@ -299,8 +301,8 @@ fn complete(
     log: &mut Held,
     follows: bool,
 ) -> Result<(), RecoverError> {
-    // A new folder begins with what the configuration has; so does one of a release that knew no
-    // other place for it. On a replica only its master says what there is.
+    // A new folder takes the configuration's spaces, as does a folder of a release without a
+    // catalogue. A replica takes only its master's.
     if *known == Catalogue::default() || !follows {
         engines.adopt(&engines.catalogue().completed(options))?;
     }
@@ -314,7 +316,8 @@ fn complete(
     Ok(())
 }
 
-/// Ids that a log has told of come to where they were: by the limits that hold, while none does.
+/// Moves outliers created by the replay into tables. The configured limits decide how many tables
+/// there may be, and are lifted during the move.
 fn gather_outliers(engines: &Engines) {
     let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
     let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();
@@ -326,12 +329,13 @@ fn gather_outliers(engines: &Engines) {
     engines.set_limits();
 }
 
-/// The catalogue of a data folder, beside whatever uses it: none if it has nothing of ours.
+/// Reads the newest catalogue of a data folder that another process may use. Returns `None` if the
+/// folder has none.
 pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> {
     let mut newest: Result<Option<Catalogue>, Unreadable> = Ok(None);
     store::peek(disk, RecordKind::Catalogue as u8, &mut |payload| {
         match (Catalogue::decode(payload), &newest) {
-            // What a snapshot has may be newer than the beginning of the log.
+            // The snapshot's catalogue may be newer than those at the beginning of the log.
             (Ok(told), Ok(Some(known))) if told.version < known.version => {}
             (told, Ok(_)) => newest = told.map(Some),
             (_, Err(_)) => {}
@@ -351,7 +355,7 @@ fn log_news(engines: &Engines, known: &Catalogue, log: &mut Log) -> store::Resul
     Ok(())
 }
 
-/// The commit thread's life, until [`store::Committer::stop`]. Gives the log back.
+/// Runs the commit thread until [`store::Committer::stop`] and returns the log.
 /// [`Durability::begin`] comes first.
 pub fn run_commits(
     durability: &Durability,
@@ -361,15 +365,15 @@ pub fn run_commits(
     durability.committer.run(log, &mut CommitSource::new(durability, current))
 }
 
-/// The commit thread's work, round by round: for a thread that does other work, too, as a
-/// simulator's. [`Durability::begin`] comes first.
+/// Commit rounds for a caller without a commit thread, such as a simulator. [`Durability::begin`]
+/// comes first.
 pub struct Commits<'a> {
     rounds: store::Rounds<'a, Mark>,
     source: CommitSource<'a>,
 }
 
 impl<'a> Commits<'a> {
-    /// The state before the first round.
+    /// Creates the state before the first round.
     pub fn new(durability: &'a Durability, current: &'a Current) -> Commits<'a> {
         Commits {
             rounds: store::Rounds::new(durability.committer()),
@@ -377,7 +381,7 @@ impl<'a> Commits<'a> {
         }
     }
 
-    /// One round.
+    /// Runs one round.
     pub fn round(&mut self, log: &mut Log) -> store::Result<()> {
         self.rounds.turn(log, &mut self.source, store::time::now(), false)
     }
@@ -387,7 +391,7 @@ impl<'a> Commits<'a> {
 mod tests {
     use super::*;
 
-    /// An older release says that it is older, and not that the folder is damaged.
+    /// The error must name the release as too old, not the folder as damaged.
     #[test]
     fn records_of_a_newer_release_are_refused_as_such() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! A start finds all flags and rows of a space with two ranges of ids, whichever of its tables were
-//! written to the disk, and whatever a snapshot knew of the ranges.
+//! Tests that a start finds all flags and rows of a space with two id ranges. Any of its tables may
+//! be cold, and a snapshot may be older or newer than the second range.
 
 use super::*;
 use crate::cpu_throttle::CpuThrottle;
@@ -12,14 +12,13 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use store::SimDisk;
 
-/// Id and member.
 type Flag = (u64, u64);
 
 const MEMBER: u64 = 7;
 const LOWER: u64 = 1000;
 const UPPER: u64 = 1 << 50;
 
-/// One space of small tables, in which a second range opens early.
+/// One space of small tables whose second range opens early.
 fn options(ledger: LedgerMode) -> Options {
     let mut options = Options::default();
     let seen = Existence {
@@ -38,20 +37,20 @@ fn options(ledger: LedgerMode) -> Options {
     options
 }
 
-/// A process, whose log thread is the test.
+/// Process whose commit thread is the test itself.
 struct Process<'a> {
     current: &'a Current,
     store: &'a Store,
     durability: &'a Durability,
-    /// Writes and syncs the log, and gives its end.
+    /// Writes and syncs the log, and returns its end.
     sync: &'a dyn Fn() -> store::Result<u64>,
-    /// As an orderly stop does.
+    /// Marks the log as durable, as an orderly stop does.
     stop: &'a dyn Fn(),
     set: RefCell<BTreeSet<Flag>>,
     unset: RefCell<BTreeSet<Flag>>,
 }
 
-/// What clients know, and TM.SPACE LIST shows, when a process ends.
+/// State when a process ends: the flags known to its clients, and the counts in TM.SPACE LIST.
 struct Known {
     set: BTreeSet<Flag>,
     unset: BTreeSet<Flag>,
@@ -59,7 +58,6 @@ struct Known {
     tables: usize,
 }
 
-/// Starts a process, whose clients have set these flags before.
 fn process(
     disk: &SimDisk,
     options: &Options,
@@ -113,7 +111,7 @@ impl Process<'_> {
         self.set.borrow_mut().insert((id, member));
     }
 
-    /// Sets a flag of so many ids; `between` runs after some of them.
+    /// Sets a flag for a range of ids; `between` runs after every 100 of them.
     fn fill_with(&self, first: u64, ids: std::ops::Range<u64>, between: impl Fn()) {
         for at in ids {
             self.set(first + 16 * at, MEMBER);
@@ -129,7 +127,6 @@ impl Process<'_> {
         self.fill_with(first, ids, || ());
     }
 
-    /// Unsets a flag.
     fn unset(&self, id: u64) {
         let engines = self.current.load();
         engines.unflag(&engines.existences()[0], id, &Member::Number(MEMBER)).unwrap();
@@ -138,7 +135,6 @@ impl Process<'_> {
         (self.sync)().unwrap();
     }
 
-    /// TM.SPILL.
     fn spill(&self, times: usize) {
         let space = self.space();
         for _ in 0..times {
@@ -147,7 +143,6 @@ impl Process<'_> {
         }
     }
 
-    /// BGSAVE.
     fn save(&self) {
         let walk = Walk {
             current: self.current,
@@ -160,7 +155,7 @@ impl Process<'_> {
     }
 }
 
-/// Starts on this disk and compares. Gives the files that it wrote.
+/// Starts from this disk and compares. Returns the number of files that the start wrote.
 fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64 {
     let durability = Arc::new(Durability::new(Fsync::Always));
     let recovered =
@@ -190,17 +185,16 @@ fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64
     figures.merges.load(SeqCst) + figures.spilled_tables.load(SeqCst)
 }
 
-/// Runs it for a space with a ledger and for one without.
 fn for_each_mode(test: impl Fn(&Options)) {
     [LedgerMode::Off, LedgerMode::Exact].into_iter().for_each(|ledger| test(&options(ledger)));
 }
 
-/// Two ranges, of each of which the older tables are spilled, and flags that came late.
+/// Fills two ranges, spills their older tables, and unsets flags before and after the spill.
 fn two_ranges(process: &Process<'_>, from: u64) {
     process.fill(LOWER, from..4000);
     process.fill(UPPER, 0..6000);
     assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a range has opened");
-    // In the file, and in memory beside it.
+    // One flag is unset in the file, two more in memory after the spill.
     process.unset(UPPER);
     process.spill(6);
     process.unset(LOWER);
@@ -247,7 +241,7 @@ fn snapshot_older_than_a_range_loses_no_table() {
         let disk = SimDisk::new(3);
         let known = process(&disk, options, BTreeSet::new(), |process| {
             process.fill(LOWER, 0..2000);
-            // As outliers they are in the snapshot's head, and later in a spilled table.
+            // They are outliers in the snapshot's head, and later in a spilled table.
             process.fill(UPPER, 0..50);
             process.save();
             two_ranges(process, 2000);
@@ -273,7 +267,7 @@ fn snapshot_between_two_spills_loses_no_table() {
     });
 }
 
-/// A range opens, and its first table is spilled, before all outliers have moved there.
+/// The first table of a new range is spilled before all outliers have moved into it.
 #[test]
 fn outliers_of_a_spilled_table_outlive_a_start() {
     for_each_mode(|options| {
@@ -287,7 +281,6 @@ fn outliers_of_a_spilled_table_outlive_a_start() {
             while !has_opened() {
                 more.next();
             }
-            // The next write moves some of them.
             more.next();
             process.current.load().roll_pairs(&process.space());
             (process.sync)().unwrap();
@@ -305,7 +298,7 @@ fn replica_has_both_ranges_after_a_full_sync() {
     for_each_mode(|options| {
         let disk = SimDisk::new(5);
         let known = process(&disk, options, BTreeSet::new(), |process| two_ranges(process, 0));
-        // It has the master's files, and follows its log.
+        // The replica has the master's files and follows its log.
         check(&disk.power_cut(), options, true, &known);
     });
 }
@@ -357,7 +350,7 @@ fn start_finds_rows_of_both_ranges() {
             for range in &closed {
                 process.ground().spill(space, range.low, range.last, 0).unwrap();
             }
-            // Half of them after they were spilled.
+            // Delete half of them before the second spill, half after it.
             let gone = ids(LOWER).chain(ids(UPPER)).filter(|id| !kept(id));
             for id in gone.filter(|id| (id / 16 % 2 == 0) == (round == 0)) {
                 engines.delete(space, id).unwrap();

@@ -1,7 +1,7 @@
-//! Rows go to the disk, and leave it when they are retired, on a disk that fails. A start after a
-//! power cut or a kill finds every row above the horizon, and none below it.
+//! Simulation: rows are spilled and retired on a disk that fails. A start after a power cut or a
+//! kill finds every row above the horizon, and none below it.
 //!
-//! `TIDEMARK_RUNS` says how many seeds.
+//! `TIDEMARK_RUNS` sets the number of seeds.
 
 use super::*;
 use crate::commit::encode::CommitSource;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Rows that come in one step.
+/// Number of rows added in one step.
 const ROWS: u64 = 300;
 fn config() -> Options {
     let mut config = Options::default();
@@ -31,11 +31,10 @@ fn start(disk: &SimDisk) -> (Current, Store, Log, Arc<Durability>) {
     (Current::new(recovered.engines), recovered.store, *log, durability)
 }
 
-/// What the log has.
 #[derive(Default)]
 struct Truth {
     rows: BTreeMap<u64, i64>,
-    /// All ids below it have been used.
+    /// Lowest id that was never used.
     next: u64,
     horizon: u64,
 }
@@ -65,7 +64,6 @@ struct Sums {
     starts: u64,
 }
 
-/// Does this while the disk fails.
 fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> store::Result<R> {
     let faults = Faults { sync_error: 60, write_error: 60, no_space: 60, ..Faults::default() };
     disk.set_faults(Faults { sync_dir_error: 60, ..faults });
@@ -74,7 +72,7 @@ fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> 
     done
 }
 
-/// One process; the disk is as it leaves it.
+/// Runs one process and leaves the disk as the process did.
 fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mut Sums) {
     let (current, store, mut log, durability) = start(disk);
     truth.check(&current.load(), "at a start");

@@ -1,5 +1,5 @@
-//! What the log has of where tables begin, while others write: the log thread's steps are made one
-//! by one, and others write in between.
+//! Tests of ring layouts in the log under concurrent writes. The test runs the steps of the commit
+//! thread one by one and writes between them.
 
 use super::*;
 use crate::catalogue::Catalogue;
@@ -22,7 +22,7 @@ use store::{
 fn configured(change: &impl Fn(&mut Existence)) -> Options {
     let mut config = Options::default();
     for existence in &mut config.existence {
-        // A first table of one block.
+        // The first table has one block.
         (existence.seed, existence.pairs_per_table) = (7, 160_000);
         // Only tables in memory are recycled.
         (existence.spill, existence.ledger) = (false, LedgerMode::Off);
@@ -65,7 +65,6 @@ impl Site {
         self.liked_space()
     }
 
-    /// The words of a table's filters.
     fn bits(&self, low: u64) -> Vec<u8> {
         let (mut bits, mut is_header) = (vec![], true);
         let sink = |piece: &[u8]| {
@@ -78,8 +77,8 @@ impl Site {
         bits
     }
 
-    /// One round of the log thread; `between` runs after the state of each stripe has been read,
-    /// with its marks, and before a batch is made of all, with none.
+    /// Runs one commit round. `between` runs with the marks of each stripe after its state was
+    /// read, and without marks before the batch is encoded.
     fn round(&self, log: &mut Log, between: &mut dyn FnMut(&[Mark])) {
         let current = Current::new(self.engines.clone());
         let mut source =
@@ -131,7 +130,7 @@ fn applied(site: &Site, record: &Record<'_>) -> Result<(), String> {
     super::apply::apply_record(&site.engines, &site.durability.parts, record, u64::MAX)
 }
 
-/// What the log makes of a site that has nothing; `each` sees it after every batch.
+/// Replays the log into an empty site; `each` runs after every batch.
 fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     let site = Site::new();
     let mut apply = |_: &store::BatchHead, body: &[u8]| {
@@ -145,8 +144,8 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     site
 }
 
-/// L1: ids leap ahead and wait aside, and tables are closed; after each batch, whichever is the
-/// last one, the tables that the log makes are ours, and in the end they have the same bits.
+/// L1: some ids jump ahead and become outliers, and tables are closed. After each batch the
+/// replayed tables are a subset of the original's, and at the end their bits are equal.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();
@@ -157,8 +156,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     for round in 0..60u64 {
         for _ in 0..60 {
             now += rng.u64(0..40);
-            // Some of them lie beyond the window, until others have come between: then the log has
-            // them first, or by id among those.
+            // Some ids are beyond the window until others fill the gap. The log may contain them
+            // earlier than the tables took them.
             let id =
                 if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
             here.like(round, id);
@@ -178,7 +177,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     here.round(&mut log, &mut |_| ());
     lows.extend(here.liked().layout().iter().map(|at| at.low));
     let replayed = replayed(&disk, |site| {
-        // As a replica is maintained.
+        // Run maintenance as a replica does.
         while site.engines.maintain() {}
         let other = site.liked().layout().into_iter().find(|at| !lows.contains(&at.low));
         assert_eq!(other, None, "a table that was never ours");
@@ -190,8 +189,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
 }
 
-/// L1: ids 2^40 higher get a range of their own, with a table that begins there; both ranges roll,
-/// and a log tells all of it, whichever batch is the last one.
+/// L1: ids above 2^40 open a second range with a table of its own. Both ranges roll, and every
+/// prefix of the log contains the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
     let here = Site::with(|existence| existence.max_aside = 2000);
@@ -233,9 +232,8 @@ fn a_range_that_opens_is_in_the_log() {
     }
 }
 
-/// Tables are recycled while a snapshot is written, some before it comes to them: in its middle, up
-/// to its end, all that there were. The log has flags of each of them, from after the snapshot's
-/// beginning.
+/// Tables are recycled during a snapshot: none, some or all of those it began with. The log has
+/// flags of each table, set after the snapshot began.
 #[test]
 fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
     let small = |existence: &mut Existence| {
@@ -252,7 +250,7 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
             *id += 100;
             assert!(here.engines.roll_pairs(here.liked_space()));
         };
-        // All tables are as large as they become, and there are as many as are kept.
+        // Roll until tables have their final size and their maximum number.
         while here.liked().horizon() == 0 {
             roll(&mut id);
         }

@@ -1,4 +1,4 @@
-//! The way back: the files that the manifest names become engines, on all cores.
+//! Loads a snapshot: turns the files that the manifest names into engines, on all cores.
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::PairFile;
@@ -14,7 +14,7 @@ use phantom::{Late, StoredTable, TableDecoder};
 use std::collections::HashMap;
 use store::{FileEntry, Progress, Role, Store, Tag};
 
-/// The catalogue of the snapshot that the manifest names, if there is one.
+/// Returns the catalogue of the snapshot that the manifest names, or `None` without a snapshot.
 pub(crate) fn read_catalogue(
     store: &Store,
 ) -> store::Result<Option<Result<Catalogue, Unreadable>>> {
@@ -22,14 +22,13 @@ pub(crate) fn read_catalogue(
     Ok(text.map(|text| Catalogue::decode(&text)))
 }
 
-/// The content of the one small file that `is` points out, if there is one.
 fn read_small(store: &Store, is: impl Fn(&Tag) -> bool) -> store::Result<Option<Vec<u8>>> {
     let file =
         store.manifest().files.iter().find(|f| f.role == Role::Snapshot && is(&f.tag)).cloned();
     file.map(|file| store::read_small(&**store.disk(), &file, store.lineage())).transpose()
 }
 
-/// Makes room for a counter space's rows, as the snapshot says how many there are.
+/// Creates a loader with tables for the ranges and row counts of the snapshot.
 fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::Loader<'a>> {
     let of_space =
         |tag: &Tag, kind: RecordKind| tag.space == space.number() && tag.kind == kind as u32;
@@ -56,7 +55,7 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
         });
     }
     let ranges = cut(&ranges, space.cold_end());
-    // The files of ranges that were spilled since are gone.
+    // Ranges that were spilled after the snapshot have no files in it.
     let files = space.cold().files();
     space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
         path,
@@ -65,10 +64,9 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
     })
 }
 
-/// The ranges, cut in two at `end`, below which ids may have their rows on the disk: a table that
-/// was the newest one in the snapshot may have rolled, and been spilled, since. No table is to
-/// cover both sides: its rows above `end` are in no file, and are counted (DBSIZE) and merged for
-/// themselves.
+/// Splits ranges at `end`, below which rows may be cold. The newest table of the snapshot may have
+/// been closed and spilled since. A table must not cover both sides: DBSIZE and merges count its
+/// rows above `end` separately, because no cold file holds them.
 fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
     let halves = ranges.iter().flat_map(|&range| {
         let is_cut = range.low < end && end <= range.last;
@@ -79,8 +77,8 @@ fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
     halves.collect()
 }
 
-/// The ranges, which rise, and what lies between them, cut where a cold file begins: a table that
-/// covers several files would be merged with all of them.
+/// Adds ranges for the gaps between the ascending `ranges`, split where a cold file begins. A table
+/// that covers several files would be merged with all of them.
 fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
     let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
     let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
@@ -102,8 +100,7 @@ fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadR
     all
 }
 
-/// Gives an empty space that has cold files a table for each of them, and one for what comes
-/// behind: as after a snapshot.
+/// Creates a table for each cold file of an empty space, and one above them, as after a snapshot.
 pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     for space in
         engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)
@@ -118,19 +115,17 @@ pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     Ok(())
 }
 
-/// What a snapshot has of an existence space.
 #[derive(Default)]
 struct Restored {
     head: Vec<u8>,
     tables: Vec<StoredTable>,
     late: HashMap<u64, Late>,
     forgotten: Vec<(u64, u64)>,
-    /// Its ring when the tables had been written; empty without a snapshot of the space.
+    /// Record of the ring after the tables were written; empty without a snapshot of the space.
     ring: Vec<u8>,
 }
 
 impl Restored {
-    /// Makes a space of that, and of its tables on the disk.
     fn install(
         mut self,
         store: &Store,
@@ -143,7 +138,8 @@ impl Restored {
         for entry in files_of(store, number) {
             let (file, note) = PairFile::open(store, &entry, options, engines.cold.cache())?;
             let (low, _) = note.range();
-            // Its file in the snapshot was that of a table which has been closed since, and moved.
+            // The table was closed and spilled after the snapshot; the cold file replaces the
+            // snapshot's.
             self.tables.retain(|table| table.range().0 != low);
             let is_later = file.covered() > 0 && file.covered() >= snapshot;
             self.tables.push(note.table(file.clone(), self.late.get(&low), is_later)?);
@@ -158,7 +154,6 @@ impl Restored {
     }
 }
 
-/// Why a space could not be made of what was read.
 enum RestoreError {
     Store(store::Error),
     Unsound(String),
@@ -177,7 +172,7 @@ impl From<phantom::DecodeError> for RestoreError {
 }
 
 impl RestoreError {
-    /// As the store's, which names a file.
+    /// Converts the error to the store's; damage is attributed to the file `name`.
     fn of(self, store: &Store, name: &str) -> store::Error {
         match self {
             RestoreError::Store(error) => error,
@@ -188,15 +183,13 @@ impl RestoreError {
     }
 }
 
-/// What existence spaces are made of, by their numbers.
 fn options_of(engines: &Engines) -> HashMap<u32, phantom::Options> {
     let catalogue = engines.catalogue();
     let known = catalogue.existence.iter();
     known.map(|known| (known.number, existence_options(&known.made))).collect()
 }
 
-/// Gives the empty existence spaces that have tables on the disk, and are in no snapshot, these
-/// tables.
+/// Attaches cold tables to the existence spaces that are empty and in no snapshot.
 pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Result<()> {
     for (number, options) in options_of(engines) {
         let is_head = |file: &FileEntry| {
@@ -218,23 +211,22 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
     Ok(())
 }
 
-/// A snapshot that is being read: what its files have brought so far, of which some belongs
-/// together.
+/// Snapshot that is being read. Holds parts that belong together until all files were read.
 struct Loading<'a> {
-    /// By space.
+    /// By number of the space.
     options: HashMap<u32, phantom::Options>,
     loaders: HashMap<u32, counter::Loader<'a>>,
-    /// By file.
+    /// By name of the file.
     decoders: Mutex<HashMap<String, TableDecoder>>,
-    /// By space.
+    /// By number of the space.
     restored: Mutex<HashMap<u32, Restored>>,
 }
 
 impl Loading<'_> {
-    /// A chunk of a file; those of one file come in order, from one thread.
+    /// Takes a chunk of a file. One thread passes all chunks of a file in order.
     fn take(&self, engines: &Engines, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
         let space = file.tag.space;
-        // It was dropped while the snapshot was written, or before its files were removed.
+        // The space was dropped during the snapshot, or its files were not removed yet.
         if engines.is_dropped(space) {
             return Ok(());
         }
@@ -301,7 +293,7 @@ impl Loading<'_> {
             .options
             .get(&space)
             .ok_or_else(|| format!("there is no existence space {space}"))?;
-        // A file's chunks come in order, from one thread.
+        // No other thread needs this file's decoder.
         let decoder = self.decoders.lock().remove(&file.name);
         let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
         decoder.feed(chunk).map_err(|e| e.to_string())?;
@@ -310,7 +302,8 @@ impl Loading<'_> {
     }
 }
 
-/// A part of what a ledger had in memory, in a snapshot that began at this offset of the log.
+/// Takes a chunk of a ledger's memory. `begin` is the log offset at which the snapshot began; runs
+/// that cover it are newer.
 fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> {
     let is_news = |id: u64| begin > ledger.covered(id);
     match chunk.split_first() {
@@ -330,7 +323,7 @@ fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> 
     }
 }
 
-/// Reads the snapshot into empty engines, on all cores.
+/// Reads the snapshot into empty engines, on all cores. Returns the number of rows.
 pub(crate) fn load(
     store: &Store,
     engines: &mut Engines,
@@ -382,7 +375,7 @@ pub(crate) fn load(
 mod tests {
     use super::*;
 
-    /// F27. A range of a snapshot is cut where the rows on the disk end.
+    /// F27: a range of a snapshot is split at the end of the cold rows.
     #[test]
     fn no_range_covers_both_sides_of_the_line() {
         let range = |low, last, rows| LoadRange { low, last, rows };

@@ -1,21 +1,24 @@
-//! Snapshots: the engines' state as files, written while everything goes on, so that the log need
-//! not be kept for ever.
+//! Snapshots: the engines' state as files, written while the server runs, so that old log segments
+//! can be removed.
 //!
-//! One file per table; a table that has not changed since the last snapshot is not written again.
-//! The walk takes no lock that a reader or a writer could wait for: what it misses because it
-//! changes meanwhile is in the log behind the position that was noted before it began
-//! (`store/src/snapshot.rs` has the argument). Extra memory is one chunk.
+//! Each table is one file; a table that has not changed since the last snapshot keeps its file. The
+//! walk takes no lock that a reader or a writer could wait for. Changes that it misses are in the
+//! log after the position where the snapshot began (`store/src/snapshot.rs` has the argument). It
+//! needs memory for one chunk.
 //!
 //! | file's kind | per | holds |
 //! |---|---|---|
 //! | catalogue | folder | the catalogue |
-//! | rows | table of a counter space | rows, in chunks that are sorted by id |
+//! | rows | table of a counter space | rows in chunks sorted by id |
 //! | table | table of an existence space | its filters and revoked pairs |
-//! | late | existence space | what came late to its tables on the disk |
+//! | late | existence space | late changes to its cold tables |
+//! | ring | existence space | its tables and the pairs at which each closes |
+//! | exact pairs | existence space with a ledger | the ledger's memory |
+//! | forgotten | existence space | forgotten ids with their generations |
 //! | tokens | folder | increments that count once |
-//! | offsets | folder | how far the events of brokers are taken over |
-//! | groups | folder | where consumer groups of streams go on |
-//! | head | space | its frontier; of an existence space also the pairs of ids far ahead |
+//! | offsets | folder | positions in the event streams of brokers |
+//! | groups | folder | cursors of consumer groups of streams |
+//! | head | space | its frontier; for an existence space also its outlier pairs |
 
 mod load;
 pub(crate) mod write;
@@ -27,25 +30,25 @@ use store::{Health, time};
 
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 
-/// How often it is looked whether a snapshot is due.
+/// Poll interval for a due snapshot.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Delay of the next scheduled snapshot after a failed one, as in Redis: each attempt writes much
-/// in vain.
+/// Delay of the next scheduled snapshot after a failed one, as in Redis, because each attempt
+/// writes much data.
 const RETRY: Duration = Duration::from_secs(5);
-/// What a scheduled snapshot leaves free on the disk: the last bytes are the log's.
+/// Bytes that a scheduled snapshot leaves free on the disk for the log.
 const LOG_ROOM: u64 = 16 << 20;
 
 /// When snapshots are due.
 #[derive(Clone, Copy)]
 pub struct Due {
-    /// When the log has grown by so many bytes; 0: never.
+    /// Growth of the log in bytes since the last snapshot; 0: never.
     pub log_bytes: u64,
-    /// After so many seconds; 0: never.
+    /// Seconds since the last snapshot; 0: never.
     pub every_s: u64,
 }
 
-/// The work of the snapshot thread, step by step.
+/// Schedule of the snapshot thread.
 pub struct Schedule {
     last: Instant,
     not_before: Instant,
@@ -58,7 +61,7 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Waits a moment for a request, or for the stop. Whether there is a request.
+    /// Waits up to [`LOOK_EVERY`] for a request or the stop. Returns whether there is a request.
     pub fn wait(&self, snapshots: &Snapshots, is_stopped: &dyn Fn() -> bool) -> bool {
         let mut wanted = snapshots.wanted.lock();
         if !*wanted && !is_stopped() {
@@ -102,7 +105,7 @@ impl Schedule {
         });
     }
 
-    /// Whether one is due, and counts as running from now on.
+    /// Whether a scheduled snapshot is due; if so, it counts as running.
     fn begins(&self, live: &Live<'_>, due: Due) -> bool {
         let (snapshots, durability) = (live.snapshots, live.durability);
         let changed = snapshots.changes(durability) > 0;
@@ -119,8 +122,7 @@ impl Schedule {
     }
 }
 
-/// While the log has no room, what is kept of it for replicas that are away gives way, segment by
-/// segment.
+/// Removes the oldest log segment that is kept for absent replicas, while the disk is full.
 fn make_room(live: &Live<'_>) {
     if live.durability.committer().health() != Health::Full {
         return;

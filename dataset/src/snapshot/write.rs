@@ -1,4 +1,4 @@
-//! The walk: every table that has changed becomes a file, while writes go on.
+//! Writes a snapshot: every changed table becomes a file, concurrently with writes.
 
 use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
@@ -14,47 +14,46 @@ use crate::tokens::Tokens;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileWriter, SnapshotWriter, Store, Tag, time};
 
-/// Rows that are sorted and written together.
+/// Number of rows sorted and written at once.
 const CHUNK_ROWS: usize = 16 << 10;
-/// Rows between two looks at the pace.
+/// Number of rows between two calls of the CPU throttle.
 const STEP_ROWS: usize = 256;
-/// Rows that are sorted without one.
+/// Number of rows sorted without a call of the CPU throttle.
 const SORT_ROWS: usize = 2 << 10;
-/// Forgotten ids that are written together.
+/// Number of ids written at once.
 const CHUNK_IDS: usize = 64 << 10;
-/// Bytes of a filter that are written together.
+/// Bytes of a filter written at once.
 const CHUNK_BYTES: usize = 256 << 10;
 
 fn text(e: store::Error) -> String {
     format!("{e}. {}", e.advice())
 }
 
-/// What a snapshot is made of.
 pub(crate) struct Walk<'a> {
     pub(crate) current: &'a Current,
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
     pub(crate) pace: &'a CpuThrottle<'a>,
-    /// Bytes that it leaves free on the disk.
+    /// Bytes to leave free on the disk.
     pub(crate) keep_free: u64,
 }
 
-/// One snapshot, that leaves so many bytes free on the disk. Gives the bytes that were written.
+/// Writes a snapshot that leaves `keep_free` bytes free on the disk. Returns the number of bytes
+/// written.
 pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let mut alone = live.snapshots.alone.lock();
     let is_awaited = || live.snapshots.is_awaited();
     let (durability, pace) = (live.durability, &CpuThrottle::until(live.is_stopped, &is_awaited));
     let changes = durability.parts.changes();
     let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
-    // A spill between two files: see the end of the walk.
     let bytes = walk.write(&mut || time::bump(&mut alone), || durability.flush())?;
     live.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)
 }
 
 impl Walk<'_> {
-    /// Walks, and has the manifest name what was written. Others may write data files in `between`;
-    /// `flush` has all that was changed before it synced.
+    /// Writes the files and commits the manifest. Other threads may write data files during
+    /// `between`. `flush` syncs the log with all changes made before it.
     pub(crate) fn write(
         &self,
         between: &mut dyn FnMut(),
@@ -62,7 +61,7 @@ impl Walk<'_> {
     ) -> Result<u64, String> {
         let written = self.walk(between, flush);
         if written.is_err() {
-            // Nothing of it can be relied on.
+            // The new files are not in the manifest, so all parts must be written again.
             self.durability.parts.forget();
         }
         written
@@ -76,14 +75,12 @@ impl Walk<'_> {
         let Walk { current, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
-        // The synced end, not the written one: after a failed sync the written one may come to
-        // nothing.
+        // The synced end: after a failed sync the records up to the written end may be lost.
         let mut writer = store.begin_snapshot(durability.positions().1);
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
-        // Behind that position: the log that is replayed has what comes after this. Each space is
-        // taken for itself, so that one which is dropped meanwhile is in memory no longer than its
-        // own turn takes.
+        // Read after that position, so that the log contains every later change. Each space is
+        // loaded by itself, so that a space dropped during the walk is freed soon.
         let (counters, existences) = {
             let engines = current.load();
             let counters = engines.counters().iter().map(CounterSpace::number);
@@ -92,7 +89,7 @@ impl Walk<'_> {
         };
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
-            // Each file takes a sync, or two.
+            // Each file takes one or two syncs.
             pace.goes_on().map_err(text)?;
             let entry = file.finish().map_err(text)?;
             bytes += entry.bytes;
@@ -112,20 +109,20 @@ impl Walk<'_> {
         }
         write_small(current, &mut writer, stamp, &mut add)?;
 
-        // Last, as its schemas must not be older than those by which the rows were written.
+        // The catalogue is last, so that its schemas are not older than those of the rows.
         let mut file = writer
             .file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() })
             .map_err(text)?;
         file.write(&current.catalogue().encode(), 1).map_err(text)?;
         add(&mut writer, file)?;
-        // What was dropped after this is skipped when it is read.
+        // Loading skips spaces dropped after this point.
         let now = current.load();
 
-        // What a spill has written since is there, and the log has all that was changed later: as
-        // if it had come before this began.
+        // Files of spilled ranges are left out: the cold file has their data, and the log all later
+        // changes.
         writer.leave_out(|tag| parts.is_gone(tag) || now.is_dropped(tag.space));
-        // What the walk has seen and the log has not must be in the log before any reader relies on
-        // the walk.
+        // The log must contain all changes that the walk has seen before the manifest names its
+        // files.
         pace.goes_on().map_err(text)?;
         flush().map_err(text)?;
         writer.commit(durability.positions().1).map_err(text)?;
@@ -133,10 +130,10 @@ impl Walk<'_> {
     }
 }
 
-/// Completes a file of the snapshot.
+/// Function that completes a file of the snapshot.
 type Add<'s, 'a> = dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String> + 'a;
 
-/// Writes all that a counter space has in memory.
+/// Writes the state that a counter space has in memory.
 fn write_counters<'s>(
     space: &CounterSpace,
     parts: &DirtyParts,
@@ -154,10 +151,9 @@ fn write_counters<'s>(
             writer.file(Tag { space: space.number(), kind, low, high, stamp }).map_err(text)?;
         write_rows(space, low, high, &mut file, pace).map_err(text)?;
         add(writer, file)?;
-        // A spill in between: see the end.
         between();
     }
-    // After the rows: what came in meanwhile is not ahead of the frontier then.
+    // After the rows, so that rows written concurrently are not above the frontier.
     let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&space.encode_head(), 0).map_err(text)?;
@@ -165,7 +161,7 @@ fn write_counters<'s>(
     Ok(())
 }
 
-/// Writes what is no space's: used tokens, and how far brokers and readers of streams have come.
+/// Writes tokens, offsets and cursors, which belong to no space.
 fn write_small<'s>(
     current: &Current,
     writer: &mut SnapshotWriter<'s>,
@@ -194,7 +190,7 @@ fn write_small<'s>(
     Ok(())
 }
 
-/// Writes all that a space of pairs has in memory. `add` completes a file.
+/// Writes the state that an existence space has in memory. `add` completes a file.
 pub(crate) fn write_pairs<'s>(
     space: &ExistenceSpace,
     parts: &DirtyParts,
@@ -203,14 +199,15 @@ pub(crate) fn write_pairs<'s>(
     pace: &CpuThrottle<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
-    // The head first: a pair that moves from it into a table meanwhile is then in both. And since
-    // such a move is no write, tables count as changed if there was anything to move.
+    // The head is encoded before the tables: an outlier that moves into a table concurrently is
+    // then in both. Such a move marks no part as dirty, so with outliers all tables count as
+    // changed.
     let aside = space.outlier_pairs();
     let head = space.encode_head();
     if parts.had_outliers(space.number(), aside > 0) {
         parts.forget_space(space.number());
     }
-    // Those on the disk are in the manifest already.
+    // Cold tables are in the manifest already.
     let (kind, mut tables) = (RecordKind::Table, space.ranges_in_memory());
     let mut to_write = plan(parts, writer, space.number(), kind, &tables, stamp);
     loop {
@@ -226,12 +223,12 @@ pub(crate) fn write_pairs<'s>(
         if !is_recycled {
             break;
         }
-        // Those that came instead: a ring that lacks one, in its middle or at its end, would not
-        // have the place of a block that the log has.
+        // Add the tables that replaced the recycled ones. A gap in the ring, or a missing end,
+        // would leave records of the log without a table.
         tables = space.ranges_in_memory();
         to_write = parts.grow(space.number(), &tables, stamp);
     }
-    // Whatever was written of those that lay below the one that is gone has gone with it.
+    // Files of tables below a recycled one are obsolete.
     let horizon = tables.first().map_or(0, |table| table.0);
     writer.leave_out(|tag| {
         (tag.space, tag.kind) == (space.number(), kind as u32) && tag.low < horizon
@@ -253,7 +250,7 @@ pub(crate) fn write_pairs<'s>(
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&head, aside as u64).map_err(text)?;
     add(writer, file)?;
-    // After the tables: of none that is in a file it says less than the file does.
+    // After the tables, so that the record of the ring is at least as new as their files.
     let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
     file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
     add(writer, file)?;
@@ -261,7 +258,7 @@ pub(crate) fn write_pairs<'s>(
         let file = writer.file(Tag { kind: RecordKind::ExactPairs as u32, ..tag }).map_err(text)?;
         add(writer, write_ledger(ledger, file, pace).map_err(text)?)?;
     }
-    // After the head: of no pair in it is the generation later than these say.
+    // After the head: generations must not be older than those of its pairs.
     let forgotten = space.forgotten(0, u64::MAX);
     if forgotten.is_empty() {
         return Ok(());
@@ -273,7 +270,7 @@ pub(crate) fn write_pairs<'s>(
     add(writer, file)
 }
 
-/// Writes what a ledger has in memory; its runs are in the manifest already.
+/// Writes the memory of a ledger; its runs are in the manifest already.
 fn write_ledger(
     ledger: &PairLedger,
     mut file: FileWriter,
@@ -295,7 +292,6 @@ fn write_ledger(
     outcome.map(|()| file)
 }
 
-/// Writes the tokens that were used lately, if there are any.
 fn write_tokens(
     tokens: &Tokens,
     writer: &mut SnapshotWriter<'_>,
@@ -312,8 +308,7 @@ fn write_tokens(
     Ok(file)
 }
 
-/// Which of these tables must be written; for the others the files of the last snapshot serve
-/// again.
+/// Returns the tables that must be written. The others keep the files of the last snapshot.
 fn plan(
     parts: &DirtyParts,
     writer: &mut SnapshotWriter<'_>,
@@ -333,7 +328,7 @@ fn plan(
     to_write
 }
 
-/// Sorts, and looks at the pace in between: the quick sort, as far as parts are not small.
+/// Sorts with calls of the CPU throttle in between: quicksort down to `SORT_ROWS`.
 fn sort(ids: &mut [(u64, usize)], pace: &CpuThrottle<'_>) {
     pace.step();
     if ids.len() <= SORT_ROWS {
@@ -354,7 +349,7 @@ fn write_rows(
 ) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
-    // Deleted rows first, as rows that came to be again under their ids follow.
+    // Deleted rows come first, because rows recreated under the same ids follow.
     for ids in space.tombs_in(low, high).chunks(CHUNK_ROWS) {
         let mut writer = RowsWriter::new(width);
         ids.iter().for_each(|&id| writer.row(id, None));
@@ -384,8 +379,7 @@ fn write_rows(
             return;
         }
         ids.push((id, values.len()));
-        // A field that was added during the walk is 0 here, and what was written to it is in the
-        // log.
+        // A field added during the walk is 0 here; the log has its values.
         values.extend((0..width).map(|i| row.get(i).copied().unwrap_or(0)));
         if ids.len() % STEP_ROWS == 0 {
             pace.step();
