@@ -35,6 +35,8 @@ use std::sync::Arc;
 /// Room for what comes after a table is built anew: one part in so many of its pairs.
 const SPARE_PART: u64 = 16;
 
+/// Free room, in pairs, below which a table is not worth a rebuild: 40 KB at 20 bits a pair.
+const MIN_FREE_PAIRS: u64 = 1 << 14;
 /// Pairs whose cache lines are fetched at a time.
 const PREFETCHED_PAIRS: usize = 16;
 
@@ -94,7 +96,7 @@ impl TableLoad {
         let free = self.capacity.saturating_sub(self.pairs);
         let is_enlarged = self.capacity / 5 > self.early / 2;
         let most = if is_enlarged { self.pairs / 8 } else { self.pairs / 2 };
-        !self.is_open && !self.is_cold && free > most && free > 100_000
+        !self.is_open && !self.is_cold && free > most && free > MIN_FREE_PAIRS
     }
 }
 
