@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   1  begin_rebuild   the table gets an empty successor
-//!   2  the host        waits for active writers, then puts all pairs of its list into the successor
+//!   2  the host        waits for active writers, then puts all pairs of its list there
 //!      concurrently    a write goes to both tables; readers use the old filters
 //!   3  end_rebuild     in memory: the successor replaces the table in the ring
-//!                      on disk: the successor's pages are written as those of any cold table (`cold`)
+//!                      on disk: the successor's pages are written as in a spill (`cold`)
 //! ```
 //!
 //! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
