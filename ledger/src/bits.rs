@@ -24,7 +24,6 @@ impl<'a> BitWriter<'a> {
         BitWriter { bytes, at: 0 }
     }
 
-    /// Number of bits written.
     #[cfg(test)]
     pub(crate) fn at(&self) -> usize {
         self.at
@@ -37,7 +36,6 @@ impl<'a> BitWriter<'a> {
         self.at += width as usize;
     }
 
-    /// Appends `bits` zero bits.
     #[inline]
     pub(crate) fn skip(&mut self, bits: usize) {
         self.at += bits;

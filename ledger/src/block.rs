@@ -68,7 +68,6 @@ struct Group {
     string_bits: usize,
 }
 
-/// Encoding parameters of a group's numbers.
 struct Packing {
     base: Option<u64>,
     k: u32,
@@ -255,7 +254,6 @@ fn put_numbers<'p>(
     }
 }
 
-/// Decoded head of a group.
 struct Head {
     id: u64,
     strings: bool,
@@ -264,7 +262,6 @@ struct Head {
     unset: Option<usize>,
 }
 
-/// Positions of a group's numbers.
 struct Numbers {
     base: u64,
     k: u32,

@@ -105,7 +105,6 @@ impl Packed {
     }
 }
 
-/// Index of an open run.
 #[derive(Debug)]
 pub(crate) struct Index {
     first: u64,
@@ -157,7 +156,6 @@ impl Index {
         (rises && fits && index.ids.get(0) == 0 && goes_on_none(&index)).then_some(index)
     }
 
-    /// Returns the id of a block's first pair.
     pub(crate) fn id(&self, block: usize) -> u64 {
         self.first + self.ids.get(block)
     }

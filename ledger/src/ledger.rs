@@ -157,7 +157,6 @@ impl Ledger {
         Ok(newest.is_some())
     }
 
-    /// Replaces the list of ranges.
     pub(crate) fn put_ranges(&self, ranges: Ranges) {
         let runs = ranges.iter().flat_map(|range| &range.runs);
         self.index_bytes.store(runs.map(|run| run.memory_bytes()).sum(), Relaxed);
@@ -174,7 +173,6 @@ impl Ledger {
         self.memory.len()
     }
 
-    /// Number of pairs in memory at which a flush is due.
     pub(crate) fn most_memory_pairs(&self) -> usize {
         self.memory_pairs.load(Relaxed)
     }

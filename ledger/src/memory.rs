@@ -38,7 +38,6 @@ const STRING_BYTES: usize = 60;
 /// Bytes per id with strings: tree root and most of a node.
 const STRINGS_BYTES: usize = 210;
 
-/// State of a pair.
 #[derive(Clone, Copy)]
 struct State {
     set: bool,
@@ -63,7 +62,6 @@ fn give_back(list: &mut List) {
     }
 }
 
-/// Members of an id that are numbers.
 enum Numbers {
     /// At most `FEW` changes, oldest first; the last change of a number counts.
     Few(List),
@@ -217,7 +215,6 @@ struct Tally {
 #[derive(Default)]
 struct Shard {
     ids: BTreeMap<u64, Members>,
-    /// Strings by name.
     names: HashMap<u128, Arc<[u8]>>,
 }
 
@@ -272,7 +269,6 @@ impl Memory {
         self.tally.pairs.load(Relaxed)
     }
 
-    /// Approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.len() * PAIR_BYTES + self.tally.extra_bytes.load(Relaxed)
     }
@@ -319,7 +315,6 @@ impl Memory {
         name(&self.seeds, id, member)
     }
 
-    /// Returns the member with this name, and whether its pair is set.
     pub(crate) fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
         let shard = self.shards[shard_of(id)].lock();
         let member = shard.names.get(&name)?;
@@ -378,7 +373,6 @@ impl Memory {
         self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
-    /// Removes all pairs of an id.
     pub(crate) fn remove_id(&self, id: u64) {
         let mut shard = self.shards[shard_of(id)].lock();
         let Some(members) = shard.ids.remove(&id) else { return };

@@ -21,7 +21,6 @@ struct Rest {
 }
 
 impl Source {
-    /// Returns a source of sorted pairs in memory.
     pub(crate) fn of_pairs(pairs: Pairs, identity: Option<u64>) -> Source {
         Source { pairs, at: 0, run: None, identity }
     }

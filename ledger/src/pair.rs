@@ -110,7 +110,6 @@ fn pair_of<'a>(entry: &Entry, bytes: &'a [u8]) -> Pair<'a> {
 }
 
 impl Pairs {
-    /// Returns an empty list with room for `pairs` pairs.
     pub(crate) fn with_room(pairs: usize) -> Pairs {
         Pairs { entries: Vec::with_capacity(pairs), bytes: Vec::new() }
     }

@@ -94,7 +94,6 @@ pub(crate) fn excess(range: &Range, part: u64) -> u64 {
     sizes.sum::<u64>().saturating_sub(lowest / part)
 }
 
-/// Whether the file belongs to the ledger of this space.
 pub(crate) fn is_of(file: &FileEntry, space: u32, kind: u32) -> bool {
     (file.tag.space, file.tag.kind) == (space, kind)
 }

@@ -25,7 +25,6 @@ pub enum Flush {
     Most,
 }
 
-/// Input of a flush from memory.
 #[derive(Clone, Copy)]
 struct FromMemory {
     /// Approximate number of pairs.
@@ -34,7 +33,6 @@ struct FromMemory {
     covered: u64,
 }
 
-/// Rewrite of one range: new files and replaced runs.
 struct Rewrite<'a> {
     /// Index of the range.
     at: usize,

@@ -30,7 +30,6 @@ const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
 const NOTE_HEAD: usize = 40;
 
-/// Decoded head of the note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counts {
     pairs: u64,
@@ -152,7 +151,6 @@ impl Run {
         self.index.block_of(id, member.unwrap_or(Member::Number(0)))
     }
 
-    /// Searches a block that was read for a pair.
     pub(crate) fn find(
         &self,
         block: usize,

@@ -113,7 +113,6 @@ impl StoredTable {
     }
 }
 
-/// Encodes the items of one block and their checksum.
 fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u8>) {
     bytes.clear();
     items.for_each(|item| bytes.extend_from_slice(&item));

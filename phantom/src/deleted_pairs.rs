@@ -53,7 +53,6 @@ impl Hasher for AsIs {
     }
 }
 
-/// Sharded set of deleted pairs.
 pub(crate) struct DeletedPairs {
     /// Number of shards after the first insertion.
     most_shards: usize,
@@ -105,7 +104,6 @@ impl DeletedPairs {
         self.len.fetch_sub(1, SeqCst);
     }
 
-    /// Inserts `hash` into reserved room.
     pub(crate) fn insert_reserved(&self, hash: u128) {
         let shards =
             self.shards.get_or_init(|| (0..self.most_shards).map(|_| RwLock::default()).collect());
@@ -147,7 +145,6 @@ impl DeletedPairs {
     }
 }
 
-/// Returns the shard of a hash, by its upper bits.
 fn shard_of(hash: u128, shards: usize) -> usize {
     page_of(&Pair::from_hash(0, hash), shards)
 }

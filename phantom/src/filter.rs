@@ -58,7 +58,6 @@ pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
     })
 }
 
-/// Filter with a fixed number of pages.
 #[repr(C)]
 pub(crate) struct Filter {
     words: Words,
@@ -133,7 +132,6 @@ impl Filter {
         self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
-    /// Whether all bits of the pair are set.
     #[inline(always)]
     pub(crate) fn contains(&self, pair: &Pair, probe: &Probe) -> bool {
         self.may_contain(pair, probe) && self.does_contain(pair, probe)
@@ -173,7 +171,6 @@ impl Filter {
         }
     }
 
-    /// Sets the bits of the pair.
     pub(crate) fn set(&self, pair: &Pair, probe: &Probe) {
         for side in 0..2 {
             let line = self.line(probe.line(side));
@@ -194,7 +191,6 @@ impl Filter {
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// Number of set bits.
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
     }
@@ -233,7 +229,6 @@ pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> boo
     masks(pair, bits).all(|(at, mask)| crate::bytes::u64_at(page, at) & mask == mask)
 }
 
-/// Sets the bits of a pair in its page.
 pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
     for (at, mask) in masks(pair, bits) {
         let word = crate::bytes::u64_at(page, at) | mask;

@@ -36,7 +36,6 @@ impl Space {
                 || self.outliers.read(id, |_| ()).is_some())
     }
 
-    /// Checks that `ids` more ids may be forgotten.
     pub(crate) fn may_forget_more(&self, ids: usize) -> Result<(), Error> {
         let most = self.limits.max_forgotten.load(Relaxed);
         let has_room = || self.forgotten.len().saturating_add(ids) <= most;

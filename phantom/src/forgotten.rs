@@ -25,7 +25,6 @@ use std::sync::atomic::{
 /// Slots of the smallest map. A map has at least two slots per id to keep probe sequences short.
 const FEWEST_SLOTS: usize = 64;
 
-/// Concurrent map from forgotten ids to generations.
 pub(crate) struct Forgotten {
     /// Whether the map has any id.
     any: AtomicBool,
@@ -121,7 +120,6 @@ impl Forgotten {
         self.any.load(Acquire)
     }
 
-    /// Returns how often an id was forgotten.
     pub(crate) fn generation(&self, id: u64) -> u64 {
         if self.any() { self.now.load().of(self.secret, id) } else { 0 }
     }
@@ -139,7 +137,6 @@ impl Forgotten {
         }
     }
 
-    /// Number of forgotten ids.
     pub(crate) fn len(&self) -> usize {
         self.now.load().ids.load(Relaxed)
     }
@@ -176,7 +173,6 @@ impl Forgotten {
         next
     }
 
-    /// Drops the ids below the horizon.
     pub(crate) fn sweep(&self, horizon: u64) {
         let _writing = self.writing.lock();
         self.swept.store(horizon, Relaxed);

@@ -114,7 +114,6 @@ impl Number {
     }
 }
 
-/// Returns the low and high half of the product.
 #[inline(always)]
 fn multiply(a: u64, b: u64) -> (u64, u64) {
     let product = u128::from(a).wrapping_mul(u128::from(b));

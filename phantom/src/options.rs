@@ -84,7 +84,6 @@ impl Options {
         self.memory_limit_bytes.unwrap_or_else(|| full().saturating_mul(2))
     }
 
-    /// Pages of the first table of a space.
     pub(crate) fn first_pages(&self) -> usize {
         let grown = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);
         grown.div_ceil(FIRST_TABLE_PART)
@@ -96,7 +95,6 @@ impl Options {
         Ok((self.first_pages() as u64).saturating_mul(PAGE_BYTES as u64))
     }
 
-    /// Checks the range of every option.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !RATES.contains(&self.false_positive_rate) {
             return Err(Error::BadOption(

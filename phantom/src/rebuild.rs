@@ -35,7 +35,6 @@ use std::sync::Arc;
 /// Divisor: a rebuilt table has room for 1/16 more pairs than it contains.
 const SPARE_PART: u64 = 16;
 
-/// Number of pairs whose cache lines are prefetched together.
 const PREFETCHED_PAIRS: usize = 16;
 
 /// Rebuild of one table. Dropping it cancels the rebuild.

@@ -40,11 +40,9 @@
 use parking_lot::RwLock;
 use std::sync::LazyLock;
 
-/// Bits in a cache line.
 pub(crate) const LINE_BITS: usize = 512;
 /// Lines in a page.
 pub(crate) const LINES: usize = 64;
-/// 64-bit words in a page.
 pub(crate) const PAGE_WORDS: usize = LINES * LINE_BITS / 64;
 /// Maximum number of bits that a pair sets in each of its two lines.
 pub(crate) const MOST_BITS: usize = 7;

@@ -94,7 +94,6 @@ pub struct Space {
     pub(crate) late: Arc<AtomicUsize>,
     /// Index after the table that was probed last.
     pub(crate) probed: AtomicUsize,
-    /// Number of changes of the ring.
     pub(crate) changes: AtomicU64,
     /// Whether [`Space::take_news`] has something to report.
     pub(crate) news: AtomicBool,
@@ -187,7 +186,6 @@ impl Space {
         Options { seed: self.options.seed, first_id: self.options.first_id, ..options.clone() }
     }
 
-    /// Returns the parameters of new tables.
     pub(crate) fn shape(&self) -> Shape {
         *self.shape.read()
     }
@@ -286,7 +284,6 @@ impl Space {
         (used as u64).saturating_add(bytes as u64) <= self.limits.filter_bytes.load(Relaxed)
     }
 
-    /// Pages of all first filters in memory.
     pub(crate) fn pages_in_memory(&self) -> usize {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }

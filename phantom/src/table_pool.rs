@@ -22,7 +22,6 @@ fn size_of_filter(filter: &Filter) -> Size {
     (*filter.sizing(), filter.pages())
 }
 
-/// Retired tables and a spare filter.
 #[derive(Default)]
 pub(crate) struct TablePool {
     /// Writers take this lock during a roll. No thread clears or frees memory under it or under
@@ -35,7 +34,6 @@ pub(crate) struct TablePool {
 }
 
 impl TablePool {
-    /// Adds a table that left the ring.
     pub(crate) fn retire(&self, table: Arc<Table>) {
         self.retired.lock().push(table);
     }

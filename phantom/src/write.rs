@@ -132,7 +132,6 @@ impl Space {
         done.unwrap_or(Ok(Change::Unknown))
     }
 
-    /// Changes one outlier pair.
     fn change_ahead<E: From<Error>>(
         &self,
         held: &mut Option<Arc<OutlierPairs>>,

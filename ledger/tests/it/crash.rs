@@ -64,7 +64,6 @@ impl Change {
     }
 }
 
-/// Expected state.
 #[derive(Default)]
 struct Model {
     /// Changes written last under each sequence number.
@@ -145,7 +144,6 @@ impl Life {
         })
     }
 
-    /// Writes random changes to memory.
     fn write(&self, random: &mut fastrand::Rng) {
         // Some rounds change the same few pairs repeatedly.
         let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };

@@ -66,7 +66,6 @@ impl TableDecoder {
         self
     }
 
-    /// Whether the table is complete.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn is_whole(&self) -> bool {
         self.next == Next::End

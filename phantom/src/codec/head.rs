@@ -97,7 +97,6 @@ impl Space {
     }
 }
 
-/// Decodes the id ranges and the outliers of a head.
 fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), DecodeError> {
     let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
     let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {

@@ -53,7 +53,6 @@ fn is_set(space: &Space, (id, viewer): (u64, u64)) -> bool {
     space.contains(id, &Member::Number(viewer)).unwrap() == Answer::Yes
 }
 
-/// Returns the measured false-positive rate.
 fn measured(space: &Space) -> f64 {
     let asked = 100_000;
     (0..asked).filter(|n| is_set(space, (100 + n % 10_000, 1 << 40 | n))).count() as f64

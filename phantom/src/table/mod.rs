@@ -36,7 +36,6 @@ use std::sync::{Arc, OnceLock};
 /// Maximum number of filters in a chain. The last one has 2,048 times the capacity of the first.
 pub(crate) const LINKS: usize = 16;
 
-/// One filter of a chain.
 #[repr(C)]
 pub(crate) struct Link {
     pub(crate) filter: Filter,
@@ -61,7 +60,6 @@ impl Link {
     }
 }
 
-/// State of a pair in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Unset,
@@ -106,7 +104,6 @@ impl Table {
         Table::from_links(rate, Link::new(first, 0), vec![], 0)
     }
 
-    /// Returns a table with existing filters.
     pub(crate) fn from_links(rate: f64, first: Link, more: Vec<Link>, early: u64) -> Table {
         assert!(more.len() < LINKS, "a chain of {} filters", more.len() + 1);
         let last = AtomicUsize::new(more.len());
@@ -217,7 +214,6 @@ impl Table {
         self.links().map(Link::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
     }
 
-    /// Number of pairs in the first filter.
     pub(crate) fn pairs_in_first(&self) -> u64 {
         self.cold().map_or(self.first.pairs(), |cold| cold.chain().first_pairs())
     }
@@ -231,7 +227,6 @@ impl Table {
         self.early.load(Relaxed)
     }
 
-    /// Closes the table.
     pub(crate) fn close(&self) {
         self.set_closed_at(self.pairs().max(1));
     }
@@ -260,7 +255,6 @@ impl Table {
         self.successor.read().as_ref().map_or(Ok(()), |next| next.put(pair))
     }
 
-    /// Whether there is a successor that lacks the pair.
     pub(crate) fn successor_lacks(&self, pair: &Pair) -> bool {
         self.has_successor.load(Relaxed)
             && self.successor.read().as_ref().is_some_and(|next| !next.has_in_memory(pair))
@@ -289,7 +283,6 @@ impl Table {
         self.roll_at.store(if open { self.capacity() } else { early }, Relaxed);
     }
 
-    /// Opens a closed table.
     pub(crate) fn reopen(&self) {
         self.early.store(0, Relaxed);
     }
@@ -401,13 +394,11 @@ impl Table {
         }
     }
 
-    /// Prefetches the cache lines of a pair before it is set.
     #[inline]
     pub(crate) fn prefetch_lines(&self, pair: &Pair) {
         self.prefetch(pair, &self.first.filter.probe(pair));
     }
 
-    /// Whether a filter in memory contains the pair.
     pub(crate) fn has_in_memory(&self, pair: &Pair) -> bool {
         self.filters_contain(pair, &self.first.filter.probe(pair))
     }
@@ -481,7 +472,6 @@ impl Table {
     }
 }
 
-/// Returns an empty table with `pages` pages.
 #[cfg(test)]
 pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
     Ok(Table::new(rate, Filter::new(Table::first_sizing(rate), pages)?))

@@ -14,7 +14,6 @@ use std::sync::Arc;
 /// Number of pages per read.
 const PAGES_TOGETHER: usize = 16;
 
-/// Contents of a rewrite.
 pub(crate) struct Contents {
     /// Target chain, with the pair counts of the source.
     pub(crate) chain: Chain,

@@ -42,7 +42,6 @@ fn like_unlike_like_again() {
     assert_eq!(space.pairs(), 0);
 }
 
-/// The order of ids does not affect the answers.
 #[test]
 fn the_order_of_ids_does_not_matter() {
     let pair = |i: u64| (FIRST + i / 10 * 4096, i * 7);

@@ -178,7 +178,6 @@ impl Run {
         self.events.outliers = self.events.outliers.max(outliers as u64);
     }
 
-    /// Forgets the id and checks the limit.
     fn forget(&mut self, id: u64) {
         if self.space.may_forget(id).is_err() {
             self.events.forgotten_full += 1;

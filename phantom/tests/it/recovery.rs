@@ -102,7 +102,6 @@ impl Traffic {
         }
     }
 
-    /// Marks all pairs of the id as unset.
     fn forget(&mut self, id: u64) {
         self.model.range_mut((id, 0)..=(id, u64::MAX)).for_each(|(_, set)| *set = false);
         self.forgotten.push(id);

@@ -12,7 +12,6 @@ struct Batch {
     pairs: Vec<(u64, u64)>,
 }
 
-/// Snapshot of a space.
 struct Past {
     head: Vec<u8>,
     tables: Vec<Vec<u8>>,
@@ -40,7 +39,6 @@ impl Master {
         }
     }
 
-    /// Sets pairs and logs them in one batch.
     fn set(&mut self, pairs: impl IntoIterator<Item = (u64, u64)>) {
         let pairs: Vec<(u64, u64)> = pairs.into_iter().collect();
         for &(id, viewer) in &pairs {
@@ -137,7 +135,6 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     assert_eq!(master.space.origin(outlier.0, &member(outlier.1)), Origin::Outlier);
     let low = master.space.range_over(200).unwrap().0;
     let past = master.snapshot();
-    // Late pairs to merge.
     master.set([(150, 1 << 20), (151, 1 << 20)]);
     while master.space.range_over(master.next - 1).unwrap().0 == low {
         master.fill();
