@@ -408,7 +408,8 @@ impl Ledger {
         self.dropped.read().get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether pairs of the id from this source are dropped. `run` is `None` for pairs in memory.
+    /// Whether a drop applies to the id's pairs from this source. `run` is the identity of the
+    /// source run; a drop never applies to `None`.
     pub(crate) fn is_void(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
@@ -449,9 +450,9 @@ impl Ledger {
         self.has_flushes(3)
     }
 
-    /// Whether memory exceeds `times` the configured flush threshold, or twice that multiple of a
-    /// lowered threshold. A running request does not wait for a flush, so a lowered threshold needs
-    /// more slack.
+    /// Whether memory has reached the smaller of `times` the configured flush threshold and twice
+    /// `times` the current one. A running request does not wait for a flush, so a lowered threshold
+    /// needs more slack.
     fn has_flushes(&self, times: usize) -> bool {
         let of_fewer = self.most_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)

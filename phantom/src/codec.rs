@@ -3,29 +3,29 @@
 //! ```text
 //!   table   offset  size  field
 //!                0     8  magic "TMPHTAB" 01
-//!                8     8  error rate (f64)           what the chain of filters is sized by
+//!                8     8  error rate (f64)           determines the sizes of all filters
 //!               16     8  fingerprint of the seed
 //!               24     8  lowest id                  32  8  highest id (inclusive)
 //!               40     8  pages of the first filter
 //!               48     8  pairs when the table was closed (0: it was open)
 //!               56     4  filters in the chain (1..=16)
-//!               60     4  revoked pairs
+//!               60     4  deleted pairs
 //!               64   128  pairs in each filter, 8 bytes each, 0 where there is none
 //!              192     8  XXH3-64 of bytes 0..192
-//!              200        the filters' words, in blocks of 64 KiB (the last of a filter may be
-//!                         shorter), each followed by its XXH3-64
-//!                         the revoked pairs' hashes, 16 bytes each, in blocks of 4096 (the last
-//!                         may be shorter), each with its XXH3-64
+//!              200        words of the filters, in blocks of 64 KiB, each with its XXH3-64; the
+//!                         last block of a filter may be shorter
+//!                         hashes of the deleted pairs, 16 bytes each, in blocks of 4096, each
+//!                         with its XXH3-64; the last block may be shorter
 //!
 //!   head         0     8  magic "TMPHEAD" 01
 //!                8     8  fingerprint of the seed
 //!               16     8  1 if the frontier is known, else 0
 //!               24     8  frontier                   32  8  its window
-//!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
+//!               40        outliers: id 8, hash 16        then 8  XXH3-64 of all before
 //!
-//!   head of several ranges of ids: magic "TMPHEAD" 02, and before the pairs aside
-//!               40     8  ranges below the highest, n
-//!               48   24n  of each, downwards: where the range above it begins, its frontier, its
+//!   head with several id ranges: magic "TMPHEAD" 02, and before the outliers
+//!               40     8  n: id ranges below the highest
+//!               48   24n  per range, highest first: start of the next higher range, frontier,
 //!                         window
 //! ```
 //!

@@ -43,8 +43,8 @@ const LATE_PART: u64 = 16;
 const LATE_BYTES: u64 = 32;
 
 impl Space {
-    /// Whether memory lacks room for the next table, or for filters of the same size. The host must
-    /// then spill the oldest table.
+    /// Whether the next table would exceed the page count or the memory limit. The host must then
+    /// spill the oldest table.
     pub fn is_short(&self) -> bool {
         let next = self.next_pages(self.ring.load().newest().table());
         let is_full = || {

@@ -53,8 +53,8 @@ impl Space {
         self.may_forget_more(usize::from(is_new))
     }
 
-    /// Deletes all pairs of an id. Returns `false` if the id has none. No other thread may write
-    /// pairs of the id concurrently.
+    /// Deletes all pairs of an id. Returns `false` if the id cannot have any. No other thread may
+    /// write pairs of the id concurrently.
     pub fn forget(&self, id: u64) -> bool {
         let may_have_pairs = self.may_have_pairs(id);
         if may_have_pairs {

@@ -7,9 +7,9 @@
 //!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
 //! All use the space's secret seed. The inputs differ in length, so pairs of different kinds never
-//! share an input, and no client can name a canary. Hashing id and member together avoids
-//! collisions by construction, which packing both into one word would allow. Without the seed no
-//! client can target one page of a filter.
+//! share an input, and no client can name a canary. The id and the member are hashed together,
+//! because packing both into one word would make some pairs collide with certainty. Without the
+//! seed no client can target one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -194,8 +194,7 @@ impl Seed {
         Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// Returns a fingerprint that identifies the seed without revealing it. Tables may be merged
-    /// only if their fingerprints are equal.
+    /// Returns a fingerprint that identifies the seed without revealing it. Stored with each table.
     pub(crate) fn fingerprint(self) -> u64 {
         xxh3_128_with_seed(b"fingerprint of a space's seed", self.0) as u64
     }

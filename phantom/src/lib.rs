@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   id below the horizon   -> Unknown
-//!   id far ahead of all    -> Outliers: exact, until the ring gets there
-//!   else its table         -> all bits set?  no: No     yes: revoked?  yes: No   no: Yes
+//!   id far ahead           -> exact set of outliers, until the ring reaches the id
+//!   else its table         -> all bits set?  no: No     yes: deleted?  yes: No   no: Yes
 //! ```
 //!
 //! Guarantees; code and tests refer to them by number:

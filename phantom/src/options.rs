@@ -29,10 +29,10 @@ pub struct Options {
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_revoked: usize,
-    /// Number of outlier pairs (ids far ahead of the ring) that the space holds exactly. A pair
-    /// takes 26 bytes, or about 190 if it is the only one of its id. A group of neighbouring ids
-    /// gets its own table at a sixteenth of this number, or at 4,096 pairs; scattered ids get
-    /// tables beyond this number. At least 1: a new space starts from its outliers.
+    /// Number of outlier pairs (ids far ahead of the ring) that the space always accepts and holds
+    /// exactly. A pair takes 26 bytes, or about 190 if its id has no other. Neighbouring ids get a
+    /// table of their own at 1/16 of this number, at most 4,096 pairs. Beyond this number scattered
+    /// ids get tables too. At least 1, because a new space starts from its outliers.
     pub max_aside: usize,
     /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,

@@ -1,10 +1,10 @@
 //! Changes of the ring: rolling, recycling and the admission of outliers, plus the background work
 //! for them.
 //!
-//! **Rolling.** Every id range has one open table, and the newest table is open. A table closes at
-//! capacity / (1 + late) pairs. `late` is the measured ratio of pairs after the close to pairs
-//! before it (30 % until measured), so that late pairs fit as well. The first table of a space is
-//! small and each next one is twice as large, up to `pairs_per_table`, so a small space is cheap.
+//! **Rolling.** The newest table of each id range is open: it takes the new ids of the range. It
+//! closes at capacity / (1 + late) pairs, to leave room for late pairs. `late` is the measured
+//! ratio of pairs after the close to pairs before it (30 % until measured). The first table of a
+//! space is small and each next one is twice as large, up to `pairs_per_table`.
 //!
 //! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A roll beyond
 //! that recycles the oldest tables. A table counts as at most `pairs_per_table`, without its
@@ -28,8 +28,7 @@
 //! they accept, and logs both ([`Space::course`]). A node that replays the log ([`Space::follow`]:
 //! a replica or a restart) decides nothing and creates identical tables.
 //!
-//! - **L1** The log alone determines the table of a pair. So a filter block from another node
-//!   (`merge`) meets exactly the pairs whose bits it contains.
+//! - **L1** The log alone determines the table of a pair.
 //! - **L2** The log also determines the number of pairs at which a table closes. That number
 //!   depends on arrival order, which the log does not preserve. Without it a restart could close or
 //!   recycle a table that was open before.
@@ -307,9 +306,9 @@ impl Space {
             .collect()
     }
 
-    /// Returns a consistent state of ring and frontier for the log. The caller must log it before
-    /// the pairs that were read earlier. The layout is present only if the ring has changed since
-    /// `changes`.
+    /// Returns a consistent state of ring and frontier for the log. The caller reads the pairs of a
+    /// batch first, then calls this, then logs layout, frontier and pairs, in this order. The
+    /// layout is present only if the ring has changed since `changes`.
     ///
     /// A follower that has applied all earlier batches has admitted no id of a table that is new in
     /// this one: the new table begins above all ids admitted when the last frontier was read. This

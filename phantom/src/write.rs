@@ -196,7 +196,7 @@ impl Space {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 table.pass_on(pair)?;
                 first()?;
-                // A merge may deliver a deleted pair before its bits.
+                // A rebuilt table may have a deleted pair without bits.
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
@@ -272,8 +272,7 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// A merge may deliver a deletion before the bits of the pair. A concurrent write must set the
-    /// pair.
+    /// Until `forget_revoked` a rebuilt table may have a deleted pair without bits.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
