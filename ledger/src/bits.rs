@@ -1,9 +1,9 @@
 //! Integer codes in blocks, read and written bit by bit, low bit first.
 //!
-//! A *number* is an Elias delta code: the length in bits plus one as a gamma code (its length in
-//! zeros, a one, its lower bits), then the number without its highest bit. 0 takes one bit, 1 takes
-//! three, a 20-bit number takes 28 (P. Elias, "Universal codeword sets and representations of the
-//! integers", IEEE Transactions on Information Theory, 1975).
+//! A *number* is an Elias delta code. It begins with the length in bits plus one as a gamma code:
+//! its length in zeros, a one, its lower bits. The number without its highest bit follows. 0 takes
+//! one bit, 1 takes three, a 20-bit number takes 28 (P. Elias, "Universal codeword sets and
+//! representations of the integers", IEEE Transactions on Information Theory, 1975).
 
 use store::bits::{get, put, width_of};
 

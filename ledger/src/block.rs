@@ -106,8 +106,8 @@ pub(crate) struct Builder {
     /// Encoded size of the complete groups, in bits.
     complete: usize,
     /// Upper bound of the last group's size in bits, and the `k` of its numbers. Each new number
-    /// raises the bound by its maximum cost. The exact size needs a division for the best `k`, so
-    /// it is computed only when the group has doubled or the bound exceeds the block.
+    /// raises the bound by its maximum cost. The exact size needs a division for the best `k`. It
+    /// is computed only when the group has doubled or the bound exceeds the block.
     bound: (usize, u32),
 }
 

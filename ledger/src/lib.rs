@@ -37,7 +37,7 @@
 //!   contiguous sequence of the newest runs, and one thread at a time writes files.
 //! - **L3** The lowest run of a range has no unset pairs.
 //! - **L4** Readers search memory, then load the dropped ids, then the list of ranges. A pair that
-//!   moves concurrently is in at least one of them, and a drop is forgotten only after the runs it
+//!   moves concurrently is in at least one of them. A drop is forgotten only after the runs it
 //!   applies to are gone. [`Ledger::settle`] tells whether a slow answer is still valid.
 
 #![deny(unsafe_code)]

@@ -438,9 +438,9 @@ impl Memory {
         }
     }
 
-    /// Returns sorted pairs of an id range after `after`, about `most` of them set, and the last
-    /// position up to which the result is complete (`None` for the end). Requests twice its share
-    /// from each shard.
+    /// Returns sorted pairs of an id range after `after`, about `most` of them set. Also returns
+    /// the position up to which the result is complete; `None` if it is complete to the end.
+    /// Requests twice its share from each shard.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,

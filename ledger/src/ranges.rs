@@ -65,7 +65,7 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
 ///
 /// - None, while the range may have one more run.
 /// - All, if the upper runs exceed 1/`part` of the lowest by more than `room`. So the lowest run is
-///   rewritten at most `part` times while it doubles, and the filters of the upper runs stay small.
+///   rewritten at most `part` times while it doubles. The filters of the upper runs stay small.
 /// - Otherwise the newest run, and each next one that is at most twice as large as the merge so
 ///   far.
 pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {

@@ -1,9 +1,9 @@
 //! Flushes, merges and trims. All use the procedure of `store/src/rewrite.rs`: pairs in memory and
 //! the newest runs of a range become one run.
 //!
-//! A rewrite begins its file before it copies pairs from memory (step 1), so a drop that follows
-//! applies to the file. The policy (`ranges::to_merge`) selects the runs to merge. If it selects
-//! all runs, a range that has become too large is divided into several files.
+//! A rewrite begins its file before it copies pairs from memory (step 1), so a later drop applies
+//! to the file. The policy (`ranges::to_merge`) selects the runs to merge. If it selects all runs,
+//! a range that has become too large is divided into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{Source, merge};
@@ -48,8 +48,8 @@ struct Rewrite<'a> {
 impl Ledger {
     /// Moves pairs from memory to runs. Returns the number of pairs. If a run cannot be read, the
     /// flush merges only newer runs, and [`Ledger::take_unreadable`] returns the reason. If a range
-    /// cannot be written, its pairs stay in memory; the flush continues with the other ranges and
-    /// then returns the error.
+    /// cannot be written, its pairs stay in memory. The flush then continues with the other ranges
+    /// and returns the error at the end.
     ///
     /// - `covered`: log offset up to which all changes are in memory or in runs, and synced
     ///   ([`Ledger::covered`]); 0 if unknown.
@@ -98,8 +98,8 @@ impl Ledger {
 
     /// Rewrites the ranges that overlap `low..=high`, without pairs of dropped ids and of ids that
     /// `keep` rejects. Returns the number of set pairs that `keep` rejected. Pairs in memory are
-    /// not affected; the caller unsets them. If a range cannot be read, it stays; the trim
-    /// continues with the other ranges and then returns the error.
+    /// not affected; the caller unsets them. A range that cannot be read stays. The trim then
+    /// continues with the other ranges and returns the error at the end.
     pub fn trim(
         &self,
         store: &Store,

@@ -15,8 +15,8 @@
 //!                 filter (filter.rs), to the end
 //! ```
 //!
-//! Little-endian. A note is valid if version and flags are known, the ids are within the file's
-//! range, the counts are possible, and index and filter have the right lengths. The lowest run of a
+//! Little-endian. A note is valid only if version and flags are known, ids are within the file's
+//! range and counts are possible. Index and filter must have the right lengths. The lowest run of a
 //! range has no unset pairs, as no run below it needs them. It has no filter either, as nearly all
 //! lookups that reach it find their pair.
 

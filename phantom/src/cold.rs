@@ -12,12 +12,12 @@
 //! Adding pairs to filters on disk means rewriting all their pages. So a cold table keeps late
 //! pairs in an exact set (`late`), like deleted pairs, and merges them in bulk. A merge fills the
 //! filters of the chain in order (`table/pages`) and extends the chain if needed. A lookup reads
-//! one page per filter of the chain; the chain has one filter if the table was closed early enough.
+//! one page per filter of the chain. The chain has one filter if the table was closed early enough.
 //!
 //! - **C1** A pair leaves `late` only after the lower filters contain it. Readers search `late`
 //!   first.
 //! - **C2** The lower filters are immutable. A table freezes behind the barrier that excludes
-//!   writers; a reader with an older list of tables still sees the former table.
+//!   writers. A reader with an older list of tables still sees the former table.
 //! - **C3** Replay of the log does not read the disk. It keeps every pair as late, and the merge
 //!   skips those that are already in the filters.
 

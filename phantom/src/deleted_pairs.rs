@@ -4,8 +4,8 @@
 //! it again. A lookup consults the set only after the filters report the pair as set. The set is
 //! dropped with its table.
 //!
-//! The set has many shards, so that a reader waits for one insertion at most, or for the growth of
-//! one shard (a thousandth of the set). The shards are allocated on the first deletion.
+//! The set has many shards. A reader waits for one insertion at most, or for the growth of one
+//! shard (a thousandth of the set). The shards are allocated on the first deletion.
 
 use crate::filter::page_of;
 use crate::hash::Pair;

@@ -10,9 +10,9 @@
 //! - **F2** The bits of a pair depend only on its hash, the number of pages and h. They are part of
 //!   the file format.
 //!
-//! Draws are distinct: with repeated draws 3 % of the pairs would have one bit less in each line,
-//! and the rate would be 2 % higher. A lookup first tests the first h draws, which are always among
-//! the pair's bits. Only if all are set does it check for repeated draws.
+//! Draws are distinct. Repeated draws would cost 3 % of the pairs a bit in each line and raise the
+//! rate by 2 %. A lookup first tests the first h draws, which are always among the pair's bits.
+//! Only if all are set does it check for repeated draws.
 //!
 //! Lookups and writes take no lock. Words are accessed with relaxed ordering. Each bit is
 //! independent, and a reader that must see a pair has synchronized with the pair's writer.

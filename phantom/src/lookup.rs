@@ -1,6 +1,6 @@
 //! Lookups: one pair, or one member and many ids.
 //!
-//! Order matters. An outlier may move into a table at any time; the move stores it in the table
+//! Order matters. An outlier may move into a table at any time. The move stores it in the table
 //! first and deletes it from the outliers afterwards. So a lookup searches the outliers first and
 //! loads the list of tables after that. Otherwise the list might lack the table that received the
 //! pair (P1).
@@ -9,7 +9,7 @@
 //! prefetches the first line of each; [`Placed::answer`] reads the lines. The caller can do other
 //! work between the passes.
 //!
-//! The second pass proceeds filter by filter on bit masks: it tests the first lines of all pairs,
+//! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
 //! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. Pairs
 //! that need no lookup are tested as well, and their results are masked out.
 

@@ -1,5 +1,5 @@
-//! Rebuild of a table's filters from an exact list of its pairs: for another false-positive rate,
-//! after damage, or to replace a long chain of filters by one.
+//! Rebuild of a table's filters from an exact list of its pairs. Reasons are another false-positive
+//! rate, damage, or a long chain of filters.
 //!
 //! ```text
 //!   1  begin_rebuild   the table gets an empty successor
@@ -11,18 +11,18 @@
 //!
 //! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
 //!   before step 2. Later writes are passed on ([`Table::pass_on`]) under the pair's stripe, and
-//!   the ring changes behind the barrier that excludes writers. A pair that the old filters already
-//!   report as set is passed on too: it may be a false positive, or its place in the list may have
-//!   been read.
+//!   the ring changes behind the barrier that excludes writers. A write is passed on even if the
+//!   old filters report the pair as set. The report may be a false positive, and the host may have
+//!   read past the pair's place in the list.
 //! - **R2** Both tables share one set of deleted pairs. If a pair is deleted before the host puts
 //!   it, it is deleted in both.
 //! - **R3** A cold table also keeps a passed-on pair as late, because the pair's page may be
 //!   written already. The late pair is dropped if the successor had it before the first page.
 //! - **R4** The old filters answer until the end. If the table spills during the rebuild, or the
 //!   successor runs out of memory, the old filters stay and the host starts over.
-//! - **R5** The list also contains outliers, which no table contains; such pairs must not get into
-//!   the successor, or a later delete would miss it. An outlier that moves into a table is passed
-//!   on. Moves that may not have seen the successor end before the host reads the list.
+//! - **R5** The list also contains outliers. They must not get into the successor, because a delete
+//!   of an outlier does not reach tables. An outlier that moves into a table is passed on. Moves
+//!   that may not have seen the successor end before the host reads the list.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -87,7 +87,7 @@ impl TableLoad {
     /// Whether the filters of a closed table in memory are much larger than its pairs need.
     ///
     /// The planned size is at most twice the pairs at the close. A table enlarged beyond that is
-    /// oversized if it could take an eighth more pairs; a planned one if it could take half more,
+    /// oversized if it could take an eighth more pairs. For a planned table the limit is half,
     /// because late pairs may still arrive.
     pub fn is_oversized(&self) -> bool {
         let free = self.capacity.saturating_sub(self.pairs);

@@ -64,8 +64,8 @@ impl Space {
             .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the open table that starts at `low` and opens another one above all admitted ids of
-    /// its range, or at the position from the log. Returns `false` if there is nothing to roll.
+    /// Closes the open table that starts at `low`. Opens another one above all admitted ids of its
+    /// range, or at the position from the log. Returns `false` if there is nothing to roll.
     fn roll(
         &self,
         _alone: &MutexGuard<'_, ()>,
@@ -254,7 +254,7 @@ impl Space {
     }
 
     /// Sets the pair count at which the open tables close. Uses the second-highest late ratio of
-    /// the last five closed tables: a single import does not dominate it, nor do tables that still
+    /// the last five closed tables. A single import does not dominate it, nor do tables that still
     /// receive late pairs.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
@@ -311,8 +311,8 @@ impl Space {
     /// layout is present only if the ring has changed since `changes`.
     ///
     /// A follower that has applied all earlier batches has admitted no id of a table that is new in
-    /// this one: the new table begins above all ids admitted when the last frontier was read. This
-    /// frontier admits every pair that was in a table when the table's state was read.
+    /// this batch. The new table begins above all ids admitted when the last frontier was read.
+    /// This frontier admits every pair that was in a table when the table's state was read.
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();

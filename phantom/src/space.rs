@@ -289,7 +289,7 @@ impl Space {
     }
 
     /// Pages that count towards [`Space::kept_pages`]. A table that was rebuilt for more pairs than
-    /// planned counts as one full table; otherwise many pairs of few ids would recycle the ids
+    /// planned counts as one full table. Otherwise many pairs of few ids would recycle the ids
     /// below them.
     pub(crate) fn counted_pages(&self) -> usize {
         let most = self.limits.pages_per_table.load(Relaxed);

@@ -159,9 +159,9 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether the space accepts another outlier: up to `max_aside` pairs, or a fixed share of the
-    /// memory limit of filters, or more while filters leave memory free. The fixed share keeps room
-    /// for jumping ids when filters use all memory.
+    /// Whether the space accepts another outlier. It does up to `max_aside` pairs, up to a fixed
+    /// share of the memory limit of filters, and while filters leave memory free. The fixed share
+    /// keeps room for jumping ids when filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
         self.outlier_pairs() < self.limits.max_aside.load(Relaxed)

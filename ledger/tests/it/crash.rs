@@ -3,8 +3,8 @@
 //! never written must be absent, and the ledger must equal the state of the log.
 //!
 //! The log is the store's own. A batch contains changes (pairs set or unset, ids dropped), and
-//! snapshots contain the ledger's memory. As in the data set, the log records the state of a
-//! changed pair in memory at that time, or nothing if the pair has left memory. Writes continue
+//! snapshots contain the ledger's memory. As in the data set, the log records the current state of
+//! a changed pair from memory. It records nothing if the pair has left memory. Writes continue
 //! during a flush. `TIDEMARK_RUNS=100000` runs more.
 
 use crate::model::{KIND, SPACE};

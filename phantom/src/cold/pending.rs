@@ -1,5 +1,5 @@
-//! Metadata of a cold table besides its pages: a note stored with the pages ([`Note`]), and the
-//! part of a snapshot that covers the table ([`Late`]).
+//! Metadata of a cold table. A note is stored with the pages ([`Note`]); a snapshot holds what has
+//! changed since ([`Late`]).
 
 use super::Rewrite;
 use crate::bytes::u64_at;

@@ -81,7 +81,7 @@ fn outliers_are_in_no_new_filter() {
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
 
-/// R5: a pair that moves into a table at the start of a rebuild might not be passed on, and would
+/// R5: a rebuild must not begin during a move. The moved pair might not be passed on, and would
 /// still count as an outlier when the list is put.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {

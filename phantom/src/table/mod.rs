@@ -67,8 +67,8 @@ pub(crate) enum State {
     DeletedPairs,
 }
 
-/// Table of one id range. A lookup reads only the first two fields; the layout keeps them in one
-/// cache line, because a page request touches the tables of all its ids.
+/// Table of one id range. The first two fields share a cache line. A lookup needs no others, and a
+/// page request touches the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     /// Index of the last filter in the chain.
@@ -78,7 +78,7 @@ pub(crate) struct Table {
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
-    /// Filters on disk, if any. `first` is then an empty page and `last` is 1: the table looks like
+    /// Filters on disk, if any. `first` is then an empty page and `last` is 1. The table looks like
     /// one with an extension, so lookups in other tables need no extra test.
     cold: Option<Box<Cold>>,
     /// Number of pairs when the table was closed; 0 while it is open.
