@@ -13,7 +13,6 @@ pub(crate) fn bits_of(number: u64) -> usize {
     2 * (length + 1).ilog2() as usize + 1 + length.saturating_sub(1) as usize
 }
 
-/// Bit writer over a zeroed buffer.
 pub(crate) struct BitWriter<'a> {
     bytes: &'a mut [u8],
     at: usize,

@@ -103,7 +103,6 @@ pub(crate) struct Builder {
     pairs: Pairs,
     /// All groups but the last are complete.
     groups: Vec<Group>,
-    /// Encoded size of the complete groups, in bits.
     complete: usize,
     /// Upper bound of the last group's size in bits, and the `k` of its numbers. Each new number
     /// raises the bound by its maximum cost. The exact size needs a division for the best `k`. It
@@ -313,7 +312,6 @@ impl<'a> Block<'a> {
         if highs > BITS { Err(CUT) } else { Ok(Numbers { base, k, lows, highs }) }
     }
 
-    /// Returns the end of a list of upper parts with `ones` entries.
     fn highs_end(self, mut at: usize, mut ones: usize) -> Found<usize> {
         while at < BITS {
             let mut word = bits::get(self.bytes, at, 64);

@@ -86,7 +86,6 @@ fn pack(out: &mut Vec<u8>, width: u32, numbers: impl ExactSizeIterator<Item = u6
     out.extend_from_slice(&packed);
 }
 
-/// Bit-packed array, as stored in the file.
 #[derive(Debug)]
 struct Packed {
     width: u32,
@@ -160,7 +159,6 @@ impl Index {
         self.first + self.ids.get(block)
     }
 
-    /// Whether the pair sorts before the block.
     fn is_before(&self, (id, member): (u64, Member<'_>), block: usize) -> bool {
         let first = self.id(block);
         if id != first || self.goes_on.get(block) == 0 {
@@ -190,7 +188,6 @@ impl Index {
     }
 }
 
-/// Whether the first block does not continue an id.
 fn goes_on_none(index: &Index) -> bool {
     index.goes_on.get(0) == 0
 }

@@ -189,7 +189,6 @@ impl Ledger {
         self.weight() > self.most_memory_pairs() / 2 * 3
     }
 
-    /// Whether runs may still have pairs of dropped ids in this id range.
     pub(crate) fn has_drops(&self, low: u64, high: u64) -> bool {
         self.dropped_ids() > 0 && self.dropped.read().range(low..=high).next().is_some()
     }
@@ -390,7 +389,6 @@ impl Ledger {
         let limit = dropped.entry(id).or_insert(0);
         *limit = up_to.max(*limit);
         self.drops.store(dropped.len(), Release);
-        // Invalidates lookups in progress.
         self.version.fetch_add(1, AcqRel);
     }
 

@@ -204,7 +204,6 @@ impl Members {
     }
 }
 
-/// Totals over all shards.
 #[derive(Default)]
 struct Tally {
     pairs: AtomicUsize,
@@ -252,7 +251,6 @@ impl Shard {
 }
 
 pub(crate) struct Memory {
-    /// Hash keys for the names of strings.
     seeds: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
     tally: Tally,
@@ -545,7 +543,6 @@ mod tests {
         }
     }
 
-    /// Compares lists and trees with a map.
     #[test]
     fn newest_change_of_a_number_counts_in_lists_and_in_trees() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -4,7 +4,6 @@ use crate::pair::{Member, Pair, Pairs};
 use crate::run::Run;
 use std::sync::Arc;
 
-/// Sorted pairs from memory or from a run.
 pub(crate) struct Source {
     pairs: Pairs,
     at: usize,
@@ -14,7 +13,6 @@ pub(crate) struct Source {
     identity: Option<u64>,
 }
 
-/// Unread part of a run.
 struct Rest {
     run: Arc<Run>,
     block: usize,

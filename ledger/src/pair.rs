@@ -43,7 +43,6 @@ impl Member<'_> {
     }
 }
 
-/// Returns the hash for run filters. Part of the file format.
 pub(crate) fn hash_of(id: u64, member: Member<'_>) -> u64 {
     match member {
         Member::Number(number) => {

@@ -66,7 +66,6 @@ impl Question {
         self.seen
     }
 
-    /// Searches the block and returns the next step.
     fn take(mut self, block: &[u8; BLOCK_BYTES]) -> store::Result<Answer> {
         let run = &self.range.runs[self.run];
         if let Some(set) = run.find(self.block, block, self.pair())? {

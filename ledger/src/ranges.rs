@@ -4,7 +4,6 @@ use crate::run::Run;
 use std::sync::Arc;
 use store::FileEntry;
 
-/// Range of ids from `low` up to the next range.
 #[derive(Debug)]
 pub(crate) struct Range {
     pub(crate) low: u64,
@@ -51,12 +50,10 @@ pub(crate) fn begin_at_zero(ranges: &mut Ranges) {
     }
 }
 
-/// Returns the index of the range that contains `id`.
 pub(crate) fn at(ranges: &Ranges, id: u64) -> usize {
     ranges.partition_point(|range| range.low <= id) - 1
 }
 
-/// Returns the highest id of a range.
 pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
     ranges.get(at + 1).map_or(u64::MAX, |next| next.low - 1)
 }

@@ -27,7 +27,6 @@ pub enum Flush {
 
 #[derive(Clone, Copy)]
 struct FromMemory {
-    /// Approximate number of pairs.
     pairs: usize,
     /// Log offset; see [`Ledger::flush`].
     covered: u64,
@@ -264,7 +263,6 @@ impl Ledger {
         Ok(Rewrite { at, merged, files, pairs, identity })
     }
 
-    /// Copies the pairs of an id range from memory, sorted.
     fn copy_memory(&self, (low, high): (u64, u64), about: usize) -> Pairs {
         let mut pairs = Pairs::with_room(about);
         self.memory.copy(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
@@ -321,7 +319,6 @@ fn is_of_a_file(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }
 
-/// Returns the list of ranges after the rewrites, with the new files open.
 fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite<'_>]) -> store::Result<Ranges> {
     let mut next: Ranges = Vec::new();
     let mut rewrites = rewrites.iter().peekable();
@@ -351,7 +348,6 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
     runs.iter().any(|run| run.entry().name == file.name)
 }
 
-/// Writer of a range's new files.
 struct Output<'a> {
     ledger: &'a Ledger,
     store: &'a Store,

@@ -195,7 +195,6 @@ pub struct RunWriter {
     pages: PageWriter,
     builder: Builder,
     firsts: Firsts,
-    /// Last pair of the previous block.
     before: Pairs,
     counts: Counts,
     /// Hashes of all pairs, if the run gets a filter.

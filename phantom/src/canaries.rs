@@ -29,7 +29,6 @@ impl Table {
         canaries.measured
     }
 
-    /// Whether the rate is not known precisely yet.
     fn wants_canaries(&self) -> bool {
         let canaries = self.canaries.lock();
         let is_known = (canaries.measured.canaries as f64) * self.rate() >= YES_WANTED;

@@ -172,7 +172,6 @@ impl Header {
     pub(crate) const BYTES: usize = HEADER;
 }
 
-/// Appends a header without its checksum.
 pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, header: &Header) {
     bytes.extend_from_slice(magic);
     let Header { rate, low, last, pages, early, links, revoked, pairs } = header;

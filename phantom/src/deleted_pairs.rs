@@ -19,7 +19,6 @@ const SHARDS: usize = 1024;
 /// Number of shards of a set that rarely changes. A space may have thousands of such sets.
 const FEW_SHARDS: usize = 16;
 
-/// Set of pair hashes, used without further hashing.
 pub(crate) type Hashes = HashSet<u128, AsIs>;
 
 /// Returns the heap bytes of `sets` non-empty hash sets with `hashes` entries in total. A set has

@@ -24,15 +24,12 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const LINE_WORDS: usize = LINE_BITS / 64;
-/// Number of 9-bit draws per word.
 const DRAWS: usize = 7;
 
-/// Cache line of a filter.
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
-/// Position of a pair's bits in one filter.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Probe {
     /// Index of the page's first word.
@@ -80,7 +77,6 @@ impl Filter {
         &self.sizing
     }
 
-    /// Number of pairs at the rate.
     pub(crate) fn capacity(&self) -> u64 {
         self.sizing.capacity(self.pages)
     }
@@ -126,7 +122,6 @@ impl Filter {
         self.line(0)
     }
 
-    /// Returns the line that begins at word `first`.
     #[inline(always)]
     pub(crate) fn line(&self, first: usize) -> &Line {
         self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")

@@ -13,7 +13,6 @@ impl Space {
         self.seed.pair(id, self.seed.ready(member))
     }
 
-    /// Returns the pair in the current generation of its id.
     #[inline]
     pub(crate) fn current(&self, mut first: Pair) -> Pair {
         if self.forgotten.any() {
@@ -29,7 +28,6 @@ impl Space {
         if self.forgotten.any() { self.forgotten.generation(id) } else { 0 }
     }
 
-    /// Whether any pair of the id may be set.
     fn may_have_pairs(&self, id: u64) -> bool {
         id >= self.horizon()
             && (self.highest_id().is_some_and(|highest| id <= highest)

@@ -26,14 +26,11 @@ use std::sync::atomic::{
 const FEWEST_SLOTS: usize = 64;
 
 pub(crate) struct Forgotten {
-    /// Whether the map has any id.
     any: AtomicBool,
     now: ArcSwap<Generations>,
-    /// Held by writers.
     writing: Mutex<()>,
     /// Secret hash key: clients cannot choose colliding ids.
     secret: u64,
-    /// Horizon at the last sweep.
     swept: AtomicU64,
 }
 
@@ -198,7 +195,6 @@ impl Forgotten {
         all
     }
 
-    /// Whether [`Forgotten::tidy`] has work. Cheap.
     pub(crate) fn is_due(&self, horizon: u64) -> bool {
         self.any() && self.swept.load(Relaxed) != horizon
     }

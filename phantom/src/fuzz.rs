@@ -7,7 +7,6 @@ use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
 
 /// Memory limit of a decoded table, in bytes.
 const LIMIT: u64 = 1 << 20;
-/// Zeros for a filter page and a block checksum.
 const ZEROS: [u8; 4104] = [0; 4104];
 
 fn options() -> Options {
@@ -122,7 +121,6 @@ mod tests {
         }
     }
 
-    /// Damages tables of a busy space at random, mostly in the header.
     #[test]
     fn seeded_rounds() {
         let rounds = if cfg!(debug_assertions) { 3_000 } else { 100_000 };

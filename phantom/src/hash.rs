@@ -126,7 +126,6 @@ fn avalanche(x: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// Secret key of all hashes of a space.
 #[derive(Clone, Copy)]
 pub(crate) struct Seed(u64);
 

@@ -47,7 +47,6 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Late pairs per early pair, until measured.
 const LATE_AT_START: f64 = 0.3;
-/// Range to which the measured ratio is clamped.
 const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
 /// Number of recent closed tables whose late pairs are considered.
 const TABLES_ASKED: usize = 5;
@@ -57,7 +56,6 @@ const HEADROOM: f64 = 1.08;
 const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
-    /// Rolls, unless another thread is rolling.
     pub(crate) fn try_roll(&self, low: u64) -> bool {
         self.rolling
             .try_lock()
@@ -217,7 +215,6 @@ impl Space {
         }
     }
 
-    /// Returns the open tables and their lowest ids, oldest first.
     fn open_tables(&self) -> Vec<(u64, Arc<Table>)> {
         let tables = self.ring.load();
         let ends = self.frontier.open_ends();
@@ -458,7 +455,6 @@ impl Space {
         self.upkeep.step((sizing, pages), needs_spare(&newest), make) | swept
     }
 
-    /// Returns the lowest id of an open table that is due to close.
     fn due_roll(&self) -> Option<u64> {
         if self.frontier.follows() {
             return None;

@@ -41,7 +41,6 @@ use parking_lot::RwLock;
 use std::sync::LazyLock;
 
 pub(crate) const LINE_BITS: usize = 512;
-/// Lines in a page.
 pub(crate) const LINES: usize = 64;
 pub(crate) const PAGE_WORDS: usize = LINES * LINE_BITS / 64;
 /// Maximum number of bits that a pair sets in each of its two lines.
@@ -108,10 +107,8 @@ pub(crate) fn rate(load: f64, bits: usize) -> f64 {
     (one_line + tail.max(0.0)).min(1.0).powi(2)
 }
 
-/// Parameters of a filter for one false-positive rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sizing {
-    /// Bits that a pair sets in each of its two lines.
     pub(crate) bits: usize,
     /// Received pairs per page at the rate.
     pub(crate) pairs_per_page: f64,

@@ -25,7 +25,6 @@ pub(crate) type OutlierPairs = RwLock<Hashes>;
 
 /// Limits that [`Space::set_options`] may change at run time.
 pub(crate) struct Limits {
-    /// Pages of a full-size table's first filter.
     pub(crate) pages_per_table: AtomicUsize,
     pub(crate) max_tables: AtomicUsize,
     pub(crate) keep_tables: AtomicUsize,
@@ -58,7 +57,6 @@ impl Limits {
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) rate: f64,
-    /// Parameters of the first filter.
     pub(crate) sizing: Sizing,
 }
 
@@ -181,7 +179,6 @@ impl Space {
         Ok(())
     }
 
-    /// Returns `options` with the seed and first id of this space.
     fn data_of(&self, options: &Options) -> Options {
         Options { seed: self.options.seed, first_id: self.options.first_id, ..options.clone() }
     }
@@ -240,7 +237,6 @@ impl Space {
         self.table_over(low).filter(|(range, _)| range.0 == low)
     }
 
-    /// Returns range and table that contain `id`.
     pub(crate) fn table_over(&self, id: u64) -> Option<((u64, u64), Arc<Table>)> {
         let tables = self.ring.load();
         let entry = tables.find(id)?;

@@ -138,7 +138,6 @@ impl Space {
             + self.forgotten.memory_bytes()) as u64
     }
 
-    /// Memory of the outlier pairs, in bytes.
     pub(crate) fn outlier_bytes(&self) -> usize {
         self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs())
     }

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Number of words cleared per step: 8 MiB, one to two milliseconds.
 const STEP_WORDS: usize = 1 << 20;
 
-/// Parameters and page count of a filter.
 pub(crate) type Size = (Sizing, usize);
 
 fn size_of_filter(filter: &Filter) -> Size {
@@ -38,7 +37,6 @@ impl TablePool {
         self.retired.lock().push(table);
     }
 
-    /// Returns an empty filter of this size, if there is one.
     pub(crate) fn take_spare(&self, size: Size) -> Option<Filter> {
         self.spare.lock().take_if(|spare| size_of_filter(spare) == size)
     }
@@ -63,7 +61,6 @@ impl TablePool {
         self.spare.lock().as_ref().is_some_and(|spare| size_of_filter(spare) == size)
     }
 
-    /// Returns a retired table that no reader holds.
     fn take_retired(&self) -> Option<Arc<Table>> {
         let mut retired = self.retired.lock();
         let at = retired.iter().position(|table| Arc::strong_count(table) == 1)?;

@@ -18,7 +18,6 @@ use store::{
 
 type State = BTreeSet<(u64, OwnedMember)>;
 
-/// Change in a log record or a snapshot.
 #[derive(Clone, Debug)]
 enum Change {
     Pair(u64, OwnedMember, bool),
@@ -76,7 +75,6 @@ struct Life {
     store: Store,
     log: Mutex<Log>,
     ledger: Ledger,
-    /// Changes in memory that are not in the log yet.
     pending: Mutex<Vec<Change>>,
 }
 
@@ -288,7 +286,6 @@ fn run(seed: u64) {
     };
     let (mut disk, mut model) = (SimDisk::new(seed), Model::default());
     for life in 0..4 {
-        // The last start has no crash and no faults.
         let is_last = life == 3;
         disk.set_faults(if is_last { Faults::default() } else { faults });
         disk.crash_after((!is_last).then(|| random.u64(1..400)));

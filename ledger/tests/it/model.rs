@@ -93,7 +93,6 @@ impl World {
         assert_eq!(is_set, self.model.contains(&pair), "seed {}: {pair:?}", self.seed);
     }
 
-    /// Lists a random id range page by page.
     fn list(&mut self) {
         let (low, high) = match self.random.u8(..) {
             0..40 => (0, u64::MAX),

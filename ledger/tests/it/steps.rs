@@ -146,7 +146,6 @@ fn changes_in_the_middle_of_a_flush_stay() {
     }
 }
 
-/// Ids are dropped and set again during flushes.
 #[test]
 fn drops_beside_flushes_take_all_before_and_nothing_after() {
     let store = open(&SimDisk::new(4));
@@ -241,7 +240,6 @@ fn id_that_is_dropped_between_two_files_stays_dropped() {
         (0..6000).for_each(|n| ledger.set(n / 60, Member::Number(n), true));
         ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         drop(ledger);
-        // Six files per rewrite.
         let options = Options { range_pairs: 1000, ..options };
         let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
         let seen = std::cell::RefCell::new(std::collections::BTreeSet::new());

@@ -12,7 +12,6 @@ use crate::table::{Link, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Next part of the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Next {
     Header,
@@ -21,7 +20,6 @@ enum Next {
         link: usize,
         at: usize,
     },
-    /// Hashes from index `at` on.
     Hashes {
         at: usize,
     },
@@ -71,7 +69,6 @@ impl TableDecoder {
         self.next == Next::End
     }
 
-    /// Number of missing bytes of the current header or block.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn needs_bytes(&self) -> usize {
         self.needs() - self.buffer.len()

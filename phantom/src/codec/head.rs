@@ -13,7 +13,6 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
-/// Magic of a head with several id ranges.
 const HEAD_MAGIC_RANGES: &[u8; 8] = b"TMPHEAD\x02";
 const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;

@@ -92,7 +92,6 @@ fn what_is_restored_is_what_was_stored() {
             assert_eq!(space.contains(id, &Member::Number(member)).unwrap(), Answer::No);
         }
     }
-    // The restored space behaves like the original.
     restored.lead();
     for i in 0..10_000 {
         space.add(40_000 + i, &Member::Number(i)).unwrap();

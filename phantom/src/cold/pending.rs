@@ -16,7 +16,6 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
-/// Number of hashes per piece.
 const HASHES: usize = 4096;
 
 impl Rewrite {

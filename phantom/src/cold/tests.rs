@@ -154,7 +154,6 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
         let wanted = if set { Answer::Yes } else { Answer::No };
         assert_eq!(space.contains(id, &member(viewer)).unwrap(), wanted, "{what}: {id} {viewer}");
     }
-    // The same through batches.
     let pairs: Vec<_> = truth.iter().take(500).collect();
     for ((id, viewer), set) in pairs {
         let mut out = vec![];
@@ -389,7 +388,6 @@ fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
             let after = shelf.tables.lock()[&0].chain.clone();
             assert_eq!((after.pages(), after.pairs()), (before.pages(), before.pairs()));
         }
-        // New pairs still arrive.
         assert_ne!(space.add(100, &member(1 << 30)).unwrap(), Change::Unknown);
         shelf.write(&space, 0, || ());
         assert_eq!(space.contains(100, &member(1 << 30)).unwrap(), Answer::Yes);

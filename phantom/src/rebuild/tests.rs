@@ -199,7 +199,6 @@ fn tables_have_the_other_rate_then() {
         assert!(list.0.lock().iter().all(|&pair| is_set(space, pair)));
         assert_eq!(measured(space), measured(&restored));
     }
-    // The restored options still have the old rate.
     assert_eq!(restored.to_rebuild().len(), space.layout().len());
     restored.set_options(&options(0.0001)).unwrap();
     assert!(restored.to_rebuild().is_empty());

@@ -20,12 +20,10 @@ pub trait ColdBackend: Send + Sync {
     fn identity(&self) -> u64;
 }
 
-/// One filter of a chain.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) sizing: Sizing,
     pub(crate) pages: usize,
-    /// Number of the filter's first page in the chain.
     pub(crate) first: usize,
     pub(crate) pairs: u64,
 }
@@ -65,7 +63,6 @@ impl Chain {
         page_has(page, pair, self.parts[filter].sizing.bits)
     }
 
-    /// Returns the index of the filter that contains the page.
     pub(crate) fn link_of(&self, page: usize) -> usize {
         self.parts.iter().rposition(|part| part.first <= page).unwrap_or(0)
     }

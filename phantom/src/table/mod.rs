@@ -71,7 +71,6 @@ pub(crate) enum State {
 /// page request touches the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
-    /// Index of the last filter in the chain.
     last: AtomicUsize,
     first: Link,
     rate: f64,
@@ -166,7 +165,6 @@ impl Table {
         self.cold().map_or(self.rate, |cold| cold.chain().rate)
     }
 
-    /// Filters on disk, if any.
     #[inline(always)]
     pub(crate) fn cold(&self) -> Option<&Cold> {
         self.cold.as_deref()
@@ -194,7 +192,6 @@ impl Table {
         &self.first.filter
     }
 
-    /// Returns the memory of the first filter for reuse.
     pub(crate) fn into_first_filter(self) -> Filter {
         self.first.filter
     }
@@ -218,7 +215,6 @@ impl Table {
         self.cold().map_or(self.first.pairs(), |cold| cold.chain().first_pairs())
     }
 
-    /// Number of pairs that the first filter holds at its rate.
     pub(crate) fn capacity(&self) -> u64 {
         self.cold().map_or(self.first.capacity, |cold| cold.chain().first_capacity())
     }
@@ -359,7 +355,6 @@ impl Table {
         self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
     }
 
-    /// Filters after the first, in memory.
     #[inline(always)]
     pub(crate) fn chain(&self) -> impl Iterator<Item = &Link> {
         let last = self.last.load(Acquire).min(LINKS - 1);
@@ -457,7 +452,6 @@ impl Table {
         self.last.store(last + 1, Release);
     }
 
-    /// Sets an unset pair in the filter that [`Table::room`] returned.
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
         link.filter.set(pair, &link.filter.probe(pair));
@@ -521,7 +515,6 @@ impl Cold {
         self.lower().chain()
     }
 
-    /// Returns the former table while it is in memory.
     pub(crate) fn memory(&self) -> Option<Arc<Table>> {
         match &*self.lower() {
             Lower::Memory(table) => Some(table.clone()),
@@ -536,7 +529,6 @@ impl Cold {
         }
     }
 
-    /// Adds the late pairs to the total of the space.
     pub(crate) fn count_in(&self, total: &Arc<AtomicUsize>) {
         if self.total.set(total.clone()).is_ok() {
             total.fetch_add(self.late(), Relaxed);

@@ -11,14 +11,12 @@ use crate::table::{LINKS, Lower, Table};
 use rolling::Unreadable;
 use std::sync::Arc;
 
-/// Number of pages per read.
 const PAGES_TOGETHER: usize = 16;
 
 pub(crate) struct Contents {
     /// Target chain, with the pair counts of the source.
     pub(crate) chain: Chain,
     pub(crate) lower: Arc<Lower>,
-    /// Number of pages in the source.
     pub(crate) stored: usize,
     /// All late pairs, including those that the source already contains.
     pub(crate) late: Vec<u128>,
@@ -46,7 +44,6 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Returns contents without late pairs.
     pub(crate) fn below(lower: Arc<Lower>) -> Contents {
         let chain = Chain::clone(&lower.chain());
         let coming = vec![0; chain.links()];
@@ -95,7 +92,6 @@ impl Contents {
         Ok(fresh)
     }
 
-    /// Number of pairs that still fit into a filter.
     fn room(&self, link: usize) -> u64 {
         let part = &self.chain.parts[link];
         part.sizing.capacity(part.pages).saturating_sub(part.pairs + self.coming[link])

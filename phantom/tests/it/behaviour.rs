@@ -125,7 +125,6 @@ fn lowered_limits_recycle_at_once() {
     assert_eq!(spills.layout(), leads.layout());
 }
 
-/// P4.
 #[test]
 fn absurd_ids_leave_other_ids_as_they_are() {
     let space = space(2000, 3);
@@ -173,7 +172,6 @@ fn one_id_moves_no_horizon() {
     assert_eq!(space.horizon(), 0);
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
     assert!((1000..member).all(|member| contains(&space, FIRST, member) == Answer::Yes));
-    // Writes of new ids still succeed.
     for i in 200..1000 {
         add(&space, FIRST + i, i);
     }
@@ -247,7 +245,6 @@ fn tables_learn_to_leave_room_for_late_pairs() {
     }
 }
 
-/// A small space uses little memory, and memory grows with the number of pairs.
 #[test]
 fn memory_grows_by_table() {
     let space = Space::new(Options { seed: 1, pairs_per_table: 2 << 20, ..Options::default() })

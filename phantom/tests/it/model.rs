@@ -10,7 +10,6 @@ struct Run {
     /// State of each pair ever written.
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
-    /// Highest recent id.
     now: u64,
     /// Whether an import of old ids is in progress.
     backfill: bool,
@@ -93,7 +92,6 @@ impl Run {
 
     fn step(&mut self) {
         self.step += 1;
-        // Popularity varies between ids.
         let id = self.id();
         let crowd = 1 << self.rng.u32(1..20);
         let member = self.rng.u64(0..crowd);
@@ -101,7 +99,6 @@ impl Run {
             0..50 => self.write(id, member, true),
             50..60 => self.write(id, member, false),
             60..65 => {
-                // Delete a set pair.
                 let from = (self.now.saturating_sub(self.rng.u64(0..50_000)), self.rng.u64(..));
                 if let Some((&(id, member), _)) = self.model.range(from..).next() {
                     self.write(id, member, false);
@@ -116,7 +113,6 @@ impl Run {
             self.space.roll_now();
         }
         if self.rng.u32(0..30_000) == 0 {
-            // Jump of the ids.
             self.now = self.now.saturating_add(1 << self.rng.u32(10..45));
         }
         if self.rng.u32(0..10_000) == 0 {

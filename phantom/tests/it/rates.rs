@@ -122,7 +122,6 @@ fn generated_pairs_of_a_microblog_meet_the_rate() {
     check_pairs(&generated_pairs());
 }
 
-/// Uses the real data if it is present.
 #[test]
 fn real_pairs_meet_the_rate() {
     if let Some(pairs) = real_pairs() {

@@ -51,7 +51,6 @@ fn of_two_equal_writes_one_changes() {
     assert!(space.tables().len() > 1, "it rolled");
 }
 
-/// Number of ids per page.
 const PAGE: u64 = 40;
 
 /// P1 during rolls: a reader finds every pair that another thread has set.

@@ -25,7 +25,6 @@ struct Master {
     space: Space,
     log: Vec<Batch>,
     logged: (Vec<Layout>, Vec<Range>),
-    /// Next id of the lower range.
     next: u64,
 }
 
