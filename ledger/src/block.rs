@@ -184,7 +184,7 @@ impl Builder {
         &self.pairs
     }
 
-    /// Encodes the pairs, of which there must be at least one, and starts the next block.
+    /// Encodes the pairs, at least one, and starts the next block.
     pub(crate) fn finish(&mut self) -> [u8; BLOCK_BYTES] {
         let mut block = [0; BLOCK_BYTES];
         let mut out = BitWriter::new(&mut block);
@@ -274,7 +274,7 @@ pub(crate) struct Block<'a> {
     bytes: &'a [u8; BLOCK_BYTES],
 }
 
-/// Result with a description of what is wrong with the block.
+/// Result with a description of the damage.
 type Found<T> = Result<T, &'static str>;
 
 impl<'a> Block<'a> {

@@ -84,7 +84,7 @@ pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u
     runs.len()
 }
 
-/// Number of pairs by which the upper runs of a range exceed 1/`part` of the lowest.
+/// Excess of the upper runs of a range over 1/`part` of the lowest, in pairs.
 pub(crate) fn excess(range: &Range, part: u64) -> u64 {
     let mut sizes = range.runs.iter().rev().map(|run| run.pairs());
     let lowest = sizes.next().unwrap_or(0);

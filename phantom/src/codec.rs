@@ -71,7 +71,7 @@ pub enum DecodeError {
     Corrupt {
         /// Offset from the first byte of the table or head.
         offset: u64,
-        /// What is wrong at the offset.
+        /// Description of the damage.
         what: &'static str,
     },
     /// The table belongs to a space with another seed, so its pairs cannot be found.

@@ -103,7 +103,7 @@ impl Number {
     fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
-        // 15: input length minus one.
+        // 15 is the input length minus one.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
         Pair {
