@@ -1,19 +1,18 @@
-//! Codes of numbers in blocks: reading and writing bit by bit, low bit first.
+//! Integer codes in blocks, read and written bit by bit, low bit first.
 //!
-//! A *number* is Elias's delta code: the length of the number in bits, plus one, as a gamma code
-//! (zeros that say how long it is, a one, its lower bits), then the number without its highest
-//! bit. 0 takes one bit, 1 takes three, a number of 20 bits takes 28 (P. Elias, "Universal codeword
-//! sets and representations of the integers", IEEE Transactions on Information Theory, 1975).
+//! A *number* is an Elias delta code. It begins with the length in bits plus one as a gamma code:
+//! its length in zeros, a one, its lower bits. The number without its highest bit follows. 0 takes
+//! one bit, 1 takes three, a 20-bit number takes 28 (P. Elias, "Universal codeword sets and
+//! representations of the integers", IEEE Transactions on Information Theory, 1975).
 
 use store::bits::{get, put, width_of};
 
-/// Bits that a number takes.
+/// Returns the encoded size of a number in bits.
 pub(crate) fn bits_of(number: u64) -> usize {
     let length = width_of(number);
     2 * (length + 1).ilog2() as usize + 1 + length.saturating_sub(1) as usize
 }
 
-/// Appends to bytes that are zero.
 pub(crate) struct BitWriter<'a> {
     bytes: &'a mut [u8],
     at: usize,
@@ -24,20 +23,18 @@ impl<'a> BitWriter<'a> {
         BitWriter { bytes, at: 0 }
     }
 
-    /// Bits so far.
     #[cfg(test)]
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// The lower `width` bits, which are all that is not zero.
+    /// Appends the lower `width` bits of `number`. All higher bits must be zero.
     #[inline]
     pub(crate) fn put(&mut self, width: u32, number: u64) {
         put(self.bytes, self.at, width, number);
         self.at += width as usize;
     }
 
-    /// Leaves bits zero.
     #[inline]
     pub(crate) fn skip(&mut self, bits: usize) {
         self.at += bits;
@@ -55,7 +52,7 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Reads what [`BitWriter`] wrote. Bits beyond the end are zeros.
+/// Bit reader. Bits after the end read as zero.
 #[derive(Clone, Copy)]
 pub(crate) struct BitReader<'a> {
     pub(crate) bytes: &'a [u8],
@@ -70,7 +67,7 @@ impl BitReader<'_> {
         number
     }
 
-    /// `None`: that is no number.
+    /// Decodes a number; `None` if the code is invalid.
     #[inline]
     pub(crate) fn number(&mut self) -> Option<u64> {
         let zeros = get(self.bytes, self.at, 7).trailing_zeros();

@@ -1,74 +1,73 @@
-//! One block of a run: some hundred to some thousand pairs in 4 KiB, coded id by id.
+//! Block of a run: hundreds to thousands of pairs in 4 KiB, encoded id by id.
 //!
 //! ```text
 //!   bits  field
 //!     16  groups, at least 1
-//!     64  the lowest id
+//!     64  lowest id
 //!         then each group: all pairs of one id whose members are of one kind
-//!    code   id, less the id of the group before
+//!    code   id minus the id of the previous group
 //!       1   kind: 0 numbers, 1 byte strings
-//!       1   some are unset
-//!    code   n - 1: pairs
-//!       n   if some are unset: 1 for each that is
+//!       1   whether some are unset
+//!    code   n - 1, for n pairs
+//!       n   if some are unset: 1 for each unset pair
 //!         numbers:
 //!       6   k
-//!       1   has a base, in the next 64 bits
-//!     n*k   the lower k bits of each member less the base
-//!           their upper parts, rising: for each as many zeros as it is larger than the one before,
-//!           and a one
+//!       1   whether the next 64 bits are a base
+//!     n*k   the lower k bits of each member minus the base
+//!           the upper parts in ascending order: for each, its difference to the previous one in
+//!           zeros, and a one
 //!         byte strings, each:
-//!    code   bytes that it shares with the beginning of the one before
-//!    code   bytes that follow
-//!           these bytes
+//!    code   length of the prefix shared with the previous one
+//!    code   length of the rest
+//!           the rest
 //!         zeros
 //! ```
 //!
-//! `code` is a number of `bits.rs`. Groups rise by id, numbers before strings. Numbers are an
-//! Elias-Fano list (P. Elias, "Efficient storage and retrieval by content and address of static
-//! files", JACM 1974): with the k that makes the group smallest, a member takes about 1.6 bits more
-//! than the binary logarithm of the mean distance between members. The base is for a group that
-//! goes on from the block before.
+//! `code` is a number in the code of `bits.rs`. Groups are sorted by id, numbers before strings.
+//! Numbers are an Elias-Fano list (P. Elias, "Efficient storage and retrieval by content and
+//! address of static files", JACM 1974) with the k of the smallest encoding. A member takes about
+//! 1.6 bits more than the binary logarithm of the mean distance between members. The base serves a
+//! group that continues from the previous block.
 //!
-//! A lookup steps over the groups before its own by counting ones, 64 bits at a time, and within
-//! its own counts zeros to the upper part that it looks for. The file has the block's checksum
+//! A lookup skips earlier groups by counting ones, 64 bits at a time. In its own group it counts
+//! zeros up to the upper part it searches. The file stores a checksum per block
 //! (`store/src/cold/pages.rs`).
 
 use crate::bits::{BitReader, BitWriter, bits_of};
 use crate::pair::{Member, Pair, Pairs};
 use store::{BLOCK_BYTES, bits};
 
-/// Most pairs in a block: each takes at least two bits.
+/// Maximum number of pairs in a block. Each takes at least two bits.
 const MAX_PAIRS: usize = BLOCK_BYTES * 4;
 const BITS: usize = BLOCK_BYTES * 8;
 const HEAD: usize = 16 + 64;
 
 const CUT: &str = "the block ends within a group";
 
-/// Bits of a list of `n` numbers, of which the last is `span`, and its `k`.
+/// Returns the best `k` for `n` numbers up to `span`, and the size of the list in bits.
 #[inline]
 fn packed(n: u64, span: u64) -> (u32, usize) {
     let guess = (span / n).max(1).ilog2();
     let cost = |k: u32| (n * u64::from(k + 1) + (span >> k)) as usize;
-    // The best is where the mean distance is 1.4 times 2^k.
+    // The optimum is at a mean distance of 1.4 times 2^k.
     let below = guess.saturating_sub(1);
     if cost(below) < cost(guess) { (below, cost(below)) } else { (guess, cost(guess)) }
 }
 
-/// Some pairs of one id and kind that go into a block.
+/// Pairs of one id and one kind of member.
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    /// Its id less that of the group before.
+    /// Difference to the id of the previous group.
     step: u64,
     strings: bool,
     pairs: usize,
     unset: usize,
     first: u64,
     last: u64,
-    /// Bits of its strings.
+    /// Encoded size of the strings, in bits.
     string_bits: usize,
 }
 
-/// How a group's numbers are coded.
 struct Packing {
     base: Option<u64>,
     k: u32,
@@ -98,22 +97,21 @@ fn shared(before: &[u8], bytes: &[u8]) -> usize {
     before.iter().zip(bytes).take_while(|(a, b)| a == b).count()
 }
 
-/// Collects pairs, which rise, until a block is full.
+/// Collects ascending pairs until a block is full.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     pairs: Pairs,
-    /// All but the last are complete.
+    /// All groups but the last are complete.
     groups: Vec<Group>,
-    /// Bits of the complete ones.
     complete: usize,
-    /// The last one has not more bits, and its numbers this `k`: what a further number takes at
-    /// most. The best `k`, which needs a division, is only computed when the group has doubled, or
-    /// when this is too much.
+    /// Upper bound of the last group's size in bits, and the `k` of its numbers. Each new number
+    /// raises the bound by its maximum cost. The exact size needs a division for the best `k`. It
+    /// is computed only when the group has doubled or the bound exceeds the block.
     bound: (usize, u32),
 }
 
 impl Builder {
-    /// Adds a pair if there is room for it. An empty block has room for any.
+    /// Adds a pair if there is room. An empty block has room for any pair.
     #[inline]
     pub(crate) fn push(&mut self, pair: Pair<'_>) -> bool {
         let last = self.pairs.last();
@@ -154,8 +152,8 @@ impl Builder {
         };
         let room = (BITS - HEAD).saturating_sub(complete);
         let mut bound = self.bound;
-        // The code of its length grows at powers of two, and less a base the upper parts may be one
-        // further apart.
+        // The code for the length grows at powers of two. Subtracting a base may raise the distance
+        // of two upper parts by one.
         let is_simple = goes_on && !strings && group.unset == 0;
         if is_simple && !(group.pairs - 1).is_power_of_two() {
             let (before, k) = (last.map_or(0, |last| last.number()), bound.1);
@@ -186,7 +184,7 @@ impl Builder {
         &self.pairs
     }
 
-    /// The block of what was pushed, which is at least one pair; the next block begins.
+    /// Encodes the pairs, at least one, and starts the next block.
     pub(crate) fn finish(&mut self) -> [u8; BLOCK_BYTES] {
         let mut block = [0; BLOCK_BYTES];
         let mut out = BitWriter::new(&mut block);
@@ -255,16 +253,14 @@ fn put_numbers<'p>(
     }
 }
 
-/// The head of a group that is read.
 struct Head {
     id: u64,
     strings: bool,
     pairs: usize,
-    /// Where the bits of unset pairs begin, if there are any.
+    /// Position of the bits for unset pairs, if any.
     unset: Option<usize>,
 }
 
-/// Where a group's numbers lie.
 struct Numbers {
     base: u64,
     k: u32,
@@ -272,13 +268,13 @@ struct Numbers {
     highs: usize,
 }
 
-/// A block that was read, and whose checksum is right.
+/// Block with a verified checksum.
 #[derive(Clone, Copy)]
 pub(crate) struct Block<'a> {
     bytes: &'a [u8; BLOCK_BYTES],
 }
 
-/// What is wrong with a block.
+/// Result with a description of the damage.
 type Found<T> = Result<T, &'static str>;
 
 impl<'a> Block<'a> {
@@ -292,7 +288,8 @@ impl<'a> Block<'a> {
         (reader, groups, id)
     }
 
-    /// The head of the next group; `before`: the id of the one before, or the block's first.
+    /// Decodes the next group head. `before` is the id of the previous group, or the block's first
+    /// id.
     fn head(reader: &mut BitReader<'_>, before: u64) -> Found<Head> {
         let step = reader.number().ok_or(CUT)?;
         let id = before.checked_add(step).ok_or("an id of more than 64 bits")?;
@@ -315,7 +312,6 @@ impl<'a> Block<'a> {
         if highs > BITS { Err(CUT) } else { Ok(Numbers { base, k, lows, highs }) }
     }
 
-    /// Where a list of upper parts ends.
     fn highs_end(self, mut at: usize, mut ones: usize) -> Found<usize> {
         while at < BITS {
             let mut word = bits::get(self.bytes, at, 64);
@@ -341,7 +337,7 @@ impl<'a> Block<'a> {
         Ok((shared as usize, rest as usize))
     }
 
-    /// Whether the pair is in it: set, or unset.
+    /// Returns whether the pair is set, or `None` if the block does not contain it.
     pub(crate) fn find(self, id: u64, member: Member<'_>) -> Found<Option<bool>> {
         let (mut reader, groups, mut at_id) = self.begin();
         for _ in 0..groups {
@@ -415,13 +411,13 @@ impl<'a> Block<'a> {
         pairs: usize,
         string: &[u8],
     ) -> Found<Option<usize>> {
-        // Bytes of the string that the one before has, too.
+        // Length of the prefix that the searched string shares with the previous one.
         let mut same = 0;
         for index in 0..pairs {
             let (shared, rest) = Block::string_lengths(reader)?;
             let from = reader.at;
             reader.at += 8 * rest;
-            // It differs where the one before did.
+            // It differs from the searched string at the same byte as the previous one.
             if index > 0 && shared > same {
                 continue;
             }
@@ -439,7 +435,7 @@ impl<'a> Block<'a> {
         Ok(None)
     }
 
-    /// Appends all pairs, and checks that they rise.
+    /// Appends all pairs and checks their order.
     pub(crate) fn append_to(self, pairs: &mut Pairs) -> Found<()> {
         let (mut reader, groups, mut id) = self.begin();
         if groups == 0 {
@@ -512,7 +508,7 @@ impl<'a> Block<'a> {
                 used += skipped + 1;
                 word = word.checked_shr(skipped + 1).unwrap_or(0);
                 let low = bits::get(self.bytes, lows + index * k as usize, k);
-                // What is damaged may run over; then it does not rise.
+                // In a damaged block this may wrap; the order check below rejects the result.
                 let number = (high << k | low).wrapping_add(base);
                 if before.is_some_and(|before| number <= before) {
                     return Err("the members of a group do not rise");
@@ -551,7 +547,7 @@ mod tests {
         (blocks, counts)
     }
 
-    /// All of them are found where they are, and some that are not there are not.
+    /// Checks that all pairs are found and neighbouring ones are not.
     fn check(pairs: &[(u64, Member<'_>, bool)]) {
         let (blocks, counts) = build(pairs);
         let mut at = 0;

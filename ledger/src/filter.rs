@@ -1,9 +1,8 @@
-//! A small filter over the pairs of an upper run, so that nearly no lookup reads a run that does
-//! not hold its pair.
+//! Filter over the pairs of an upper run, to avoid reading runs that do not contain a pair.
 //!
-//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
-//! filters", WEA 2007): five bits per pair, three probes within one line of 512 bits. It takes
-//! a pair that is not there for one that is in about 10 % of cases.
+//! Blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
+//! filters", WEA 2007) with five bits per pair and three probes in one line of 512 bits. Its
+//! false-positive rate is about 10 %.
 
 const LINE_BYTES: usize = 64;
 const BITS_PER_PAIR: usize = 5;
@@ -18,7 +17,7 @@ fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
 }
 
-/// The bits of a pair in its line, nine bits of the mixed hash each.
+/// Returns byte and mask of each probe in the line; nine bits of the mixed hash per probe.
 fn probes(hash: u64) -> impl Iterator<Item = (usize, u8)> {
     let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = (0..PROBES).map(move |probe| (mixed >> (64 - 9 * (probe + 1))) as usize & 511);

@@ -1,8 +1,8 @@
-//! What the fuzzer calls, and a stable test with seeded random input: a run as a bad disk or a
-//! stranger's backup has it.
+//! Fuzz target for runs, as damaged by a disk or supplied by an untrusted backup, and a
+//! deterministic test with seeded random input.
 //!
-//! Checksums would stop nearly all damage at the door, so they are made right after it is done. A
-//! function must return, whatever it is given; what was not damaged must be read as it was written.
+//! Checksums would reject nearly all damage, so the target recomputes them. No call may panic or
+//! hang, and undamaged data must read back as written.
 
 use crate::ledger::{Ledger, Options};
 use crate::pair::{Member, OwnedMember, Pair};
@@ -15,7 +15,7 @@ use store::{BLOCK_BYTES, FileEntry, Lineage, SimDisk, Store, StoreOptions, Tag};
 const TAG: Tag = Tag { space: 1, kind: 2, low: 0, high: u64::MAX, stamp: 0 };
 const NUMBERS: [u64; 8] = [0, 1, 63, 1 << 20, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX];
 
-/// What the input chooses next; 0 when it is used up.
+/// Source of choices; 0 after the end of the input.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -25,7 +25,7 @@ impl Input<'_> {
         first
     }
 
-    /// True for one byte in `of`, and only while there are any.
+    /// Returns true for one byte in `of`; never after the end of the input.
     fn rarely(&mut self, of: u8) -> bool {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
@@ -37,7 +37,7 @@ impl Input<'_> {
         }
     }
 
-    /// Changes some bytes; whether it did.
+    /// Flips some bits. Returns whether the bytes changed.
     fn damage(&mut self, bytes: &mut [u8]) -> bool {
         let before = bytes.to_vec();
         while self.rarely(8) && !bytes.is_empty() {
@@ -76,7 +76,7 @@ fn write(store: &Store, pairs: &Written, is_lowest: bool) -> store::Result<Optio
     writer.finish()
 }
 
-/// The same file with some of its bytes changed, and whether any were.
+/// Rewrites the file with some bytes changed. Returns whether any were.
 fn spoil(
     input: &mut Input<'_>,
     store: &Store,
@@ -98,7 +98,7 @@ fn spoil(
     Ok((writer.finish(&note)?, spoiled))
 }
 
-/// A run with right checksums and whatever else in it: opened, asked, listed and merged.
+/// Opens a run with valid checksums and damaged contents, then looks up, lists and merges it.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let options = || Ok(Lineage([7; 16]));

@@ -1,24 +1,26 @@
-//! Which block of a run holds a pair: the first pair of each block, as far as it is needed.
+//! Index of a run: selects the block of a pair by the first pair of each block.
 //!
 //! ```text
 //!   offset  size  field
 //!        0     1  w         bits of an id, 0..=64
 //!        1     1  v         bits of a member, 0..=64
-//!        2     4  strings   blocks that go on with a string
-//!        6        for each block: the id of its first pair less the run's first id, w bits
-//!                 for each block: whether it goes on with the last id of the block before, 1 bit
-//!                 for each block: if so, and if its first member is a number, that member, v bits
-//!                 each of the three is filled up to a whole byte
+//!        2     4  strings   number of blocks that continue an id with a string
+//!        6        for each block: id of its first pair minus the run's first id, w bits
+//!                 for each block: whether it continues the last id of the previous block, 1 bit
+//!                 for each block: its first member if it continues an id and the member is a
+//!                 number, v bits
+//!                 each of the three is padded to a whole byte
 //!                 for each string: block (4), length (2), bytes
 //! ```
 //!
-//! A block that begins an id needs no member: all of the id's pairs are there, or behind. A string
-//! is cut to what tells it from the last one of the block before.
+//! A block that begins an id needs no member, because all pairs of the id are in it or in later
+//! blocks. A string is truncated to the prefix that distinguishes it from the last string of the
+//! previous block.
 
 use crate::pair::{Member, Pair};
 use store::bits;
 
-/// The first pair of each block, on its way into a file.
+/// First pair of each block, collected while a run is written.
 #[derive(Debug, Default)]
 pub(crate) struct Firsts {
     ids: Vec<u64>,
@@ -28,7 +30,7 @@ pub(crate) struct Firsts {
 }
 
 impl Firsts {
-    /// Another block begins with `first`; the one before ended with `before`.
+    /// Adds a block that begins with `first`. `before` is the last pair of the previous block.
     pub(crate) fn push(&mut self, first: Pair<'_>, before: Option<Pair<'_>>) {
         let before = before.filter(|before| before.id == first.id);
         let member = match (before.map(|before| before.member), first.member) {
@@ -84,7 +86,6 @@ fn pack(out: &mut Vec<u8>, width: u32, numbers: impl ExactSizeIterator<Item = u6
     out.extend_from_slice(&packed);
 }
 
-/// Numbers of some bits each, as the file has them.
 #[derive(Debug)]
 struct Packed {
     width: u32,
@@ -103,7 +104,6 @@ impl Packed {
     }
 }
 
-/// The index of an open run.
 #[derive(Debug)]
 pub(crate) struct Index {
     first: u64,
@@ -111,12 +111,12 @@ pub(crate) struct Index {
     ids: Packed,
     goes_on: Packed,
     members: Packed,
-    /// By block.
+    /// Sorted by block.
     strings: Box<[(u32, Box<[u8]>)]>,
 }
 
 impl Index {
-    /// Takes the index of so many blocks from the front of `bytes`.
+    /// Decodes the index of `blocks` blocks from the front of `bytes`.
     pub(crate) fn decode(
         bytes: &mut &[u8],
         first: u64,
@@ -155,12 +155,10 @@ impl Index {
         (rises && fits && index.ids.get(0) == 0 && goes_on_none(&index)).then_some(index)
     }
 
-    /// The id of a block's first pair.
     pub(crate) fn id(&self, block: usize) -> u64 {
         self.first + self.ids.get(block)
     }
 
-    /// Whether the pair lies before all of a block.
     fn is_before(&self, (id, member): (u64, Member<'_>), block: usize) -> bool {
         let first = self.id(block);
         if id != first || self.goes_on.get(block) == 0 {
@@ -172,7 +170,7 @@ impl Index {
         }
     }
 
-    /// The block that holds the pair, if any does; the first one for a pair before all.
+    /// Returns the only block that may contain the pair.
     pub(crate) fn block_of(&self, id: u64, member: Member<'_>) -> usize {
         let (mut from, mut to) = (0, self.blocks);
         while to - from > 1 {
@@ -190,7 +188,6 @@ impl Index {
     }
 }
 
-/// The first block goes on with nothing.
 fn goes_on_none(index: &Index) -> bool {
     index.goes_on.get(0) == 0
 }

@@ -1,4 +1,4 @@
-//! The ledger of one space.
+//! [`Ledger`]: memory, runs and dropped ids of one space.
 
 use crate::memory::Memory;
 use crate::merge::{Source, merge};
@@ -13,25 +13,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use store::Store;
 
-/// Bytes of memory that a pair may take, else it counts as several.
+/// Bytes of memory per pair beyond which a pair counts as several.
 const MOST_PAIR_BYTES: usize = 64;
 
-/// How a ledger is kept.
+/// Options of a ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Pairs in memory beyond which they are to be flushed, or 64 bytes of memory for each of so
-    /// many. Default 1,048,576: about 25 MB, and 64 MiB where members are long, or posts have one
-    /// pair each.
+    /// Number of pairs in memory at which a flush is due, or 64 bytes of memory for each. Default
+    /// 1,048,576: about 25 MB, or 64 MiB with long members or one pair per id.
     pub memory_pairs: usize,
-    /// Most runs of a range: a lookup reads one block of each at worst. Default 4.
+    /// Maximum number of runs per range. A lookup reads at most one block of each. Default 4.
     pub runs: usize,
-    /// A range of more pairs is divided. Default 2,097,152, about 9 MB: the newest range takes most
-    /// likes, and a merge rewrites all of it.
+    /// Number of pairs beyond which a range is divided. Default 2,097,152, about 9 MB. The newest
+    /// range takes most writes, and a merge rewrites all of it.
     pub range_pairs: u64,
-    /// The upper runs of a range have at most a so-manyth of the pairs of its lowest, default 12,
+    /// Divisor: the upper runs of a range may have 1/`upper_part` of the pairs of its lowest run.
+    /// Default 12.
     pub upper_part: u64,
-    /// and this many more, all ranges together: few new ranges take most likes, and would be
-    /// rewritten by each flush. Default 2,097,152; their filters take 5 bits a pair.
+    /// Additional pairs in upper runs, over all ranges. Without them every flush would rewrite the
+    /// few new ranges that take most writes. Default 2,097,152; their filters take 5 bits per pair.
     pub upper_pairs: u64,
 }
 
@@ -47,56 +47,58 @@ impl Default for Options {
     }
 }
 
-/// What a ledger has, and has done since it was opened.
+/// Current sizes of a ledger, and counters since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Ranges.
+    /// Number of ranges.
     pub ranges: usize,
-    /// Runs of all of them.
+    /// Number of runs in all ranges.
     pub runs: usize,
-    /// Runs of the range that has most.
+    /// Largest number of runs in a range.
     pub most_runs: usize,
-    /// Pairs in runs, unset ones included. A pair counts in each run that has it.
+    /// Number of pairs in runs, including unset ones. A pair counts once per run.
     pub run_pairs: u64,
-    /// Bytes of all runs on the disk.
+    /// Size of all runs on disk, in bytes.
     pub run_bytes: u64,
-    /// Pairs in memory, unset ones included.
+    /// Number of pairs in memory, including unset ones.
     pub memory_pairs: usize,
-    /// Bytes of memory of the pairs there.
+    /// Memory of the pairs in memory, in bytes.
     pub memory_bytes: usize,
-    /// Bytes of memory of indexes, checksums and filters of runs.
+    /// Memory of the runs' indexes, checksums and filters, in bytes.
     pub index_bytes: usize,
-    /// Dropped ids that runs may still have pairs of: [`Ledger::trim`] removes those.
+    /// Number of dropped ids whose pairs may still be in runs. [`Ledger::trim`] removes those
+    /// pairs.
     pub drops: usize,
-    /// Pairs that were flushed.
+    /// Number of pairs moved from memory to runs.
     pub flushed_pairs: u64,
-    /// Pairs that were written to runs, by flushes and merges.
+    /// Number of pairs written to runs by flushes and merges.
     pub written_pairs: u64,
-    /// Bytes that were written to runs.
+    /// Bytes written to runs.
     pub written_bytes: u64,
 }
 
-/// Every pair of an existence space, exact. See the crate's documentation.
+/// Exact set of the existence pairs of a space. See the crate documentation.
 pub struct Ledger {
     pub(crate) space: u32,
     pub(crate) kind: u32,
     pub(crate) options: Options,
-    /// What [`Ledger::set_memory_bytes`] has left of [`Options::memory_pairs`].
+    /// Flush threshold in pairs: [`Options::memory_pairs`], or less after
+    /// [`Ledger::set_memory_bytes`].
     memory_pairs: AtomicUsize,
     pub(crate) memory: Memory,
     pub(crate) ranges: ArcSwap<Ranges>,
-    /// Rises when pairs have moved from memory to a run.
+    /// Incremented when pairs move from memory to a run, and when an id is dropped.
     pub(crate) version: AtomicU64,
-    /// Ids of which runs up to this identity hold no pairs any more.
+    /// For each dropped id the largest run identity that the drop applies to.
     dropped: RwLock<BTreeMap<u64, u64>>,
     drops: AtomicUsize,
-    /// The identity of the newest run, of those that are being written, too.
+    /// Identity of the newest run, including runs being written.
     pub(crate) newest: AtomicU64,
-    /// Held by what writes files.
+    /// Held while files are written.
     pub(crate) files: Mutex<()>,
-    /// Why a flush has not merged a run.
+    /// Reason why a flush did not merge a run.
     pub(crate) unreadable: Mutex<Option<store::Error>>,
-    /// What is kept of runs, in bytes of memory.
+    /// Memory of the runs, in bytes.
     index_bytes: AtomicUsize,
     pub(crate) flushed_pairs: AtomicU64,
     pub(crate) written_pairs: AtomicU64,
@@ -110,7 +112,7 @@ impl std::fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    /// A ledger without a pair; `kind`: how its runs are tagged in the manifest.
+    /// Returns an empty ledger. `kind` tags its runs in the manifest.
     pub fn new(space: u32, kind: u32, options: Options) -> Ledger {
         let (version, drops, newest, files, unreadable) = Default::default();
         let (index_bytes, flushed_pairs, written_pairs, written_bytes) = Default::default();
@@ -134,16 +136,16 @@ impl Ledger {
         }
     }
 
-    /// Opens the runs of a space that the manifest names. What was in memory comes from a snapshot
-    /// and the log: [`Ledger::set`], [`Ledger::restore_drop`].
+    /// Opens the runs of a space that the manifest lists. The caller restores the pairs in memory
+    /// from a snapshot and the log, with [`Ledger::set`] and [`Ledger::restore_drop`].
     pub fn open(store: &Store, space: u32, kind: u32, options: Options) -> store::Result<Ledger> {
         let ledger = Ledger::new(space, kind, options);
         ledger.attach(store)?;
         Ok(ledger)
     }
 
-    /// The runs that the manifest names answer from now on. Nothing was flushed before. Whether
-    /// there are any.
+    /// Loads the runs that the manifest lists. Returns whether there are any. Call it before the
+    /// first flush.
     pub fn attach(&self, store: &Store) -> store::Result<bool> {
         let files = store.cold_files();
         let ours = files.iter().filter(|file| ranges::is_of(file, self.space, self.kind));
@@ -155,105 +157,104 @@ impl Ledger {
         Ok(newest.is_some())
     }
 
-    /// These ranges answer from now on.
     pub(crate) fn put_ranges(&self, ranges: Ranges) {
         let runs = ranges.iter().flat_map(|range| &range.runs);
         self.index_bytes.store(runs.map(|run| run.memory_bytes()).sum(), Relaxed);
         self.ranges.store(Arc::new(ranges));
     }
 
-    /// Bytes of memory that it takes: pairs there, and what is kept of runs.
+    /// Returns the memory use in bytes: pairs in memory, and the memory of runs.
     pub fn memory_bytes(&self) -> usize {
         self.memory.bytes() + self.index_bytes.load(Relaxed)
     }
 
-    /// Pairs in memory.
+    /// Returns the number of pairs in memory.
     pub fn memory_pairs(&self) -> usize {
         self.memory.len()
     }
 
-    /// Pairs in memory beyond which they are to be flushed.
     pub(crate) fn most_memory_pairs(&self) -> usize {
         self.memory_pairs.load(Relaxed)
     }
 
-    /// From now on pairs are to be flushed when they take so many bytes; never later than
-    /// [`Options::memory_pairs`] says.
+    /// Lowers the flush threshold to `bytes` of memory, but never raises it above
+    /// [`Options::memory_pairs`].
     pub fn set_memory_bytes(&self, bytes: u64) {
         let pairs = usize::try_from(bytes).unwrap_or(usize::MAX) / MOST_PAIR_BYTES;
         self.memory_pairs.store(pairs.clamp(1, self.options.memory_pairs), Relaxed);
     }
 
-    /// Whether half as many pairs as are to be flushed have come since then.
+    /// Whether memory exceeds 1.5 times the flush threshold.
     pub fn is_crowded(&self) -> bool {
         self.weight() > self.most_memory_pairs() / 2 * 3
     }
 
-    /// Whether runs may still have pairs of dropped ids of a range.
     pub(crate) fn has_drops(&self, low: u64, high: u64) -> bool {
         self.dropped_ids() > 0 && self.dropped.read().range(low..=high).next().is_some()
     }
 
-    /// Dropped ids that runs may still have pairs of.
+    /// Returns the number of dropped ids whose pairs may still be in runs.
     pub fn dropped_ids(&self) -> usize {
         self.drops.load(Relaxed)
     }
 
-    /// Whether runs may have pairs.
+    /// Whether there are any runs.
     pub fn has_runs(&self) -> bool {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }
 
-    /// A name for a member that is a string, of 128 bits, by which [`Ledger::named`] finds it while
-    /// the pair is in memory. It holds for this process only, and cannot be foreseen.
+    /// Returns a 128-bit name of a byte-string member. [`Ledger::named`] finds the member by this
+    /// name while the pair is in memory. Names are unpredictable and valid only in this process.
     pub fn name(&self, id: u64, member: &[u8]) -> u128 {
         self.memory.name(id, member)
     }
 
-    /// The member of that name and whether its pair is set, if that is in memory.
+    /// Returns the member with this name, and whether its pair is set, if the pair is in memory.
     pub fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
         self.memory.named(id, name)
     }
 
-    /// Whether a pair is set, if it has changed since it was flushed last.
+    /// Returns whether a pair is set, if it is in memory: changed since its last flush.
     pub fn in_memory(&self, id: u64, member: Member<'_>) -> Option<bool> {
         self.memory.get(id, member)
     }
 
-    /// Whether a member can be kept.
+    /// Whether the member is short enough to be stored.
     pub fn takes(member: Member<'_>) -> bool {
         !matches!(member, Member::Bytes(bytes) if bytes.len() > MAX_MEMBER_BYTES)
     }
 
-    /// The pair is set, or unset, from now on. Panics if the ledger does not
-    /// [take](Ledger::takes) the member.
+    /// Sets or unsets a pair.
+    ///
+    /// # Panics
+    /// If the ledger does not [take](Ledger::takes) the member.
     pub fn set(&self, id: u64, member: Member<'_>, set: bool) {
         assert!(Ledger::takes(member), "a member of at most {MAX_MEMBER_BYTES} bytes");
         self.memory.set(id, member, set);
     }
 
-    /// Whether a pair is set, or what must be read to know that.
+    /// Looks up a pair. Returns whether it is set, or the block that must be read first.
     pub fn ask(&self, id: u64, member: Member<'_>) -> Answer {
-        // First: what moves to a run from here on is noticed by `settle`.
+        // Must be first, so that `settle` notices pairs that move to a run from here on.
         let seen = self.version.load(Acquire);
         if let Some(set) = self.memory.get(id, member) {
             return Answer::Known(set);
         }
-        // Before the ranges: a drop is forgotten after those have gone that need it.
+        // Before the ranges (L4).
         let void = self.dropped_up_to(id);
         let ranges = self.ranges.load();
         let range = &ranges[ranges::at(&ranges, id)];
         Question::begin((id, member), range, void, seen)
     }
 
-    /// Whether a pair is set now, given that the runs of the version `seen` said `told`. `None`:
-    /// pairs have moved since; ask again.
+    /// Confirms an answer that was read from the runs of version `seen`. Returns the current state,
+    /// or `None` if pairs have moved since and the caller must ask again.
     pub fn settle(&self, id: u64, member: Member<'_>, told: bool, seen: u64) -> Option<bool> {
         let newer = self.memory.get(id, member);
         newer.or_else(|| (self.version.load(Acquire) == seen).then_some(told))
     }
 
-    /// Whether a pair is set. Waits for the disk, one read of 4 KiB for each run that may have it.
+    /// Returns whether a pair is set. Blocks on one 4 KiB read per run that may contain the pair.
     pub fn contains(&self, id: u64, member: Member<'_>) -> store::Result<bool> {
         let mut answer = self.ask(id, member);
         loop {
@@ -264,8 +265,8 @@ impl Ledger {
         }
     }
 
-    /// At most `most` set pairs of the ids `low` to `high`, in order, behind `after`. Waits for the
-    /// disk. Pairs that change meanwhile may be there or not.
+    /// Returns up to `most` set pairs with ids from `low` to `high`, in order, starting after
+    /// `after`. Blocks on disk reads. Concurrent changes may be included or not.
     pub fn list(
         &self,
         ids: (u64, u64),
@@ -280,8 +281,8 @@ impl Ledger {
         Ok(list)
     }
 
-    /// The same, put to `list`, as far as memory gave all pairs at once: up to which one that is;
-    /// `None`: there are no more.
+    /// Appends the next pairs to `list`. Returns the last position up to which memory was complete,
+    /// or `None` if the list is complete.
     fn list_some(
         &self,
         (low, high): (u64, u64),
@@ -294,7 +295,7 @@ impl Ledger {
             return Ok(None);
         }
         let after = after.filter(|(id, _)| *id == low);
-        // Memory first: what moves to a run meanwhile is in both.
+        // Memory first: a pair that moves to a run concurrently is then in both.
         let (pairs, sure) = self.memory.list(&(low..=high), after, most);
         let end = sure.as_ref().map(|(id, member)| (*id, member.as_member()));
         let is_beyond = |pair: Pair<'_>| pair.id > high || end.is_some_and(|end| pair.key() > end);
@@ -319,7 +320,7 @@ impl Ledger {
             let begin = low.max(range.low);
             let mut sources = vec![Source::of_pairs(here, None)];
             for run in &range.runs {
-                // Of an id that was dropped nothing need be read, and it may be for damage.
+                // Skip the runs of a dropped id; they may even be damaged.
                 if low == high && is_void(low, Some(run.identity())) {
                     continue;
                 }
@@ -338,19 +339,19 @@ impl Ledger {
         Ok(sure)
     }
 
-    /// All pairs of an id are unset from now on. Pairs of it that are set later count; none is set
-    /// or unset meanwhile by another thread.
+    /// Drops an id: unsets all its pairs. Later writes count again. No other thread may write pairs
+    /// of the id concurrently.
     pub fn drop_id(&self, id: u64) {
-        // First, so that what memory says is unset is not set again in a run.
+        // First, so that no pair that memory unsets reappears from a run.
         self.note_drop(id, None);
         self.memory.remove_id(id);
-        // A flush that has begun meanwhile may have copied some of them.
+        // Again: a flush begun in between may have copied some of the pairs.
         self.note_drop(id, None);
     }
 
-    /// Offset of the log up to which runs have all changes of an id's pairs, drops included; 0 if
-    /// that is not known. What a record that ends there, or a snapshot that begins there, says of
-    /// the id must not be repeated: in memory it would count for newer than the runs.
+    /// Returns the log offset up to which the runs contain all changes of the id, including drops;
+    /// 0 if unknown. The caller must not repeat an earlier log record or snapshot: in memory it
+    /// would override the newer runs.
     pub fn covered(&self, id: u64) -> u64 {
         let ranges = self.ranges.load();
         let runs = &ranges[ranges::at(&ranges, id)].runs;
@@ -358,13 +359,13 @@ impl Ledger {
         answering.map(|run| run.covered()).max().unwrap_or(0)
     }
 
-    /// Ids whose pairs were dropped, each with the identity up to which runs do not count, as long
-    /// as there are such runs: for a snapshot.
+    /// Returns the dropped ids for a snapshot, each with the largest run identity that the drop
+    /// applies to. Contains only drops that still apply to a run.
     pub fn drops(&self) -> Vec<(u64, u64)> {
         self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
     }
 
-    /// The first and the last id of the range that has most of them: [`Ledger::trim`] forgets them.
+    /// Returns the id range with the most dropped ids. [`Ledger::trim`] of that range forgets them.
     pub fn most_dropped(&self) -> Option<(u64, u64)> {
         let (drops, ranges) = (self.drops(), self.ranges.load());
         let of_ranges = drops.chunk_by(|a, b| ranges::at(&ranges, a.0) == ranges::at(&ranges, b.0));
@@ -373,31 +374,31 @@ impl Ledger {
         Some((ranges[at].low, ranges::high(&ranges, at)))
     }
 
-    /// Takes over what [`Ledger::drops`] gave, when the runs that the manifest names are attached.
+    /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be loaded.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
-        // A run that was begun and never named took its identity with it: a later one has it.
+        // An unfinished run loses its identity to a later run, so the restored limit must not
+        // exceed the newest run.
         self.note_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 
-    /// `None`: up to the newest run.
+    /// Records a drop up to the run `up_to`, or up to the newest run for `None`.
     fn note_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
-        // With the lock: see `is_dropped_since`.
+        // Under the lock; see `is_dropped_since`.
         let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
         let limit = dropped.entry(id).or_insert(0);
         *limit = up_to.max(*limit);
         self.drops.store(dropped.len(), Release);
-        // A lookup that began before is asked again.
         self.version.fetch_add(1, AcqRel);
     }
 
-    /// Whether an id was dropped after the run of this identity was begun. Asked after another run
-    /// was begun: if the answer is no, a drop from here on counts for that one, too.
+    /// Whether an id was dropped after the run `identity` was begun. Call it after another run was
+    /// begun: a drop from then on applies to that run as well.
     pub(crate) fn is_dropped_since(&self, id: u64, identity: u64) -> bool {
         self.dropped.read().get(&id).is_some_and(|&up_to| up_to >= identity)
     }
 
-    /// Runs up to this identity hold no pairs of the id.
+    /// Returns the largest run identity that a drop of the id applies to; 0 if none.
     pub(crate) fn dropped_up_to(&self, id: u64) -> u64 {
         if self.drops.load(Acquire) == 0 {
             return 0;
@@ -405,12 +406,14 @@ impl Ledger {
         self.dropped.read().get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether pairs of an id count as not there, of a run, or of memory.
+    /// Whether a drop applies to the id's pairs from this source. `run` is the identity of the
+    /// source run; a drop never applies to `None`.
     pub(crate) fn is_void(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
 
-    /// Forgets drops of these ids that no run needs any more: all of them are newer than that.
+    /// Forgets drops in an id range that apply to no run. `oldest` is the lowest identity of the
+    /// runs.
     pub(crate) fn forget_drops(&self, low: u64, high: u64, oldest: u64) {
         let mut dropped = self.dropped.write();
         let gone: Vec<u64> = dropped
@@ -424,52 +427,54 @@ impl Ledger {
         self.drops.store(dropped.len(), Release);
     }
 
-    /// Pairs in memory; more, if they take more than [`MOST_PAIR_BYTES`] each.
+    /// Number of pairs in memory; more, if they take more than [`MOST_PAIR_BYTES`] each.
     pub(crate) fn weight(&self) -> usize {
         self.memory.len().max(self.memory.bytes() / MOST_PAIR_BYTES)
     }
 
-    /// Whether there are so many pairs in memory that they are to be flushed.
+    /// Whether memory has reached the flush threshold.
     pub fn is_due(&self) -> bool {
         self.weight() >= self.most_memory_pairs()
     }
 
-    /// Whether so many pairs are in memory, because flushes fail or are slow, that no more are to
-    /// be taken.
+    /// Whether memory holds so many pairs that the caller must reject new ones, because flushes
+    /// fail or are slow.
     pub fn is_full(&self) -> bool {
         self.has_flushes(2)
     }
 
-    /// The same of pairs that are to be unset, which may wait for longer than those to be set.
+    /// Same for pairs to unset, which have a higher limit.
     pub fn is_full_of_unset(&self) -> bool {
         self.has_flushes(3)
     }
 
-    /// Whether so many times as many pairs are in memory as are flushed at most; twice that of a
-    /// ledger that flushes fewer, as a request that has begun does not wait for a flush.
+    /// Whether memory has reached the smaller of `times` the configured flush threshold and twice
+    /// `times` the current one. A running request does not wait for a flush, so a lowered threshold
+    /// needs more slack.
     fn has_flushes(&self, times: usize) -> bool {
         let of_fewer = self.most_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)
     }
 
-    /// Why a flush has merged fewer runs than it should have: one of them cannot be read. Once.
+    /// Returns and clears the reason why the last flush merged fewer runs than planned: an
+    /// unreadable run.
     pub fn take_unreadable(&self) -> Option<store::Error> {
         self.unreadable.lock().take()
     }
 
-    /// The highest id of the range that has this id: for [`Ledger::trim`], one range at a time.
+    /// Returns the highest id of the range that contains `id`, to trim one range at a time.
     pub fn end_of_range(&self, id: u64) -> u64 {
         let ranges = self.ranges.load();
         ranges::high(&ranges, ranges::at(&ranges, id))
     }
 
-    /// Walks the pairs in memory, piece by piece, each of them sorted: for a snapshot. A pair that
-    /// is flushed meanwhile may be missing: then the manifest names its run before this ends.
+    /// Walks the pairs in memory in sorted pieces, for a snapshot. A pair that is flushed
+    /// concurrently may be missing; the manifest then lists its run before the call returns.
     pub fn walk_memory(&self, each: impl FnMut(&Pairs)) {
         self.memory.walk(&(0..=u64::MAX), each);
     }
 
-    /// What it has and has done.
+    /// Returns sizes and counters.
     pub fn stats(&self) -> Stats {
         let ranges = self.ranges.load();
         let runs = || ranges.iter().flat_map(|range: &Arc<Range>| &range.runs);

@@ -1,14 +1,14 @@
-//! Pairs since the last flush: the newest state of each, in memory.
+//! Newest state of each pair since the last flush, in memory.
 //!
 //! ```text
-//!   shard     by the id's hash, one lock: ids, a tree
-//!     id        numbers:  one in place -> a list of changes -> a tree, beyond `FEW`
-//!               strings:  a tree
+//!   shard     by hash of the id, one lock: a tree of ids
+//!     id        numbers:  one inline -> list of changes -> tree, beyond `FEW`
+//!               strings:  tree
 //! ```
 //!
-//! A list is appended to, and sorted when it is walked: of two changes of a number the newer one
-//! counts. Most likes of a moment are of few posts, so the tree of ids is small, and a like waits
-//! for few cache lines. A lock is held for one change, one look, or a piece of a walk.
+//! A write appends to the list of an id; a walk sorts the list and keeps the newest change per
+//! number. Most writes at a time go to few ids, so the tree of ids is small and a write touches few
+//! cache lines. A lock is held for one write, one lookup, or one piece of a walk.
 
 use crate::pair::{Member, OwnedMember, Pair, Pairs};
 use parking_lot::Mutex;
@@ -22,28 +22,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 64;
-/// Pairs of a walk while one lock is held.
+/// Number of pairs that a walk visits per lock acquisition.
 const PIECE: usize = 1024;
-/// Pairs that a shard is asked for beside its share of a list.
+/// Number of pairs requested from each shard in addition to its share of a list.
 const LEAST_OF_SHARD: usize = 16;
-/// Changes of an id's numbers beyond which these are a tree.
+/// Number of changes at which the numbers of an id become a tree.
 const FEW: usize = 128;
 
-/// What an id takes, with its share of the tree's nodes, which are two thirds full.
+/// Bytes per id, including its share of tree nodes that are two thirds full.
 const ID_BYTES: usize = 88;
-/// What a pair takes: a number, in a list that is three quarters full or in a tree.
+/// Bytes per pair: a number in a list that is three quarters full, or in a tree.
 const PAIR_BYTES: usize = 22;
-/// Of a string, beside that and its bytes: its places in two maps.
+/// Additional bytes per string: its entries in two maps.
 const STRING_BYTES: usize = 60;
-/// What the strings of an id take, however few: the tree's root, and most of a node.
+/// Bytes per id with strings: tree root and most of a node.
 const STRINGS_BYTES: usize = 210;
 
-/// Whether a pair is set.
 #[derive(Clone, Copy)]
 struct State {
     set: bool,
-    /// A flush has copied it, and it has not changed since: when what was copied is on the disk it
-    /// may go. One that has changed, and changed back, may not: the log has to say so first.
+    /// Whether a flush has copied the pair since its last change. Such a pair may leave memory once
+    /// the copy is on disk. A pair that changed and changed back must stay: the log needs its last
+    /// state.
     copied: bool,
 }
 
@@ -53,19 +53,17 @@ impl State {
     }
 }
 
-/// Changes of an id's numbers.
 type List = SmallVec<[(u64, State); 1]>;
 
-/// A list that has become much shorter takes no more than one that has grown to that.
+/// Shrinks a list that has become much shorter than its capacity.
 fn give_back(list: &mut List) {
     if list.capacity() > 2 * list.len().max(1) {
         list.shrink_to_fit();
     }
 }
 
-/// The members of an id that are numbers.
 enum Numbers {
-    /// At most `FEW`, in the order of their changes: the last one of a number counts.
+    /// At most `FEW` changes, oldest first; the last change of a number counts.
     Few(List),
     Many(BTreeMap<u64, State>),
 }
@@ -85,14 +83,14 @@ impl Numbers {
         match self {
             Numbers::Few(list) if list.len() < FEW => list.push(change),
             Numbers::Few(list) => {
-                // Of the same number it takes the last.
+                // The last change of a number wins.
                 *self = Numbers::Many(list.drain(..).chain([change]).collect());
             }
             Numbers::Many(tree) => drop(tree.insert(change.0, change.1)),
         }
     }
 
-    /// Sorts a list, each number once.
+    /// Sorts a list and keeps one change per number.
     fn sort(&mut self) {
         let Numbers::Few(list) = self else { return };
         if !list.is_sorted_by(|a, b| a.0 < b.0) {
@@ -103,7 +101,8 @@ impl Numbers {
         }
     }
 
-    /// Removes those that are in `gone`, which rises, if they are as they were copied.
+    /// Removes the numbers in `gone`, which must be ascending, if they are unchanged since the
+    /// copy.
     fn remove_copied(&mut self, gone: impl Iterator<Item = u64>) {
         self.sort();
         let mut gone = gone.peekable();
@@ -134,8 +133,8 @@ impl Numbers {
         }
     }
 
-    /// Those behind `after`, in order, to `each` until it says that it has enough; whether it has
-    /// not. Sorted before.
+    /// Calls `each` for the numbers after `after`, in order, until it returns false. Returns
+    /// whether it reached the end. The list must be sorted.
     fn walk(&mut self, after: Option<u64>, mut each: impl FnMut(u64, &mut State) -> bool) -> bool {
         match self {
             Numbers::Few(list) => {
@@ -150,7 +149,6 @@ impl Numbers {
     }
 }
 
-/// The members of an id.
 struct Members {
     numbers: Numbers,
     #[expect(clippy::box_collection, reason = "most ids have none, and there are many")]
@@ -171,13 +169,13 @@ impl Members {
         }
     }
 
-    /// A number that has changed since it was sorted may count more than once.
+    /// Number of members. May count a number more than once if it has changed since the last sort.
     fn len(&self) -> usize {
         self.numbers.len() + self.strings.as_ref().map_or(0, |strings| strings.len())
     }
 
-    /// Those behind `after`, numbers first, to `each` until it says that it has enough; whether it
-    /// has not. Counts less if a number counted more than once.
+    /// Calls `each` for the members after `after`, numbers first, until it returns false. Returns
+    /// whether it reached the end. Corrects the tally for numbers that were counted more than once.
     fn walk(
         &mut self,
         tally: &Tally,
@@ -206,18 +204,16 @@ impl Members {
     }
 }
 
-/// What all shards have.
 #[derive(Default)]
 struct Tally {
     pairs: AtomicUsize,
-    /// Of ids and strings, beside what each pair takes.
+    /// Bytes of ids and strings, in addition to `PAIR_BYTES` per pair.
     extra_bytes: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Shard {
     ids: BTreeMap<u64, Members>,
-    /// The strings by their names.
     names: HashMap<u128, Arc<[u8]>>,
 }
 
@@ -226,8 +222,8 @@ fn shard_of(id: u64) -> usize {
 }
 
 impl Shard {
-    /// Pairs of an id, or of all ids of a range, behind `after`, to `each` until it says that it
-    /// has enough. `copies`: a flush copies them.
+    /// Calls `each` for the pairs of an id range, starting after `after`, until it returns false.
+    /// `copies` marks the pairs as copied by a flush.
     fn walk(
         &mut self,
         tally: &Tally,
@@ -255,7 +251,6 @@ impl Shard {
 }
 
 pub(crate) struct Memory {
-    /// What names of strings are drawn from.
     seeds: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
     tally: Tally,
@@ -267,12 +262,11 @@ impl Memory {
         Memory { seeds: Default::default(), shards, tally: Tally::default() }
     }
 
-    /// Pairs in it. A pair that has changed again since it was walked may count more than once.
+    /// Number of pairs. May count a pair more than once if it has changed since the last walk.
     pub(crate) fn len(&self) -> usize {
         self.tally.pairs.load(Relaxed)
     }
 
-    /// Bytes that they take, about.
     pub(crate) fn bytes(&self) -> usize {
         self.len() * PAIR_BYTES + self.tally.extra_bytes.load(Relaxed)
     }
@@ -304,7 +298,7 @@ impl Memory {
                 }
             }
         }
-        // Less, if a list became a tree.
+        // Wraps if a list became a shorter tree.
         self.tally.pairs.fetch_add(members.len().wrapping_sub(before), Relaxed);
         if extra_bytes > 0 {
             self.tally.extra_bytes.fetch_add(extra_bytes, Relaxed);
@@ -315,20 +309,18 @@ impl Memory {
         self.shards[shard_of(id)].lock().get(id, member)
     }
 
-    /// See [`Ledger::name`](crate::Ledger::name).
     pub(crate) fn name(&self, id: u64, member: &[u8]) -> u128 {
         name(&self.seeds, id, member)
     }
 
-    /// The member of that name, and whether its pair is set.
     pub(crate) fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
         let shard = self.shards[shard_of(id)].lock();
         let member = shard.names.get(&name)?;
         Some((member.clone(), shard.get(id, Member::Bytes(member))?))
     }
 
-    /// Removes pairs that were [copied](Memory::copy), of which those of an id lie together and
-    /// rise, if they have not changed since, and `may` says so of the id.
+    /// Removes pairs that were [copied](Memory::copy), if they have not changed since and `may`
+    /// accepts their id. The pairs of an id must be adjacent and ascending.
     pub(crate) fn remove_copied(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
         let mut pairs = pairs.iter().peekable();
         let mut group: Vec<Pair<'_>> = Vec::new();
@@ -343,7 +335,7 @@ impl Memory {
         }
     }
 
-    /// Asks with the lock: what is dropped and set again later is not removed.
+    /// Calls `may` under the lock, so that a pair which was dropped and set again stays.
     fn remove_of_id(&self, id: u64, group: &[Pair<'_>], may: impl Fn(u64) -> bool) {
         let mut shard = self.shards[shard_of(id)].lock();
         if !may(id) {
@@ -379,7 +371,6 @@ impl Memory {
         self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
-    /// Removes all pairs of an id.
     pub(crate) fn remove_id(&self, id: u64) {
         let mut shard = self.shards[shard_of(id)].lock();
         let Some(members) = shard.ids.remove(&id) else { return };
@@ -392,8 +383,8 @@ impl Memory {
         self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
-    /// Each id, and about how many pairs it has, shard by shard. What changes meanwhile may be seen
-    /// or not.
+    /// Calls `each` for each id with its approximate number of pairs, shard by shard. Concurrent
+    /// changes may be seen or not.
     pub(crate) fn count(&self, mut each: impl FnMut(u64, usize)) {
         for shard in &self.shards {
             let mut from = Unbounded;
@@ -410,13 +401,14 @@ impl Memory {
         }
     }
 
-    /// Walks the pairs of some ids, shard by shard, piece by piece; each piece is sorted. What
-    /// changes meanwhile may be seen or not.
+    /// Calls `each` for sorted pieces of the pairs in an id range, shard by shard. Concurrent
+    /// changes may be seen or not.
     pub(crate) fn walk(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, false, each);
     }
 
-    /// The same, for a flush: [`Memory::remove_copied`] removes them when they are on the disk.
+    /// Same as [`Memory::walk`], for a flush. [`Memory::remove_copied`] removes the pairs once they
+    /// are on disk.
     pub(crate) fn copy(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, true, each);
     }
@@ -444,8 +436,9 @@ impl Memory {
         }
     }
 
-    /// Pairs of some ids from `after` on, about `most` of them set, sorted, and the last one up to
-    /// which none is missing; `None`: all are there. Each shard is asked for twice its share.
+    /// Returns sorted pairs of an id range after `after`, about `most` of them set. Also returns
+    /// the position up to which the result is complete; `None` if it is complete to the end.
+    /// Requests twice its share from each shard.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,
@@ -482,8 +475,9 @@ fn name(seeds: &[RandomState; 2], id: u64, member: &[u8]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// With the two counts of its allocation, which is as large as the next of jemalloc's classes: of
-/// sixteen bytes, and above 128 of a quarter of the power of two below.
+/// Returns the bytes of a string: its map entries plus its allocation with two reference counts,
+/// rounded up to jemalloc's size class. Classes are 16 bytes apart up to 128, then a quarter of the
+/// power of two below.
 fn string_bytes(bytes: &[u8]) -> usize {
     let needed = 2 * size_of::<usize>() + bytes.len();
     let step = if needed <= 128 { 16 } else { 1 << ((needed - 1).ilog2() - 2) };
@@ -502,7 +496,7 @@ mod tests {
         found
     }
 
-    /// The soak found it: posts that the same few like and unlike, many times over.
+    /// Regression: a few members that change many times must not keep the memory of all changes.
     #[test]
     fn what_repeated_changes_took_is_given_back() {
         let memory = Memory::new();
@@ -520,7 +514,7 @@ mod tests {
         assert!(taken < 2 * told, "{taken} bytes are taken, and {told} are told");
     }
 
-    /// What is told is what the budget and INFO go by.
+    /// The memory budget and INFO rely on the reported size.
     #[test]
     fn what_pairs_take_is_told() {
         const PAIRS: u64 = 60_000;
@@ -549,7 +543,6 @@ mod tests {
         }
     }
 
-    /// Beside a plain map: lists of changes, trees, and what is between.
     #[test]
     fn newest_change_of_a_number_counts_in_lists_and_in_trees() {
         let mut rng = fastrand::Rng::with_seed(1);
@@ -565,14 +558,14 @@ mod tests {
                     assert_eq!(memory.len(), truth.len(), "{numbers}");
                 }
             }
-            // A flush has copied all; some have changed since.
+            // A pair that changed after the copy stays.
             let mut copied = Pairs::default();
             memory.copy(&(0..=u64::MAX), |piece| piece.iter().for_each(|pair| copied.push(pair)));
             let changed = rng.u64(..numbers as u64);
             memory.set(7, Member::Number(changed), !truth[&changed]);
             memory.remove_copied(&copied, |_| true);
             assert_eq!(all(&memory, 7), [(changed, !truth[&changed])]);
-            // Changed and changed back: the log may say the first of that only.
+            // A pair that changed and changed back stays: the log may have only the first change.
             memory.copy(&(0..=u64::MAX), |_| ());
             memory.set(7, Member::Number(changed), truth[&changed]);
             memory.set(7, Member::Number(changed), !truth[&changed]);

@@ -1,37 +1,33 @@
-//! Several sorted sources as one: of each pair the newest state.
+//! Merge of sorted sources; yields the newest state of each pair.
 
 use crate::pair::{Member, Pair, Pairs};
 use crate::run::Run;
 use std::sync::Arc;
 
-/// Pairs in order, from memory or from a run.
 pub(crate) struct Source {
     pairs: Pairs,
     at: usize,
     run: Option<Rest>,
-    /// The identity of its run, or of the run that copied pairs go to: drops tell by it what is
-    /// void. `None`: newer than any.
+    /// Identity that drops are compared with: of the source run, or of the run that the copied
+    /// pairs go to. `None` is newer than every drop.
     identity: Option<u64>,
 }
 
-/// What of a run is not read yet.
 struct Rest {
     run: Arc<Run>,
     block: usize,
 }
 
 impl Source {
-    /// Pairs that are at hand, sorted.
     pub(crate) fn of_pairs(pairs: Pairs, identity: Option<u64>) -> Source {
         Source { pairs, at: 0, run: None, identity }
     }
 
-    /// The pairs that were at hand.
     pub(crate) fn into_pairs(self) -> Pairs {
         self.pairs
     }
 
-    /// The pairs of a run behind `after`, or from the id `low` on.
+    /// Returns the pairs of a run after `after`, or from the id `low` on.
     pub(crate) fn of_run(
         run: &Arc<Run>,
         low: u64,
@@ -77,16 +73,15 @@ impl Source {
     }
 }
 
-/// Hands the pairs of all sources, newest source first, to `each` until it says that it has enough:
-/// in order, each pair once, as the newest source that has it says. `is_void`: pairs of this id,
-/// and from this source, count as not there.
+/// Merges sources, newest first. Calls `each` in order, once per pair with its newest state, until
+/// it returns false. `is_void` tells whether the pairs of an id from a source are dropped.
 pub(crate) fn merge(
     sources: &mut [Source],
     is_void: impl Fn(u64, Option<u64>) -> bool,
     mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
 ) -> store::Result<()> {
     loop {
-        // The newest of those with the lowest pair.
+        // Lowest pair; of equal ones the newest.
         let mut lowest: Option<(usize, Pair<'_>)> = None;
         for (at, source) in sources.iter().enumerate() {
             if let Some(pair) = source.peek()
@@ -110,7 +105,7 @@ pub(crate) fn merge(
                 other.skip()?;
             }
         }
-        // Its pairs up to the next one of another source need no more looks at those.
+        // Pairs below the next pair of every other source need no further comparison.
         let others = newer.iter().chain(older.iter()).filter_map(Source::peek);
         let end = others.map(|pair| pair.key()).min();
         while let Some(pair) = source.peek() {

@@ -1,11 +1,11 @@
-//! A pair, and a list of pairs.
+//! [`Pair`] and [`Pairs`], a compact list of pairs.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Longest member, in bytes. A longer one is refused: a block must hold several.
+/// Maximum length of a member in bytes. A block must hold several members.
 pub const MAX_MEMBER_BYTES: usize = 512;
 
-/// The second half of a pair. Numbers come before byte strings in the order of members.
+/// Second half of a pair. Numbers sort before byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Member<'a> {
     /// A number.
@@ -24,7 +24,7 @@ pub enum OwnedMember {
 }
 
 impl OwnedMember {
-    /// The member, borrowed.
+    /// Returns the borrowed member.
     pub fn as_member(&self) -> Member<'_> {
         match self {
             OwnedMember::Number(number) => Member::Number(*number),
@@ -34,7 +34,7 @@ impl OwnedMember {
 }
 
 impl Member<'_> {
-    /// A copy that owns its bytes.
+    /// Returns a copy that owns its bytes.
     pub fn to_owned(self) -> OwnedMember {
         match self {
             Member::Number(number) => OwnedMember::Number(number),
@@ -43,7 +43,6 @@ impl Member<'_> {
     }
 }
 
-/// The hash by which filters of runs know a pair. It is part of the file format.
 pub(crate) fn hash_of(id: u64, member: Member<'_>) -> u64 {
     match member {
         Member::Number(number) => {
@@ -56,19 +55,19 @@ pub(crate) fn hash_of(id: u64, member: Member<'_>) -> u64 {
     }
 }
 
-/// A pair, and whether it is set.
+/// Pair with its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
-    /// The first half.
+    /// First half of the pair.
     pub id: u64,
-    /// The second half.
+    /// Second half of the pair.
     pub member: Member<'a>,
-    /// False: the pair was set and is not any more.
+    /// Whether the pair is set; false means that it was unset.
     pub set: bool,
 }
 
 impl<'a> Pair<'a> {
-    /// Its member if that is a number, else 0.
+    /// Returns the member if it is a number, else 0.
     pub(crate) fn number(&self) -> u64 {
         match self.member {
             Member::Number(number) => number,
@@ -76,7 +75,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// By what pairs are sorted.
+    /// Returns the sort key.
     pub fn key(&self) -> (u64, Member<'a>) {
         (self.id, self.member)
     }
@@ -85,16 +84,16 @@ impl<'a> Pair<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     id: u64,
-    /// The number, or where in `bytes` the string begins.
+    /// The number, or the string's offset in `bytes`.
     word: u64,
-    /// Bytes of the string; `NUMBER`: it is a number.
+    /// Length of the string in bytes, or `NUMBER` for a number.
     length: u32,
     set: bool,
 }
 
 const NUMBER: u32 = u32::MAX;
 
-/// A list of pairs: 24 bytes each, and the bytes of strings.
+/// List of pairs. A pair takes 24 bytes plus the bytes of a string.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs {
     entries: Vec<Entry>,
@@ -110,7 +109,6 @@ fn pair_of<'a>(entry: &Entry, bytes: &'a [u8]) -> Pair<'a> {
 }
 
 impl Pairs {
-    /// None, with room for so many.
     pub(crate) fn with_room(pairs: usize) -> Pairs {
         Pairs { entries: Vec::with_capacity(pairs), bytes: Vec::new() }
     }
@@ -130,39 +128,39 @@ impl Pairs {
         self.entries.push(Entry { id, word, length, set });
     }
 
-    /// The pair at `index`, if there is one.
+    /// Returns the pair at `index`, if any.
     #[inline]
     pub fn get(&self, index: usize) -> Option<Pair<'_>> {
         self.entries.get(index).map(|entry| pair_of(entry, &self.bytes))
     }
 
-    /// The last pair.
+    /// Returns the last pair.
     pub fn last(&self) -> Option<Pair<'_>> {
         self.entries.last().map(|entry| pair_of(entry, &self.bytes))
     }
 
-    /// All of them.
+    /// Returns an iterator over all pairs.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Pair<'_>> {
         self.entries.iter().map(|entry| pair_of(entry, &self.bytes))
     }
 
-    /// How many.
+    /// Returns the number of pairs.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Forgets all of them, and keeps the memory.
+    /// Removes all pairs and keeps the memory.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();
     }
 
-    /// Sorts them by id, then member: quickly if there are long pieces that rise.
+    /// Sorts the pairs by id, then member. Fast for long ascending sequences.
     pub fn sort(&mut self) {
         let bytes = &self.bytes;
         self.entries.sort_by(|a, b| pair_of(a, bytes).key().cmp(&pair_of(b, bytes).key()));

@@ -1,4 +1,4 @@
-//! A lookup, step by step: which block must be read next, and what it says.
+//! Lookup in steps: each step names the block to read next.
 //!
 //! The caller decides which thread waits for the disk ([`Question::read`]).
 
@@ -7,32 +7,32 @@ use crate::ranges::Range;
 use std::sync::Arc;
 use store::BLOCK_BYTES;
 
-/// What is known of a pair.
+/// Result of a lookup step.
 #[derive(Debug)]
 pub enum Answer {
-    /// Whether it is set.
+    /// Whether the pair is set.
     Known(bool),
     /// A block must be read first.
     Asks(Question),
 }
 
-/// A lookup that needs a block.
+/// Pending lookup that needs a block.
 #[derive(Clone, Debug)]
 pub struct Question {
     id: u64,
     member: OwnedMember,
     hash: u64,
     range: Arc<Range>,
-    /// Runs up to this identity have none of the id's pairs.
+    /// Runs up to this identity have no pairs of the id, because it was dropped.
     void: u64,
-    /// The run that is asked now, and the block of it.
+    /// Current run, and the block to read in it.
     run: usize,
     block: usize,
     seen: u64,
 }
 
 impl Question {
-    /// The first step of a lookup. `seen`: the ledger's version when it began.
+    /// Begins a lookup. `seen` is the ledger's current version.
     pub(crate) fn begin(
         (id, member): (u64, Member<'_>),
         range: &Arc<Range>,
@@ -55,17 +55,17 @@ impl Question {
         }
     }
 
-    /// The pair.
+    /// Returns the pair.
     pub fn pair(&self) -> (u64, Member<'_>) {
         (self.id, self.member.as_member())
     }
 
-    /// The ledger's version when the lookup began: for [`Ledger::settle`](crate::Ledger::settle).
+    /// Returns the ledger's version when the lookup began, for
+    /// [`Ledger::settle`](crate::Ledger::settle).
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Searches the block that was read.
     fn take(mut self, block: &[u8; BLOCK_BYTES]) -> store::Result<Answer> {
         let run = &self.range.runs[self.run];
         if let Some(set) = run.find(self.block, block, self.pair())? {
@@ -79,7 +79,7 @@ impl Question {
         Ok(Answer::Asks(self))
     }
 
-    /// Reads the block, and goes on. Waits for the disk.
+    /// Reads the block and returns the next step. Blocks on the disk.
     pub fn read(self) -> store::Result<Answer> {
         let mut block = [0; BLOCK_BYTES];
         self.range.runs[self.run].read(self.block, &mut block)?;
@@ -87,7 +87,7 @@ impl Question {
     }
 }
 
-/// The next run, from this one on, that may have the pair, and the block of it.
+/// Returns the next run from index `from` on that may contain the pair, and the block in it.
 fn next_block(
     range: &Range,
     from: usize,

@@ -1,22 +1,21 @@
-//! The ranges of a ledger, and which runs of a range become one.
+//! Ranges of a ledger, and the merge policy.
 
 use crate::run::Run;
 use std::sync::Arc;
 use store::FileEntry;
 
-/// A range of ids: from `low` up to the next range.
 #[derive(Debug)]
 pub(crate) struct Range {
     pub(crate) low: u64,
-    /// Newest first. The last one, the lowest, has most of the pairs.
+    /// Newest first. The last run, the lowest, has most of the pairs.
     pub(crate) runs: Vec<Arc<Run>>,
 }
 
-/// All ranges, by `low`; the first one begins at 0.
+/// All ranges, sorted by `low`. The first one begins at 0.
 pub(crate) type Ranges = Vec<Arc<Range>>;
 
-/// The range of these runs, in the order of their files' ranges. Files of one range overlap: each
-/// lower run covers all of it. Files of two ranges do not.
+/// Groups runs into ranges. Files of one range overlap, because a lower run covers the whole range;
+/// files of different ranges do not.
 pub(crate) fn arrange(mut runs: Vec<Arc<Run>>) -> Ranges {
     runs.sort_by_key(|run| run.entry().tag.low);
     let mut ranges: Vec<(u64, Vec<Arc<Run>>)> = Vec::new();
@@ -40,7 +39,7 @@ pub(crate) fn arrange(mut runs: Vec<Arc<Run>>) -> Ranges {
     ranges
 }
 
-/// The first range takes all ids below it.
+/// Extends the first range down to id 0.
 pub(crate) fn begin_at_zero(ranges: &mut Ranges) {
     match ranges.first_mut() {
         Some(first) if first.low > 0 => {
@@ -51,24 +50,21 @@ pub(crate) fn begin_at_zero(ranges: &mut Ranges) {
     }
 }
 
-/// The range of an id.
 pub(crate) fn at(ranges: &Ranges, id: u64) -> usize {
     ranges.partition_point(|range| range.low <= id) - 1
 }
 
-/// The highest id of a range.
 pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
     ranges.get(at + 1).map_or(u64::MAX, |next| next.low - 1)
 }
 
-/// How many of a range's runs, newest first, are to become one with `pairs` that are new.
+/// Returns how many of a range's runs, newest first, to merge with `pairs` new pairs.
 ///
-/// - None, while there is room for one more run.
-/// - All, when what lies above the lowest is by more than `room` larger than a `part`th of it. So a
-///   pair is rewritten in the lowest run `part` times at most while that grows by its own size, and
-///   the filters of the upper runs are small beside the pairs of all.
-/// - Else the newest, and of the next ones those that are not more than twice as large as what is
-///   merged already.
+/// - None, while the range may have one more run.
+/// - All, if the upper runs exceed 1/`part` of the lowest by more than `room`. So the lowest run is
+///   rewritten at most `part` times while it doubles. The filters of the upper runs stay small.
+/// - Otherwise the newest run, and each next one that is at most twice as large as the merge so
+///   far.
 pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
     let Some((&lowest, upper)) = runs.split_last() else { return 0 };
     let above = upper.iter().sum::<u64>() + pairs;
@@ -88,14 +84,13 @@ pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u
     runs.len()
 }
 
-/// By how many pairs the upper runs of a range are larger than a `part`th of the lowest.
+/// Excess of the upper runs of a range over 1/`part` of the lowest, in pairs.
 pub(crate) fn excess(range: &Range, part: u64) -> u64 {
     let mut sizes = range.runs.iter().rev().map(|run| run.pairs());
     let lowest = sizes.next().unwrap_or(0);
     sizes.sum::<u64>().saturating_sub(lowest / part)
 }
 
-/// The files of a space's ledger, of those that a manifest names.
 pub(crate) fn is_of(file: &FileEntry, space: u32, kind: u32) -> bool {
     (file.tag.space, file.tag.kind) == (space, kind)
 }

@@ -1,9 +1,9 @@
-//! Flushes and merges, which are one procedure, that of `store/src/rewrite.rs`: pairs in memory and
+//! Flushes, merges and trims. All use the procedure of `store/src/rewrite.rs`: pairs in memory and
 //! the newest runs of a range become one run.
 //!
-//! A file is begun before the pairs of its range are copied from memory (step 1): pairs of an id
-//! that is dropped later are not in it. The policy (`ranges::to_merge`) names the runs to merge. If
-//! these are all runs of the range, a range that has become too large is divided, with a file each.
+//! A rewrite begins its file before it copies pairs from memory (step 1), so a later drop applies
+//! to the file. The policy (`ranges::to_merge`) selects the runs to merge. If it selects all runs,
+//! a range that has become too large is divided into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{Source, merge};
@@ -15,46 +15,44 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use store::{Error, FileEntry, NewFiles, Store, Tag};
 
-/// How much of memory is flushed.
+/// Amount of memory to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// All pairs.
     All,
-    /// The ranges with most pairs first, until half of what memory may hold is left: few pairs of
-    /// old ids wait for more of their kind.
+    /// The ranges with the most pairs, until half of the threshold is left. Few pairs of old ids
+    /// stay in memory until more arrive.
     Most,
 }
 
-/// What a flush takes from memory.
 #[derive(Clone, Copy)]
 struct FromMemory {
-    /// How many, about.
     pairs: usize,
-    /// See [`Ledger::flush`].
+    /// Log offset; see [`Ledger::flush`].
     covered: u64,
 }
 
-/// What a range is to become, and the files of that.
 struct Rewrite<'a> {
-    /// Number of the range.
+    /// Index of the range.
     at: usize,
-    /// So many runs of it are replaced, newest first.
+    /// Number of runs replaced, newest first.
     merged: usize,
     files: NewFiles<'a>,
-    /// What was copied from memory, sorted.
+    /// Pairs copied from memory, sorted.
     pairs: Pairs,
-    /// The lowest identity of the new files.
+    /// Lowest identity of the new files.
     identity: u64,
 }
 
 impl Ledger {
-    /// Moves pairs from memory to runs. Returns the number of pairs. Where a run cannot be read,
-    /// only newer ones are merged, and [`Ledger::take_unreadable`] says so. A range that cannot be
-    /// written keeps its pairs in memory; that error is returned after all others were flushed.
+    /// Moves pairs from memory to runs. Returns the number of pairs. If a run cannot be read, the
+    /// flush merges only newer runs, and [`Ledger::take_unreadable`] returns the reason. If a range
+    /// cannot be written, its pairs stay in memory. The flush then continues with the other ranges
+    /// and returns the error at the end.
     ///
-    /// - `covered`: offset of the log up to which all changes are in memory or in runs, and synced
-    ///   ([`Ledger::covered`]). Of an offset that is not known: 0.
-    /// - `log`: syncs the log, and returns the offset up to which it is durable.
+    /// - `covered`: log offset up to which all changes are in memory or in runs, and synced
+    ///   ([`Ledger::covered`]); 0 if unknown.
+    /// - `log`: syncs the log and returns the durable offset.
     pub fn flush(
         &self,
         store: &Store,
@@ -68,14 +66,14 @@ impl Ledger {
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
-        // Half of what makes a flush due. Pairs that count as several are fewer then.
+        // Half of the flush threshold, scaled for pairs that count as several.
         let may_stay = self.most_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<Rewrite<'_>> = Vec::new();
         let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
             if flush == Flush::Most && left <= may_stay {
                 return Ok(());
             }
-            // What the ranges with most pairs take is not there for others.
+            // Ranges with the most pairs use the shared allowance first.
             let here = room + ranges::excess(&ranges[at], upper_part);
             let from_memory = FromMemory { pairs, covered };
             match self.rewrite_readable(store, &ranges, at, from_memory, here) {
@@ -97,10 +95,10 @@ impl Ledger {
         damaged.map_or(Ok(pairs), Err)
     }
 
-    /// Rewrites ranges without the pairs of dropped ids and of ids that are not to be kept: for all
-    /// ranges that may have some. Pairs in memory stay: the caller unsets them or has none. Gives
-    /// the number of set pairs that were not kept. A range that cannot be read stays; that error is
-    /// given after all others were rewritten.
+    /// Rewrites the ranges that overlap `low..=high`, without pairs of dropped ids and of ids that
+    /// `keep` rejects. Returns the number of set pairs that `keep` rejected. Pairs in memory are
+    /// not affected; the caller unsets them. A range that cannot be read stays. The trim then
+    /// continues with the other ranges and returns the error at the end.
     pub fn trim(
         &self,
         store: &Store,
@@ -114,7 +112,7 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // There is nothing that a drop could count for, and none is being written.
+        // A range without runs needs no drops, and no run is being written.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -137,8 +135,8 @@ impl Ledger {
         damaged.map_or(Ok(removed.get()), Err)
     }
 
-    /// Removes all ranges that lie below an id as a whole, without reading them, and their pairs in
-    /// memory. Other pairs below it stay. Whether there was such a range.
+    /// Removes all ranges that are entirely below `horizon`, without reading them, and their pairs
+    /// in memory. Returns whether there was any. Other pairs below the horizon stay.
     pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
@@ -158,7 +156,7 @@ impl Ledger {
         Ok(true)
     }
 
-    /// The ranges that have pairs in memory, and how many, those with most first.
+    /// Returns the ranges with pairs in memory and their number of pairs, largest first.
     fn waiting(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
         let mut counts = vec![0usize; ranges.len()];
         self.memory.count(|id, pairs| counts[ranges::at(ranges, id)] += pairs);
@@ -168,8 +166,8 @@ impl Ledger {
         waiting
     }
 
-    /// A flush of the range number `at`, merged with the runs that the policy names: of those that
-    /// are newer than any that cannot be read.
+    /// Flushes the range with index `at`. Merges the runs that the policy selects, but only runs
+    /// newer than any unreadable one.
     fn rewrite_readable<'a>(
         &'a self,
         store: &'a Store,
@@ -200,7 +198,8 @@ impl Ledger {
         }
     }
 
-    /// Steps 1 and 2 for the range number `at`, of which so many runs are merged.
+    /// Steps 1 and 2 for the range with index `at`: writes the new files. Merges the newest
+    /// `merged` runs.
     fn rewrite<'a>(
         &'a self,
         store: &'a Store,
@@ -214,11 +213,11 @@ impl Ledger {
         let (low, high) = (range.low, ranges::high(ranges, at));
         let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
-        // A run that did not answer for all of these ids says nothing of the others.
+        // The stamp applies to the whole range, so only runs that answer for the whole range count.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // Which runs a drop counts for is in memory only: while older runs have such pairs, a
-        // restart must read the drop, and what was set since, from the log.
+        // A restart loses the association of drops with runs. While older runs have dropped pairs,
+        // replay must read the drop and all later writes from the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
@@ -264,7 +263,6 @@ impl Ledger {
         Ok(Rewrite { at, merged, files, pairs, identity })
     }
 
-    /// Sorted.
     fn copy_memory(&self, (low, high): (u64, u64), about: usize) -> Pairs {
         let mut pairs = Pairs::with_room(about);
         self.memory.copy(&(low..=high), |piece| piece.iter().for_each(|pair| pairs.push(pair)));
@@ -272,7 +270,8 @@ impl Ledger {
         pairs
     }
 
-    /// Steps 3 to 5; `written` says how step 2 went.
+    /// Steps 3 to 5: syncs the log, publishes the files and removes the pairs from memory.
+    /// `written` is the result of step 2.
     fn publish(
         &self,
         store: &Store,
@@ -294,7 +293,7 @@ impl Ledger {
         self.put_ranges(next);
         self.version.fetch_add(1, AcqRel);
         for rewrite in &rewrites {
-            // What was dropped meanwhile, and set again, is not in the file.
+            // A pair that was dropped and set again after the copy stays in memory.
             let is_there = |id| self.dropped_up_to(id) < rewrite.identity;
             self.memory.remove_copied(&rewrite.pairs, is_there);
             let range = &ranges[rewrite.at];
@@ -309,18 +308,17 @@ impl Ledger {
     }
 }
 
-/// Whether the file of a run could not be read.
+/// Whether the error concerns the file of this run.
 fn is_about(error: &Error, run: &Run) -> bool {
     let (Error::Corrupt { path, .. } | Error::Io { path, .. }) = error else { return false };
     path.ends_with(&run.entry().name)
 }
 
-/// Whether a file is to blame, and not that there is no room: other ranges may be rewritten.
+/// Whether the error concerns a single file, so that other ranges can still be rewritten.
 fn is_of_a_file(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }
 
-/// The ranges as they are after the rewrites, whose files are opened.
 fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite<'_>]) -> store::Result<Ranges> {
     let mut next: Ranges = Vec::new();
     let mut rewrites = rewrites.iter().peekable();
@@ -350,22 +348,22 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
     runs.iter().any(|run| run.entry().name == file.name)
 }
 
-/// The new files of a range.
 struct Output<'a> {
     ledger: &'a Ledger,
     store: &'a Store,
-    /// Of the next file, up to the end of the range.
+    /// Tag of the next file, up to the end of the range.
     tag: Tag,
     is_lowest: bool,
-    /// Pairs after which a file ends with its id, while files are `left` to be begun.
+    /// Number of pairs after which a file ends with its current id. `left` is the number of files
+    /// still to begin.
     piece: u64,
     left: u64,
     last: Option<u64>,
-    /// The id with which the file begins, if that was dropped after the first file was begun.
+    /// First id of the current file, if it was dropped after the first file was begun.
     dropped: Option<u64>,
     writer: Option<RunWriter>,
     files: NewFiles<'a>,
-    /// Of the first file.
+    /// Identity of the first file.
     identity: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A run: the pairs of one range of ids, sorted, in an immutable file of the store.
+//! Run: the sorted pairs of one id range in an immutable file of the store.
 //!
 //! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`).
 //! Its note is
@@ -6,19 +6,19 @@
 //! ```text
 //!   offset  size  field
 //!        0     4  version   1
-//!        4     4  flags     1: it has a filter
+//!        4     4  flags     1: has a filter
 //!        8     8  pairs
-//!       16     8  unset     how many of them are unset
+//!       16     8  unset     number of unset pairs
 //!       24     8  first     lowest id
 //!       32     8  last      highest id
 //!       40        index (index.rs)
 //!                 filter (filter.rs), to the end
 //! ```
 //!
-//! Little-endian. Valid only if version and flags are known, the ids lie within the file's range,
-//! the counts are possible, and index and filter have the lengths that they need. The lowest run
-//! of a range has all that is set and not in the runs above it: it needs no unset pairs, and as
-//! nearly all lookups that reach it find their pair, no filter.
+//! Little-endian. A note is valid only if version and flags are known, ids are within the file's
+//! range and counts are possible. Index and filter must have the right lengths. The lowest run of a
+//! range has no unset pairs, as no run below it needs them. It has no filter either, as nearly all
+//! lookups that reach it find their pair.
 
 use crate::block::{Block, Builder};
 use crate::filter::Filter;
@@ -30,7 +30,6 @@ const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
 const NOTE_HEAD: usize = 40;
 
-/// What the note's head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counts {
     pairs: u64,
@@ -39,7 +38,7 @@ struct Counts {
     last: u64,
 }
 
-/// A run, open for lookups from any thread.
+/// Open run. Lookups may come from any thread.
 #[derive(Debug)]
 pub struct Run {
     file: PageFile,
@@ -78,7 +77,7 @@ fn decode(
 }
 
 impl Run {
-    /// Opens a file that the manifest names, or will name.
+    /// Opens a file that is, or will be, listed in the manifest.
     pub fn open(store: &Store, entry: &FileEntry) -> store::Result<Run> {
         let (file, note) = store.open_pages(entry)?;
         let (counts, index, filter) =
@@ -90,39 +89,40 @@ impl Run {
         &self.file
     }
 
-    /// As the manifest names it.
+    /// Returns the manifest entry.
     pub fn entry(&self) -> &FileEntry {
         self.file.entry()
     }
 
-    /// Rises with each file that is written: of two runs, the one with the larger is newer.
+    /// Returns the identity. It rises with every file; of two runs the one with the larger identity
+    /// is newer.
     pub fn identity(&self) -> u64 {
         self.file.identity()
     }
 
-    /// Offset of the log up to which this run and the older ones of its range have all changes of
-    /// the ids that it answers for; 0 if that is not known.
+    /// Log offset up to which this run and the older runs of its range contain all changes of their
+    /// ids; 0 if unknown.
     pub(crate) fn covered(&self) -> u64 {
         self.entry().tag.stamp
     }
 
-    /// Whether the id lies in the range that this run was written for.
+    /// Whether the run was written for a range that contains the id.
     pub(crate) fn answers_for(&self, id: u64) -> bool {
         let tag = self.entry().tag;
         (tag.low..=tag.high).contains(&id)
     }
 
-    /// Pairs in it, unset ones included.
+    /// Returns the number of pairs, including unset ones.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs
     }
 
-    /// How many of them are unset.
+    /// Returns the number of unset pairs.
     pub fn unset(&self) -> u64 {
         self.counts.unset
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory use in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.file.memory_bytes() + size_of::<Run>() - size_of::<PageFile>()
             + self.index.memory_bytes()
@@ -137,20 +137,20 @@ impl Run {
         self.file.pages() as usize
     }
 
-    /// The block that must be read to know whether the run has a pair; none: it has not got it.
+    /// Returns the block that a lookup of the pair must read, or `None` if the run does not contain
+    /// the pair.
     pub(crate) fn block_of(&self, id: u64, member: Member<'_>, hash: u64) -> Option<usize> {
         let within = (self.counts.first..=self.counts.last).contains(&id);
         let may = within && self.filter.as_ref().is_none_or(|filter| filter.may_hold(hash));
         may.then(|| self.index.block_of(id, member))
     }
 
-    /// The first block that may have pairs from this one on.
+    /// Returns the first block that may contain this pair or a later one.
     pub(crate) fn block_from(&self, id: u64, member: Option<Member<'_>>) -> usize {
-        // An id may begin in the block before the one that goes on with it.
+        // An id may begin in the block before the one that continues it.
         self.index.block_of(id, member.unwrap_or(Member::Number(0)))
     }
 
-    /// What a block, as it was read, says of a pair.
     pub(crate) fn find(
         &self,
         block: usize,
@@ -162,12 +162,11 @@ impl Run {
         found.map_err(|what| self.file.corrupt(block as u64, what))
     }
 
-    /// Reads a block.
     pub(crate) fn read(&self, block: usize, bytes: &mut [u8; BLOCK_BYTES]) -> store::Result<()> {
         self.file.read(block as u64, bytes)
     }
 
-    /// Reads all pairs of a block, which are to lie behind `before`.
+    /// Reads all pairs of a block and checks that they follow `before`.
     pub(crate) fn pairs_of(
         &self,
         block: usize,
@@ -190,21 +189,20 @@ impl Run {
     }
 }
 
-/// A run under construction. Dropped before [`finish`](RunWriter::finish) it leaves nothing.
+/// Writer of a run. Dropping it before [`finish`](RunWriter::finish) leaves no file.
 #[derive(Debug)]
 pub struct RunWriter {
     pages: PageWriter,
     builder: Builder,
     firsts: Firsts,
-    /// The last pair of the last block.
     before: Pairs,
     counts: Counts,
-    /// Of all pairs, if it gets a filter.
+    /// Hashes of all pairs, if the run gets a filter.
     hashes: Option<Vec<u64>>,
 }
 
 impl RunWriter {
-    /// Begins a run of the ids of `tag`; `is_lowest`: it gets no filter.
+    /// Begins a run for the ids of `tag`. The lowest run of a range gets no filter.
     pub fn begin(store: &Store, tag: Tag, is_lowest: bool) -> store::Result<RunWriter> {
         Ok(RunWriter {
             pages: store.begin_pages(tag)?,
@@ -216,22 +214,22 @@ impl RunWriter {
         })
     }
 
-    /// The identity that the run will have.
+    /// Returns the identity of the future run.
     pub fn identity(&self) -> u64 {
         self.pages.identity()
     }
 
-    /// Pairs so far.
+    /// Returns the number of pairs so far.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs
     }
 
-    /// Bytes so far: for a budget.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes()
     }
 
-    /// Adds a pair, which lies behind all before.
+    /// Adds a pair, which must follow all previous ones.
     pub fn push(&mut self, pair: Pair<'_>) -> store::Result<()> {
         if !self.builder.push(pair) {
             self.end_block()?;
@@ -249,7 +247,7 @@ impl RunWriter {
         Ok(())
     }
 
-    /// The run answers for ids up to `high` only, and not as far as its tag said.
+    /// Lowers the end of the run's range to `high`.
     pub fn end_at(&mut self, high: u64) {
         self.pages.end_at(high);
     }
@@ -264,8 +262,8 @@ impl RunWriter {
         self.pages.put(&block)
     }
 
-    /// Completes the file, makes it durable and gives it its name; `None`, and no file is left, if
-    /// it has no pair. [`Store::replace_files`] makes it part of the data.
+    /// Completes the file and makes it durable under its final name. Returns `None`, and leaves no
+    /// file, if the run is empty. [`Store::replace_files`] adds the file to the manifest.
     pub fn finish(mut self) -> store::Result<Option<FileEntry>> {
         self.end_block()?;
         if self.firsts.blocks() == 0 {

@@ -1,4 +1,4 @@
-//! Asking for canaries: what an [`FpEstimator`] counts.
+//! Probing of tables with canaries; [`FpEstimator`] counts the results.
 
 use crate::fp_estimator::{FpEstimator, Measured, YES_WANTED};
 use crate::hash::Seed;
@@ -7,12 +7,12 @@ use crate::table::Table;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Table {
-    /// Asks for `count` canaries, and returns what is known of the rate.
+    /// Looks up `count` canaries and returns all results so far.
     pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> Measured {
         let pairs = self.pairs();
         let mut canaries = self.canaries.lock();
         if self.cold().is_some() {
-            // A read of the disk each.
+            // On a cold table each lookup would read the disk.
             return canaries.measured;
         }
         if !canaries.are_of(pairs) {
@@ -29,7 +29,6 @@ impl Table {
         canaries.measured
     }
 
-    /// Whether more canaries would tell more.
     fn wants_canaries(&self) -> bool {
         let canaries = self.canaries.lock();
         let is_known = (canaries.measured.canaries as f64) * self.rate() >= YES_WANTED;
@@ -38,8 +37,8 @@ impl Table {
 }
 
 impl Space {
-    /// Asks one of the tables for `count` canaries, a tenth of a microsecond each: the next that
-    /// has not had enough of them. `false`: there is none.
+    /// Looks up `count` canaries, 0.1 µs each, in the next table whose rate is not known precisely
+    /// yet. Returns `false` if there is none.
     pub fn probe(&self, count: u64) -> bool {
         let tables = self.ring.load();
         let entries = tables.entries();
@@ -54,7 +53,7 @@ impl Space {
         next.is_some()
     }
 
-    /// What canaries have said of all tables in memory.
+    /// Returns the sum of the results of all tables in memory.
     pub fn measured(&self) -> Measured {
         let tables = self.ring.load();
         let of_tables = tables.entries().iter().map(|entry| entry.table().canaries.lock().measured);
@@ -91,7 +90,7 @@ mod tests {
         assert_eq!(table.probe(Seed::new(1), 0, 10).canaries, 10);
     }
 
-    /// Beside the exact bounds: the chance of so few, or so many, at a rate that is the bound.
+    /// Compares the bounds with exact Poisson tails.
     #[test]
     fn bounds_are_right_but_for_one_in_740() {
         let no_more_than = |yes: u64, mean: f64| {
@@ -118,8 +117,8 @@ mod tests {
         assert_eq!((nothing.rate(), nothing.at_least(), nothing.at_most()), (None, 0.0, 1.0));
     }
 
-    /// Each table gets what it needs, and no more; what they say is what was derived, and an alarm
-    /// goes off when a filter is too full.
+    /// Probing stops once the rate of each table is known. The measured rate matches the derived
+    /// one, and the lower bound exceeds the configured rate when a filter is overfull.
     #[test]
     fn each_table_is_asked_until_its_rate_is_known() {
         let options = Options {
@@ -149,7 +148,7 @@ mod tests {
         }
         assert!(space.measured().at_least() < 0.001);
         let (low, full) = space.table_at(0).map(|(range, table)| (range.0, table)).unwrap();
-        // As many again as it has room for, in a filter that has none.
+        // Doubles the number of pairs in a full filter.
         (0..full.capacity())
             .for_each(|n| Table::set(full.link(0).unwrap(), &space.seed.canary(low + 1, n)));
         while space.probe(1000) {}

@@ -1,44 +1,45 @@
-//! Tables and the rest of a space as bytes: for snapshots.
-//! **Version 1, little-endian.**
+//! Snapshot format of a space: its tables and its head. **Version 1, little-endian.**
 //!
 //! ```text
 //!   table   offset  size  field
 //!                0     8  magic "TMPHTAB" 01
-//!                8     8  error rate (f64)           what the chain of filters is sized by
+//!                8     8  error rate (f64)           determines the sizes of all filters
 //!               16     8  fingerprint of the seed
 //!               24     8  lowest id                  32  8  highest id (inclusive)
 //!               40     8  pages of the first filter
 //!               48     8  pairs when the table was closed (0: it was open)
 //!               56     4  filters in the chain (1..=16)
-//!               60     4  revoked pairs
+//!               60     4  deleted pairs
 //!               64   128  pairs in each filter, 8 bytes each, 0 where there is none
 //!              192     8  XXH3-64 of bytes 0..192
-//!              200        the filters' words, in blocks of 64 KiB (the last of a filter may be
-//!                         shorter), each followed by its XXH3-64
-//!                         the revoked pairs' hashes, 16 bytes each, in blocks of 4096 (the last
-//!                         may be shorter), each with its XXH3-64
+//!              200        words of the filters, in blocks of 64 KiB, each with its XXH3-64; the
+//!                         last block of a filter may be shorter
+//!                         hashes of the deleted pairs, 16 bytes each, in blocks of 4096, each
+//!                         with its XXH3-64; the last block may be shorter
 //!
 //!   head         0     8  magic "TMPHEAD" 01
 //!                8     8  fingerprint of the seed
 //!               16     8  1 if the frontier is known, else 0
 //!               24     8  frontier                   32  8  its window
-//!               40        pairs aside: id 8, hash 16     then 8  XXH3-64 of all before
+//!               40        outliers: id 8, hash 16        then 8  XXH3-64 of all before
 //!
-//!   head of several ranges of ids: magic "TMPHEAD" 02, and before the pairs aside
-//!               40     8  ranges below the highest, n
-//!               48   24n  of each, downwards: where the range above it begins, its frontier, its
+//!   head with several id ranges: magic "TMPHEAD" 02, and before the outliers
+//!               40     8  n: id ranges below the highest
+//!               48   24n  per range, highest first: start of the next higher range, frontier,
 //!                         window
 //! ```
 //!
-//! **There is one decoder**, [`TableDecoder`], for what a disk gives back or another server ships.
-//! A Bloom filter that comes from outside is the most
-//! attacked thing of this product class, so nothing in it is believed: **D1** the size of
-//! everything that is allocated is derived, by the formulas that make a new table, from a rate and
-//! a page count that were checked first; **D2** the sum is held against a limit before the first
-//! allocation; **D3** no other number of the header decides where anything is read or written;
-//! **D4** counts are held against the bits themselves. It can be fed in pieces of any size, and
-//! with its checksums switched off it must still do no more harm than refuse, or hold other bits
-//! than were meant.
+//! [`TableDecoder`] is the only decoder. Its input comes from a disk or from another server, and
+//! untrusted Bloom filters are a known attack surface. So the decoder trusts no field:
+//!
+//! - **D1** It derives the size of every allocation from a rate and a page count, after a range
+//!   check, with the formulas for new tables.
+//! - **D2** It compares the total size with a limit before the first allocation.
+//! - **D3** No other header field determines where anything is read or written.
+//! - **D4** It checks pair counts against the bits.
+//!
+//! The decoder accepts input in pieces of any size. Without checksums, corrupt input leads to an
+//! error or to wrong bits, never to a panic or an oversized allocation.
 
 mod decoder;
 mod head;
@@ -56,63 +57,62 @@ use xxhash_rust::xxh3::xxh3_64;
 const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
 pub(crate) const CHECK: usize = 8;
 const HEADER: usize = 64 + 8 * LINKS;
-/// Words of a stored block: 64 KiB.
+/// Number of words in a stored block (64 KiB).
 const BLOCK_WORDS: usize = 64 * 1024 / 8;
 const BLOCK_HASHES: usize = 4096;
 
 const _: () = assert!(HEADER == 192);
 
-/// Why bytes are no table, or no head, of this space. Nothing has changed.
+/// Reason why a table or a head cannot be decoded. The space is unchanged.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum DecodeError {
-    /// The bytes at `offset` are not what they should be.
+    /// The input is corrupt at `offset`.
     #[error("{what} at byte {offset}")]
     Corrupt {
-        /// Where, from the first byte of the table or head.
+        /// Offset from the first byte of the table or head.
         offset: u64,
-        /// What is wrong there.
+        /// Description of the damage.
         what: &'static str,
     },
-    /// It was made with another secret: its pairs cannot be found with ours.
+    /// The table belongs to a space with another seed, so its pairs cannot be found.
     #[error("made by a space with another seed")]
     OtherSeed,
-    /// It would take more memory than was allowed.
+    /// The table exceeds the memory limit.
     #[error("takes {bytes} bytes, {limit} are allowed")]
     TooLarge {
-        /// What it would take.
+        /// Size of the table in bytes.
         bytes: u64,
-        /// What was allowed.
+        /// Limit in bytes.
         limit: u64,
     },
-    /// The tables do not make a ring.
+    /// Two tables begin at the same id, or the newest table is cold.
     #[error("the tables do not follow each other")]
     NoRing,
-    /// The system has no memory for it.
+    /// The operating system refused the memory.
     #[error("no memory for a table")]
     NoMemory,
 }
 
-/// A table that was decoded, and belongs to no space yet: for
+/// Decoded table that is not part of a space yet; input of
 /// [`Space::restore`](crate::Space::restore).
 pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
     pub(crate) table: Table,
-    /// Pages of the first filter of the table that follows, if that is known.
+    /// Pages of the first filter of the following table; 0 if unknown.
     pub(crate) next_pages: usize,
-    /// Whether it was written after the head that it is restored with: then all pairs of its ids
-    /// that the head has as outliers have moved into it.
+    /// Whether the table is newer than the head. Then it contains all outliers of its ids in the
+    /// head.
     pub(crate) is_later: bool,
 }
 
 impl StoredTable {
-    /// The range of ids that it covers, both inclusive.
+    /// Returns the inclusive id range.
     pub fn range(&self) -> (u64, u64) {
         (self.low, self.last)
     }
 }
 
-/// Words, or hashes, of one block, and their checksum.
 fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u8>) {
     bytes.clear();
     items.for_each(|item| bytes.extend_from_slice(&item));
@@ -120,8 +120,8 @@ fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u
     bytes.extend_from_slice(&check.to_le_bytes());
 }
 
-/// Encodes `table` into pieces of at most 64 KiB and a checksum. Writes may go on: what is set when
-/// this begins is in it, and what is unset later is told by the log.
+/// Encodes `table` in pieces of at most 64 KiB plus checksum. Concurrent writes are allowed: the
+/// result has every pair set before the call, and the log has later deletions.
 pub(crate) fn encode_table<E>(
     seed: Seed,
     (low, last): (u64, u64),
@@ -156,7 +156,7 @@ pub(crate) fn encode_table<E>(
     Ok(())
 }
 
-/// A header that was checked (D1, D2).
+/// Header that passed D1 and D2.
 pub(crate) struct Header {
     pub(crate) rate: f64,
     pub(crate) low: u64,
@@ -172,7 +172,6 @@ impl Header {
     pub(crate) const BYTES: usize = HEADER;
 }
 
-/// Appends a header, without its checksum.
 pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, header: &Header) {
     bytes.extend_from_slice(magic);
     let Header { rate, low, last, pages, early, links, revoked, pairs } = header;
@@ -184,7 +183,7 @@ pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, heade
     pairs.iter().for_each(|pairs| bytes.extend_from_slice(&pairs.to_le_bytes()));
 }
 
-/// Reads a header, whose checksum was compared or is not asked for: D1, D2.
+/// Decodes a header and checks D1 and D2. The caller has verified the checksum.
 pub(crate) fn check_header(
     body: &[u8],
     magic: &[u8; 8],
@@ -217,7 +216,7 @@ pub(crate) fn check_header(
     }
     let too_large = |bytes: u64| Err(DecodeError::TooLarge { bytes, limit });
     let pages = field(40);
-    // One page's worth at least, and few enough that no size below can overflow.
+    // The upper bound prevents overflows below.
     if pages == 0 || pages > 1 << 36 {
         return too_large(pages.saturating_mul(4096));
     }

@@ -1,25 +1,25 @@
-//! Tables whose filters lie elsewhere: on a disk, which this crate reads only through a
+//! Cold tables: tables whose filters are on disk. The crate reads them through a
 //! [`ColdBackend`](crate::ColdBackend).
 //!
 //! ```text
-//!   read:   revoked? late? -> yes, or no;  else ColdBackend::has
-//!   write:  under the pair's stripe the same; what becomes set goes to `late`
-//!   spill:  the table is frozen: in its place comes one that has it below itself -> Rewrite: its
-//!           pages, with what is late -> ColdBackend answers
-//!   merge:  the same, with the pages that lie elsewhere
+//!   read    in revoked? no. In late? yes. Otherwise ColdBackend::has
+//!   write   the same test under the pair's stripe; a newly set pair goes to `late`
+//!   spill   freezes a table behind a cold table; Rewrite writes its pages with the late pairs;
+//!           then a ColdBackend answers
+//!   merge   the same, reading the old pages from disk
 //! ```
 //!
-//! Filters cannot be merged with a changed few pairs but by writing all of their pages anew. So
-//! pairs that are set late are kept exactly (`late`), as those that are unset are, until there are
-//! enough of them. They fill the filters of the chain in turn (`table/pages`), and what has no
-//! room there is chained behind. A check asks one page of each filter of the chain: of one, if the
-//! table was closed early enough.
+//! Adding pairs to filters on disk means rewriting all their pages. So a cold table keeps late
+//! pairs in an exact set (`late`), like deleted pairs, and merges them in bulk. A merge fills the
+//! filters of the chain in order (`table/pages`) and extends the chain if needed. A lookup reads
+//! one page per filter of the chain. The chain has one filter if the table was closed early enough.
 //!
-//! **C1** A pair leaves `late` only after what lies below has its bits; a reader asks `late` first.
-//! **C2** A filter that is below never changes: a table is frozen behind the barrier that keeps its
-//! writers out, and readers with the old list see the table that it was. **C3** While a log is read
-//! again nothing is asked below: what is told is kept, and found to be there already when it is
-//! merged.
+//! - **C1** A pair leaves `late` only after the lower filters contain it. Readers search `late`
+//!   first.
+//! - **C2** The lower filters are immutable. A table freezes behind the barrier that excludes
+//!   writers. A reader with an older list of tables still sees the former table.
+//! - **C3** Replay of the log does not read the disk. It keeps every pair as late, and the merge
+//!   skips those that are already in the filters.
 
 use crate::Error;
 use crate::filter::PAGE_BYTES;
@@ -37,14 +37,14 @@ mod rewrite;
 pub use pending::{Late, Note};
 pub use rewrite::Rewrite;
 
-/// Late pairs may take 1/16 of the memory of the tables.
+/// Divisor: late pairs may use 1/16 of the memory of the tables.
 const LATE_PART: u64 = 16;
-/// Memory accounted per late pair: its hash and its share of the set.
+/// Memory per late pair, in bytes: its hash and its share of the set.
 const LATE_BYTES: u64 = 32;
 
 impl Space {
-    /// Whether there is no room in memory for the next table, or for as much of what comes late to
-    /// others: the oldest is to be written elsewhere.
+    /// Whether the next table would exceed the page count or the memory limit. The host must then
+    /// spill the oldest table.
     pub fn is_short(&self) -> bool {
         let next = self.next_pages(self.ring.load().newest().table());
         let is_full = || {
@@ -53,11 +53,11 @@ impl Space {
         self.spills() && is_full()
     }
 
-    /// The lowest id of the oldest table that is in memory and not open, and the bytes of its
-    /// filters: of the range of ids that has most of those; `None`: there is none.
+    /// Returns the table to spill next: its lowest id and the bytes of its filters. Selects the
+    /// oldest closed table in memory, in the id range with the most of them.
     ///
-    /// While a log is replayed the ring may be further on than the frontier. A table that ends
-    /// above the frontier is still being filled then, even if its range has not opened yet.
+    /// During replay the ring may be ahead of the frontier. A table that ends above the frontier
+    /// may still receive pairs, even if its range has not opened yet.
     pub fn oldest_in_memory(&self) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         let (_newest, old) = tables.entries().split_last()?;
@@ -74,34 +74,34 @@ impl Space {
         Some((entry.slot().low(), entry.table().filter_bytes() as u64))
     }
 
-    /// The ranges of the tables that are in memory, both ends inclusive, oldest first.
+    /// Returns the inclusive id ranges of the tables in memory, oldest first.
     pub fn ranges_in_memory(&self) -> Vec<(u64, u64)> {
         let tables = self.ring.load();
         let here = tables.entries().iter().filter(|entry| entry.table().pages_in_memory() > 0);
         here.map(|entry| (entry.slot().low(), entry.slot().last())).collect()
     }
 
-    /// Whether the filters of the table over `id` are to be left alone: they lie elsewhere, or soon
-    /// will.
+    /// Whether the table that contains `id` is on disk, or frozen for a spill. Its filters must not
+    /// change.
     pub fn is_cold(&self, id: u64) -> bool {
         self.table_over(id).is_some_and(|(_, table)| table.cold().is_some())
     }
 
-    /// Whether it must be asked elsewhere if the pair is set.
+    /// Whether a lookup of the pair reads the disk.
     pub fn lies_elsewhere(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
         !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash())
     }
 
-    /// Late pairs of all tables, and the most that there may be.
+    /// Returns the number of late pairs in all tables, and the limit.
     pub fn late(&self) -> (usize, usize) {
         let most = self.max_pages() as u64 * 4096 / LATE_PART / LATE_BYTES;
         (self.late.load(Relaxed), most.max(64) as usize)
     }
 
-    /// The lowest id of the table with the most late pairs, and how many, of the tables of which
-    /// `may` says yes to that id; `None`: there are none.
+    /// Returns the table with the most late pairs: its lowest id and their number. `may` filters
+    /// the tables by lowest id. `None` if no table qualifies.
     pub fn most_late(&self, may: impl Fn(u64) -> bool) -> Option<(u64, usize)> {
         let tables = self.ring.load();
         let late = tables
@@ -111,7 +111,7 @@ impl Space {
         late.filter(|late| late.1 > 0 && may(late.0)).max_by_key(|late| late.1)
     }
 
-    /// As [`change_in`](Space::change_in), for a table whose filters lie elsewhere.
+    /// Same as [`change_in`](Space::change_in), for a cold table.
     #[cold]
     pub(crate) fn change_cold<E: From<Error>>(
         &self,
@@ -128,18 +128,18 @@ impl Space {
         } else if cold.late.contains(hash) {
             true
         } else if replay {
-            // C3.
+            // C3: assume that the pair changes.
             !set
         } else {
             cold.has(pair).map_err(Error::from)?
         };
-        // In this order: what is passed on may come after its page was written.
+        // Order matters: a rebuild may write the page before this pair is passed on.
         let is_lacking = set && table.successor_lacks(pair);
         if is_lacking {
             table.pass_on(pair)?;
         }
         if is_set == set {
-            // The new filters need not have what the old ones say.
+            // The new filters may lack a pair that the old ones report as set.
             if is_lacking {
                 cold.keep_late(hash);
             }
@@ -154,7 +154,7 @@ impl Space {
             return Err(Error::LateFull.into());
         }
         first()?;
-        // Also what was revoked: a log that was read again may have revoked what is not there.
+        // Applies to deleted pairs as well: replay may have deleted a pair that the filters lack.
         cold.keep_late(hash);
         table.revoked.remove(hash);
         table.touch();

@@ -1,12 +1,11 @@
-//! The exact set of pairs that were set in a table's filters and are not set any more.
+//! Exact set of pairs that are set in a table's filters but deleted.
 //!
-//! A Bloom filter cannot delete. So *unlike* puts the pair here, *like again* takes it out, and a
-//! check that the filters answer with yes asks here, too; it is a small part of all checks. The set
-//! goes with its table.
+//! A Bloom filter cannot delete, so a deletion adds the pair to this set and a later write removes
+//! it again. A lookup consults the set only after the filters report the pair as set. The set is
+//! dropped with its table.
 //!
-//! It is cut into many shards, so that a reader never waits for more than the few writes of one
-//! insertion, or the move of one shard when that grows (a thousandth of the set). A table without
-//! an unlike has no shards.
+//! The set has many shards. A reader waits for one insertion at most, or for the growth of one
+//! shard (a thousandth of the set). The shards are allocated on the first deletion.
 
 use crate::filter::page_of;
 use crate::hash::Pair;
@@ -17,21 +16,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const SHARDS: usize = 1024;
-/// Of a set that is rarely changed, of which there may be thousands.
+/// Number of shards of a set that rarely changes. A space may have thousands of such sets.
 const FEW_SHARDS: usize = 16;
 
-/// A set of pair hashes, which need no further hashing.
 pub(crate) type Hashes = HashSet<u128, AsIs>;
 
-/// What so many sets that are not empty take on the heap, if they have so many hashes together,
-/// evenly: places of 16 bytes and a tag, a power of two of them at a load of 7/8 at most, and
-/// sixteen tags more.
+/// Returns the heap bytes of `sets` non-empty hash sets with `hashes` entries in total. A set has
+/// 17 bytes per bucket (16 and a tag) plus 16 tags. The bucket count is a power of two at a load of
+/// at most 7/8.
 pub(crate) fn bytes_of(sets: usize, hashes: usize) -> usize {
     let places = (hashes.div_ceil(sets.max(1)) * 8).div_ceil(7).next_power_of_two().max(4);
     sets * (places * 17 + 16)
 }
 
-/// Takes the lower half of a pair hash as its hash.
+/// Hasher that returns the lower half of a pair hash.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AsIs(u64);
 
@@ -54,12 +52,11 @@ impl Hasher for AsIs {
     }
 }
 
-/// See the top of the file.
 pub(crate) struct DeletedPairs {
-    /// As many as there will be.
+    /// Number of shards after the first insertion.
     most_shards: usize,
     shards: OnceLock<Box<[RwLock<Hashes>]>>,
-    /// Pairs in it, and places that are reserved.
+    /// Number of pairs plus reservations.
     len: AtomicUsize,
 }
 
@@ -70,7 +67,7 @@ impl Default for DeletedPairs {
 }
 
 impl DeletedPairs {
-    /// The set of a table that lies on the disk: of few shards.
+    /// Returns a set with few shards, for a cold table.
     pub(crate) fn small() -> DeletedPairs {
         DeletedPairs { most_shards: FEW_SHARDS, ..DeletedPairs::default() }
     }
@@ -95,8 +92,8 @@ impl DeletedPairs {
         self.len() > 0 && self.shard(hash).is_some_and(|shard| shard.read().contains(&hash))
     }
 
-    /// Takes a place for one more, unless there are already `most`. An insertion must follow, or
-    /// [`DeletedPairs::release`].
+    /// Reserves room for one pair unless `most` are present. The caller must insert or
+    /// [release](DeletedPairs::release).
     pub(crate) fn reserve(&self, most: usize) -> bool {
         let room = |len: usize| len.checked_add(1).filter(|&len| len <= most);
         self.len.fetch_update(SeqCst, SeqCst, room).is_ok()
@@ -106,7 +103,6 @@ impl DeletedPairs {
         self.len.fetch_sub(1, SeqCst);
     }
 
-    /// Puts `hash` in the place that was reserved.
     pub(crate) fn insert_reserved(&self, hash: u128) {
         let shards =
             self.shards.get_or_init(|| (0..self.most_shards).map(|_| RwLock::default()).collect());
@@ -115,7 +111,7 @@ impl DeletedPairs {
         }
     }
 
-    /// Puts `hash` in, whatever the bound; whether it was not there.
+    /// Inserts `hash` without a limit. Returns whether it was absent.
     pub(crate) fn insert(&self, hash: u128) -> bool {
         self.reserve(usize::MAX);
         let before = self.contains(hash);
@@ -123,7 +119,8 @@ impl DeletedPairs {
         !before
     }
 
-    /// Gives back what the set took when it was larger.
+    /// Removes `hash` and shrinks the shard if it has become much smaller. Returns whether it was
+    /// present.
     pub(crate) fn remove(&self, hash: u128) -> bool {
         let Some(shard) = self.shard(hash).filter(|_| self.len() > 0) else { return false };
         let mut shard = shard.write();
@@ -138,7 +135,7 @@ impl DeletedPairs {
         removed
     }
 
-    /// All of them, one shard at a time; those that come or go meanwhile may be missed.
+    /// Calls `f` for all pairs, one shard at a time. May miss concurrent changes.
     pub(crate) fn for_each(&self, mut f: impl FnMut(u128)) {
         for shard in self.shards.get().into_iter().flatten() {
             let hashes: Vec<u128> = shard.read().iter().copied().collect();
@@ -147,7 +144,6 @@ impl DeletedPairs {
     }
 }
 
-/// As a pair's page: the upper bits of the hash, reduced to so many.
 fn shard_of(hash: u128, shards: usize) -> usize {
     page_of(&Pair::from_hash(0, hash), shards)
 }
@@ -178,7 +174,7 @@ mod tests {
         assert_eq!(revoked.len(), 2);
     }
 
-    /// The soak found it: sets that were large, and are not, of which nothing was told.
+    /// Regression: sets that had shrunk kept their memory without reporting it.
     #[test]
     fn what_a_larger_set_took_is_given_back() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -1,4 +1,4 @@
-//! One Bloom filter: all bits of a pair lie in two cache lines of one 4 KiB page.
+//! Bloom filter: all bits of a pair are in two cache lines of one 4 KiB page.
 //!
 //! ```text
 //!   page  p = high half of the hash, reduced to 0..pages           one 4 KiB read when it is cold
@@ -6,17 +6,16 @@
 //!   bits  the first h *different* 9-bit draws of a word mixed from the whole hash, a word per line
 //! ```
 //!
-//! **F1** Bits are only ever set while the filter is shared: a pair that was set stays set. **F2**
-//! A pair's bits depend on its hash, the number of pages and h, on nothing else (they are part of
-//! the format).
+//! - **F1** Bits are only set, never cleared, while the filter is shared. A set pair stays set.
+//! - **F2** The bits of a pair depend only on its hash, the number of pages and h. They are part of
+//!   the file format.
 //!
-//! Draws are distinct because a repeated draw would leave 3 % of the pairs a bit short in each line
-//! (and the rate 2 % higher). A check first asks for the first h draws, whatever they are: they are
-//! among the pair's bits in any case. Only when all are set, rarely for a pair that is not, it
-//! looks whether a draw was repeated.
+//! Draws are distinct. Repeated draws would cost 3 % of the pairs a bit in each line and raise the
+//! rate by 2 %. A lookup first tests the first h draws, which are always among the pair's bits.
+//! Only if all are set does it check for repeated draws.
 //!
-//! Sets and checks take no lock. Words are read and written relaxed: a reader that was told that a
-//! pair is set synchronised with its writer, and each bit is a fact of its own.
+//! Lookups and writes take no lock. Words are accessed with relaxed ordering. Each bit is
+//! independent, and a reader that must see a pair has synchronized with the pair's writer.
 
 use crate::hash::{Pair, mix};
 use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
@@ -25,32 +24,28 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const LINE_WORDS: usize = LINE_BITS / 64;
-/// 9-bit draws in a word.
 const DRAWS: usize = 7;
 
-/// A line of a filter.
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
-/// Where a pair's bits are in one filter.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Probe {
-    /// First word of the pair's page.
+    /// Index of the page's first word.
     page: usize,
-    /// First word of each line, from there: the same in every filter.
+    /// Offset of each line's first word in the page; the same in every filter.
     lines: [usize; 2],
 }
 
 impl Probe {
-    /// First word of a line.
     #[inline(always)]
     fn line(&self, side: usize) -> usize {
         self.page.wrapping_add(self.lines[side])
     }
 }
 
-/// What the bits of a pair in one of its lines are drawn from; the same in every filter.
+/// Returns the word from which the bits of a pair in one line are drawn; the same in every filter.
 #[inline(always)]
 pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
     mix(if side == 0 {
@@ -60,7 +55,6 @@ pub(crate) fn draws(pair: &Pair, side: usize) -> u64 {
     })
 }
 
-/// A filter of a fixed number of pages. See the top of the file.
 #[repr(C)]
 pub(crate) struct Filter {
     words: Words,
@@ -69,7 +63,7 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// An empty filter. Its memory is the kernel's zero page until it is written to.
+    /// Returns an empty filter. The kernel backs it with the zero page until the first write.
     pub(crate) fn new(sizing: Sizing, pages: usize) -> io::Result<Filter> {
         let words = pages.checked_mul(PAGE_WORDS).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Filter { words: Words::zeroed(words)?, pages, sizing })
@@ -83,7 +77,6 @@ impl Filter {
         &self.sizing
     }
 
-    /// Pairs that it may hold at its rate.
     pub(crate) fn capacity(&self) -> u64 {
         self.sizing.capacity(self.pages)
     }
@@ -96,61 +89,56 @@ impl Filter {
         &self.words
     }
 
-    /// First word of the page of `pair` here.
+    /// Index of the first word of the pair's page.
     #[inline(always)]
     pub(crate) fn page(&self, pair: &Pair) -> usize {
         page_of(pair, self.pages).wrapping_mul(PAGE_WORDS)
     }
 
-    /// Where `pair` is here (F2).
+    /// Returns the position of `pair` (F2).
     #[inline(always)]
     pub(crate) fn probe(&self, pair: &Pair) -> Probe {
         Probe { page: self.page(pair), lines: lines_of(pair) }
     }
 
-    /// Where `pair` is here, if `probe` is where it is in another filter.
+    /// Returns the position of `pair`, given its `probe` in another filter.
     #[inline(always)]
     pub(crate) fn spot_again(&self, pair: &Pair, probe: &Probe) -> Probe {
         Probe { page: self.page(pair), ..*probe }
     }
 
-    /// The first line of `pair` here: all of its probe that is needed for most pairs that are not
-    /// set.
+    /// Returns the first line of `pair`. It suffices for most unset pairs.
     #[inline(always)]
     pub(crate) fn first_line(&self, pair: &Pair) -> &Line {
         self.line(self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS))
     }
 
-    /// Hints that one line of `probe` will be asked for or set soon.
     #[inline(always)]
     pub(crate) fn prefetch(&self, probe: &Probe, side: usize) {
         self.words.prefetch(probe.line(side));
     }
 
-    /// The first line of all.
     pub(crate) fn first(&self) -> &Line {
         self.line(0)
     }
 
-    /// The line that begins with word `first`.
     #[inline(always)]
     pub(crate) fn line(&self, first: usize) -> &Line {
         self.words.get(first..).and_then(<[AtomicU64]>::first_chunk).expect("a line of eight words")
     }
 
-    /// Whether all bits of the pair at `probe` are set.
     #[inline(always)]
     pub(crate) fn contains(&self, pair: &Pair, probe: &Probe) -> bool {
         self.may_contain(pair, probe) && self.does_contain(pair, probe)
     }
 
-    /// What the first line alone says: no, to 99 of 100 pairs that are not set.
+    /// Whether the first draws in the first line are set. Excludes 99 % of unset pairs.
     #[inline(always)]
     pub(crate) fn may_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         has_draws(self.sizing.bits, self.line(probe.line(0)), draws(pair, 0))
     }
 
-    /// The rest of the check, for pairs that [`Filter::may_contain`].
+    /// Remaining test for a pair that passed [`Filter::may_contain`].
     #[inline]
     pub(crate) fn does_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
@@ -158,11 +146,11 @@ impl Filter {
             && (0..2).all(|side| self.has_repeats(probe, side, sides[side]))
     }
 
-    /// The rest of the check, for a line in which the bits of the first draws are set.
+    /// Whether the bits that replace repeated draws are set.
     #[inline]
     fn has_repeats(&self, probe: &Probe, side: usize, draws: u64) -> bool {
-        // Draws that differ in their low, or in their high, six bits are all different: that is so
-        // for nineteen lines of twenty.
+        // Draws that all differ in their low six bits, or in their high six, are distinct. This
+        // quick test succeeds for 95 % of the lines.
         let (mut low, mut high, mut left) = (0u64, 0u64, draws);
         for _ in 0..self.sizing.bits {
             low |= 1 << (left % 64);
@@ -178,14 +166,13 @@ impl Filter {
         }
     }
 
-    /// Sets the bits of the pair at `probe`.
     pub(crate) fn set(&self, pair: &Pair, probe: &Probe) {
         for side in 0..2 {
             let line = self.line(probe.line(side));
             let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
-                // Most are set already: a load costs a tenth of an atomic or, and keeps the line
-                // shared.
+                // Most bits are already set. A load costs a tenth of an atomic OR and keeps the
+                // line shared.
                 if word.load(Relaxed) & mask != mask {
                     word.fetch_or(mask, Relaxed);
                 }
@@ -193,26 +180,24 @@ impl Filter {
         }
     }
 
-    /// Zeroes `count` words from `from` on: an empty filter when all are done. Needs the filter for
-    /// itself (F1).
+    /// Zeroes `count` words from `from` on. Requires exclusive access (F1).
     pub(crate) fn clear(&mut self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.words.len());
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// How many bits are set.
     pub(crate) fn ones(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
     }
 }
 
-/// Number of the page of `pair` among so many.
+/// Returns the page number of `pair` in a filter with `pages` pages.
 #[inline(always)]
 pub(crate) fn page_of(pair: &Pair, pages: usize) -> usize {
     ((u128::from(pair.high) * pages as u128) >> 64) as usize
 }
 
-/// First word of each line of `pair` in its page.
+/// Returns the offset of the first word of each line in the pair's page.
 #[inline(always)]
 fn lines_of(pair: &Pair) -> [usize; 2] {
     let first = pair.low as usize % LINES;
@@ -220,10 +205,10 @@ fn lines_of(pair: &Pair) -> [usize; 2] {
     [first * LINE_WORDS, (first + apart) % LINES * LINE_WORDS]
 }
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE_BYTES: usize = PAGE_WORDS * 8;
 
-/// The words of `pair` in its page, by the byte at which each begins, and its bits in them.
+/// Returns the non-zero words of `pair` in its page: byte offset and mask.
 fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
     (0..2).zip(lines_of(pair)).flat_map(move |(side, line)| {
         (line..)
@@ -233,13 +218,12 @@ fn masks(pair: &Pair, bits: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Whether all bits of a pair, so many in each of its lines, are set in its page: little-endian
-/// words, as a file has them.
+/// Whether the page has all bits of a pair with `bits` bits per line. The page is an array of
+/// little-endian words, as in a file.
 pub(crate) fn page_has(page: &[u8; PAGE_BYTES], pair: &Pair, bits: usize) -> bool {
     masks(pair, bits).all(|(at, mask)| crate::bytes::u64_at(page, at) & mask == mask)
 }
 
-/// Sets them.
 pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
     for (at, mask) in masks(pair, bits) {
         let word = crate::bytes::u64_at(page, at) | mask;
@@ -247,28 +231,29 @@ pub(crate) fn page_set(page: &mut [u8; PAGE_BYTES], pair: &Pair, bits: usize) {
     }
 }
 
-/// The bit that a draw, the lowest nine bits, names; above it anything.
+/// Returns the bit of `line` that the low nine bits of `draw` select, in bit 0. Higher bits of the
+/// result are undefined.
 #[inline(always)]
 fn bit(line: &Line, draw: u64) -> u64 {
     line[draw as usize / 64 % LINE_WORDS].load(Relaxed) >> (draw % 64)
 }
 
-/// Whether the bits of the first draws are set, all looked at: to stop at the first zero is a jump
-/// that no processor can foresee, and that costs more than five loads from a line at hand.
+/// Whether the bits of the first `bits` draws are set. Tests all of them: an early exit would be an
+/// unpredictable branch, which costs more than five loads from a cached line.
 #[inline(always)]
 fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// What the first lines of the first `number` pairs say, whose filters all have so many bits of a
-/// pair in a line, by their [`draws`]: a bit for each pair that may be set.
+/// Returns a bit mask of the first `number` pairs that may be set, judging by their first lines.
+/// All filters must have at least `bits` bits per line.
 pub(crate) fn seem_set<const N: usize>(
     bits: usize,
     number: usize,
     lines: &[&Line; N],
     draws: &[u64; N],
 ) -> u32 {
-    // So that no loop over bits is left.
+    // Constant bit counts let the compiler unroll the loop.
     match bits {
         7 => all_seem_set::<7, N>(number, lines, draws),
         6 => all_seem_set::<6, N>(number, lines, draws),
@@ -280,8 +265,7 @@ pub(crate) fn seem_set<const N: usize>(
     }
 }
 
-/// Of pairs that are not set most are known by so few draws; the others are looked at for pairs
-/// that these leave open.
+/// Number of draws tested first. They exclude most unset pairs.
 const FIRST_DRAWS: usize = 3;
 
 #[inline(always)]
@@ -300,7 +284,7 @@ fn all_seem_set<const BITS: usize, const N: usize>(
     ones(open).fold(0, |seem, i| seem | u32::from(still(i)) << i)
 }
 
-/// The first `bits` different draws, as a mask over a line.
+/// Returns the first `bits` distinct draws as a mask over a line.
 #[inline]
 fn pattern(word: u64, bits: usize) -> [u64; LINE_WORDS] {
     let mut mask = [0u64; LINE_WORDS];
@@ -354,9 +338,9 @@ mod tests {
 
     #[test]
     fn a_draw_that_repeats_is_replaced() {
-        // Seven equal draws: six more are needed.
+        // Seven equal draws need six replacements.
         assert_eq!(pattern(0, 7).view_bits::<Lsb0>().count_ones(), 7);
-        // Found only if the replacements are checked, too.
+        // The replacement bits are missing, so the lookup must test them.
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
         let pair = Pair { id: 0, high: 0, low: 0 };
         assert_eq!([draws(&pair, 0), draws(&pair, 1)], [0, 0]);
@@ -390,7 +374,7 @@ mod tests {
         assert_eq!(filter.ones(), 0);
     }
 
-    /// The formula of `sizing` against filters that are full, over ids and members of every shape.
+    /// Compares the formula of `sizing` with full filters, for various shapes of ids and members.
     #[test]
     fn the_rate_at_the_brim_is_the_derived_one() {
         type Shape = (&'static str, fn(u64) -> (u64, u64));
@@ -421,8 +405,8 @@ mod tests {
                     })
                     .count() as f64;
                 let expected = rate * probes as f64;
-                // Four deviations of the count, and as much for the filter itself, of which this is
-                // only one.
+                // Four standard deviations of the count, and a margin for the variation between
+                // filters.
                 let slack = 4.0 * expected.sqrt() + 0.03 * expected;
                 assert!((yes - expected).abs() < slack, "{name}, {rate}: {yes} for {expected}");
             }

@@ -1,4 +1,4 @@
-//! Forgetting an id: what a space does with generations (`forgotten`).
+//! Forgetting all pairs of an id, by raising its generation (`forgotten`).
 
 use crate::Error;
 use crate::hash::{Member, Pair};
@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Space {
-    /// The pair of `id` and `member` as it was before the id was ever forgotten.
+    /// Returns the pair of `id` and `member` in generation 0, before any forget.
     #[inline]
     pub fn first_pair(&self, id: u64, member: &Member) -> Pair {
         self.seed.pair(id, self.seed.ready(member))
     }
 
-    /// The pair of the id's present generation.
     #[inline]
     pub(crate) fn current(&self, mut first: Pair) -> Pair {
         if self.forgotten.any() {
@@ -22,21 +21,19 @@ impl Space {
         first
     }
 
-    /// How often an id was forgotten. A pair of generation 0 is named by its member, or its hash; a
-    /// later one by its hash only.
+    /// Returns how often the id was forgotten. The log stores a pair of generation 0 by member or
+    /// by hash, and later ones by hash.
     #[inline]
     pub fn generation(&self, id: u64) -> u64 {
         if self.forgotten.any() { self.forgotten.generation(id) } else { 0 }
     }
 
-    /// Whether the id can have a pair that is set.
     fn may_have_pairs(&self, id: u64) -> bool {
         id >= self.horizon()
             && (self.highest_id().is_some_and(|highest| id <= highest)
                 || self.outliers.read(id, |_| ()).is_some())
     }
 
-    /// Whether so many more ids may be forgotten.
     pub(crate) fn may_forget_more(&self, ids: usize) -> Result<(), Error> {
         let most = self.limits.max_forgotten.load(Relaxed);
         let has_room = || self.forgotten.len().saturating_add(ids) <= most;
@@ -47,15 +44,15 @@ impl Space {
         if has_room() { Ok(()) } else { Err(Error::ForgottenFull) }
     }
 
-    /// Whether [`Space::forget`] has room for this id. Others may take it in between: then there is
-    /// one more per thread.
+    /// Checks that [`Space::forget`] has room for this id. Concurrent callers may exceed the limit
+    /// by one id per thread.
     pub fn may_forget(&self, id: u64) -> Result<(), Error> {
         let is_new = self.may_have_pairs(id) && self.generation(id) == 0;
         self.may_forget_more(usize::from(is_new))
     }
 
-    /// Unsets all pairs of an id. False: it can have none, and nothing has changed. No pair of it
-    /// may be written meanwhile.
+    /// Deletes all pairs of an id. Returns `false` if the id cannot have any. No other thread may
+    /// write pairs of the id concurrently.
     pub fn forget(&self, id: u64) -> bool {
         let may_have_pairs = self.may_have_pairs(id);
         if may_have_pairs {
@@ -64,16 +61,16 @@ impl Space {
         may_have_pairs
     }
 
-    /// Makes true what a log says of the generation of an id. May be repeated, and come in any
-    /// order. The bound does not hold here.
+    /// Replays a logged generation. The call is idempotent and independent of order. The limit does
+    /// not apply.
     pub fn put_generation(&self, id: u64, generation: u64) {
         if id >= self.horizon() {
             self.raise(id, generation);
         }
     }
 
-    /// Makes the generations those that a snapshot has. What [`Space::restore`] has put aside is of
-    /// these, if they were taken after the head.
+    /// Restores the generations of a snapshot. The outliers from [`Space::restore`] are of these
+    /// generations if the snapshot took the generations after the head.
     pub fn restore_generations(&self, forgotten: &[(u64, u64)]) {
         let horizon = self.horizon();
         let known = forgotten.iter().filter(|(id, _)| *id >= horizon);
@@ -84,7 +81,7 @@ impl Space {
         if !self.forgotten.raise(id, generation, self.horizon()) || !self.outliers.may_hold(id) {
             return;
         }
-        // What is held of it is of an earlier generation.
+        // The outliers of the id are of an earlier generation.
         let drop_held = |_, entry: &mut Option<Arc<OutlierPairs>>| {
             if let Some(held) = entry.take() {
                 self.outlier_pairs.fetch_sub(held.read().len(), SeqCst);
@@ -94,12 +91,12 @@ impl Space {
         let Ok(()) = self.outliers.take_away(&self.frontier, id, drop_held);
     }
 
-    /// The ids of a range, both ends inclusive, that are forgotten, rising, with their generations.
+    /// Returns the forgotten ids in an inclusive range with their generations, in ascending order.
     pub fn forgotten(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         self.forgotten.within(low, last)
     }
 
-    /// How many ids are forgotten.
+    /// Returns the number of forgotten ids.
     pub fn forgotten_ids(&self) -> usize {
         self.forgotten.len()
     }
@@ -148,7 +145,7 @@ mod tests {
         assert_eq!(space.forgotten(0, u64::MAX), [(0, 1), (7, 2)]);
     }
 
-    /// An old record names the pair as it was before the id was forgotten.
+    /// An old log record contains the pair of an earlier generation.
     #[test]
     fn a_pair_of_an_earlier_generation_that_is_told_again_is_not_seen() {
         let space = space(1000);

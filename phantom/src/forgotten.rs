@@ -1,17 +1,17 @@
-//! Forgotten ids: all pairs of such an id were unset at once.
+//! Forgotten ids: deletion of all pairs of an id at once.
 //!
-//! A filter cannot tell which pairs an id has, so they cannot be unset one by one. Instead the id
-//! gets another *generation*: a number that is mixed into the hashes of its pairs. Bits of earlier
-//! generations stay in the filters, and nothing asks for them any more. An id that was never
-//! forgotten has generation 0, and its pairs are hashed as if there were no generations.
+//! A filter cannot list the pairs of an id, so they cannot be deleted one by one. Instead the id
+//! gets a new *generation*, a number that is mixed into the hashes of its pairs. Bits of earlier
+//! generations stay in the filters, but no lookup asks for them. Generation 0 is the plain hash, so
+//! ids that were never forgotten are unaffected.
 //!
-//! A log names pairs of later generations by their hashes, so what it tells of an earlier one may
-//! be told again at any time and is never seen. Generations only rise, so they may be told again,
-//! too, and two sites agree on the higher one.
+//! The log stores pairs of later generations by hash, so replay of an earlier generation has no
+//! visible effect. Generations only rise; replay is idempotent, and two sites converge on the
+//! higher one.
 //!
-//! Readers take no lock: an id is added in place, and what needs more is made beside and exchanged.
-//! While no id is forgotten a lookup costs one branch more. Ids below the horizon go with their
-//! tables; the number of the others is bounded (`max_forgotten`).
+//! Readers take no lock. A writer adds an id in place, or builds a larger map and swaps it in.
+//! While no id is forgotten, a lookup costs one extra branch. Ids below the horizon are dropped
+//! with their tables; `max_forgotten` bounds the others.
 
 use crate::hash::{Pair, Seed, mix};
 use arc_swap::ArcSwap;
@@ -22,34 +22,30 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// Slots of the smallest map. A map has at least two slots per id, so that a search ends soon.
+/// Slots of the smallest map. A map has at least two slots per id to keep probe sequences short.
 const FEWEST_SLOTS: usize = 64;
 
-/// See the top of the file.
 pub(crate) struct Forgotten {
-    /// Whether there is any id.
     any: AtomicBool,
     now: ArcSwap<Generations>,
-    /// Held while it changes.
     writing: Mutex<()>,
-    /// Chooses the slots: no client can choose ids that meet in one.
+    /// Secret hash key: clients cannot choose colliding ids.
     secret: u64,
-    /// The horizon when the ids below it were last dropped.
     swept: AtomicU64,
 }
 
-/// Generations by id, in open addressing.
+/// Open-addressing hash table from id to generation.
 #[derive(Default)]
 struct Generations {
     ids: AtomicUsize,
-    /// A power of two, or none.
+    /// Length is 0 or a power of two.
     slots: Box<[Slot]>,
 }
 
 #[derive(Default)]
 struct Slot {
     id: AtomicU64,
-    /// 0: the slot is empty. Set after the id.
+    /// 0 means empty. Written after the id.
     generation: AtomicU64,
 }
 
@@ -62,7 +58,7 @@ impl Generations {
         }
     }
 
-    /// The slot that has the id, or else the empty one where it would be. There are slots.
+    /// Returns the slot of the id, or the empty slot where it belongs. The map must have slots.
     fn slot_of(&self, secret: u64, id: u64) -> Result<&Slot, &Slot> {
         let mask = self.slots.len() - 1;
         let mut at = mix(id ^ secret) as usize & mask;
@@ -85,7 +81,7 @@ impl Generations {
         self.slot_of(secret, id).map_or(0, |slot| slot.generation.load(Relaxed))
     }
 
-    /// Adds an id that it has not; there is room.
+    /// Adds an id, which must be absent. The map must have room.
     fn put(&self, secret: u64, id: u64, generation: u64) {
         if let Err(slot) = self.slot_of(secret, id) {
             slot.id.store(id, Relaxed);
@@ -115,18 +111,17 @@ impl Forgotten {
         }
     }
 
-    /// Whether any id is forgotten: asked before all else.
+    /// Whether any id is forgotten. Lookups test this first.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Acquire)
     }
 
-    /// How often an id was forgotten.
     pub(crate) fn generation(&self, id: u64) -> u64 {
         if self.any() { self.now.load().of(self.secret, id) } else { 0 }
     }
 
-    /// Makes pairs of the first generation those of the present one.
+    /// Converts pairs of generation 0 to the current generation of their ids.
     #[cold]
     #[inline(never)]
     pub(crate) fn renew(&self, seed: Seed, pairs: &mut [Pair]) {
@@ -139,7 +134,6 @@ impl Forgotten {
         }
     }
 
-    /// How many ids are forgotten.
     pub(crate) fn len(&self) -> usize {
         self.now.load().ids.load(Relaxed)
     }
@@ -148,7 +142,7 @@ impl Forgotten {
         self.now.load().slots.len() * size_of::<Slot>()
     }
 
-    /// Raises the generation of an id to this one, if it is lower; whether it was.
+    /// Raises the generation of an id. Returns whether the previous one was lower.
     pub(crate) fn raise(&self, id: u64, generation: u64, horizon: u64) -> bool {
         let _writing = self.writing.lock();
         let mut now = self.now.load_full();
@@ -166,7 +160,7 @@ impl Forgotten {
         true
     }
 
-    /// Exchanges the map for one with room for so many ids, without those below the horizon.
+    /// Replaces the map by one with room for `room` ids, without ids below the horizon.
     fn rebuild(&self, now: &Generations, room: usize, horizon: u64) -> Arc<Generations> {
         let next = Generations::with_room(room);
         let kept = now.all().filter(|(id, _)| *id >= horizon);
@@ -176,7 +170,6 @@ impl Forgotten {
         next
     }
 
-    /// Drops the ids below the horizon, of which nothing is known any more.
     pub(crate) fn sweep(&self, horizon: u64) {
         let _writing = self.writing.lock();
         self.swept.store(horizon, Relaxed);
@@ -193,7 +186,7 @@ impl Forgotten {
         }
     }
 
-    /// All of a range, both ends inclusive, rising, with their generations.
+    /// Returns the ids in an inclusive range with their generations, in ascending order.
     pub(crate) fn within(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         let now = self.now.load_full();
         let mut all: Vec<(u64, u64)> =
@@ -202,12 +195,11 @@ impl Forgotten {
         all
     }
 
-    /// Whether [`Forgotten::tidy`] has something to do. Cheap.
     pub(crate) fn is_due(&self, horizon: u64) -> bool {
         self.any() && self.swept.load(Relaxed) != horizon
     }
 
-    /// Drops the ids of tables that were recycled; whether there was anything to do.
+    /// Drops the ids of recycled tables. Returns whether the horizon had moved.
     pub(crate) fn tidy(&self, horizon: u64) -> bool {
         let is_due = self.is_due(horizon);
         if is_due {
@@ -241,7 +233,7 @@ mod tests {
         assert_eq!((forgotten.len(), forgotten.generation(0)), (model.len(), 0));
     }
 
-    /// A reader that looks while the map grows finds what was there before.
+    /// Readers find existing ids while the map grows.
     #[test]
     fn readers_find_what_is_there_while_others_are_added() {
         let forgotten = Forgotten::new(Seed::new(3));

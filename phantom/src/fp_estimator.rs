@@ -1,40 +1,40 @@
-//! Measures the true false-positive rate: *canaries* are pairs that no client can have set, so each
-//! yes is a false positive.
+//! Measurement of the actual false-positive rate with *canaries*: pairs that no client can set, so
+//! that each positive answer is false.
 //!
-//! At a rate of 0.01 % ten thousand of them bring one yes, which says nothing. So a background
-//! thread asks for some now and then ([`Space::probe`](crate::Space::probe)), of one table after
-//! the other, until each has had so many that [`YES_WANTED`] wrong answers are to be expected;
-//! then the rate is known to a third. What was asked adds up, but for a table that has grown by a
-//! sixteenth: its rate is another one by then.
+//! At a rate of 0.01 % ten thousand canaries give one false positive, which is too few for an
+//! estimate. So a background thread probes one table after another
+//! ([`Space::probe`](crate::Space::probe)), until [`YES_WANTED`] false positives are expected per
+//! table. The rate is then known within a third. Counts accumulate until the table has grown by a
+//! sixteenth, which changes its rate.
 //!
-//! Of few canaries the bounds say more than the rate: an alarm for a rate that is not kept looks at
-//! [`Measured::at_least`].
+//! With few canaries the bounds are more useful than the rate. An alarm for an exceeded rate should
+//! use [`Measured::at_least`].
 
-/// A table that has had canaries for so many wrong answers, at the configured rate, needs no more.
+/// Number of expected false positives at which probing of a table stops.
 pub(crate) const YES_WANTED: f64 = 100.0;
-/// A bound is so many standard deviations off: one of 740 is beyond it by chance.
+/// Width of a bound in standard deviations. Chance exceeds it once in 740 cases.
 const DEVIATIONS: f64 = 3.0;
 
-/// What canaries say of an error rate.
+/// Results of canary lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Pairs that were asked for and that no client can have set.
+    /// Number of canaries looked up.
     pub canaries: u64,
-    /// Those that were answered with yes.
+    /// Number of false positives.
     pub yes: u64,
 }
 
 impl Measured {
-    /// The share of wrong answers. `None`: none was asked for.
+    /// Returns the measured false-positive rate, or `None` without canaries.
     pub fn rate(&self) -> Option<f64> {
         (self.canaries > 0).then(|| self.yes as f64 / self.canaries as f64)
     }
 
-    /// The rate is no lower than this, but for one in 740: an upper bound of nothing is 0.
+    /// Returns a lower bound of the rate that holds in 739 of 740 cases; 0 without canaries.
     ///
-    /// This and the next are Byar's bounds of a Poisson mean (Breslow and Day, Statistical Methods
-    /// in Cancer Research II, 1987): within some percent of the exact ones for any number, 0
-    /// included.
+    /// This bound and [`Measured::at_most`] are Byar's bounds of a Poisson mean (Breslow and Day,
+    /// Statistical Methods in Cancer Research II, 1987). They are within a few percent of the exact
+    /// bounds for all counts, including 0.
     pub fn at_least(&self) -> f64 {
         let yes = self.yes as f64;
         let bound =
@@ -42,7 +42,7 @@ impl Measured {
         if self.yes == 0 { 0.0 } else { bound / self.canaries as f64 }
     }
 
-    /// The rate is no higher than this, but for one in 740; 1 if none was asked for.
+    /// Returns an upper bound of the rate that holds in 739 of 740 cases; 1 without canaries.
     pub fn at_most(&self) -> f64 {
         let more = self.yes as f64 + 1.0;
         let bound = more * (1.0 - 1.0 / (9.0 * more) + DEVIATIONS / (3.0 * more.sqrt())).powi(3);
@@ -50,18 +50,18 @@ impl Measured {
     }
 }
 
-/// What a table keeps of them.
+/// Canary counts of one table.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FpEstimator {
     pub(crate) measured: Measured,
-    /// The pairs in the table when counting began.
+    /// Number of pairs in the table when counting began.
     pub(crate) pairs: u64,
-    /// Which canaries are next.
+    /// Number of the next canary.
     pub(crate) next: u64,
 }
 
 impl FpEstimator {
-    /// Whether they speak of a table of so many pairs.
+    /// Whether the counts still apply to a table with `pairs` pairs.
     pub(crate) fn are_of(&self, pairs: u64) -> bool {
         pairs <= self.pairs + self.pairs / 16
     }

@@ -1,15 +1,12 @@
-//! What the fuzzer calls, and a stable test with seeded random bytes: the decoder of tables, as a
-//! stranger may feed it.
+//! Fuzz target for the table decoder, and a deterministic test with seeded random input.
 //!
-//! Random bytes would never get past a magic number, a secret fingerprint and checksums, so the
-//! first byte of the input says what help it gets: the damage that follows is then damage of what
-//! those protect.
+//! Random bytes would never pass the magic, the fingerprint and the checksums. The first byte of
+//! the input selects which of them to repair, so that damage reaches the code behind those checks.
 
 use crate::{DecodeError, Member, Options, Space, StoredTable, TableDecoder};
 
-/// Bytes of memory that a decoded table may take here.
+/// Memory limit of a decoded table, in bytes.
 const LIMIT: u64 = 1 << 20;
-/// Size of a page of a filter, plus a block's checksum.
 const ZEROS: [u8; 4104] = [0; 4104];
 
 fn options() -> Options {
@@ -21,11 +18,11 @@ fn options() -> Options {
     }
 }
 
-/// Decodes a table without checksums, and uses what comes out. It must refuse, or work; never
-/// panic, never take more memory than was allowed.
+/// Decodes a table without checksums and uses the result. The decoder must return an error or a
+/// usable table. It must not panic or exceed the memory limit.
 ///
-/// Bits of the first byte: 1, the header gets the right magic and fingerprint; 2, the end is filled
-/// up with zeros; 4, the bytes come in pieces.
+/// Bits of the first byte: 1 repairs magic and fingerprint, 2 pads the end with zeros, 4 feeds the
+/// input in pieces.
 pub fn table(input: &[u8]) {
     let Some((&help, bytes)) = input.split_first() else { return };
     let mut bytes = bytes.to_vec();
@@ -58,8 +55,7 @@ fn space() -> Space {
     space
 }
 
-/// What is decoded must work as a table of a space does: it can be stored and read again, checksums
-/// and all, and asked.
+/// Checks that a decoded table can be encoded and decoded again with checksums.
 fn check(space: &Space, stored: StoredTable) {
     let (low, last) = stored.range();
     assert!(low <= last);
@@ -83,7 +79,7 @@ mod tests {
     use super::*;
     use crate::Unreadable;
 
-    /// A space that has what [`space`] has, and so many pairs more, of which some were unset again.
+    /// Returns [`space`] with `pairs` more pairs, of which the last `unset` are deleted again.
     fn grown(pairs: u64, unset: u64) -> Space {
         let other = space();
         for member in 100..100 + pairs {
@@ -95,8 +91,8 @@ mod tests {
         other
     }
 
-    /// What the fuzzer begins with: real tables, each of which is taken.
-    /// `PHANTOM_FUZZ_SEEDS=fuzz/corpus` has them written there.
+    /// Valid tables are accepted. `PHANTOM_FUZZ_SEEDS=fuzz/corpus` writes them as seeds for the
+    /// fuzzer.
     #[test]
     fn real_tables_are_taken() {
         let folder = std::env::var_os("PHANTOM_FUZZ_SEEDS").map(std::path::PathBuf::from);
@@ -125,7 +121,6 @@ mod tests {
         }
     }
 
-    /// Whole tables of a busy space, damaged anywhere; and headers made of whole cloth.
     #[test]
     fn seeded_rounds() {
         let rounds = if cfg!(debug_assertions) { 3_000 } else { 100_000 };
@@ -142,7 +137,7 @@ mod tests {
             let mut input = vec![rng.u8(..)];
             input.extend_from_slice(&whole);
             for _ in 0..rng.u32(0..4) {
-                // The header is where harm would be done.
+                // Most damage goes to the header, which controls the decoder.
                 let at = 1 + if rng.u32(0..4) > 0 {
                     rng.usize(0..200)
                 } else {

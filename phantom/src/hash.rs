@@ -1,5 +1,4 @@
-//! Pairs and their hashes. **Frozen: part of the format**, a change here makes every stored filter
-//! unreadable.
+//! Pair hashes. **Part of the file format**: a change makes every stored filter unreadable.
 //!
 //! ```text
 //!   member is a number:  XXH3-128( id LE 8 | member LE 8 )                      16 bytes in
@@ -7,25 +6,25 @@
 //!   canary (no member):  XXH3-128( id LE 8 | "no client says this" | n LE 8 )   35 bytes in
 //!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
-//! all with the space's secret seed. The four domains differ in length, so no pair of one can be a
-//! pair of another, and no client can name a canary. The pair is hashed as a whole: packing an id
-//! and a member into one word would let different pairs collide for certain. Without the seed no
-//! client can choose pairs that crowd one page of a filter.
+//! All use the space's secret seed. The inputs differ in length, so pairs of different kinds never
+//! share an input, and no client can name a canary. The id and the member are hashed together,
+//! because packing both into one word would make some pairs collide with certainty. Without the
+//! seed no client can target one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// The second half of a pair: a viewer, usually.
+/// Second half of a pair, usually a viewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member<'a> {
-    /// A number, the common case.
+    /// A number; the common case.
     Number(u64),
-    /// Anything else.
+    /// Any other bytes.
     Bytes(&'a [u8]),
 }
 
 impl<'a> Member<'a> {
-    /// A canonical decimal u64 (`0`, `17`, not `017`, `+17` or `2^64`) is a number, anything else
-    /// is bytes.
+    /// Parses a canonical decimal u64 (`0`, `17`; not `017`, `+17` or `2^64`) as a number, and
+    /// anything else as bytes.
     #[inline]
     pub fn parse(text: &'a [u8]) -> Member<'a> {
         digits::natural(text).map_or(Member::Bytes(text), Member::Number)
@@ -38,51 +37,50 @@ impl From<u64> for Member<'_> {
     }
 }
 
-/// A pair as the engine knows it: its id, which chooses the table, and the hash of the whole. This
-/// is what the log stores.
+/// Hashed pair, as stored in the log. The id selects the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
-    /// The first half of the pair, unhashed.
+    /// Id of the pair.
     pub id: u64,
-    /// The upper half of the 128-bit hash.
+    /// Upper half of the 128-bit hash.
     pub high: u64,
-    /// The lower half of the 128-bit hash.
+    /// Lower half of the 128-bit hash.
     pub low: u64,
 }
 
 impl Pair {
-    /// The hash as one number.
+    /// Returns the 128-bit hash.
     #[inline]
     pub fn hash(&self) -> u128 {
         (u128::from(self.high) << 64) | u128::from(self.low)
     }
 
-    /// A pair from its id and [`Pair::hash`], as read from a log.
+    /// Returns a pair from its id and [`Pair::hash`].
     #[inline]
     pub fn from_hash(id: u64, hash: u128) -> Pair {
         Pair { id, high: (hash >> 64) as u64, low: hash as u64 }
     }
 }
 
-/// A member made ready to be paired with many ids.
+/// Member with the part of its hash that does not depend on the id.
 #[derive(Clone, Copy)]
 pub(crate) enum PreparedMember {
     Number(Number),
     Bytes(u128),
 }
 
-/// What XXH3-128 of 16 bytes takes from the seed and the second eight of them, which are the same
-/// for all ids of a page. Half of the work, so it is done once: the rest is [`Number::pair`]. The
-/// tests hold it against the library.
+/// Intermediate state of XXH3-128 for a 16-byte input, from the seed and the last eight bytes. It
+/// is the same for all ids of a page and saves half of the work. [`Number::pair`] completes the
+/// hash. A test compares it with the library.
 #[derive(Clone, Copy)]
 pub(crate) struct Number {
-    /// Xored with the id.
+    /// XORed with the id.
     flip: u64,
-    /// Added to the high half of the first product.
+    /// Added to the upper half of the first product.
     add: u64,
 }
 
-/// XXH3's own numbers: two words of its secret for each half, and its primes.
+/// XXH3 constants: two secret words per half, and primes.
 const FLIP_LOW: u64 = 0x78E5_C0CC_4EE6_79CB ^ 0x2172_FFCC_7DD0_5A82;
 const FLIP_HIGH: u64 = 0x8E24_43F7_7446_08B8 ^ 0x4C26_3A81_E690_35E0;
 const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -105,7 +103,7 @@ impl Number {
     fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
-        // 15: one less than the bytes.
+        // 15 is the input length minus one.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
         Pair {
@@ -116,7 +114,6 @@ impl Number {
     }
 }
 
-/// The low and the high half of a product.
 #[inline(always)]
 fn multiply(a: u64, b: u64) -> (u64, u64) {
     let product = u128::from(a).wrapping_mul(u128::from(b));
@@ -129,13 +126,12 @@ fn avalanche(x: u64) -> u64 {
     x ^ (x >> 32)
 }
 
-/// The secret that keys all hashes of a space.
 #[derive(Clone, Copy)]
 pub(crate) struct Seed(u64);
 
 impl Seed {
-    /// Mixed, because XXH3 only adds its seed to 16-byte inputs: with neighbouring seeds,
-    /// neighbouring pairs would have the same hash.
+    /// Mixes the secret. XXH3 only adds its seed to a 16-byte input, so unmixed neighbouring seeds
+    /// would give neighbouring pairs the same hash.
     pub(crate) fn new(secret: u64) -> Seed {
         Seed(mix(secret.wrapping_add(0x9e37_79b9_7f4a_7c15)))
     }
@@ -156,11 +152,11 @@ impl Seed {
         }
     }
 
-    /// The pairs of one member and many ids, as far as there are both ids and places.
+    /// Hashes one member with many ids, up to the shorter of `ids` and `pairs`.
     #[inline(always)]
     pub(crate) fn pairs(self, ids: &[u64], member: PreparedMember, pairs: &mut [Pair]) {
         let places = ids.iter().zip(pairs);
-        // Two loops: whether the member is a number is asked once.
+        // Two loops, to branch on the kind of member once.
         match member {
             PreparedMember::Number(number) => {
                 places.for_each(|(&id, pair)| *pair = number.pair(id))
@@ -179,7 +175,7 @@ impl Seed {
         Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// What a pair becomes when its id was forgotten so many times (`forgotten`).
+    /// Returns the pair in a later generation of its id (`forgotten`).
     pub(crate) fn later(self, first: Pair, generation: u64) -> Pair {
         let mut input = [0; 32];
         input[..8].copy_from_slice(&first.id.to_le_bytes());
@@ -188,7 +184,7 @@ impl Seed {
         Pair::from_hash(first.id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// The `n`-th pair at `id` that no client can set.
+    /// Returns the `n`-th canary at `id`, a pair that no client can set.
     pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
         let mut input = [0; 35];
         input[..8].copy_from_slice(&id.to_le_bytes());
@@ -197,14 +193,13 @@ impl Seed {
         Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
     }
 
-    /// Tells seeds apart without giving them away: two tables may be merged only if it agrees.
+    /// Returns a fingerprint that identifies the seed without revealing it. Stored with each table.
     pub(crate) fn fingerprint(self) -> u64 {
         xxh3_128_with_seed(b"fingerprint of a space's seed", self.0) as u64
     }
 }
 
-/// Spreads every bit of `x` over the whole word (multiply and shift, twice; constants of Stafford's
-/// thirteenth mixer).
+/// Bijective mixer (constants of Stafford's Mix13): every input bit affects every output bit.
 #[inline(always)]
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -237,7 +232,7 @@ mod tests {
         }
     }
 
-    /// The hashes that stored filters depend on.
+    /// Stored filters depend on these hashes.
     #[test]
     fn hashes_are_frozen() {
         let seed = Seed::new(0x1234_5678_9abc_def0);
@@ -255,8 +250,7 @@ mod tests {
         assert_eq!(found, FROZEN);
     }
 
-    /// Numbers are hashed by our own hand, with the member's half prepared: the same as the library
-    /// does.
+    /// The hand-written hash of numbers must equal the library's.
     #[test]
     fn numbers_are_hashed_as_the_library_does() {
         let mut rng = fastrand::Rng::with_seed(16);

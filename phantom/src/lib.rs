@@ -1,33 +1,31 @@
-//! The existence engine: which pairs (id, member) are set, in Bloom filters over id ranges.
+//! Probabilistic set of (id, member) pairs: Bloom filters partitioned by id range.
 //!
-//! "Has this viewer liked this post" takes about 20 bits per like here, where a set takes 16 to 37
-//! bytes. A space is a ring of tables (`rolling`), one per id range; a table is a Bloom filter, a
-//! chain of extensions if it was overrun, and the exact set of pairs that were set and unset again.
-//! Old tables are recycled: below the *horizon* the answer is *unknown*, never *no*.
+//! "Has this viewer liked this post" costs about 20 bits per pair, where an exact set costs 16 to
+//! 37 bytes. A space is a ring of tables (`rolling`), one per id range. A table is a Bloom filter,
+//! a chain of extension filters if it received more pairs than planned, and an exact set of deleted
+//! pairs. The ring recycles its oldest tables. Ids below the *horizon* get the answer *unknown*,
+//! never *no*.
 //!
 //! ```text
 //!   id below the horizon   -> Unknown
-//!   id far ahead of all    -> Outliers: exact, until the ring gets there
-//!   else its table         -> all bits set?  no: No     yes: revoked?  yes: No   no: Yes
+//!   id far ahead           -> exact set of outliers, until the ring reaches the id
+//!   else its table         -> all bits set?  no: No     yes: deleted?  yes: No   no: Yes
 //! ```
 //!
-//! What it promises (the code and the tests name these by number):
+//! Guarantees; code and tests refer to them by number:
 //!
-//! - **P1** No false no: a pair that was set, not unset since, and lies at or above the horizon, is
-//!   found; through rolls, extension, recycling of other tables, and the move of early ids into the
-//!   ring.
-//! - **P2** A pair that is not set is answered with yes at the configured rate at most, at every
-//!   moment: however much arrives late, early, or in whatever order.
-//! - **P3** Test and set of a pair are one step: of two threads that set the same pair one is told
-//!   `Changed`.
-//! - **P4** The horizon rises only when the ring rolls, because it has filled up; nothing that is
-//!   sent for one id can do that.
-//! - **P5** A lookup waits for no writer for longer than a few memory writes.
-//! - **P6** What grows is bounded: pairs aside, revoked pairs per table, forgotten ids, memory; at
-//!   the bound there is an error and nothing has changed.
+//! - **P1** No false negatives: a lookup finds every set pair at or above the horizon, during
+//!   rolls, extensions, recycling, and the move of early ids into the ring.
+//! - **P2** The false-positive rate never exceeds the configured rate, whatever the order of
+//!   arrival.
+//! - **P3** Test-and-set of a pair is atomic: if two threads set the same pair, one gets `Changed`.
+//! - **P4** Only a roll of a full ring raises the horizon. Writes to a single id cannot raise it.
+//! - **P5** A lookup waits for a writer for at most a few memory writes.
+//! - **P6** Every growing structure has a bound: outlier pairs, deleted pairs per table, forgotten
+//!   ids, memory. A write that would exceed a bound returns an error and changes nothing.
 //!
-//! This crate does no I/O, reads no clock and starts no thread: the host calls [`Space::maintain`]
-//! now and then.
+//! The crate does no I/O, reads no clock and starts no thread. The host calls [`Space::maintain`]
+//! periodically.
 
 mod bytes;
 mod canaries;

@@ -1,18 +1,17 @@
-//! Reading: one pair, or one member and many ids.
+//! Lookups: one pair, or one member and many ids.
 //!
-//! The order matters. A pair aside moves into a table at any moment, first stored there, then
-//! deleted here. So a reader asks the outliers first; and takes the list of tables only after that,
-//! or the list might lack the table into which the pair went (P1).
+//! Order matters. An outlier may move into a table at any time. The move stores it in the table
+//! first and deletes it from the outliers afterwards. So a lookup searches the outliers first and
+//! loads the list of tables after that. Otherwise the list might lack the table that received the
+//! pair (P1).
 //!
-//! A batch goes in two passes: [`Lookup::place`] hashes all pairs, finds the first line of each,
-//! and has it fetched; [`Placed::answer`] looks. The fetches overlap, and a check costs what two
-//! of them cost in a row of many, not the wait for one. A caller with other memory to wait for does
-//! that between the two.
+//! A batch takes two passes, so that cache misses overlap. [`Lookup::place`] hashes all pairs and
+//! prefetches the first line of each; [`Placed::answer`] reads the lines. The caller can do other
+//! work between the passes.
 //!
-//! The second pass goes filter by filter, in bits: what the first line says of all pairs, which of
-//! those that it leaves open the whole filter has, so that few jumps depend on what is found for
-//! one pair. Whether a pair is to be looked at is no jump either: its line has been fetched, so it
-//! is looked at, and the answer is left out.
+//! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
+//! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. Pairs
+//! that need no lookup are tested as well, and their results are masked out.
 
 use crate::filter::{self, Line, seem_set};
 use crate::hash::{Member, Pair, PreparedMember};
@@ -23,60 +22,58 @@ use rolling::{Loaded, Unreadable, UnreadableIds, ones};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Most ids that are asked for together: enough for all fetches that a core has in flight, and a
-/// bit each in a u32.
+/// Maximum number of ids per lookup: fills the outstanding fetches of a core, one bit each in a
+/// u32.
 pub const BATCH: usize = 32;
 
-/// First lines of pairs that are asked for in one go: [`rolling::prefetch`] says why not more.
-/// Those of further filters, which few tables have, follow without a limit.
+/// Number of first lines prefetched in one go ([`rolling::prefetch`] explains the limit). Lines of
+/// extension filters follow without a limit, as few tables have any.
 const ASKED_AT_ONCE: usize = 10;
 
-/// One member and at most [`BATCH`] ids that are about to be looked up: what has to be asked before
-/// the list of tables is taken, and that list.
+/// Lookup of one member and at most [`BATCH`] ids. Holds the list of tables.
 pub struct Lookup<'s> {
     space: &'s Space,
     ids: &'s [u64],
     member: PreparedMember,
     tables: Loaded<Arc<Table>>,
-    /// In bits: pairs that are set, as they are held aside.
+    /// Bit mask of the ids whose pair is an outlier.
     outliers: u32,
 }
 
-/// Room for the pairs of a [`Lookup`]: what is known of them already, and where to look for the
-/// rest. It takes 1.6 kB, so the caller keeps it where it is.
+/// Working memory for a [`Lookup`], 1.6 kB. The caller provides it to avoid copies.
 #[derive(Clone, Copy)]
 pub struct Pairs<'l> {
-    /// Each pair, what its bits in a first line are drawn from, its table, and its first line in
-    /// the first filter of that.
+    /// Per pair: hash, source of its bits in the first line, table, and first line in the table's
+    /// first filter.
     pairs: [Pair; BATCH],
     draws: [u64; BATCH],
     tables: [&'l Table; BATCH],
     lines: [&'l Line; BATCH],
-    /// In bits: ids below the horizon; pairs to be looked up; of these, those whose table has more
-    /// than one filter.
+    /// Bit masks: ids below the horizon; pairs to look up; pairs whose table has extensions.
     unknown: u32,
     open: u32,
     chained: u32,
 }
 
-/// The pairs of a [`Lookup`] after they were placed, their lines on the way into the cache.
+/// Pairs of a [`Lookup`] whose first lines have been prefetched.
 #[derive(Clone, Copy)]
 pub struct Placed<'p> {
     lookup: &'p Lookup<'p>,
     pairs: &'p Pairs<'p>,
 }
 
-/// Answers for at most [`BATCH`] ids, a bit each, the first id's the lowest: what is neither is no.
+/// Answers for at most [`BATCH`] ids, one bit per id from the lowest bit on. An id in neither mask
+/// is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
-    /// Set.
+    /// Bit mask of set pairs.
     pub yes: u32,
-    /// Below the horizon.
+    /// Bit mask of ids below the horizon.
     pub unknown: u32,
 }
 
 impl Answers {
-    /// The answer for the id at position `index`, which is below [`BATCH`].
+    /// Returns the answer for the id at `index`, which must be below [`BATCH`].
     #[inline(always)]
     pub fn at(self, index: usize) -> Answer {
         match (self.yes >> (index % BATCH) & 1, self.unknown >> (index % BATCH) & 1) {
@@ -88,14 +85,13 @@ impl Answers {
 }
 
 impl Space {
-    /// Whether the pair is set.
+    /// Returns whether the pair is set.
     #[inline]
     pub fn contains(&self, id: u64, member: &Member) -> Result<Answer, Unreadable> {
         self.contains_pair(&self.pair(id, member))
     }
 
-    /// [`Space::contains`] for a pair that was hashed before: what the log stores is asked like
-    /// this.
+    /// Same as [`Space::contains`], for a hashed pair, such as one from the log.
     #[inline]
     pub fn contains_pair(&self, pair: &Pair) -> Result<Answer, Unreadable> {
         if self.is_outlier(pair) {
@@ -108,9 +104,9 @@ impl Space {
         }
     }
 
-    /// One member, many ids, the feed's shape: appends an answer per id. Faster per id than
-    /// [`Space::contains`], as the memory of up to 32 pairs is fetched at once. An id of which the
-    /// answer cannot be read is in the error, and answered with no.
+    /// Appends one answer per id for a single member. Faster per id than [`Space::contains`],
+    /// because the cache misses of up to 32 pairs overlap. An id that cannot be read gets the
+    /// answer no and is listed in the error.
     pub fn contains_batch(
         &self,
         member: &Member,
@@ -128,7 +124,11 @@ impl Space {
         UnreadableIds::check(failed)
     }
 
-    /// Begins to look up one member and at most [`BATCH`] ids. See the top of the file.
+    /// Begins a lookup of one member and at most [`BATCH`] ids. The head of this file explains the
+    /// two passes.
+    ///
+    /// # Panics
+    /// If there are more than [`BATCH`] ids.
     pub fn lookup<'s>(&'s self, member: &Member, ids: &'s [u64]) -> Lookup<'s> {
         assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
         let member = self.seed.ready(member);
@@ -140,7 +140,7 @@ impl Space {
                 .enumerate()
                 .fold(0, |bits, (i, is_outlier)| bits | u32::from(is_outlier) << i);
         }
-        // After the outliers: see the top of the file.
+        // Must follow the search of the outliers; see the head of this file.
         Lookup { space: self, ids, member, tables: self.ring.load(), outliers }
     }
 
@@ -150,35 +150,35 @@ impl Space {
             && self.outliers.read(pair.id, |set| set.read().contains(&pair.hash())) == Some(true)
     }
 
-    /// Hints that the pair will be asked for, set or unset soon: call it for all pairs of a
-    /// request, then do what is asked. An addition to a large filter takes a third of the time
-    /// then.
+    /// Prefetches the cache lines for a later lookup or write. Call it for all pairs of a request
+    /// first. It cuts the time of a write to a large filter to a third.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.hints().prefetch(id, member);
     }
 
-    /// For many of them, of different requests: takes the list of tables once.
+    /// Returns a handle that prefetches for many requests with one load of the list of tables.
     #[inline]
     pub fn hints(&self) -> Hints<'_> {
         Hints { space: self, tables: self.ring.load() }
     }
 }
 
-/// See [`Space::hints`]. To be held for no longer than the requests at hand.
+/// Prefetch handle; see [`Space::hints`]. Drop it after the current requests: it keeps the list of
+/// tables alive.
 pub struct Hints<'s> {
     space: &'s Space,
     tables: Loaded<Arc<Table>>,
 }
 
 impl Hints<'_> {
-    /// As [`Space::prefetch`].
+    /// Same as [`Space::prefetch`].
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.prefetch_pair(&self.space.pair(id, member));
     }
 
-    /// The same for a pair that is hashed already.
+    /// Same, for a hashed pair.
     #[inline]
     pub fn prefetch_pair(&self, pair: &Pair) {
         if let Some(entry) = self.tables.find(pair.id) {
@@ -189,7 +189,7 @@ impl Hints<'_> {
 }
 
 impl Lookup<'_> {
-    /// Room for its pairs, or for those of another lookup.
+    /// Returns working memory for this lookup.
     #[inline(always)]
     pub fn pairs(&self) -> Pairs<'_> {
         let oldest: &Table = self.tables.oldest().table();
@@ -204,7 +204,7 @@ impl Lookup<'_> {
         }
     }
 
-    /// The first pass: hashes all pairs, finds the first line of each, and has these fetched.
+    /// First pass: hashes all pairs and prefetches their first lines.
     pub fn place<'p>(&'p self, room: &'p mut Pairs<'p>) -> Placed<'p> {
         let Lookup { space, ids, member, tables: ring, outliers } = self;
         let Pairs { pairs, draws, tables, lines, .. } = &mut *room;
@@ -220,7 +220,7 @@ impl Lookup<'_> {
             let places = draws.iter_mut().zip(tables).zip(&mut *lines);
             for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
                 *draws = filter::draws(pair, 0);
-                // Below the horizon anything may be looked at: the oldest is there already.
+                // An id below the horizon uses the oldest table; the result is masked out.
                 match ring.find(id) {
                     Some(entry) => *table = entry.table(),
                     None => unknown |= bit,
@@ -244,7 +244,7 @@ impl Lookup<'_> {
 }
 
 impl Pairs<'_> {
-    /// The tables of these pairs, with the pairs of each: one or two, mostly.
+    /// Groups pairs by table. Usually there are one or two groups.
     #[inline(always)]
     fn by_table(&self, mut left: u32) -> impl Iterator<Item = (&Table, u32)> {
         std::iter::from_fn(move || {
@@ -256,10 +256,9 @@ impl Pairs<'_> {
         })
     }
 
-    /// Which of these pairs something behind the first filter of their table has: filter by filter,
-    /// as the first ones are looked at.
+    /// Returns the pairs that an extension or a filter on disk contains.
     fn in_chains(&self, asked: u32, failed: &mut Vec<Unreadable>) -> u32 {
-        // Those that are looked at, one right behind the other.
+        // Pending pairs, packed to the front.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
         let mut found = 0;
         for (table, here) in self.by_table(asked) {
@@ -293,8 +292,8 @@ impl Pairs<'_> {
 }
 
 impl Placed<'_> {
-    /// Runs the second pass and returns the answers for the ids. A pair that cannot be read is
-    /// answered with no and added to `failed`.
+    /// Second pass: returns the answers for the ids. A pair that cannot be read gets the answer no
+    /// and is added to `failed`.
     pub fn answer(self, failed: &mut Vec<Unreadable>) -> Answers {
         let Placed { lookup, pairs } = self;
         let Lookup { space, ids, outliers, .. } = *lookup;
@@ -308,7 +307,7 @@ impl Placed<'_> {
         for i in ones(maybe) {
             let (filter, pair) = (pairs.tables[i].first_filter(), &pairs.pairs[i]);
             let probe = filter.probe(pair);
-            // Of a table for another rate not all draws were asked.
+            // A table with another rate may have more bits per line than were tested.
             let may = filter.sizing().bits == bits || filter.may_contain(pair, &probe);
             found |= u32::from(may && filter.does_contain(pair, &probe)) << i;
         }

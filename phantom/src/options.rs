@@ -1,57 +1,57 @@
-//! What a space is made of, and what it answers.
+//! Options of a space, and the results of its reads and writes.
 
 use crate::Error;
 use crate::filter::PAGE_BYTES;
 use crate::sizing::{RATES, Sizing};
 
-/// The first table of a space is so many times smaller than a grown one: it may close long before
-/// what its ids get has come, and each extension that takes the rest costs every check two more
-/// lines.
+/// Ratio of a full-size table to the first table of a space. If the first table closes too early,
+/// its ids overflow into extensions, and each extension costs every lookup two more cache lines.
 const FIRST_TABLE_PART: usize = 8;
 
-/// What a space is made of. The seed and the first id are part of its data; the rest may be changed
-/// at a restart. Tables that are there keep the rate that they were made for until they are built
-/// anew (`rebuild`).
+/// Options of a space. The seed and the first id are part of the stored data. All other options may
+/// change at a restart; existing tables keep their false-positive rate until a rebuild.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many of the pairs that are not set may be answered with yes: 0.0001 is one in ten
-    /// thousand. Within [`RATES`].
+    /// Share of unset pairs that a lookup reports as set: 0.0001 is one in ten thousand. Must be
+    /// within [`RATES`].
     pub false_positive_rate: f64,
-    /// Pairs that a grown table holds at the rate; at 0.0001 one takes 19.9 bits.
+    /// Number of pairs in a full-size table at the configured rate. A pair takes 19.9 bits at
+    /// 0.0001.
     pub pairs_per_table: u64,
-    /// Tables' worth of pairs that are kept in memory; when there are more the oldest table is
-    /// recycled, or [spills](Options::spill). At least 2.
+    /// Number of full-size tables kept in memory. Beyond it the oldest table is recycled, or
+    /// [spilled](Options::spill). At least 2.
     pub max_tables: usize,
-    /// The oldest table is not recycled, but waits for the host to write it to disk (`cold`); while
-    /// there is no room the newest one goes on, up to the memory limit.
+    /// Whether the host writes the oldest table to disk (`cold`) instead of recycling it. While no
+    /// memory is free, the newest table grows up to the memory limit.
     pub spill: bool,
-    /// Of a space that spills: tables' worth of pairs that are kept, in memory and elsewhere
-    /// together. When there are more the oldest table is recycled. At least 2; 0: all are kept.
+    /// Number of full-size tables kept in memory and on disk together, if the space spills. Beyond
+    /// it the oldest table is recycled. At least 2, or 0 for no limit.
     pub keep_tables: usize,
-    /// Unset pairs held exactly, per table; 26 bytes each when they are many.
+    /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_revoked: usize,
-    /// Pairs of ids far ahead of the ring that are held exactly, 26 bytes each, or some 190 if each
-    /// has an id of its own, and wait for others that lie close to them. A sixteenth of them, or
-    /// 4,096, get tables of their own if they lie together; more than this if they do not. At
-    /// least 1: a space begins with what is there.
+    /// Number of outlier pairs (ids far ahead of the ring) that the space always accepts and holds
+    /// exactly. A pair takes 26 bytes, or about 190 if its id has no other. Neighbouring ids get a
+    /// table of their own at 1/16 of this number, at most 4,096 pairs. Beyond this number scattered
+    /// ids get tables too. At least 1, because a new space starts from its outliers.
     pub max_aside: usize,
-    /// Ids of which all pairs were unset at once: 32 to 64 bytes each. They go with their tables.
+    /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,
-    /// Ids further than this above the highest normal one are refused. `None`: they are kept aside.
+    /// Largest accepted distance of an id above the highest regular id. `None` accepts any id and
+    /// holds its pairs as outliers.
     pub max_ahead: Option<u64>,
-    /// The secret key of the hash, stored with the space and replicated: a client that knows it can
-    /// choose pairs that collide.
+    /// Secret hash key, stored with the space and replicated. A client that knows it can construct
+    /// colliding pairs.
     pub seed: u64,
-    /// The horizon of a new space: ids below it are answered as those of recycled tables are. Part
-    /// of the space's data, as the rate is.
+    /// Horizon of a new space. Lower ids get the same answer as those of recycled tables. Part of
+    /// the stored data.
     pub first_id: u64,
-    /// Memory for filters, in bytes. `None`: twice what `max_tables` full tables take. At the limit
-    /// tables that are overrun are not extended any more ([`Error::Full`]); rolling goes on.
-    /// (Revoked pairs and pairs aside have limits of their own.)
+    /// Memory limit for filters, in bytes; `None` is twice the size of `max_tables` full tables. At
+    /// the limit tables get no more extensions ([`Error::Full`]), but the ring still rolls. Deleted
+    /// pairs and outliers have limits of their own.
     pub memory_limit_bytes: Option<u64>,
 }
 
-/// The most that [`Options::max_tables`] may be.
+/// Upper bound of [`Options::max_tables`].
 pub const MOST_TABLES: usize = 1 << 16;
 
 impl Default for Options {
@@ -74,8 +74,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes of memory that filters may take: as given, or what follows from the tables. The sizing
-    /// is worked out anew, some 0.2 ms.
+    /// Returns the memory limit for filters in bytes: the configured one, or the default. The
+    /// default takes about 0.2 ms to compute.
     pub fn filter_bytes_limit(&self) -> u64 {
         let full = || {
             let pages = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);
@@ -84,19 +84,17 @@ impl Options {
         self.memory_limit_bytes.unwrap_or_else(|| full().saturating_mul(2))
     }
 
-    /// Pages of the first table of a space.
     pub(crate) fn first_pages(&self) -> usize {
         let grown = Sizing::in_chain(self.false_positive_rate, 0).pages(self.pairs_per_table);
         grown.div_ceil(FIRST_TABLE_PART)
     }
 
-    /// Bytes of memory that the first table of a space takes.
+    /// Returns the size of the first table of a space, in bytes.
     pub fn first_table_bytes(&self) -> Result<u64, Error> {
         self.check()?;
         Ok((self.first_pages() as u64).saturating_mul(PAGE_BYTES as u64))
     }
 
-    /// Refuses what cannot work.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !RATES.contains(&self.false_positive_rate) {
             return Err(Error::BadOption(
@@ -119,24 +117,24 @@ impl Options {
     }
 }
 
-/// What is known of a pair.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is not set, for certain.
+    /// The pair is not set.
     No,
-    /// It is set; but one in 1 / false-positive rate of those that are not is answered like this.
+    /// The pair is set, except for false positives at the configured rate.
     Yes,
-    /// The id lies below the horizon.
+    /// The id is below the horizon.
     Unknown,
 }
 
-/// What a write did.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The pair is now what it was to become, and was not before.
+    /// The write changed the state of the pair.
     Changed,
-    /// It was already, and nothing was done.
+    /// The pair already had the requested state.
     Unchanged,
-    /// The id lies below the horizon, and nothing was done.
+    /// The id is below the horizon, and the write changed nothing.
     Unknown,
 }

@@ -1,30 +1,30 @@
-//! What answers for a pair: for tools that show how an answer came about. Not for the page path.
+//! Origin of an answer, for diagnostic tools; not used on the hot path.
 
 use crate::Member;
 use crate::space::Space;
 
-/// What answers for a pair.
+/// Source of the answer for a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It is set, and held exactly: its id lies far ahead of all others.
+    /// The pair is set and held exactly as an outlier.
     Outlier,
-    /// Nothing: the id lies below the horizon.
+    /// The id is below the horizon.
     BelowHorizon,
-    /// It was set and unset again, which is held exactly.
+    /// The pair is in the set of deleted pairs.
     Unset,
-    /// A table's filters.
+    /// The filters of a table.
     Filter {
-        /// The lowest id of the table's range.
+        /// Lowest id of the table's range.
         low: u64,
-        /// The highest (inclusive).
+        /// Highest id of the table's range (inclusive).
         last: u64,
-        /// The filters lie on the disk.
+        /// Whether the filters are on disk.
         is_cold: bool,
     },
 }
 
 impl Space {
-    /// What answers for this pair at the moment.
+    /// Returns the current source of the answer for this pair.
     pub fn origin(&self, id: u64, member: &Member) -> Origin {
         let pair = self.pair(id, member);
         if self.is_outlier(&pair) {

@@ -1,28 +1,28 @@
-//! Rebuilds the filters of a table from an exact list of its pairs: for another false-positive
-//! rate, after damage, or because the table has more pairs than it was made for, so that each
-//! lookup reads several filters.
+//! Rebuild of a table's filters from an exact list of its pairs. Reasons are another false-positive
+//! rate, damage, or a long chain of filters.
 //!
 //! ```text
-//!   1  begin_rebuild   the table has a successor from here on, empty
-//!   2  the host waits for the writers that are inside, then puts all pairs of its list there
-//!      meanwhile       a pair that is set goes to both, readers ask the old filters
-//!   3  end_rebuild     in memory: the successor takes the table's place in the ring
-//!                      elsewhere: its pages are written as those of any cold table (`cold`)
+//!   1  begin_rebuild   the table gets an empty successor
+//!   2  the host        waits for active writers, then puts all pairs of its list there
+//!      concurrently    a write goes to both tables; readers use the old filters
+//!   3  end_rebuild     in memory: the successor replaces the table in the ring
+//!                      on disk: the successor's pages are written as in a spill (`cold`)
 //! ```
 //!
-//! - **R1** What the successor lacks when it takes over is unset. The list has what was set before
-//!   2, what is set later is passed on ([`Table::pass_on`]) under the pair's stripe, and the ring
-//!   changes behind the barrier that keeps writers out. A pair is passed on even if the old filters
-//!   have it already: they may be wrong, and the list may have been read past its place.
-//! - **R2** Both have one set of revoked pairs. A pair of the list that is unset before it is put
-//!   is revoked in both.
-//! - **R3** What is set in a table elsewhere is kept beside it, too, as it may be passed on after
-//!   its page was written. It is forgotten there if the new filters had it before the first page.
-//! - **R4** The old filters answer until the end. If the table has gone elsewhere meanwhile, or
-//!   there is no memory for the successor, they stay, and the host begins again.
-//! - **R5** The list has the pairs of outliers, too, and no table has: unset there, one would stay
-//!   set in the new filters. When it is let into a table it is passed on: moves that were under way
-//!   at 1, and may not have seen the successor, end before the list is read.
+//! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
+//!   before step 2. Later writes are passed on ([`Table::pass_on`]) under the pair's stripe, and
+//!   the ring changes behind the barrier that excludes writers. A write is passed on even if the
+//!   old filters report the pair as set. The report may be a false positive, and the host may have
+//!   read past the pair's place in the list.
+//! - **R2** Both tables share one set of deleted pairs. If a pair is deleted before the host puts
+//!   it, it is deleted in both.
+//! - **R3** A cold table also keeps a passed-on pair as late, because the pair's page may be
+//!   written already. The late pair is dropped if the successor had it before the first page.
+//! - **R4** The old filters answer until the end. If the table spills during the rebuild, or the
+//!   successor runs out of memory, the old filters stay and the host starts over.
+//! - **R5** The list also contains outliers. They must not get into the successor, because a delete
+//!   of an outlier does not reach tables. An outlier that moves into a table is passed on. Moves
+//!   that may not have seen the successor end before the host reads the list.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -32,7 +32,7 @@ use crate::space::{Shape, Space};
 use crate::table::Table;
 use std::sync::Arc;
 
-/// Room for what comes after a table is built anew: one part in so many of its pairs.
+/// Divisor: a rebuilt table has room for 1/16 more pairs than it contains.
 const SPARE_PART: u64 = 16;
 
 /// Free room, in pairs, below which a table is not worth a rebuild: 40 KB at 20 bits a pair.
@@ -40,22 +40,22 @@ const MIN_FREE_PAIRS: u64 = 1 << 14;
 /// Pairs whose cache lines are fetched at a time.
 const PREFETCHED_PAIRS: usize = 16;
 
-/// A table that is being built anew. Given up when dropped.
+/// Rebuild of one table. Dropping it cancels the rebuild.
 pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
     successor: Arc<Table>,
-    /// Up to where ids were let into tables when it began.
+    /// Highest admitted id when the rebuild began.
     high: Option<u64>,
 }
 
 impl Rebuild {
-    /// The table's range of ids, both inclusive.
+    /// Returns the inclusive id range of the table.
     pub fn range(&self) -> (u64, u64) {
         self.range
     }
 
-    /// Pairs that its new filters have.
+    /// Returns the number of pairs in the new filters.
     pub fn pairs(&self) -> u64 {
         self.successor.pairs()
     }
@@ -72,13 +72,13 @@ impl Drop for Rebuild {
 pub struct TableLoad {
     /// Lowest id of the table's range.
     pub low: u64,
-    /// Pairs in all its filters.
+    /// Pairs in all filters.
     pub pairs: u64,
-    /// Pairs that its first filter holds at the configured rate.
+    /// Pairs that the first filter holds at the configured rate.
     pub capacity: u64,
     /// Pairs when the table was closed.
     pub early: u64,
-    /// Filters that a lookup reads after the first one.
+    /// Filters after the first one.
     pub extensions: usize,
     /// Whether new ids go into the table.
     pub is_open: bool,
@@ -87,11 +87,11 @@ pub struct TableLoad {
 }
 
 impl TableLoad {
-    /// Whether the filter of a closed table in memory has far more room than pairs.
+    /// Whether the filters of a closed table in memory are much larger than its pairs need.
     ///
-    /// A table is planned for at most twice the pairs that it has when it closes. One that was
-    /// enlarged beyond that is oversized if an eighth is free; a planned one if half its pairs
-    /// again would fit, as late pairs may still come.
+    /// The planned size is at most twice the pairs at the close. A table enlarged beyond that is
+    /// oversized if it could take an eighth more pairs. For a planned table the limit is half,
+    /// because late pairs may still arrive.
     pub fn is_oversized(&self) -> bool {
         let free = self.capacity.saturating_sub(self.pairs);
         let is_enlarged = self.capacity / 5 > self.early / 2;
@@ -100,27 +100,26 @@ impl TableLoad {
     }
 }
 
-/// How a rebuild ended.
+/// Result of a rebuild.
 pub enum Rebuilt {
-    /// The new filters answer.
+    /// The new filters are in use.
     Done,
-    /// The old ones do, as before: it has to begin again.
+    /// The table changed; the old filters remain and the rebuild must start over.
     Outdated,
-    /// The new ones will when they are written.
+    /// The new filters must be written to disk first.
     Elsewhere(Box<Written>),
 }
 
-/// Pages that are to be written before they answer. Until it is dropped what is set is kept beside
-/// the old ones.
+/// Rebuilt pages to write to disk. Until it is dropped, writes are kept as late pairs too.
 pub struct Written {
-    /// For [`Space::end_rewrite`].
+    /// Pages for [`Space::end_rewrite`].
     pub rewrite: Rewrite,
     _rebuild: Rebuild,
 }
 
 impl Space {
-    /// The lowest ids of the tables that are to be built anew, oldest first: those that were made
-    /// for another rate, and those that are [asked for](Space::ask_rebuild).
+    /// Returns the lowest ids of tables to rebuild, oldest first: those with another rate, and
+    /// those [requested](Space::ask_rebuild).
     pub fn to_rebuild(&self) -> Vec<u64> {
         let rate = self.false_positive_rate();
         let tables = self.ring.load();
@@ -129,7 +128,7 @@ impl Space {
         due.map(|entry| entry.slot().low()).collect()
     }
 
-    /// All tables are to be built anew. How many those are. A restart forgets it.
+    /// Requests a rebuild of all tables and returns their number. A restart discards the request.
     pub fn ask_rebuild(&self) -> usize {
         let tables = self.ring.load();
         tables.entries().iter().for_each(|entry| entry.table().set_outdated(true));
@@ -167,9 +166,9 @@ impl Space {
         self.begin(range, table, pages).map(Some)
     }
 
-    /// Begins the rebuild of a table with one filter that holds the table's pairs and `spare` more,
-    /// as [`Space::begin_rebuild`]. Returns `None` if the space's limit of memory has no room for
-    /// the filter while the old ones are there.
+    /// Begins a rebuild into a single filter with room for the table's pairs and `spare` more.
+    /// Returns `None` if there is no such table, or if the memory limit has no room for old and new
+    /// filters together.
     ///
     /// # Errors
     /// If the operating system refuses the memory.
@@ -188,7 +187,7 @@ impl Space {
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
-        // R5. The host does not wait for moves that a log asks for: they are no writers.
+        // R5. Replayed moves are not writers, so the host does not wait for them.
         self.outliers.pass_writers();
         Ok(Rebuild { range, table, successor, high: self.frontier.high() })
     }
@@ -213,7 +212,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether a rebuild may still succeed: the table is where it was.
+    /// Whether the table is still in the ring, so that the rebuild can succeed.
     pub fn may_end(&self, rebuild: &Rebuild) -> bool {
         self.range_of(rebuild).is_some()
     }
@@ -223,10 +222,11 @@ impl Space {
         Arc::ptr_eq(&table, &rebuild.table).then_some(range)
     }
 
-    /// All pairs of the list are there. No rewrite of the space is under way, or begins.
+    /// Ends a rebuild after all pairs of the list were put. The caller must not run a rewrite
+    /// concurrently.
     pub fn end_rebuild(&self, rebuild: Rebuild) -> Rebuilt {
         let (low, table, next) = (rebuild.range.0, &rebuild.table, &rebuild.successor);
-        // No table rolls, and none is rewritten.
+        // Excludes rolls and rewrites.
         let alone = (self.rolling.lock(), self.merging.lock());
         let Some(range) = self.range_of(&rebuild) else { return Rebuilt::Outdated };
         if let Some(cold) = table.cold() {
@@ -238,7 +238,7 @@ impl Space {
             return Rebuilt::Elsewhere(Box::new(Written { rewrite, _rebuild: rebuild }));
         }
         next.close_as(table);
-        // R1: behind its barrier.
+        // R1: behind the barrier of the ring.
         let Ok(old) = self.ring.rewrite(low, vec![(low, next.clone())]) else {
             return Rebuilt::Outdated;
         };
@@ -249,7 +249,7 @@ impl Space {
         Rebuilt::Done
     }
 
-    /// Pairs of which the new filters have no bits are unset without being revoked.
+    /// Removes deleted pairs that the new filters do not contain.
     fn forget_revoked(&self, low: u64, table: &Arc<Table>) {
         table.revoked.for_each(|hash| {
             let pair = Pair::from_hash(low, hash);

@@ -1,38 +1,37 @@
-//! When the ring changes: rolling, recycling, taking early ids in; and the background work that
-//! goes with it.
+//! Changes of the ring: rolling, recycling and the admission of outliers, plus the background work
+//! for them.
 //!
-//! **Rolling.** An open table (the newest, and that of each range of ids below it) is closed when
-//! its pairs reach capacity / (1 + late), where `late`
-//! is the measured ratio of the pairs that came after a table was closed to those that came before
-//! (30 % until there is a measurement), so that late pairs fit, too. The first table of a space is
-//! small, and each next one twice as large, up to `pairs_per_table`: a small space costs little.
+//! **Rolling.** The newest table of each id range is open: it takes the new ids of the range. It
+//! closes at capacity / (1 + late) pairs, to leave room for late pairs. `late` is the measured
+//! ratio of pairs after the close to pairs before it (30 % until measured). The first table of a
+//! space is small and each next one is twice as large, up to `pairs_per_table`.
 //!
-//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs; when a roll
-//! brings more, the oldest tables go. A table counts as `pairs_per_table` at most, and its
-//! extensions do not count: pairs that are sent for one id enlarge its table, which costs memory up
-//! to the limit, but move no horizon (P4).
+//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A roll beyond
+//! that recycles the oldest tables. A table counts as at most `pairs_per_table`, without its
+//! extensions. Pairs of a single id can therefore enlarge its table up to the memory limit, but
+//! they cannot raise the horizon (P4).
 //!
-//! Of a space that [spills](crate::Options::spill) the host moves the oldest tables to disk before
-//! there is no room for the next one (`cold`). If it does not, the ring does not roll, and the
-//! newest table is extended. Such a space recycles only beyond
-//! [`keep_tables`](crate::Options::keep_tables), wherever the oldest table lies.
+//! If a space [spills](crate::Options::spill), the host moves the oldest tables to disk (`cold`)
+//! before memory runs out. If the host is late, the ring does not roll and the newest table gets
+//! extensions. Such a space recycles only beyond [`keep_tables`](crate::Options::keep_tables),
+//! counting tables in memory and on disk.
 //!
-//! While new ids come into the oldest table no table is recycled: the horizon would pass ids in
-//! use. Then a ring that does not spill rolls no further than it may, and its open tables are
-//! extended, up to the memory limit.
+//! While the oldest table is open, the ring recycles nothing: otherwise the horizon would pass ids
+//! in use. A ring that does not spill then stops rolling at its limit, and its open tables get
+//! extensions up to the memory limit.
 //!
-//! **Outlying ids.** The frontier (see `rolling`) decides which ids are normal, from those that are
-//! aside. Where it opens a range of ids the table over them is divided; that below the range stays
-//! open until nothing new comes there ([`Frontier::join_idle`](rolling::Frontier::join_idle)).
+//! **Outliers.** The frontier (see `rolling`) derives the regular id ranges from the outliers. When
+//! it opens a range, the ring divides the table that covers it. The lower part stays open until no
+//! new ids arrive there ([`Frontier::join_idle`](rolling::Frontier::join_idle)).
 //!
-//! **Leader and followers.** The node that takes writes ([`Space::lead`]) decides where tables
-//! begin and which ids they take, and logs it ([`Space::course`]). A node that replays that log
-//! ([`Space::follow`]: a start, a replica) makes the same tables, to the id and to the page, and
-//! decides nothing. **L1** So the table that takes a pair is a function of the log: a block of a
-//! filter (`merge`) finds there all the pairs whose bits it has. **L2** So is the number of pairs
-//! at which a table is, or was, closed: it is measured from what came when, and a log does not have
-//! pairs in the order in which they came. Otherwise a start could close a table, and recycle one,
-//! that the node before it had not.
+//! **Leader and followers.** The leader ([`Space::lead`]) decides where tables begin and which ids
+//! they accept, and logs both ([`Space::course`]). A node that replays the log ([`Space::follow`]:
+//! a replica or a restart) decides nothing and creates identical tables.
+//!
+//! - **L1** The log alone determines the table of a pair.
+//! - **L2** The log also determines the number of pairs at which a table closes. That number
+//!   depends on arrival order, which the log does not preserve. Without it a restart could close or
+//!   recycle a table that was open before.
 
 use crate::Error;
 use crate::filter::Filter;
@@ -46,28 +45,25 @@ use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Late pairs by early pairs, until measured.
+/// Late pairs per early pair, until measured.
 const LATE_AT_START: f64 = 0.3;
-/// The measured ratio is taken for no less and no more than this.
 const LATE: std::ops::RangeInclusive<f64> = 0.05..=1.0;
-/// The late pairs of so many tables are looked at.
+/// Number of recent closed tables whose late pairs are considered.
 const TABLES_ASKED: usize = 5;
-/// Room is left for so many times the late pairs that were measured.
+/// Safety factor on the measured late pairs.
 const HEADROOM: f64 = 1.08;
-/// Pairs that leave the outliers in one step, while its mutex is held: some ten microseconds, for
-/// which writers of ids aside may have to wait.
+/// Number of pairs moved from the outliers per step. A step holds their mutex for about 10 µs.
 const MOVED_AT_ONCE: usize = 128;
 
 impl Space {
-    /// Rolls, unless another thread does at this moment.
     pub(crate) fn try_roll(&self, low: u64) -> bool {
         self.rolling
             .try_lock()
             .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the open table that starts at `low`, if it still is one, and opens another above all
-    /// ids of its range that were let in, or where a log says.
+    /// Closes the open table that starts at `low`. Opens another one above all admitted ids of its
+    /// range, or at the position from the log. Returns `false` if there is nothing to roll.
     fn roll(
         &self,
         _alone: &MutexGuard<'_, ()>,
@@ -77,8 +73,8 @@ impl Space {
         let Some(((_, last), table)) = self.table_at(low) else { return Ok(false) };
         let boundary = || match (self.frontier.boundary(last), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
-            // A log of which the writer did not say what it admitted: pairs above may be here
-            // already.
+            // An old log does not record the admitted ids, so pairs above its boundary may already
+            // exist.
             (Some(ours), at) => Some(ours.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
@@ -95,7 +91,7 @@ impl Space {
         let Some(boundary) = self.divide(low, boundary, pages)? else { return Ok(false) };
         table.close();
         if low > 0 {
-            // The first table begins at 0, wherever its ids do.
+            // The first table begins at 0, but its ids may not.
             self.frontier.widen(low, boundary - low);
         }
         if at.is_none() {
@@ -105,8 +101,8 @@ impl Space {
         Ok(true)
     }
 
-    /// Whether the ring may have a further table of so many pages above that which starts at `low`.
-    /// With `rolling` held.
+    /// Whether the ring has room for another table of `pages` above the one at `low`. The caller
+    /// holds `rolling`.
     fn has_room(&self, low: u64, pages: usize) -> bool {
         if self.spills() {
             return self.pages_in_memory() + pages <= self.max_pages();
@@ -117,9 +113,8 @@ impl Space {
         !stays_open || self.counted_pages() + pages <= self.kept_pages()
     }
 
-    /// Divides the table that starts at `low`: a new one of so many pages takes what lies from
-    /// `boundary` on. Gives that; `None`: there is no such table any more, or the boundary does not
-    /// lie in it.
+    /// Divides the table that starts at `low`. A new table of `pages` takes the ids from `boundary`
+    /// on. Returns the boundary, or `None` if the table is gone or does not contain the boundary.
     fn divide(
         &self,
         low: u64,
@@ -128,7 +123,7 @@ impl Space {
     ) -> Result<Option<u64>, Error> {
         let Shape { rate, sizing } = self.shape();
         let spare = self.upkeep.take_spare((sizing, pages));
-        // Fresh memory is instant, if not as fast at first.
+        // A fresh filter is allocated at once, but its pages are faulted in by the first writes.
         let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(rate, filter));
         match self.ring.roll(low, boundary, next) {
@@ -145,26 +140,26 @@ impl Space {
         }
     }
 
-    /// The log is to hear of where tables begin, and which ids they take.
+    /// Marks the layout and the frontier as changed for the log.
     fn has_changed(&self) {
         self.changes.fetch_add(1, SeqCst);
         self.news.store(true, SeqCst);
     }
 
-    /// Opens a range for pairs aside, if they are enough; whether it did.
+    /// Opens an id range for the outliers if there are enough of them. Returns whether it did.
     fn open_range(&self) -> bool {
         let (Some(_alone), Some(_no_rewrite)) = (self.rolling.try_lock(), self.merging.try_lock())
         else {
             return false;
         };
         self.join_idle();
-        // Room for twice what waits: it goes on, and each next table is twice as large.
+        // Twice the pending pairs, as more will follow; each next table is twice as large.
         let pairs = 2 * self.outlier_pairs.load(SeqCst) as u64;
         let most = self.limits.pages_per_table.load(Relaxed);
         let pages = self.shape().sizing.pages(pairs).clamp(1, most);
         let divide = |Range { start, .. }| {
             let low = self.table_over(start).map(|(range, _)| range.0);
-            // A log may have told of the table, and of the range not yet.
+            // The log may already have created the table, but not yet the range.
             let begins = |low| {
                 low == start || matches!(self.divide(low, || Some(start), pages), Ok(Some(_)))
             };
@@ -174,15 +169,15 @@ impl Space {
         let weight = |held: &OutlierPairs| held.read().len();
         let opened = self.outliers.advance(&self.frontier, weight, is_short, divide);
         if opened {
-            // One may have made room.
+            // Opening a range may have joined another one.
             self.match_ranges();
             self.estimate();
         }
         opened
     }
 
-    /// Closes the open table of a range of ids far below the highest one, that in which nothing new
-    /// has come for the longest time; whether there was one. What comes there from now on is late.
+    /// Closes the open table of the range that has been idle longest, except the highest range. New
+    /// pairs in that range are late from then on. Returns whether there was such a range.
     pub fn close_range(&self) -> bool {
         let _alone = self.rolling.lock();
         let closed = !self.frontier.follows() && self.frontier.join_oldest();
@@ -193,12 +188,12 @@ impl Space {
         closed
     }
 
-    /// Whether [`Space::close_range`] would find one.
+    /// Whether [`Space::close_range`] would find a range.
     pub fn has_ranges(&self) -> bool {
         !self.frontier.follows() && self.frontier.open_ends().len() > 1
     }
 
-    /// Closes the tables of ranges in which nothing new comes. With `rolling` held.
+    /// Closes the tables of idle ranges. The caller holds `rolling`.
     fn join_idle(&self) {
         if !self.frontier.follows() && self.frontier.join_idle() {
             self.match_ranges();
@@ -206,13 +201,13 @@ impl Space {
         }
     }
 
-    /// Has the tables open that are by the frontier, and no others.
+    /// Opens and closes tables so that they match the frontier.
     fn match_ranges(&self) {
         for entry in self.ring.load().entries() {
             let table = entry.table();
             match (self.frontier.is_open(entry.slot().last()), table.is_open()) {
                 (true, false) => table.reopen(),
-                // A log says at how many pairs.
+                // The log determines the number of pairs.
                 (false, true) if self.frontier.follows() => table.set_closed_at(table.roll_at()),
                 (false, true) => table.close(),
                 _ => {}
@@ -220,7 +215,6 @@ impl Space {
         }
     }
 
-    /// The open tables and their lowest ids, oldest first.
     fn open_tables(&self) -> Vec<(u64, Arc<Table>)> {
         let tables = self.ring.load();
         let ends = self.frontier.open_ends();
@@ -228,8 +222,7 @@ impl Space {
         open.map(|entry| (entry.slot().low(), entry.table().clone())).collect()
     }
 
-    /// Recycles the oldest tables, while there are more than the options say (P4). With `rolling`
-    /// held.
+    /// Recycles the oldest tables beyond the configured number (P4). The caller holds `rolling`.
     fn recycle(&self) {
         while self.has_too_many() {
             let Some(oldest) = self.ring.recycle() else { return };
@@ -238,8 +231,7 @@ impl Space {
         }
     }
 
-    /// Whether the oldest table is to be recycled: after a roll, or a change of the options. Not
-    /// while it is open.
+    /// Whether the oldest table must be recycled. An open table never is.
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
         let kept = self.kept_pages();
@@ -258,9 +250,9 @@ impl Space {
         (self.shape().sizing, self.next_pages(newest))
     }
 
-    /// Decides at how many pairs the open tables are to be closed, from how many came late to the
-    /// others: as many as to the second of the last five in this respect. So neither one that got
-    /// an import decides for all, nor those that are not over yet.
+    /// Sets the pair count at which the open tables close. Uses the second-highest late ratio of
+    /// the last five closed tables. A single import does not dominate it, nor do tables that still
+    /// receive late pairs.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
         let closed = tables
@@ -285,7 +277,7 @@ impl Space {
         }
     }
 
-    /// Closes the newest table now, if it has any pair. Returns whether it did.
+    /// Closes the newest table now, unless it is empty. Returns whether it did.
     pub fn roll_now(&self) -> bool {
         let tables = self.ring.load();
         let newest = tables.newest();
@@ -293,12 +285,12 @@ impl Space {
             && self.roll(&self.rolling.lock(), newest.slot().low(), None).unwrap_or(false)
     }
 
-    /// How often the ring has changed.
+    /// Number of changes of the ring.
     pub fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
 
-    /// The tables' places, oldest first.
+    /// Returns the position and size of each table, oldest first.
     pub fn layout(&self) -> Vec<Layout> {
         let tables = self.ring.load();
         tables
@@ -311,13 +303,13 @@ impl Space {
             .collect()
     }
 
-    /// What is to be logged of where pairs go, read in one moment, in this order and before the
-    /// pairs that were read before it was. The layout only if the ring has changed since `changes`.
+    /// Returns a consistent state of ring and frontier for the log. The caller reads the pairs of a
+    /// batch first, then calls this, then logs layout, frontier and pairs, in this order. The
+    /// layout is present only if the ring has changed since `changes`.
     ///
-    /// A node that has applied all batches before has let no id in that lies in a table which comes
-    /// new with this one: it began above all ids that were let in by the time the last batch's
-    /// frontier was read. And whatever was in a table when its state was read is let in by this
-    /// frontier.
+    /// A follower that has applied all earlier batches has admitted no id of a table that is new in
+    /// this batch. The new table begins above all ids admitted when the last frontier was read.
+    /// This frontier admits every pair that was in a table when the table's state was read.
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
@@ -325,32 +317,32 @@ impl Space {
         RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), ranges }
     }
 
-    /// Whether the ring has changed, or pairs have gone into tables, by something else than a write
-    /// that changed something, since this was last asked: then [`Space::course`] is to be logged,
-    /// even if nothing else is. Never on a follower.
+    /// Whether the ring changed, or pairs moved into tables, without a write since the last call.
+    /// The caller must then log [`Space::course`] even if nothing else changed. Always false on a
+    /// follower.
     #[inline]
     pub fn take_news(&self) -> bool {
         self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
     }
 
-    /// Whether [`Space::take_news`] would say so. Cheap.
+    /// Whether [`Space::take_news`] may return true. Cheap.
     pub fn has_news(&self) -> bool {
         self.news.load(Relaxed)
     }
 
-    /// From now on what is written here decides where tables begin, and [`Space::maintain`] does.
+    /// Makes this node decide where tables begin, on writes and in [`Space::maintain`].
     pub fn lead(&self) {
         self.frontier.follow(false);
     }
 
-    /// From now on a log does ([`Space::put_layout`], [`Space::put_frontier`]). Nothing rolls by
-    /// itself any more when this returns.
+    /// Makes the log decide where tables begin ([`Space::put_layout`], [`Space::put_frontier`]).
+    /// After the return the ring no longer rolls on its own.
     pub fn follow(&self) {
         self.frontier.follow(true);
         drop(self.rolling.lock());
     }
 
-    /// Makes the frontier what the log says it was, and lets in what it has reached.
+    /// Applies a logged frontier and admits the outliers that it covers.
     pub fn put_frontier(&self, ranges: &[Range]) {
         let before = self.frontier.open_ends();
         self.frontier.tell(ranges);
@@ -360,14 +352,16 @@ impl Space {
         while self.drain() {}
     }
 
-    /// Makes the ring what the log says it was: opens the tables that it lacks, and recycles those
-    /// below the first of `layout`. May be repeated, and be told to a ring that
-    /// is further on. (A log of before frontiers were logged has let in ids on its own: then a
-    /// table opens higher than recorded if pairs above that were already put.)
+    /// Applies a logged layout: opens missing tables and recycles those below the first entry. The
+    /// call is idempotent and accepts a layout older than the ring.
+    ///
+    /// Old logs lack frontiers. A follower then admits ids on its own, and a table may begin higher
+    /// than recorded.
     pub fn put_layout(&self, layout: &[Layout]) -> Result<(), Error> {
         for &at in layout {
             match self.table_over(at.low) {
-                // (Without a frontier it may be another's boundary that ours lies above.)
+                // Without a logged frontier, the recorded boundary may belong to another table than
+                // ours.
                 Some(((low, last), _))
                     if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
                 {
@@ -393,7 +387,7 @@ impl Space {
         }
     }
 
-    /// Says of the tables that are here at how many pairs they are, or were, closed (L2).
+    /// Applies the logged pair counts at which tables close (L2).
     fn put_roll_points(&self, layout: &[Layout]) {
         for at in layout.iter().filter(|at| at.roll_at > 0) {
             let Some((range, table)) = self.table_at(at.low) else { continue };
@@ -404,8 +398,7 @@ impl Space {
         }
     }
 
-    /// A space begins with an empty table as large as its options say, and they may have changed
-    /// since the log began.
+    /// Resizes an empty table to its logged size. The options may have changed since the log began.
     fn resize_empty(&self, at: Layout) -> Result<(), Error> {
         let Some((_, table)) = self.table_at(at.low) else { return Ok(()) };
         if table.pages() == at.pages.max(1) || table.pairs() > 0 {
@@ -421,7 +414,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether [`Space::maintain`] has something to do. Cheap.
+    /// Whether [`Space::maintain`] has work. Cheap.
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
@@ -435,14 +428,14 @@ impl Space {
             || self.upkeep.wants_step(self.next_size(newest), needs_spare(newest))
     }
 
-    /// One small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns whether
-    /// there may be more to do.
+    /// Runs one small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns
+    /// whether more may remain.
     pub fn maintain(&self) -> bool {
         self.move_on() | self.tidy()
     }
 
-    /// Moves some early pairs into the ring, rolls if that is due, and recycles what the options
-    /// have no room for any more.
+    /// Moves some outliers into the ring, rolls a table that is due, and recycles tables beyond the
+    /// limits.
     pub fn move_on(&self) -> bool {
         let mut worked = self.take_in_early();
         if self.has_too_many() {
@@ -453,7 +446,7 @@ impl Space {
         worked | self.due_roll().is_some_and(|low| self.try_roll(low))
     }
 
-    /// Clears and prepares some memory; drops forgotten ids of recycled tables.
+    /// Prepares memory for the next table and drops the forgotten ids of recycled tables.
     pub fn tidy(&self) -> bool {
         let swept = self.forgotten.tidy(self.horizon());
         let newest = self.ring.load().newest().table().clone();
@@ -462,7 +455,6 @@ impl Space {
         self.upkeep.step((sizing, pages), needs_spare(&newest), make) | swept
     }
 
-    /// The lowest id of an open table that is to be closed.
     fn due_roll(&self) -> Option<u64> {
         if self.frontier.follows() {
             return None;
@@ -476,8 +468,8 @@ impl Space {
         due.next_back().map(|entry| entry.slot().low())
     }
 
-    /// Opens a range for the ids that are ahead, if they are enough, and moves some pairs that it
-    /// has into tables.
+    /// Opens a range for the outliers if there are enough of them, or moves some outliers of an
+    /// open range into tables.
     pub(crate) fn take_in_early(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {
@@ -493,7 +485,7 @@ impl Space {
             let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
             let some: Vec<u128> = held.read().iter().copied().take(MOVED_AT_ONCE - pairs).collect();
             let before = held.read().len();
-            // Where there is no memory for a table they stay.
+            // Without memory for a table the pairs remain outliers.
             let _ = self.settle(id, held, some);
             pairs += before - held.read().len();
             early.take_if(|held| held.read().is_empty());
@@ -502,7 +494,7 @@ impl Space {
     }
 }
 
-/// A table that is half full will need a successor.
+/// Whether the newest table is half full, so that a spare filter will be needed.
 fn needs_spare(newest: &Table) -> bool {
     newest.pairs() >= newest.roll_at() / 2
 }

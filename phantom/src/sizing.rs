@@ -1,26 +1,24 @@
-//! How large a filter must be for its error rate: derived for this layout, not for the textbook
-//! filter.
+//! Filter size for a false-positive rate, derived for this layout instead of the textbook filter.
 //!
-//! **Layout.** A filter is P pages of 64 lines of 512 bits. A pair goes to one page, to two
-//! distinct lines of it, and sets h distinct bits in each.
+//! **Layout.** A filter has P pages of 64 lines of 512 bits. A pair maps to one page and to two
+//! distinct lines in it. It sets h distinct bits in each line.
 //!
-//! **Derivation.** With n pairs, and hashes that spread evenly, the number X of pairs that have
-//! bits in a given line is Poisson with mean λ = 2n / 64P = n / 32P. (Pages vary, too, but a
-//! Poisson number of pairs dealt to lines at random gives Poisson lines; the page only ties lines
-//! together, weakly.) Let G_h(x) be the chance that h distinct random bits are all set in a line
-//! that x pairs have written to. A pair never set is answered *yes* if that happens in both of its
-//! lines, hence
+//! **Derivation.** Take n pairs and uniform hashes. The number X of pairs with bits in a given line
+//! is Poisson with mean λ = 2n / 64P = n / 32P. (Page loads vary as well, but a Poisson number of
+//! pairs spread over lines at random still gives Poisson lines.) Let G_h(x) be the probability that
+//! h distinct random bits are all set in a line with x pairs. A false positive needs this in both
+//! lines:
 //!
 //! ```text
 //!   rate(λ, h) = ( Σ_x  Poisson(x; λ) G_h(x) )²            bits per pair = 32768 P / n = 1024 / λ
 //! ```
 //!
-//! G_h(x) comes from the distribution of the number j of set bits after x pairs: a pair adds a new
-//! ones with probability C(j, h-a) C(512-j, a) / C(512, h), a Markov chain of 513 states; then
-//! G_h(x) = Σ_j P(j) C(j, h) / C(512, h). No term is approximated. That the mix over x lies above
-//! the rate of a mean line (G is convex) is what cache-line blocks cost.
+//! G_h(x) follows from the distribution of the number j of set bits after x pairs. A pair adds a
+//! new bits with probability C(j, h-a) C(512-j, a) / C(512, h), a Markov chain of 513 states. Then
+//! G_h(x) = Σ_j P(j) C(j, h) / C(512, h). No term is approximated. G is convex, so the mix over x
+//! exceeds the rate of a line with mean load; this excess is the cost of cache-line blocks.
 //!
-//! What the best h then needs, in bits per pair, beside the textbook's n/m with its best k:
+//! Bits per pair with the best h, compared with the textbook filter at its best k:
 //!
 //! ```text
 //!   rate     h + h    two lines    one line    textbook
@@ -29,40 +27,35 @@
 //!   0.01 %   6 + 6     19.78        21.92       19.17
 //! ```
 //!
-//! **Counting.** A pair that the filter takes for set is not set again, and not counted. So those
-//! that are counted are the ones that found a bit unset, and fill the filter faster than pairs at
-//! random: as fast as all that came. Of those that lead to a load Λ the share 1 - (∫₀^Λ rate(λ) dλ)
-//! / Λ is counted: 0.9985 at 1 %, 0.92 at 25 %. What is held against counts here is converted by
-//! that.
+//! **Counting.** A filter neither sets nor counts a pair that it already reports as set. Counted
+//! pairs therefore fill the filter as fast as all received pairs do. Up to a load Λ the counted
+//! share is 1 - (∫₀^Λ rate(λ) dλ) / Λ: 0.9985 at 1 %, 0.92 at 25 %. Comparisons with counts convert
+//! by this share.
 //!
-//! **Budget.** A table that is overrun gets extension filters, and a lookup says yes if any of them
-//! does: their rates add up. So the first filter of a table is sized for [`FIRST_SHARE`] of the
-//! configured rate, and the i-th extension for a part of the rest that falls with the square of i,
-//! so that the sum never exceeds what is configured, however long the chain.
+//! **Budget.** A lookup in a table with extensions says yes if any filter does, so their rates add
+//! up. The first filter gets [`FIRST_SHARE`] of the configured rate. The i-th extension gets a part
+//! of the rest that falls with 1/i². The sum stays below the configured rate for any length of the
+//! chain.
 
 use parking_lot::RwLock;
 use std::sync::LazyLock;
 
-/// Bits in a cache line.
 pub(crate) const LINE_BITS: usize = 512;
-/// Lines in a page.
 pub(crate) const LINES: usize = 64;
-/// 64-bit words in a page.
 pub(crate) const PAGE_WORDS: usize = LINES * LINE_BITS / 64;
-/// A pair sets at most this many bits in each of its two lines.
+/// Maximum number of bits that a pair sets in each of its two lines.
 pub(crate) const MOST_BITS: usize = 7;
 
-/// The rates that may be configured.
+/// Supported false-positive rates.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
-/// The share of the configured rate that a table's first filter may use when it is full. It costs
-/// 0.1 bits per pair; more than 19.9 bits per pair at 0.01 % were not wanted.
+/// Share of the configured rate for the first filter of a table when it is full. It costs 0.1 bits
+/// per pair and keeps a pair at 0.01 % within 19.9 bits.
 pub(crate) const FIRST_SHARE: f64 = 0.952;
 
-/// Lines with more pairs than this are taken to be full.
+/// Number of pairs beyond which a line counts as full.
 const MOST_LOAD: usize = 1024;
 
-/// `COVER[h][x]`: the chance that h distinct random bits are all set in a line that x pairs have
-/// written to.
+/// `COVER[h][x]`: probability that h distinct random bits are all set in a line with x pairs.
 static COVER: LazyLock<Vec<Vec<f64>>> = LazyLock::new(|| (0..=MOST_BITS).map(cover).collect());
 
 fn choose(n: usize, k: usize) -> f64 {
@@ -92,7 +85,7 @@ fn cover(h: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The false-positive rate of a filter whose lines hold `load` pairs on average, `bits` of each.
+/// Returns the false-positive rate of a filter with a mean `load` of pairs per line, `bits` each.
 pub(crate) fn rate(load: f64, bits: usize) -> f64 {
     if load <= 0.0 {
         return 0.0;
@@ -114,30 +107,27 @@ pub(crate) fn rate(load: f64, bits: usize) -> f64 {
     (one_line + tail.max(0.0)).min(1.0).powi(2)
 }
 
-/// How the filters of one error rate are built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sizing {
-    /// Bits that a pair sets in each of its two lines.
     pub(crate) bits: usize,
-    /// Pairs that fit, per page: those that came.
+    /// Received pairs per page at the rate.
     pub(crate) pairs_per_page: f64,
-    /// The share of them that is counted.
+    /// Share of received pairs that are counted.
     pub(crate) counted: f64,
 }
 
-/// The share of the pairs that lead to this load that found a bit unset, and were counted.
+/// Returns the share of pairs that found a bit unset, and so were counted, up to this load.
 fn counted(load: f64, bits: usize) -> f64 {
-    /// Intervals of Simpson's rule: even.
+    /// Number of intervals in Simpson's rule; must be even.
     const STEPS: usize = 32;
     let at = |i: usize| rate(load * i as f64 / STEPS as f64, bits);
     let inner: f64 = (1..STEPS).map(|i| at(i) * if i % 2 == 1 { 4.0 } else { 2.0 }).sum();
     1.0 - (at(0) + inner + at(STEPS)) / (3 * STEPS) as f64
 }
 
-/// The load at which a filter has the rate `target`.
+/// Returns the load at which a filter reaches the rate `target`.
 fn load_at(target: f64, bits: usize) -> f64 {
-    // A line that no load under 700 fills to the rate would be wasted; exp(-load) is still a number
-    // there.
+    // No practical rate needs a load near 700, and exp(-700) is still above zero.
     let (mut low, mut high) = (0.0, 700.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -146,15 +136,15 @@ fn load_at(target: f64, bits: usize) -> f64 {
     low
 }
 
-/// Bits per pair of a table's first filter when it is full, for this false-positive rate of the
-/// table. What comes late to a closed table takes room beside.
+/// Returns the bits per pair in the first filter of a full table with this false-positive rate.
+/// Late pairs of a closed table take additional memory.
 pub fn bits_per_pair(rate: f64) -> f64 {
     let sizing = Sizing::in_chain(rate, 0);
     (LINES * LINE_BITS) as f64 / (sizing.pairs_per_page * sizing.counted)
 }
 
 impl Sizing {
-    /// The layout that takes the least memory for `target`.
+    /// Returns the parameters with the lowest memory use for `target`.
     pub(crate) fn for_rate(target: f64) -> Sizing {
         let (load, bits) = (1..=MOST_BITS)
             .map(|bits| (load_at(target, bits), bits))
@@ -163,7 +153,8 @@ impl Sizing {
         Sizing { bits, pairs_per_page: load * (LINES / 2) as f64, counted: counted(load, bits) }
     }
 
-    /// Layout and number of pages of the `i`-th filter of a chain. Part of the file format.
+    /// Returns the parameters and the number of pages of the `i`-th filter in a chain. Part of the
+    /// file format.
     pub(crate) fn geometry(rate: f64, first_pages: usize, i: usize) -> (Sizing, usize) {
         let sizing = Sizing::in_chain(rate, i);
         if i == 0 {
@@ -173,11 +164,11 @@ impl Sizing {
         (sizing, sizing.pages((first / 8).max(1) << (i - 1)))
     }
 
-    /// The sizing of the `i`-th filter of a table's chain, 0 being the first, for the configured
-    /// `rate` of the whole chain. What was worked out lately, some 0.2 ms each, is kept: a process
-    /// has few rates, but a peer that sends tables may name any.
+    /// Returns the parameters of the `i`-th filter in a chain (0 is the first) whose filters share
+    /// `rate`. A computation takes about 0.2 ms, so recent results are cached. The cache is bounded
+    /// because a peer may send tables with any rate.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
-        /// Of four rates all filters.
+        /// Number of cached results: all filters of four rates.
         const KEPT: usize = 64;
         static KNOWN: RwLock<Vec<((u64, usize), Sizing)>> = RwLock::new(Vec::new());
         let key = (rate.to_bits(), i);
@@ -193,31 +184,31 @@ impl Sizing {
         sizing
     }
 
-    /// Pairs that are counted when `pages` have reached the rate.
+    /// Returns the number of counted pairs at which `pages` reach the rate.
     pub(crate) fn capacity(&self, pages: usize) -> u64 {
         (self.pairs_per_page * self.counted * pages as f64) as u64
     }
 
-    /// Pairs that come until `pages` have reached the rate.
+    /// Returns the number of received pairs at which `pages` reach the rate.
     pub(crate) fn pairs(&self, pages: usize) -> u64 {
         (self.pairs_per_page * pages as f64) as u64
     }
 
-    /// The fewest pages that hold `pairs` that come. At least 1.
+    /// Returns the number of pages for `pairs` received pairs. At least 1.
     pub(crate) fn pages(&self, pairs: u64) -> usize {
         ((pairs as f64 / self.pairs_per_page).ceil() as usize).max(1)
     }
 
-    /// The rate that `pairs` that were counted in `pages` give.
+    /// Returns the false-positive rate of `pages` that contain `pairs` counted pairs.
     pub(crate) fn rate(&self, pairs: u64, pages: usize) -> f64 {
         let found = pairs as f64 / (pages * LINES / 2) as f64;
-        // The share changes slowly with the load: three steps bring it to six digits.
+        // The share changes slowly with the load; three iterations give six digits.
         let load = (0..3).fold(found, |load, _| found / counted(load, self.bits));
         rate(load, self.bits)
     }
 
-    /// The pairs that were counted when `ones` bits are set in `pages`, most likely: the mean share
-    /// of zeros is exp(-λ h / 512), exactly.
+    /// Returns the most likely number of counted pairs if `pages` have `ones` bits set. The
+    /// expected share of zero bits is exactly exp(-λ h / 512).
     pub(crate) fn pairs_of(&self, ones: u64, pages: usize) -> u64 {
         let bits = (pages * LINES * LINE_BITS) as f64;
         let zeros = ((bits - ones as f64) / bits).max(1.0 / bits);
@@ -226,13 +217,13 @@ impl Sizing {
     }
 }
 
-/// How far [`Sizing::pairs_of`] may be off: the number of set bits tells `pairs` with a deviation
-/// below their square root.
+/// Returns the error bound of [`Sizing::pairs_of`]. The standard deviation of the estimate is below
+/// the square root of `pairs`.
 pub(crate) fn uncertainty(pairs: u64) -> u64 {
     6 * pairs.isqrt() + 16
 }
 
-/// The share of the configured rate that the `i`-th filter of a chain may use. They sum up to 1.
+/// Returns the share of the configured rate for the `i`-th filter of a chain. All shares sum to 1.
 pub(crate) fn share(i: usize) -> f64 {
     match i {
         0 => FIRST_SHARE,
@@ -247,8 +238,8 @@ mod tests {
     use bitvec::bitarr;
     use bloomfilter::Bloom;
 
-    /// The crate bloomfilter has the textbook's formula: what the table at the top of this file
-    /// says of it is right, and our layout pays at most 4 % more for its two lines per pair.
+    /// The crate bloomfilter implements the textbook formula. Checks the table in the head of this
+    /// file against it, and the 4 % overhead of two lines per pair.
     #[test]
     fn two_lines_cost_at_most_four_percent_more_bits_than_a_textbook_filter() {
         for (rate, said, ours) in
@@ -283,7 +274,7 @@ mod tests {
         assert!(sum <= 1.0 && sum > 0.999, "{sum}");
     }
 
-    /// The chain of a line's fill against dice.
+    /// Compares the Markov chain with a simulation of random bits.
     #[test]
     fn the_cover_of_a_line_is_what_dice_give() {
         let mut rng = fastrand::Rng::with_seed(1);

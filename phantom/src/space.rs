@@ -1,9 +1,9 @@
-//! A space: the ring of tables and the pairs aside. Reading is in `lookup`, writing in `write`,
-//! rolling in `rollover`.
+//! [`Space`]: the ring of tables and the outlier pairs. `lookup` implements reads, `write` writes
+//! and `rollover` rolls.
 //!
-//! **Locks**, in this order: aside, a stripe of the ring, a table's growth or a shard of its
-//! revoked pairs. All that happens to one pair happens under its stripe (or, for an id far ahead,
-//! under the mutex of the outliers), so test and set are one step (P3).
+//! **Lock order**: outliers, then a stripe of the ring, then a table's growth lock or a shard of
+//! its deleted pairs. Every operation on a pair holds the pair's stripe, or the mutex of the
+//! outliers for an id far ahead. So test and set are atomic (P3).
 
 use crate::Error;
 use crate::deleted_pairs::Hashes;
@@ -20,19 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// The pairs of one id aside. Of them, too, a reader waits for a few memory writes at most (P5).
+/// Outlier pairs of one id. The lock is held for a few memory writes at most (P5).
 pub(crate) type OutlierPairs = RwLock<Hashes>;
 
-/// What may change while a space is used.
+/// Limits that [`Space::set_options`] may change at run time.
 pub(crate) struct Limits {
-    /// Pages of a grown table's first filter.
     pub(crate) pages_per_table: AtomicUsize,
     pub(crate) max_tables: AtomicUsize,
     pub(crate) keep_tables: AtomicUsize,
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
-    /// Bytes that filters may take at most, and now.
+    /// Memory limit of filters in bytes: the configured maximum, and the current limit.
     most_filter_bytes: AtomicU64,
     pub(crate) filter_bytes: AtomicU64,
     spill: AtomicBool,
@@ -54,12 +53,10 @@ impl Limits {
     }
 }
 
-/// What tables are made for from now on.
+/// Parameters of new tables.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    /// False-positive rate.
     pub(crate) rate: f64,
-    /// Of a first filter.
     pub(crate) sizing: Sizing,
 }
 
@@ -70,14 +67,15 @@ impl Shape {
     }
 }
 
-/// Pairs of (id, member). See the top of the file; all methods may be called from any thread.
+/// Set of (id, member) pairs. All methods are safe to call from any thread. The head of this file
+/// describes the locks.
 pub struct Space {
     pub(crate) options: Options,
     pub(crate) seed: Seed,
     shape: RwLock<Shape>,
-    /// No first filter of a table has fewer bits of a pair in a line: so many draws may be asked of
-    /// all of them before it is known whose they are. Never rises, as readers of an older list of
-    /// tables may ask.
+    /// Lower bound of the bits per line over the first filters of all tables. Lookups test this
+    /// many draws before they know the pair's table. It never rises, because a reader may hold an
+    /// older list of tables.
     pub(crate) fewest_bits: AtomicUsize,
     pub(crate) limits: Limits,
     pub(crate) ring: Ring<Arc<Table>>,
@@ -86,22 +84,21 @@ pub struct Space {
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
     pub(crate) upkeep: TablePool,
-    /// Held to roll, or to look at ring and frontier together. Never waited for by a writer.
+    /// Held to roll, or to read ring and frontier consistently. A writer never waits for it.
     pub(crate) rolling: Mutex<()>,
-    /// Held while a table takes the place of another: a spill, a merge of late pairs, a rebuild.
+    /// Held while a table is replaced: by a spill, a merge of late pairs or a rebuild.
     pub(crate) merging: Mutex<()>,
-    /// Pairs set of tables that lie elsewhere, of all tables.
+    /// Number of late pairs in all cold tables.
     pub(crate) late: Arc<AtomicUsize>,
-    /// Behind the table that had canaries last.
+    /// Index after the table that was probed last.
     pub(crate) probed: AtomicUsize,
-    /// How often the ring has changed.
     pub(crate) changes: AtomicU64,
-    /// See [`Space::take_news`].
+    /// Whether [`Space::take_news`] has something to report.
     pub(crate) news: AtomicBool,
 }
 
 impl Space {
-    /// An empty space whose horizon is [`Options::first_id`].
+    /// Returns an empty space whose horizon is [`Options::first_id`].
     pub fn new(options: Options) -> Result<Space, Error> {
         options.check()?;
         let sizing = Table::first_sizing(options.false_positive_rate);
@@ -148,14 +145,13 @@ impl Space {
         Ok(space)
     }
 
-    /// Changes the options, but for those that are part of the space's data: see [`Options`].
-    /// [`Space::maintain`] recycles the tables for which they have no room any more; the next
-    /// write keeps the rest.
+    /// Applies new options, except those that are part of the stored data ([`Options`]).
+    /// [`Space::maintain`] then recycles the tables that no longer fit.
     pub fn set_options(&self, options: &Options) -> Result<(), Error> {
         options.check()?;
         if options.false_positive_rate != self.false_positive_rate() {
             let shape = Shape::of(options);
-            // Before there is a table of it.
+            // Must precede the first table of the new shape: lookups rely on the lower bound.
             self.fewest_bits.fetch_min(shape.sizing.bits, Relaxed);
             *self.shape.write() = shape;
         }
@@ -183,38 +179,36 @@ impl Space {
         Ok(())
     }
 
-    /// These options, of a space with these data.
     fn data_of(&self, options: &Options) -> Options {
         Options { seed: self.options.seed, first_id: self.options.first_id, ..options.clone() }
     }
 
-    /// What tables are made for from now on.
     pub(crate) fn shape(&self) -> Shape {
         *self.shape.read()
     }
 
-    /// The false-positive rate that tables are made for from now on.
+    /// Returns the false-positive rate of new tables.
     pub fn false_positive_rate(&self) -> f64 {
         self.shape.read().rate
     }
 
-    /// Bytes that filters may take.
+    /// Returns the current memory limit of filters, in bytes.
     pub fn filter_bytes_limit(&self) -> u64 {
         self.limits.filter_bytes.load(Relaxed)
     }
 
-    /// Bytes that filters may take at most, by the options.
+    /// Returns the memory limit of filters from the options, in bytes.
     pub fn most_filter_bytes(&self) -> u64 {
         self.limits.most_filter_bytes.load(Relaxed)
     }
 
-    /// From now on filters may take so many bytes, until the options change. What is there stays;
-    /// a space that spills is [short](Space::is_short) if it has more.
+    /// Sets the memory limit of filters until the next [`Space::set_options`]. Existing filters
+    /// stay. A space that spills is [short](Space::is_short) while it exceeds the limit.
     pub fn set_filter_bytes(&self, bytes: u64) {
         self.limits.filter_bytes.store(bytes, Relaxed);
     }
 
-    /// Bytes of the newest table's first filter, and of the next one's.
+    /// Returns the size of the first filter in bytes: of the newest table and of the next one.
     pub fn newest_filter_bytes(&self) -> (u64, u64) {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -222,61 +216,59 @@ impl Space {
         (bytes(newest.pages()), bytes(self.next_pages(newest)))
     }
 
-    /// Whether the oldest table waits to be written to the disk, instead of being recycled.
+    /// Whether the oldest table is written to disk instead of being recycled.
     pub fn spills(&self) -> bool {
         self.limits.spill.load(Relaxed)
     }
 
-    /// The options it was made with. Those that may change may have changed since:
-    /// [`Space::set_options`].
+    /// Returns the options at creation. [`Space::set_options`] may have changed some of them since.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The pair of `id` and `member`, as it is asked for and written now.
+    /// Returns the pair of `id` and `member` in the current generation of the id.
     #[inline]
     pub fn pair(&self, id: u64, member: &Member) -> Pair {
         self.current(self.first_pair(id, member))
     }
 
-    /// Range and table that begin at `low`.
+    /// Returns range and table whose range begins at `low`.
     pub(crate) fn table_at(&self, low: u64) -> Option<((u64, u64), Arc<Table>)> {
         self.table_over(low).filter(|(range, _)| range.0 == low)
     }
 
-    /// Range and table that cover `id`.
     pub(crate) fn table_over(&self, id: u64) -> Option<((u64, u64), Arc<Table>)> {
         let tables = self.ring.load();
         let entry = tables.find(id)?;
         Some(((entry.slot().low(), entry.slot().last()), entry.table().clone()))
     }
 
-    /// The range of ids, both ends inclusive, of the table that covers `id`; that of the newest
-    /// ends at 2^64-1. `None`: it lies below the horizon.
+    /// Returns the inclusive id range of the table that contains `id`; the newest ends at 2^64-1.
+    /// Returns `None` below the horizon.
     pub fn range_over(&self, id: u64) -> Option<(u64, u64)> {
         let tables = self.ring.load();
         tables.find(id).map(|entry| (entry.slot().low(), entry.slot().last()))
     }
 
-    /// No table has a pair of a higher id. `None`: no table has any.
+    /// Returns an upper bound of the ids in tables. `None` if no table has a pair.
     pub fn highest_id(&self) -> Option<u64> {
         self.frontier.high()
     }
 
-    /// Runs `f` on the table of `pair`, alone among its writers.
+    /// Runs `f` on the pair's table while no other writer can change the pair.
     pub(crate) fn under_stripe<R>(&self, pair: &Pair, f: impl FnOnce(&Table) -> R) -> Option<R> {
         self.ring.write(pair.id, pair.low, |entry| f(entry.table()))
     }
 
     pub(crate) fn for_each_outlier(&self, mut f: impl FnMut(Pair)) {
         self.outliers.for_each(|id, early| {
-            // No thread waits for `f`.
+            // Copies the hashes first: a writer must not wait for `f`.
             let hashes: Vec<u128> = early.read().iter().copied().collect();
             hashes.into_iter().for_each(|hash| f(Pair::from_hash(id, hash)));
         });
     }
 
-    /// Whether extensions may take so many more bytes.
+    /// Whether the memory limit allows filters to grow by this many bytes.
     pub(crate) fn may_grow(&self, bytes: usize) -> bool {
         let used = self
             .ring
@@ -288,20 +280,20 @@ impl Space {
         (used as u64).saturating_add(bytes as u64) <= self.limits.filter_bytes.load(Relaxed)
     }
 
-    /// Pages of the first filters that lie in memory.
     pub(crate) fn pages_in_memory(&self) -> usize {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
     /// Pages that count towards [`Space::kept_pages`]. A table that was rebuilt for more pairs than
-    /// planned counts as a full one, so many pairs of few ids do not recycle the ids below them.
+    /// planned counts as one full table. Otherwise many pairs of few ids would recycle the ids
+    /// below them.
     pub(crate) fn counted_pages(&self) -> usize {
         let most = self.limits.pages_per_table.load(Relaxed);
         self.ring.load().entries().iter().map(|entry| entry.table().pages().min(most)).sum()
     }
 
-    /// Pages that the first filters of all tables may have together; those of a space that spills,
-    /// in memory.
+    /// Maximum number of pages in the first filters of all tables; of tables in memory if the space
+    /// spills.
     pub(crate) fn max_pages(&self) -> usize {
         let by_tables = self
             .limits
@@ -315,8 +307,8 @@ impl Space {
         by_tables.min(usize::try_from(by_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Pages that the first filters of all tables may have together, those that lie elsewhere
-    /// included: beyond it the oldest is recycled.
+    /// Number of pages in all first filters, in memory and on disk, beyond which the oldest table
+    /// is recycled.
     pub(crate) fn kept_pages(&self) -> usize {
         match self.limits.keep_tables.load(Relaxed) {
             _ if !self.spills() => self.max_pages(),

@@ -1,4 +1,4 @@
-//! What an operator, a log and a forecast want to know of a space.
+//! Statistics of a space, for operators, the log and forecasts.
 
 use crate::deleted_pairs::bytes_of;
 use crate::fp_estimator::Measured;
@@ -8,83 +8,81 @@ use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// A table without what it holds, with its place in the ring: stripes, and entries of two lists.
+/// Memory of a table without its contents, in bytes: the struct, stripes, and entries in two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
-/// An id aside without its pairs: its place in the map, a branch of it, and the set.
+/// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
 const ASIDE_BYTES: usize = 128;
 
-/// One table, as `TM.TABLES` shows it.
+/// Statistics of one table, as shown by `TM.TABLES`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableStats {
     /// Lowest id of the range.
     pub low: u64,
     /// Highest id of the range (inclusive).
     pub last: u64,
-    /// Pairs set, those unset again included.
+    /// Number of pairs in the filters, including deleted ones.
     pub pairs: u64,
-    /// Pairs that had been set when the table was closed; 0 while it is open: the newest, or the
-    /// newest of ids far below those (see `rolling`).
+    /// Number of pairs when the table was closed; 0 while it is open. The newest table of every id
+    /// range is open (see `rolling`).
     pub early: u64,
-    /// Pairs that its first filter holds at the configured rate.
+    /// Number of pairs that the first filter holds at the configured rate.
     pub capacity: u64,
-    /// The table is, or was, closed at this many pairs, so that late ones fit.
+    /// Number of pairs at which the table closes; leaves room for late pairs.
     pub roll_at: u64,
-    /// Pairs in the first filter by its capacity, 0 to 1.
+    /// Pairs in the first filter divided by its capacity.
     pub fill: f64,
-    /// Share of the first filter's bits that are set, 0 to 1. `None`: they were not counted.
+    /// Share of set bits in the first filter, 0 to 1. `None` if not counted.
     pub bits_set: Option<f64>,
-    /// Its filters lie elsewhere: neither the bits nor the error rate are looked at there.
+    /// Whether the filters are on disk. Bits and error rate are not measured there.
     pub is_cold: bool,
-    /// Pairs that were set since they do.
+    /// Number of pairs set since the filters were written to disk.
     pub late: usize,
-    /// Filters that were chained because the table was overrun.
+    /// Number of filters after the first one.
     pub extensions: usize,
-    /// Pairs unset, held exactly.
+    /// Number of deleted pairs.
     pub revoked: usize,
-    /// Rises with every change: a table with the version it had at the last snapshot need not be
-    /// written again.
+    /// Version number; every change raises it. A snapshot can skip a table with an unchanged
+    /// version.
     pub version: u64,
-    /// Memory of filters and revoked pairs.
+    /// Memory of filters and deleted pairs, in bytes.
     pub bytes: usize,
-    /// The error rate that was configured when the table was made.
+    /// False-positive rate configured when the table was created.
     pub configured_rate: f64,
-    /// The error rate that its pairs give by calculation.
+    /// False-positive rate that the formula predicts for the current pairs.
     pub expected_rate: f64,
-    /// What canaries (pairs that no client can set) have said since the table last grew by a
-    /// sixteenth.
+    /// Results of canaries (pairs that no client can set) since the table last grew by a sixteenth.
     pub measured: Measured,
 }
 
-/// One table's place in the ring: what a log records when the ring changes.
+/// Position and size of one table, as logged when the ring changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Lowest id of the range.
     pub low: u64,
     /// Size of the first filter, in pages of 4 KiB.
     pub pages: usize,
-    /// The table is, or was, closed at this many pairs. 0: not known, as in a log of before this
-    /// was logged.
+    /// Number of pairs at which the table closes. 0 if unknown, as in old logs.
     pub roll_at: u64,
 }
 
-/// Where pairs go: see [`Space::course`].
+/// Consistent state of ring and frontier; see [`Space::course`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingProgress {
-    /// How often the ring has changed.
+    /// Number of changes of the ring.
     pub changes: u64,
-    /// The tables' places, oldest first; `None`: as they were.
+    /// Position of each table, oldest first; `None` if unchanged.
     pub layout: Option<Vec<Layout>>,
-    /// Of which ids tables take pairs, lowest first: none before any does.
+    /// Id ranges whose pairs go to tables, lowest first. Empty before the first.
     pub ranges: Vec<Range>,
 }
 
 impl Space {
-    /// The lowest id that is answered for.
+    /// Returns the lowest id that the space has answers for.
     pub fn horizon(&self) -> u64 {
         self.ring.load().horizon()
     }
 
-    /// Pairs that are set.
+    /// Returns the number of set pairs.
     pub fn pairs(&self) -> u64 {
         let tables = self.ring.load();
         let in_tables: u64 = tables
@@ -95,13 +93,13 @@ impl Space {
         in_tables + self.outlier_pairs.load(SeqCst) as u64
     }
 
-    /// Pairs held exactly because their ids lie far ahead.
+    /// Returns the number of outlier pairs.
     pub fn outlier_pairs(&self) -> usize {
         self.outlier_pairs.load(SeqCst)
     }
 
-    /// The lowest and the highest id of these pairs, and how many there are; `None` if there are
-    /// none.
+    /// Returns the lowest and highest id of the outlier pairs and their number, or `None` if there
+    /// are none.
     pub fn outlier_range(&self) -> Option<(u64, u64, u64)> {
         let mut range: Option<(u64, u64, u64)> = None;
         self.for_each_outlier(|pair| {
@@ -111,14 +109,14 @@ impl Space {
         range
     }
 
-    /// Whether any of these pairs has an id of `low..=last`.
+    /// Whether any outlier pair has an id in `low..=last`.
     pub fn has_outliers(&self, low: u64, last: u64) -> bool {
         let mut has_any = false;
         self.outliers.for_each(|id, _| has_any |= (low..=last).contains(&id));
         has_any
     }
 
-    /// Unset pairs of the table that has most of them: none may have more than `max_revoked`.
+    /// Returns the largest number of deleted pairs in any table; the limit is `max_revoked`.
     pub fn most_revoked(&self) -> usize {
         self.ring
             .load()
@@ -129,7 +127,7 @@ impl Space {
             .unwrap_or(0)
     }
 
-    /// Memory of all tables, spare ones, pairs aside and forgotten ids, in bytes.
+    /// Returns the memory of tables, spare filters, outliers and forgotten ids, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let tables = self.ring.load();
         let in_tables: usize =
@@ -140,13 +138,12 @@ impl Space {
             + self.forgotten.memory_bytes()) as u64
     }
 
-    /// Memory of pairs aside.
     pub(crate) fn outlier_bytes(&self) -> usize {
         self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs())
     }
 
-    /// How many more pairs of new ids may come before the oldest table is recycled, or spills; with
-    /// the rate at which they come, this is when.
+    /// Returns how many more pairs of new ids fit before the oldest table is recycled or spilled.
+    /// Divided by the rate of arrival this gives the time left.
     pub fn pairs_until_recycled(&self) -> u64 {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -162,15 +159,15 @@ impl Space {
             (room, pairs) = (room - next, pairs.saturating_add(come(next)));
             next = next.saturating_mul(2).min(full);
         }
-        // The budget may have room for any number of full ones.
+        // Closed form, because the memory may allow any number of full tables.
         if next == full {
             pairs = pairs.saturating_add(come(full).saturating_mul((room / full.max(1)) as u64));
         }
         pairs
     }
 
-    /// All tables, oldest first. Asks each for `canaries` more ([`Space::probe`]). Counts the bits
-    /// of all first filters in memory, too: 0.1 s per GiB.
+    /// Returns the statistics of all tables, oldest first. Probes each table with `canaries` more
+    /// ([`Space::probe`]) and counts the bits of all first filters in memory, 0.1 s per GiB.
     pub fn tables_probed(&self, canaries: u64) -> Vec<TableStats> {
         self.table_stats(canaries, true)
     }
@@ -205,8 +202,8 @@ impl Space {
         tables.entries().iter().map(stats).collect()
     }
 
-    /// [`Space::tables_probed`] without canaries, and without a walk through the filters for their
-    /// bits: takes some microseconds.
+    /// Returns the statistics of all tables without probing and without counting bits. Takes a few
+    /// microseconds.
     pub fn tables(&self) -> Vec<TableStats> {
         self.table_stats(0, false)
     }

@@ -1,9 +1,9 @@
-//! The memory of tables, between tables: recycled ones are cleared, fresh ones prepared, in the
-//! background and in small steps.
+//! Recycles the memory of tables in the background, in small steps: clears retired filters and
+//! prepares spare ones.
 //!
-//! A recycled table may still be read by a thread that took the ring's list before. So it waits
-//! here until no reader holds it, and only then is its memory cleared for the next table, or given
-//! back. That is also why no reader ever pays for unmapping it.
+//! A reader with an older list of tables may still use a retired table. The pool keeps the table
+//! until the last reader drops it, then clears the memory for the next table or frees it. So no
+//! reader pays for unmapping.
 
 use crate::filter::Filter;
 use crate::sizing::Sizing;
@@ -12,47 +12,43 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Words cleared in one step: 8 MiB, a millisecond or two.
+/// Number of words cleared per step: 8 MiB, one to two milliseconds.
 const STEP_WORDS: usize = 1 << 20;
 
-/// What a filter is made for: its layout and its pages.
 pub(crate) type Size = (Sizing, usize);
 
 fn size_of_filter(filter: &Filter) -> Size {
     (*filter.sizing(), filter.pages())
 }
 
-/// See the top of the file.
 #[derive(Default)]
 pub(crate) struct TablePool {
-    /// Writers come here, as they roll: no memory is cleared or given back under this lock, nor
-    /// under that of `spare`.
+    /// Writers take this lock during a roll. No thread clears or frees memory under it or under
+    /// `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
-    /// A filter, and how many of its words are clear. Held for the length of a step.
+    /// Filter being cleared, and its number of cleared words. Held during a step.
     clearing: Mutex<Option<(Filter, usize)>>,
     clearing_bytes: AtomicUsize,
 }
 
 impl TablePool {
-    /// Takes over a table that left the ring.
     pub(crate) fn retire(&self, table: Arc<Table>) {
         self.retired.lock().push(table);
     }
 
-    /// An empty filter of this size, if one is ready.
     pub(crate) fn take_spare(&self, size: Size) -> Option<Filter> {
         self.spare.lock().take_if(|spare| size_of_filter(spare) == size)
     }
 
-    /// Takes an empty filter for the next table, instead of another that was to be that.
+    /// Stores the spare filter for the next table and drops the previous one.
     pub(crate) fn keep_spare(&self, filter: Filter) {
         let other = self.spare.lock().replace(filter);
         drop(other);
     }
 
-    /// Whether [`TablePool::step`] has something to do when the next table is to have this size.
-    /// While another thread makes a step there is nothing to do.
+    /// Whether [`TablePool::step`] has work for a next table of this size. Returns `false` while
+    /// another thread runs a step.
     pub(crate) fn wants_step(&self, size: Size, soon: bool) -> bool {
         self.clearing.try_lock().is_some_and(|clearing| {
             clearing.is_some()
@@ -65,15 +61,14 @@ impl TablePool {
         self.spare.lock().as_ref().is_some_and(|spare| size_of_filter(spare) == size)
     }
 
-    /// A retired table that no reader holds any more.
     fn take_retired(&self) -> Option<Arc<Table>> {
         let mut retired = self.retired.lock();
         let at = retired.iter().position(|table| Arc::strong_count(table) == 1)?;
         Some(retired.swap_remove(at))
     }
 
-    /// One small step towards a spare filter of this size; `soon`: it will be needed, so make one
-    /// if none is coming. Returns whether it did something.
+    /// Runs one small step towards a spare filter of this size. `soon` allows calling `make` for a
+    /// new one. Returns whether there was work.
     pub(crate) fn step(
         &self,
         size: Size,
@@ -101,8 +96,7 @@ impl TablePool {
                 Err(table) => self.retire(table),
             }
         } else if soon && !self.is_ready(size) {
-            // Writing zeros to fresh memory makes the kernel provide it now, not when a like waits
-            // for it.
+            // Clearing fresh memory faults its pages in now instead of in a write.
             *clearing = make().map(|filter| (filter, 0));
             worked = clearing.is_some();
         } else {
@@ -151,7 +145,7 @@ mod tests {
         assert_eq!(upkeep.size_bytes(), 0);
     }
 
-    /// A writer, which may roll, waits for no step, however long it takes.
+    /// A writer that rolls does not wait for a step.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
         let upkeep = TablePool::default();
@@ -180,7 +174,7 @@ mod tests {
         );
     }
 
-    /// A filter of as many pages, but for another rate, has other bits of a pair.
+    /// A filter with the same pages but another rate sets other bits.
     #[test]
     fn a_spare_of_another_rate_is_not_taken() {
         let upkeep = TablePool::default();

@@ -1,4 +1,4 @@
-//! Writing: test and set in one step (P3).
+//! Writes: atomic test-and-set of a pair (P3).
 
 use crate::Error;
 use crate::hash::{Member, Pair};
@@ -9,11 +9,11 @@ use rolling::{Frontier, Refused, Side};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Up to so many pairs aside, a writer that finds it is time moves them itself; more are left to
-/// `maintain`.
+/// Number of outliers up to which a writer moves them into an open range itself; beyond it
+/// `maintain` does.
 const MOVED_BY_WRITER: usize = 8192;
-/// Pairs aside may take one part in so many of the memory that filters may take, whatever those do;
-/// more than that get a table wherever they lie.
+/// Divisor: outliers may always use 1/8 of the memory limit of filters. Beyond that, even scattered
+/// ids get tables.
 pub(crate) const OUTLIER_PART: u64 = 8;
 
 impl Space {
@@ -27,10 +27,9 @@ impl Space {
         self.remove_with(id, member, || Ok::<(), Error>(()))
     }
 
-    /// If the pair is not set, runs `first` and, if that succeeds, sets it: in one step, as no
-    /// other thread tests or changes this pair meanwhile (P3). `first` runs under a lock: it must
-    /// be short, and must not write to this space. All that can be refused is checked before, so
-    /// when `first` has run the pair is set.
+    /// Sets the pair, if it is not set and `first` succeeds. No other thread tests or changes the
+    /// pair in between (P3). All limits are checked before `first` runs, so after it the write
+    /// cannot fail. `first` runs under a lock: it must be short and must not write to this space.
     pub fn add_with<E: From<Error>>(
         &self,
         id: u64,
@@ -40,8 +39,7 @@ impl Space {
         self.change(&self.pair(id, member), true, false, first)
     }
 
-    /// If the pair is set, runs `first` and, if that succeeds, unsets it; otherwise as
-    /// [`Space::add_with`].
+    /// Deletes the pair, if it is set and `first` succeeds. Otherwise as [`Space::add_with`].
     pub fn remove_with<E: From<Error>>(
         &self,
         id: u64,
@@ -51,9 +49,8 @@ impl Space {
         self.change(&self.pair(id, member), false, false, first)
     }
 
-    /// Whether [`Space::remove`] would refuse a pair that is set, as its table's set of unset pairs
-    /// is at its bound: for a caller that has something else to change before. Others may fill that
-    /// set in between.
+    /// Checks whether [`Space::remove`] would refuse a set pair because its table has too many
+    /// deleted pairs. The result is advisory: other writers may reach the limit in between.
     pub fn may_remove(&self, id: u64, member: &Member) -> Result<(), Error> {
         let pair = self.pair(id, member);
         let full = self
@@ -62,10 +59,9 @@ impl Space {
         if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
-    /// Makes the pair what the log says it is. May be repeated, and come in any order relative to
-    /// rolls. Bounds do not hold here: what was accepted once is accepted again. Nor does the ring
-    /// roll, or the frontier move: [`Space::put_layout`] and
-    /// [`Space::put_frontier`] say when they did.
+    /// Replays a logged write. The call is idempotent and independent of the order of rolls. Limits
+    /// do not apply. The ring does not roll and the frontier does not move: [`Space::put_layout`]
+    /// and [`Space::put_frontier`] replay those.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
     }
@@ -77,7 +73,7 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        // While no table has any pair, ids are held aside, wherever the first table begins.
+        // Before the first pair, ids are outliers even below the first table.
         if pair.id < self.options.first_id {
             return Ok(Change::Unknown);
         }
@@ -107,8 +103,8 @@ impl Space {
         })
     }
 
-    /// The change of one pair in the tables, of which `held` may have some that are not there yet.
-    /// `due` becomes the table that is to be closed after it.
+    /// Changes one pair in the tables. `held` contains pairs of the id that are still outliers.
+    /// Sets `due` to the lowest id of a table that must close.
     fn change_inside<E: From<Error>>(
         &self,
         held: &mut Option<Arc<OutlierPairs>>,
@@ -118,7 +114,7 @@ impl Space {
         due: &mut Option<u64>,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        // Others of this id leave the outliers one by one, too, or with `drain`: there may be many.
+        // Moves this pair only; an id may have many outliers, and `drain` moves the others.
         if let Some(early) = held
             && early.read().contains(&pair.hash())
         {
@@ -136,7 +132,6 @@ impl Space {
         done.unwrap_or(Ok(Change::Unknown))
     }
 
-    /// The change of one pair that is held aside.
     fn change_ahead<E: From<Error>>(
         &self,
         held: &mut Option<Arc<OutlierPairs>>,
@@ -164,9 +159,9 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether one more pair may be held aside: up to `max_aside`, and within a part of the memory
-    /// that filters may take, always, so that filters which take all of it leave room for ids that
-    /// jump; beyond that, if they do not.
+    /// Whether the space accepts another outlier. It does up to `max_aside` pairs, up to a fixed
+    /// share of the memory limit of filters, and while filters leave memory free. The fixed share
+    /// keeps room for jumping ids when filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
         self.outlier_pairs() < self.limits.max_aside.load(Relaxed)
@@ -174,8 +169,8 @@ impl Space {
             || self.may_grow(bytes)
     }
 
-    /// The change of one pair in the table that covers it; called under its stripe. `replay`:
-    /// bounds do not hold, the pair was accepted.
+    /// Changes one pair in `table`. The caller holds the pair's stripe. `replay` disables the
+    /// limits.
     #[inline]
     fn change_in<E: From<Error>>(
         &self,
@@ -188,7 +183,7 @@ impl Space {
         if let Some(cold) = table.cold() {
             return self.change_cold(table, cold, pair, set, replay, first);
         }
-        // Both lines are needed if the pair is to be set: fetched at once they cost one miss.
+        // A write needs both lines; fetching them together costs one miss.
         let probe = table.first_filter().probe(pair);
         table.prefetch(pair, &probe);
         match (table.state_in_memory(pair, &probe), set) {
@@ -201,7 +196,7 @@ impl Space {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 table.pass_on(pair)?;
                 first()?;
-                // A merge may bring a revoked pair before its bits.
+                // A rebuilt table may have a deleted pair without bits.
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
@@ -216,8 +211,7 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Keeps a pair that is set in a table's filters as one that is not set any more, once `first`
-    /// has run.
+    /// Adds a set pair to the table's deleted pairs, if `first` succeeds.
     pub(crate) fn revoke<E: From<Error>>(
         &self,
         table: &Table,
@@ -235,7 +229,7 @@ impl Space {
         Ok(())
     }
 
-    /// Keeps a pair aside, as a snapshot had it: it has been counted for the frontier before.
+    /// Adds an outlier from a snapshot, without counting it for the frontier.
     pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
         let keep = |side, entry: &mut Option<Arc<OutlierPairs>>| {
@@ -248,15 +242,15 @@ impl Space {
         assert!(kept.is_ok(), "nothing is refused");
     }
 
-    /// Moves some pairs of `id` from the outliers, where they are `held`, into tables. The caller
-    /// holds the outliers.
+    /// Moves pairs of `id` from the outliers in `held` into tables. The caller holds the lock of
+    /// the id's outliers.
     pub(crate) fn settle(
         &self,
         id: u64,
         held: &OutlierPairs,
         some: impl IntoIterator<Item = u128>,
     ) -> Result<(), Error> {
-        // Before they are there, so that a reader that finds one there and asks finds this, too.
+        // Before the moves: a log reader that finds a moved pair must also find the flag set.
         self.news.store(true, SeqCst);
         for hash in some {
             let pair = Pair::from_hash(id, hash);
@@ -278,8 +272,7 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// A merge may revoke a pair before the bits come by which it was set there; a writer that sets
-    /// it in between sets it.
+    /// Until `forget_revoked` a rebuilt table may have a deleted pair without bits.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();

@@ -1,16 +1,16 @@
-//! What pairs cost: bytes on disk and in memory, and reads per lookup.
+//! Cost per pair: bytes on disk, bytes in memory, and reads per lookup.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Answer, Flush, Ledger, Member, Options};
 use store::SimDisk;
 
-/// 50 pairs of each id on average, very unevenly, in random order.
+/// Returns 50 pairs per id on average, unevenly distributed and in random order.
 fn pairs(n: usize, bits: u32) -> Vec<(u64, u64)> {
     let mut random = fastrand::Rng::with_seed(7);
     let ids = n as f64 / 50.0;
     (0..n)
         .map(|_| {
-            // About as Zipf's law with an exponent of 1 has it.
+            // Approximates Zipf's law with an exponent of 1.
             let rank = ids.powf(random.f64()) as u64;
             let id = (1 << 50) + rank.wrapping_mul(0x9e37_79b9) % ids as u64 * 4194;
             (id, random.u64(..) >> (64 - bits))
@@ -18,7 +18,7 @@ fn pairs(n: usize, bits: u32) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Blocks read for one lookup, and its answer.
+/// Returns the number of blocks read by a lookup, and its answer.
 fn lookup(ledger: &Ledger, id: u64, member: u64) -> (u64, bool) {
     let (mut reads, mut answer) = (0, ledger.ask(id, Member::Number(member)));
     loop {
@@ -36,7 +36,7 @@ fn lookup(ledger: &Ledger, id: u64, member: u64) -> (u64, bool) {
 fn pairs_take_few_bytes_and_lookups_few_reads() {
     for (bits, most) in [(40, 6.0), (64, 10.0)] {
         let store = open(&SimDisk::new(1));
-        // `upper_pairs` as of 100,000,000 pairs.
+        // `upper_pairs` in proportion to 100,000,000 pairs.
         let options = Options {
             memory_pairs: 20_000,
             range_pairs: 200_000,
@@ -58,7 +58,7 @@ fn pairs_take_few_bytes_and_lookups_few_reads() {
         let bytes = stats.run_bytes as f64 / n;
         assert!(bytes < most, "{bytes} bytes per pair of {bits} bits");
         let memory = stats.index_bytes as f64 * 8.0 / n;
-        // A run takes 600 bytes of its own; the rest is index, checksums and filters.
+        // A run takes 600 bytes; the rest is index, checksums and filters.
         let fixed = stats.runs as f64 * 600.0 * 8.0 / n;
         assert!(
             memory - fixed < 0.5,

@@ -1,11 +1,11 @@
-//! Crashes on the simulated disk: a log, snapshots, flushes and trims, each life ended by a power
-//! cut or a kill at a random step; then everything that was synced is there, nothing that was never
-//! written is, and the ledger equals what the log says.
+//! Crash tests on the simulated disk: log, snapshots, flushes and trims. Each life ends with a
+//! power cut or a kill at a random step. Afterwards all synced changes must be present, changes
+//! never written must be absent, and the ledger must equal the state of the log.
 //!
-//! The log is the store's own. A batch holds some changes (pairs set or unset, ids dropped); memory
-//! of the ledger is in snapshots. As in the data set, what is logged of a changed pair is how
-//! memory has it at that time, and nothing if it is not there any more; others write while a flush
-//! is under way. `TIDEMARK_RUNS=100000` runs more.
+//! The log is the store's own. A batch contains changes (pairs set or unset, ids dropped), and
+//! snapshots contain the ledger's memory. As in the data set, the log records the current state of
+//! a changed pair from memory. It records nothing if the pair has left memory. Writes continue
+//! during a flush. `TIDEMARK_RUNS=100000` runs more.
 
 use crate::model::{KIND, SPACE};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
@@ -18,7 +18,6 @@ use store::{
 
 type State = BTreeSet<(u64, OwnedMember)>;
 
-/// What a record of the log says, and what a snapshot has.
 #[derive(Clone, Debug)]
 enum Change {
     Pair(u64, OwnedMember, bool),
@@ -64,10 +63,9 @@ impl Change {
     }
 }
 
-/// What was written, beside the disk.
 #[derive(Default)]
 struct Model {
-    /// For each sequence number the changes that were written last under it.
+    /// Changes written last under each sequence number.
     batches: BTreeMap<u64, Vec<Change>>,
     synced: u64,
 }
@@ -77,7 +75,6 @@ struct Life {
     store: Store,
     log: Mutex<Log>,
     ledger: Ledger,
-    /// What is in memory, and not in the log yet.
     pending: Mutex<Vec<Change>>,
 }
 
@@ -98,7 +95,7 @@ impl Life {
         });
         let store = quiet(store, disk, seed)?;
         let ledger = quiet(Ledger::open(&store, SPACE, KIND, options), disk, seed)?;
-        // `end`: offset behind the batch in the log, or that with which the snapshot begins.
+        // `end` is the log offset after the batch, or the offset at which the snapshot begins.
         let apply = |mut bytes: &[u8], end: u64, is_log: bool| {
             while !bytes.is_empty() {
                 match Change::take(&mut bytes) {
@@ -118,7 +115,7 @@ impl Life {
                 for record in Records::new(body) {
                     apply(record?.payload, at, true)?;
                 }
-                // Memory is bounded while a log is read, too, if the disk allows.
+                // Limits memory during replay; a failed flush is harmless.
                 if ledger.is_due() {
                     let _ = ledger.flush(&store, Flush::Most, at, || Ok(0));
                 }
@@ -145,9 +142,8 @@ impl Life {
         })
     }
 
-    /// Changes memory, as the engines do.
     fn write(&self, random: &mut fastrand::Rng) {
-        // Some change the same few pairs again and again.
+        // Some rounds change the same few pairs repeatedly.
         let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };
         for _ in 0..random.usize(1..12) {
             let id = random.u64(0..ids) * 11;
@@ -173,14 +169,14 @@ impl Life {
         }
     }
 
-    /// What the log says of a change.
+    /// Returns the log record of a change.
     fn logged(&self, change: &Change) -> Option<Change> {
         let Change::Pair(id, member, _) = change else { return Some(change.clone()) };
         let set = self.ledger.in_memory(*id, member.as_member())?;
         Some(Change::Pair(*id, member.clone(), set))
     }
 
-    /// Appends to the log what was changed; what fails is tried again with the next.
+    /// Appends pending changes to the log. After an error they stay pending.
     fn append(&self, model: &mut Model) -> store::Result<()> {
         let mut pending = self.pending.lock();
         if pending.is_empty() {
@@ -220,7 +216,7 @@ impl Life {
         if !changes.is_empty() {
             file.write(&changes, 1)?;
         }
-        // Files may change between the walk and the end.
+        // Files may change between the walk and the commit.
         if random.bool() {
             let how = if random.bool() { Flush::All } else { Flush::Most };
             self.flush(how, model, random)?;
@@ -237,11 +233,11 @@ impl Life {
         model: &mut Model,
         random: &mut fastrand::Rng,
     ) -> store::Result<()> {
-        // An offset of before is as true, but for less.
+        // An older offset is valid too.
         let covered = if random.u8(..4) > 0 { self.sync(model)? } else { 0 };
         (0..random.u8(..3)).for_each(|_| self.write(random));
         let log = || {
-            // Others do, before the log is flushed and after it.
+            // Concurrent writes, before and after the log sync.
             (0..random.u8(..3)).for_each(|_| self.write(random));
             let durable = self.sync(model)?;
             (0..random.u8(..3)).for_each(|_| self.write(random));
@@ -290,7 +286,6 @@ fn run(seed: u64) {
     };
     let (mut disk, mut model) = (SimDisk::new(seed), Model::default());
     for life in 0..4 {
-        // The last start meets no crash and no faults.
         let is_last = life == 3;
         disk.set_faults(if is_last { Faults::default() } else { faults });
         disk.crash_after((!is_last).then(|| random.u64(1..400)));

@@ -1,11 +1,11 @@
-//! Runs of version 1 are written as they were, and read.
+//! Compatibility with runs of version 1.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Ledger, Member, Options, OwnedMember, Pair, RunWriter};
 use std::collections::BTreeMap;
 use store::{FileEntry, SimDisk, Store, Tag};
 
-/// Numbers and strings, set and unset, few and many of one id.
+/// Numbers and strings, set and unset, many and few per id.
 fn pairs() -> BTreeMap<(u64, OwnedMember), bool> {
     let mut pairs = BTreeMap::new();
     for n in 0..5000u64 {
@@ -26,7 +26,7 @@ fn write(store: &Store, is_lowest: bool) -> FileEntry {
     let tag = Tag { space: SPACE, kind: KIND, low: 0, high: u64::MAX, stamp: 0 };
     let mut writer = RunWriter::begin(store, tag, is_lowest).unwrap();
     for ((id, member), set) in pairs() {
-        // The lowest run has no pairs that are unset.
+        // The lowest run has no unset pairs.
         if set || !is_lowest {
             writer.push(Pair { id, member: member.as_member(), set }).unwrap();
         }
@@ -34,7 +34,7 @@ fn write(store: &Store, is_lowest: bool) -> FileEntry {
     writer.finish().unwrap().unwrap()
 }
 
-/// `LEDGER_WRITE_FIXTURES=1` writes the files, which is right for a new version only.
+/// `LEDGER_WRITE_FIXTURES=1` writes the files; use it only for a new version.
 #[test]
 fn version_1_is_read_and_written() {
     let fixtures = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v1");

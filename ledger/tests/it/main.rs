@@ -1,4 +1,4 @@
-//! The ledger from outside.
+//! Tests of the ledger's public API.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
 
 mod cost;

@@ -1,5 +1,4 @@
-//! Random changes, flushes, merges, drops and reopenings beside a `BTreeSet`: the ledger answers as
-//! the set does.
+//! Random changes, flushes, merges, drops and restarts, compared with a `BTreeSet`.
 
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
 use std::collections::BTreeSet;
@@ -94,7 +93,6 @@ impl World {
         assert_eq!(is_set, self.model.contains(&pair), "seed {}: {pair:?}", self.seed);
     }
 
-    /// Lists some ids, page by page.
     fn list(&mut self) {
         let (low, high) = match self.random.u8(..) {
             0..40 => (0, u64::MAX),
@@ -128,7 +126,7 @@ impl World {
         self.ledger.flush(&self.store, flush, 0, || Ok(0)).unwrap();
         let stats = self.ledger.stats();
         assert!(stats.most_runs <= self.options.runs, "seed {}: {stats:?}", self.seed);
-        // The lowest run of a range has no pairs that are unset (L3).
+        // L3: the lowest run of a range has no unset pairs.
         if stats.runs == stats.ranges && stats.drops == 0 && stats.memory_pairs == 0 {
             assert_eq!(stats.run_pairs, self.model.len() as u64, "seed {}", self.seed);
         }
@@ -149,7 +147,7 @@ impl World {
         let odd = |id: u64| id % 7 != 3;
         let (low, high) = (0, if self.random.bool() { u64::MAX } else { 20_000 });
         let kept = |id| odd(id) || id > high;
-        // Ranges are rewritten as a whole.
+        // A trim rewrites whole ranges.
         self.ledger.trim(&self.store, (low, high), kept, || Ok(0)).unwrap();
         self.model.retain(|pair| kept(pair.0));
         if high == u64::MAX {
@@ -157,7 +155,8 @@ impl World {
         }
     }
 
-    /// Ranges below a horizon go as a whole; what else lies below it the caller does not ask for.
+    /// Ranges below the horizon are removed as a whole; callers do not ask for other pairs below
+    /// it.
     fn drop_below(&mut self) {
         let horizon = id(&mut self.random) / 4;
         let ranges = self.ledger.stats().ranges;
@@ -169,7 +168,7 @@ impl World {
         self.model.retain(|pair| pair.0 >= horizon || left.contains(pair));
     }
 
-    /// As after a stop: memory comes back as a snapshot has it.
+    /// Restarts: memory is restored as from a snapshot.
     fn reopen(&mut self) {
         let mut left = Vec::new();
         self.ledger.walk_memory(|pairs| {
@@ -233,7 +232,8 @@ fn members_of_an_id_come_in_pages() {
     assert!(!Ledger::takes(Member::Bytes(&[0; 513])) && Ledger::takes(Member::Bytes(&[0; 512])));
 }
 
-/// Drops that no run needs go too, and a trim of the range that has most of them rewrites no other.
+/// Drops without runs are forgotten, and a trim of the range with the most drops rewrites no other
+/// range.
 #[test]
 fn drops_are_forgotten_range_by_range() {
     let disk = SimDisk::new(1);

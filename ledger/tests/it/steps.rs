@@ -1,4 +1,4 @@
-//! Lookups in steps: what changes between a question and its answer is noticed.
+//! Lookups in steps, with changes between a question and its answer.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Answer, Flush, Ledger, Member, Options};
@@ -11,7 +11,7 @@ fn ledger(store: &Store) -> Ledger {
     Ledger::open(store, SPACE, KIND, options).unwrap()
 }
 
-/// The answer to a question, and the version that it holds for.
+/// Returns the answer to a question and the version that it is valid for.
 fn asked(ledger: &Ledger, id: u64, member: Member<'_>) -> (bool, u64) {
     let Answer::Asks(mut question) = ledger.ask(id, member) else { panic!("it is in memory") };
     loop {
@@ -66,7 +66,7 @@ fn block_of_a_question_is_at_its_place_until_the_last_reader_has_gone() {
     assert!(!ledger.contains(100, Member::Number(700 * 700)).unwrap());
 }
 
-/// Ends the other threads of a test, also when it fails.
+/// Stops the other threads of a test, even if the test fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -75,7 +75,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A writer, a reader and the thread that flushes: what was set is never not there.
+/// Runs a writer, a reader and a flushing thread. The reader must find every set pair.
 #[test]
 fn readers_beside_flushes_find_what_was_set() {
     let store = open(&SimDisk::new(3));
@@ -109,7 +109,7 @@ fn readers_beside_flushes_find_what_was_set() {
     assert_eq!(ledger.list((0, u64::MAX), None, usize::MAX).unwrap().len(), 39_999);
 }
 
-/// A flush flushes the log between its copy of memory and the end: here changes come in then.
+/// Changes arrive while the flush syncs the log, after it has copied memory.
 #[test]
 fn changes_in_the_middle_of_a_flush_stay() {
     let store = open(&SimDisk::new(6));
@@ -146,7 +146,6 @@ fn changes_in_the_middle_of_a_flush_stay() {
     }
 }
 
-/// Ids are dropped, and set again, while their pairs are flushed.
 #[test]
 fn drops_beside_flushes_take_all_before_and_nothing_after() {
     let store = open(&SimDisk::new(4));
@@ -181,7 +180,7 @@ fn drops_beside_flushes_take_all_before_and_nothing_after() {
 fn full_disk_leaves_everything_as_it_was() {
     let disk = SimDisk::new(5);
     let store = open(&disk);
-    // So that some files are complete before the disk is full.
+    // Small ranges, so that some files are complete before the disk is full.
     let options =
         Options { memory_pairs: 1000, range_pairs: 400, upper_pairs: 0, ..Options::default() };
     let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
@@ -208,8 +207,8 @@ fn full_disk_leaves_everything_as_it_was() {
     check(6000);
 }
 
-/// Set, unset and set again while a flush has copied it: the log has "unset" last when that asks
-/// for what is to be logged, and nothing would say otherwise if the pair had left memory.
+/// A pair changes and changes back after the flush has copied it. The log reads the pair's state
+/// from memory, so the pair must not leave memory.
 #[test]
 fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
     let store = open(&SimDisk::new(1));
@@ -231,7 +230,7 @@ fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
     }
 }
 
-/// An id that is dropped while its range is divided, of which the next file would begin with it.
+/// An id is dropped while its range is divided, just before a file that would begin with it.
 #[test]
 fn id_that_is_dropped_between_two_files_stays_dropped() {
     for odd in [0, 1] {
@@ -241,7 +240,6 @@ fn id_that_is_dropped_between_two_files_stays_dropped() {
         (0..6000).for_each(|n| ledger.set(n / 60, Member::Number(n), true));
         ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         drop(ledger);
-        // Six files of it.
         let options = Options { range_pairs: 1000, ..options };
         let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
         let seen = std::cell::RefCell::new(std::collections::BTreeSet::new());

@@ -1,4 +1,4 @@
-//! The one decoder of tables: D1 to D4 of `codec`.
+//! Decoder of stored tables; implements D1 to D4 of `codec`.
 
 use super::{
     BLOCK_HASHES, BLOCK_WORDS, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC,
@@ -12,30 +12,28 @@ use crate::table::{Link, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What comes next in the stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Next {
     Header,
-    /// Words from `at` on, in the filter at `link`.
+    /// Words of the filter `link`, from index `at` on.
     Words {
         link: usize,
         at: usize,
     },
-    /// Hashes from number `at` on.
     Hashes {
         at: usize,
     },
     End,
 }
 
-/// Decodes one table from pieces of any size. See the top of `codec`.
+/// Decodes one table from pieces of any size; see the head of `codec`.
 pub struct TableDecoder {
     seed: Seed,
     limit_bytes: u64,
     verify: bool,
     next: Next,
     offset: u64,
-    /// The part of the next header or block that has come.
+    /// Received bytes of the current header or block.
     buffer: Vec<u8>,
     header: Option<Header>,
     filters: Vec<Filter>,
@@ -43,8 +41,8 @@ pub struct TableDecoder {
 }
 
 impl TableDecoder {
-    /// A decoder for a table of the space that `options` describe, which may take `limit_bytes` of
-    /// memory.
+    /// Returns a decoder for a table of the space that `options` describe. The table may take
+    /// `limit_bytes` of memory.
     pub fn new(options: &Options, limit_bytes: u64) -> TableDecoder {
         TableDecoder {
             seed: Seed::new(options.seed),
@@ -59,20 +57,18 @@ impl TableDecoder {
         }
     }
 
-    /// Switches checksums off: for fuzzing, which could not get past them.
+    /// Disables checksums, which would stop nearly all fuzzed input.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn without_checksums(mut self) -> TableDecoder {
         self.verify = false;
         self
     }
 
-    /// Whether all of a table has come.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn is_whole(&self) -> bool {
         self.next == Next::End
     }
 
-    /// Bytes that complete the next header or block.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn needs_bytes(&self) -> usize {
         self.needs() - self.buffer.len()
@@ -82,7 +78,7 @@ impl TableDecoder {
         DecodeError::Corrupt { offset: self.offset, what }
     }
 
-    /// Bytes of the next header or block, with its checksum.
+    /// Size of the current header or block, including its checksum.
     fn needs(&self) -> usize {
         let body = match self.next {
             Next::Header => HEADER,
@@ -98,7 +94,7 @@ impl TableDecoder {
         body + CHECK
     }
 
-    /// Takes the next bytes.
+    /// Decodes the next piece.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), DecodeError> {
         while !bytes.is_empty() {
             let needs = self.needs();
@@ -172,7 +168,7 @@ impl TableDecoder {
         Ok(())
     }
 
-    /// The table, if all of it has come.
+    /// Returns the table, if it is complete.
     pub fn finish(self) -> Result<StoredTable, DecodeError> {
         let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
             return Err(self.corrupt("the end, too early"));
@@ -185,12 +181,11 @@ impl TableDecoder {
         let (claimed, early) = (header.pairs, header.early);
         let mut links = vec![];
         for (i, filter) in self.filters.into_iter().enumerate() {
-            // D4: the bits tell how many pairs set them.
+            // D4: the set bits give the number of pairs.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
-            // More than fit are no reason to refuse a table. Late pairs lie in its chain as they
-            // came, and a log that is read again may bring them in another order. It answers with
-            // a higher rate, and says so.
+            // A filter may exceed its capacity: replay may order late pairs differently. The table
+            // then reports its higher rate.
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
             links.push(Link::new(filter, pairs));
         }

@@ -1,4 +1,4 @@
-//! A space as its head and its tables, and back.
+//! Encodes a space as a head plus tables, and restores it.
 
 use super::{CHECK, DecodeError, StoredTable, encode_table};
 use crate::bytes::u64_at;
@@ -13,14 +13,13 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
-/// Of a space with several ranges of ids.
 const HEAD_MAGIC_RANGES: &[u8; 8] = b"TMPHEAD\x02";
 const HEAD_FIXED: usize = 40;
 const ASIDE_PAIR: usize = 24;
 
 impl Space {
-    /// What belongs to no table: the frontier, and the pairs aside. Take it before the tables: a
-    /// pair that moves into one meanwhile is then in both, not in neither.
+    /// Encodes the state outside of tables: the frontier and the outliers. Call it before encoding
+    /// the tables, so that a pair which moves into a table in between is in both.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let ranges = Range::encode(&frontier.ranges());
@@ -42,8 +41,9 @@ impl Space {
         bytes
     }
 
-    /// The table that begins at `low`, in pieces of at most 64 KiB and a checksum, while writes go
-    /// on. `false`: there is none.
+    /// Encodes the table that begins at `low`, in pieces of at most 64 KiB plus checksum.
+    /// Concurrent writes are allowed. Returns `false` if there is no such table, or if it is on
+    /// disk.
     pub fn encode_table<E>(
         &self,
         low: u64,
@@ -51,7 +51,7 @@ impl Space {
     ) -> Result<bool, E> {
         let Some((range, mut table)) = self.table_at(low) else { return Ok(false) };
         if let Some(cold) = table.cold() {
-            // Until it lies elsewhere the table below is the one that is to be kept.
+            // A frozen table is not on disk yet.
             let Some(memory) = cold.memory() else { return Ok(false) };
             table = memory;
         }
@@ -59,13 +59,13 @@ impl Space {
         Ok(true)
     }
 
-    /// A space as it was when [`Space::encode_head`], [`Space::encode_table`] and [`Space::layout`]
-    /// were called, in this order. The log has the rest, and decides where tables begin until
-    /// [`Space::lead`].
+    /// Restores a space from [`Space::encode_head`], [`Space::encode_table`] and [`Space::layout`],
+    /// called in this order. The caller then replays the log, which decides where tables begin
+    /// until [`Space::lead`].
     ///
-    /// `tables` may be later than `head` and `layout`, and need not be all: ids that none of them
-    /// covers get an empty table, whose pairs are in the log. Only `layout` and the log say which
-    /// tables were recycled. An empty `layout`: the log begins with the space.
+    /// `tables` may be newer than `head` and `layout`, and may be incomplete. Uncovered ids get an
+    /// empty table, whose pairs come from the log. Only `layout` and the log determine which tables
+    /// were recycled. An empty `layout` means that the log starts with the space.
     pub fn restore(
         options: Options,
         head: &[u8],
@@ -96,7 +96,6 @@ impl Space {
     }
 }
 
-/// The ranges and the outliers of a head.
 fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), DecodeError> {
     let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
     let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
@@ -133,7 +132,7 @@ fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), Decod
     Ok((ranges, outliers))
 }
 
-/// The tables, rising, with an empty one wherever they leave out ids from the first one of all on.
+/// Returns the tables in ascending order, with empty tables for all ids that they do not cover.
 fn without_gaps(
     mut tables: Vec<StoredTable>,
     options: &Options,
@@ -149,7 +148,8 @@ fn without_gaps(
         Ok(StoredTable { low, last: u64::MAX, table, next_pages: 0, is_later: false })
     };
     let mut whole = Vec::with_capacity(tables.len() + 1);
-    // The newest table of its time has no end: what began above it since is in `tables` or the log.
+    // The newest table at snapshot time has no upper end. Tables that began later are in `tables`
+    // or in the log.
     let (mut end, mut pages) = (Some(options.first_id), options.first_pages());
     for stored in tables {
         if let Some(gap) = end.filter(|&end| end < stored.low) {
@@ -162,7 +162,7 @@ fn without_gaps(
     if let Some(end) = end {
         whole.push(empty(end, pages)?);
     }
-    // The newest table takes new pairs.
+    // The newest table must accept new pairs.
     let is_open = whole.last().is_some_and(|newest| newest.table.cold().is_none());
     is_open.then_some(whole).ok_or(DecodeError::NoRing)
 }

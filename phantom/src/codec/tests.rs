@@ -14,12 +14,12 @@ fn options() -> Options {
 
 type Pairs = Vec<(u64, u64)>;
 
-/// A space with closed tables, an extension, revoked pairs and strays.
+/// Returns a space with closed tables, an extension, deleted pairs and outliers.
 fn busy() -> (Space, Pairs, Pairs) {
     let space = Space::new(options()).unwrap();
     let (mut set, mut unset) = (vec![], vec![]);
     for i in 0..30_000u64 {
-        // The first ids get much that comes late.
+        // The first ids receive many late pairs.
         let id = if i % 3 == 0 { 5 } else { 1000 + i };
         if space.add(id, &Member::Number(i)).unwrap() == Change::Changed {
             set.push((id, i));
@@ -92,7 +92,6 @@ fn what_is_restored_is_what_was_stored() {
             assert_eq!(space.contains(id, &Member::Number(member)).unwrap(), Answer::No);
         }
     }
-    // It goes on like the other.
     restored.lead();
     for i in 0..10_000 {
         space.add(40_000 + i, &Member::Number(i)).unwrap();
@@ -102,7 +101,7 @@ fn what_is_restored_is_what_was_stored() {
     assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
 }
 
-/// Neither a missing table nor a hole between two says that anything was recycled.
+/// A missing table or a gap between tables does not count as recycling.
 #[test]
 fn restored_ring_begins_where_the_layout_says() {
     let (space, ..) = busy();
@@ -168,10 +167,10 @@ fn damage_is_found_and_named() {
         assert!(Space::restore(options(), &damaged, &[], vec![]).is_err());
         assert!(Space::restore(options(), &head[..at], &[], vec![]).is_err());
     }
-    // All tables of its time were spilled since, and recycled.
+    // All tables of the snapshot may have been spilled and recycled since.
     let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
-    // What was written beside the snapshot comes before the log says where tables begin.
+    // Pairs written concurrently with the snapshot precede the layout in the log.
     let pair = none_left.pair(7, &Member::Number(1));
     assert_eq!(none_left.contains_pair(&pair), Ok(Answer::No));
     assert!(none_left.put(&pair, true).is_ok());
@@ -180,7 +179,7 @@ fn damage_is_found_and_named() {
     assert_eq!(twice.err(), Some(DecodeError::NoRing));
 }
 
-/// Its tables are further on than its frontier: they may still be filled.
+/// A restored ring may be ahead of its frontier; its tables may still receive pairs.
 #[test]
 fn restored_table_above_the_frontier_is_not_spilled() {
     let options = Options { spill: true, ..options() };
@@ -194,8 +193,8 @@ fn restored_table_above_the_frontier_is_not_spilled() {
     assert_eq!(restored.oldest_in_memory().map(|(low, _)| low), Some(0));
 }
 
-/// The pairs of a filter are told by its bits, whatever its header says: it takes no more, and its
-/// rate is what it is.
+/// The decoder derives the pair count from the bits, regardless of the header. An overfull filter
+/// accepts no pairs and reports its actual rate.
 #[test]
 fn a_filter_that_is_too_full_says_so() {
     let (space, ..) = busy();

@@ -1,5 +1,5 @@
-//! What is kept of a table that lies elsewhere besides its pages: a note beside them ([`Note`]),
-//! and what a snapshot has of it ([`Late`]).
+//! Metadata of a cold table. A note is stored with the pages ([`Note`]); a snapshot holds what has
+//! changed since ([`Late`]).
 
 use super::Rewrite;
 use crate::bytes::u64_at;
@@ -16,12 +16,11 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
-/// Hashes that are given out together.
 const HASHES: usize = 4096;
 
 impl Rewrite {
-    /// What belongs to the pages, when all have been given: [`Note`]. It holds the pairs that are
-    /// revoked now.
+    /// Returns the note ([`Note`]) for the pages, with the currently deleted pairs. Call it after
+    /// the last page.
     pub fn note(&self) -> Vec<u8> {
         let mut revoked = vec![];
         self.table.revoked.for_each(|hash| revoked.push(hash));
@@ -45,10 +44,13 @@ impl Rewrite {
     }
 }
 
-/// What [`Rewrite::note`] gave, **version 1**, little-endian: the header of a stored table
-/// (`codec`) with the magic "TMPHCLD" 01 and without its checksum, 192 bytes; 8 bytes, the pages of
-/// the first filter of the table that follows; the revoked pairs' hashes, 16 bytes each; XXH3-64 of
-/// all before.
+/// Note of a cold table, from [`Rewrite::note`]. **Version 1**, little-endian:
+///
+/// - 192 bytes: header of a stored table (`codec`) with the magic "TMPHCLD" 01, without its
+///   checksum
+/// - 8 bytes: pages of the first filter of the following table
+/// - 16 bytes each: hashes of the deleted pairs
+/// - 8 bytes: XXH3-64 of everything before
 pub struct Note {
     header: Header,
     next_pages: usize,
@@ -57,7 +59,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// Reads a note of a table of the space that `options` describe.
+    /// Decodes a note for the space that `options` describe.
     pub fn decode(options: &Options, bytes: &[u8]) -> Result<Note, DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
@@ -86,19 +88,19 @@ impl Note {
         })
     }
 
-    /// The range of ids, both inclusive.
+    /// Returns the inclusive id range.
     pub fn range(&self) -> (u64, u64) {
         (self.header.low, self.header.last)
     }
 
-    /// Where the bits of a pair are in the pages.
+    /// Returns the sizes of the filters in the pages.
     pub fn chain(&self) -> &Arc<Chain> {
         &self.chain
     }
 
-    /// A table whose filters `below` has; `late`: what a snapshot had of it besides, if it is of
-    /// these very pages. `is_later`: the pages were written after the snapshot's head, and no pair
-    /// of their ids was an outlier any more.
+    /// Returns a table whose filters are in `below`. `late` comes from a snapshot and applies only
+    /// if it refers to the same pages. `is_later` says that the pages are newer than the snapshot's
+    /// head, so no pair of their ids is an outlier any more.
     pub fn table(
         self,
         below: Arc<dyn ColdBackend>,
@@ -121,17 +123,17 @@ impl Note {
     }
 }
 
-/// What a snapshot holds of a cold table: all that its pages and their note do not say.
+/// State of a cold table in a snapshot: pairs that its pages and note do not contain.
 #[derive(Default)]
 pub struct Late {
-    /// The name of what lies below; 0: the table itself, which is in the snapshot, too.
+    /// Identity of the backend; 0 if the table was in memory and is in the snapshot itself.
     identity: u64,
     set: Vec<u128>,
     revoked: Vec<u128>,
 }
 
 impl Late {
-    /// Takes a piece of what [`Space::encode_late`] gave, into the tables by their lowest id.
+    /// Decodes a piece from [`Space::encode_late`] into `all`, keyed by the table's lowest id.
     pub fn take(all: &mut HashMap<u64, Late>, bytes: &[u8]) -> Result<(), DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         if bytes.len() < 24 || !(bytes.len() - 24).is_multiple_of(16) {
@@ -150,14 +152,14 @@ impl Late {
 }
 
 impl Space {
-    /// What a snapshot must hold of the cold tables besides their pages, in pieces: [`Late::take`].
+    /// Encodes the state of the cold tables for a snapshot, in pieces for [`Late::take`].
     pub fn encode_late<E>(&self, mut sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         for entry in self.ring.load_full().entries() {
             let Some(cold) = entry.table().cold() else { continue };
             for (kind, set) in [(0u64, &cold.late), (1, &*entry.table().revoked)] {
                 let mut hashes = vec![];
                 set.for_each(|hash| hashes.push(hash));
-                // One at least: that it says of no pair that it is revoked says something, too.
+                // At least one piece, even if empty: an empty set differs from a missing one.
                 for hashes in hashes.chunks(HASHES).chain(hashes.is_empty().then_some(&[][..])) {
                     let head = [entry.slot().low(), cold.identity(), kind];
                     let mut bytes: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -169,8 +171,8 @@ impl Space {
         Ok(())
     }
 
-    /// A snapshot was taken while a table was frozen, but not yet elsewhere: what came late belongs
-    /// into its filters again.
+    /// Puts late pairs into the filters of tables that were frozen, but not on disk yet, when the
+    /// snapshot was taken.
     pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
             if self.table_at(low).is_none_or(|(_, table)| table.cold().is_some()) {

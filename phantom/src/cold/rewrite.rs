@@ -1,5 +1,5 @@
-//! Writing a table elsewhere, page by page: for the first time (a spill), or with what came late
-//! since (a merge).
+//! Writing a table to disk page by page: a spill of a table in memory, or a merge of late pairs
+//! into a cold table.
 
 use crate::Error;
 use crate::filter::{Filter, PAGE_BYTES};
@@ -12,40 +12,41 @@ use crate::table::{Cold, Lower, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A table that is about to be written elsewhere: its pages, one after the other, and a note
-/// without which they say nothing.
+/// Table that is being written to disk: its pages in order, then a note that is needed to read
+/// them.
 pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
-    /// Its filters have the pairs that were written so far.
+    /// Pages and late pairs to write. The chain counts the pairs written so far.
     pub(super) contents: Contents,
     at: usize,
     pub(super) next_pages: usize,
 }
 
 impl Rewrite {
-    /// The table's range of ids, both inclusive.
+    /// Returns the inclusive id range of the table.
     pub fn range(&self) -> (u64, u64) {
         self.range
     }
 
-    /// Whether the filters of the table are in memory so far.
+    /// Whether the filters of the table are still in memory.
     pub fn is_spill(&self) -> bool {
         self.table.cold().is_some_and(|cold| cold.memory().is_some())
     }
 
-    /// Pages in all.
+    /// Returns the number of pages to write.
     pub fn pages(&self) -> usize {
         self.contents.chain.pages()
     }
 
-    /// Pairs that were late, and are not any more.
+    /// Returns the number of late pairs that the rewrite merges.
     pub fn late(&self) -> usize {
         self.contents.late.len()
     }
 
-    /// The next page; false: there is none. `read` gives a page as it lies elsewhere.
+    /// Fills `page` with the next page; returns `false` after the last one. `read` reads a page of
+    /// the existing file.
     pub fn next<E>(
         &mut self,
         page: &mut [u8; PAGE_BYTES],
@@ -78,8 +79,9 @@ impl Rewrite {
 }
 
 impl Space {
-    /// Begins to write the table that begins at `low` elsewhere: freezes it, if it is not. One at a
-    /// time. `None`: there is none, or it is the newest.
+    /// Begins a rewrite of the table that begins at `low`, and freezes the table if it is in
+    /// memory. A space runs one rewrite at a time. Returns `None` if there is no such table or it
+    /// is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
         let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX)
         else {
@@ -98,7 +100,7 @@ impl Space {
             ));
             frozen.set_outdated(table.is_outdated());
             let _alone = self.merging.lock();
-            // C2. Nothing moves between the two: the rewrite of the ring is over at once.
+            // C2: the rewrite of the ring keeps the id range, so no pair moves.
             let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else {
                 return Ok(None);
             };
@@ -112,7 +114,8 @@ impl Space {
         Ok(Some(self.rewrite_of(range, &table, contents)))
     }
 
-    /// To write `next` in the place of what a table has elsewhere; `late` it has already.
+    /// Returns a rewrite that replaces a cold table by `next`. `next` already contains the pairs in
+    /// `late`.
     pub(crate) fn rewrite_as(
         &self,
         range: (u64, u64),
@@ -125,7 +128,6 @@ impl Space {
         self.rewrite_of(range, table, contents)
     }
 
-    /// To write these contents.
     fn rewrite_of(&self, range: (u64, u64), table: &Arc<Table>, contents: Contents) -> Rewrite {
         Rewrite {
             range,
@@ -133,28 +135,28 @@ impl Space {
             table: table.clone(),
             contents,
             at: 0,
-            // Of the first filter of the table that follows.
+            // Size of the following table's first filter.
             next_pages: self.table_over(range.1 + 1).map_or(1, |(_, next)| next.pages()),
         }
     }
 
-    /// `below` has all pages that were given, and answers from now on.
+    /// Ends a rewrite. `below` contains all pages and serves lookups from now on.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
-        // A merge finds what is late there, or below, once: C1.
+        // C1: a merge must not see a pair both late and in the lower filters.
         let _alone = self.merging.lock();
         let lower = Lower::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.contents.late);
-        // Readers may still be in it: its memory goes to the next table when they are not.
+        // Readers may still hold the table; its memory is reused after the last one.
         let retire = |lower: &Lower| match lower {
             Lower::Memory(table) => self.upkeep.retire(table.clone()),
             Lower::Disk(..) => {}
         };
         retire(&old);
         if !Arc::ptr_eq(&old, &rewrite.contents.lower) {
-            // What was written was built anew.
+            // This was a rebuild.
             rewrite.table.set_outdated(false);
             retire(&rewrite.contents.lower);
         }

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 mod restarts;
 
-/// A disk: what was written of each table, by its name.
+/// Simulated disk: the stored tables by lowest id.
 #[derive(Default)]
 pub(crate) struct Shelf {
     tables: Mutex<BTreeMap<u64, Arc<Stored>>>,
@@ -54,8 +54,7 @@ impl ColdBackend for Stored {
 }
 
 impl Shelf {
-    /// Spills the table at `low`, or merges with it; `midway` runs when half of its pages have been
-    /// given.
+    /// Spills or merges the table at `low`. `midway` runs after half of the pages.
     pub(crate) fn write(&self, space: &Space, low: u64, midway: impl FnOnce()) {
         let rewrite = space.begin_rewrite(low).unwrap().unwrap();
         self.take(space, rewrite, midway);
@@ -96,7 +95,7 @@ impl Shelf {
         self.tables.lock().insert(low, stored);
     }
 
-    /// As after a restart: what was on the shelf, and in a snapshot.
+    /// Returns the space after a restart from the stored tables and a snapshot.
     pub(crate) fn restored(&self, space: &Space) -> Space {
         let head = space.encode_head();
         let (mut tables, mut late) = (vec![], HashMap::new());
@@ -135,7 +134,7 @@ fn member(n: u64) -> Member<'static> {
     Member::Number(n)
 }
 
-/// Sets pairs of so many ids from 100 on, one viewer each, and closes the table.
+/// Returns a space with one closed table: `n` ids from 100 on with one viewer each.
 fn filled(rate: f64, n: u64) -> Space {
     filled_as(options(rate), n)
 }
@@ -155,7 +154,6 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
         let wanted = if set { Answer::Yes } else { Answer::No };
         assert_eq!(space.contains(id, &member(viewer)).unwrap(), wanted, "{what}: {id} {viewer}");
     }
-    // As pages, too.
     let pairs: Vec<_> = truth.iter().take(500).collect();
     for ((id, viewer), set) in pairs {
         let mut out = vec![];
@@ -168,8 +166,7 @@ fn verify(space: &Space, truth: &Truth, what: &str) {
     }
 }
 
-/// Promise P1 and P2 of a space of which all old tables lie elsewhere, through late likes, unlikes,
-/// merges, chains and restarts.
+/// Checks P1 and P2 with all old tables cold, through late pairs, deletions, merges and restarts.
 #[test]
 fn pairs_of_tables_elsewhere_are_found_and_changed() {
     for seed in 0..3 {
@@ -190,7 +187,7 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
                 } else {
                     space.add(id, &member(viewer))
                 };
-                // A false yes may hide a change of what was never set.
+                // A false positive may hide the first write of a pair.
                 let change = change.unwrap();
                 assert_ne!(change, Change::Unknown, "the horizon does not move");
                 if truth.contains_key(&(id, viewer)) {
@@ -244,7 +241,7 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
         assert_eq!(space.horizon(), 0);
         let tables = shelf.tables.lock();
         assert!(tables.len() > 3, "{} tables elsewhere", tables.len());
-        // Of what was never set, no more than the rate: the canaries do not ask elsewhere.
+        // Probes do not read cold tables, so their rate is measured here.
         let seen: HashSet<u64> = truth.keys().map(|pair| pair.0).collect();
         let ids: Vec<u64> = seen.into_iter().filter(|&id| space.is_cold(id)).collect();
         let asked = 60_000;
@@ -265,8 +262,7 @@ fn pairs_of_tables_elsewhere_are_found_and_changed() {
     }
 }
 
-/// A check of a pair in a table elsewhere costs one page per filter of the chain; none, if what
-/// came late, or was unset, says it all.
+/// A lookup in a cold table reads one page per filter; none if the pair is late or deleted.
 #[test]
 fn a_check_reads_one_page_of_each_filter() {
     let (shelf, space) = (Shelf::default(), filled(0.0001, 700));
@@ -298,8 +294,8 @@ fn a_check_reads_one_page_of_each_filter() {
         0,
         "a log that is read again"
     );
-    // More than the table was made for: the chain gets longer, and a check of what is in the last
-    // filter reads all.
+    // More pairs than planned extend the chain. A lookup of a pair in the last filter reads all
+    // filters.
     (0..2000).for_each(|n| space.put(&space.pair(102, &member(n)), true).unwrap());
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
@@ -310,8 +306,8 @@ fn a_check_reads_one_page_of_each_filter() {
     assert_eq!(space.late().0, 0);
 }
 
-/// Promise P2 of a table that lies elsewhere, however often what came late is merged into it: by
-/// its pages, by pairs that were never set, and by its own count.
+/// Checks P2 of a cold table through many merges: by page counts, by unset pairs and by its own
+/// count.
 #[test]
 fn merging_again_and_again_keeps_the_rate() {
     for (rate, seed) in [(0.01, 1), (0.001, 2)] {
@@ -326,8 +322,7 @@ fn merging_again_and_again_keeps_the_rate() {
                 assert_ne!(space.add(100 + n % 900, &member(n)).unwrap(), Change::Unknown)
             });
         };
-        // Closed while its filter has room for late ones, and the next begins as many times larger
-        // as makes room for a merge.
+        // The first table closes while its filter has room for late pairs.
         like(&space, 6000);
         assert!(space.roll_now());
         let shelf = Shelf::default();
@@ -352,8 +347,8 @@ fn merging_again_and_again_keeps_the_rate() {
         assert_eq!(space.late().0, 0);
         let chain = shelf.tables.lock()[&0].chain.clone();
         assert!(viewer > 25_000 && most_links > 3, "{viewer} pairs in {most_links} filters");
-        // Nothing but the last filter is left empty for long: as short a chain as in memory, or one
-        // longer.
+        // The chain may be one filter longer than in memory: only the last filter may be nearly
+        // empty.
         let memory =
             Table::new(rate, Filter::new(Table::first_sizing(rate), chain.first_pages()).unwrap());
         (0..viewer)
@@ -366,13 +361,12 @@ fn merging_again_and_again_keeps_the_rate() {
         let yes = (0..asked)
             .filter(|n| space.contains(100 + n % 900, &member(1 << 40 | n)).unwrap() == Answer::Yes)
             .count();
-        // Four deviations of chance; and the filters have few pages, which alone differ by some
-        // percent.
+        // Four standard deviations, plus a few percent for filters with few pages.
         assert!((yes as f64) < 400.0 * 1.05 + 4.0 * 20.0, "{yes} wrong of {asked} at {rate}");
     }
 }
 
-/// At each start after a crash pairs come late that the table elsewhere has already.
+/// Replay after a crash delivers late pairs that the cold table already contains.
 #[test]
 fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
     for late in [0, 3000] {
@@ -394,15 +388,14 @@ fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
             let after = shelf.tables.lock()[&0].chain.clone();
             assert_eq!((after.pages(), after.pairs()), (before.pages(), before.pairs()));
         }
-        // What is new comes in.
         assert_ne!(space.add(100, &member(1 << 30)).unwrap(), Change::Unknown);
         shelf.write(&space, 0, || ());
         assert_eq!(space.contains(100, &member(1 << 30)).unwrap(), Answer::Yes);
     }
 }
 
-/// What cannot be read is an error of a read and of a write, and changes nothing. In a batch it is
-/// an error of its id alone.
+/// A failed read is an error of the lookup or write and changes nothing. In a batch only the
+/// affected id fails.
 #[test]
 fn what_cannot_be_read_is_not_taken_for_a_no() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));
@@ -423,9 +416,8 @@ fn what_cannot_be_read_is_not_taken_for_a_no() {
     assert_eq!(space.contains(107, &member(7)).unwrap(), Answer::Yes);
 }
 
-/// The host does not write the oldest table to disk: the ring does not roll, the newest one is
-/// extended, and at the limit of the memory there is an error; with room it goes on. So it is with
-/// what comes late.
+/// If the host does not spill, the ring stops rolling and the newest table grows. At the memory
+/// limit writes fail; after a spill they succeed again. Late pairs behave the same.
 #[test]
 fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
@@ -451,7 +443,7 @@ fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
         shelf.write(&space, low, || ());
         while space.maintain() {}
     }
-    // Not of the newest id: its table is closed, as full as it was.
+    // Not the newest id: its table is closed and still full.
     assert_eq!(space.add(1001 + n / 50, &member(n)).unwrap(), Change::Changed);
     assert!(all(&space));
     let mut late = 0;
@@ -468,8 +460,7 @@ fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     assert!((0..late).all(|n| space.contains(1000, &member(1 << 30 | n)).unwrap() == Answer::Yes));
 }
 
-/// A snapshot while a table is frozen, and not yet elsewhere, has what came late, too; and a note
-/// is believed only as a whole.
+/// A snapshot during a spill contains the late pairs. A truncated or corrupt note is rejected.
 #[test]
 fn a_frozen_table_survives_a_restart() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));
@@ -500,8 +491,8 @@ fn a_frozen_table_survives_a_restart() {
     assert!(right(&space) && right(&shelf.restored(&space)));
 }
 
-/// More pairs come late than the next filter of the chain holds. Those before the last are filled,
-/// the rate holds, and a log that is read again makes nothing larger.
+/// Late pairs exceed the capacity of the next filter. All filters but the last are filled, the rate
+/// holds, and replay adds no pages.
 #[test]
 fn late_pairs_leave_no_filter_empty_before_another() {
     let options = Options { pairs_per_table: 1 << 17, max_tables: 60, ..options(0.001) };
@@ -510,7 +501,7 @@ fn late_pairs_leave_no_filter_empty_before_another() {
     shelf.write(&space, 0, || ());
     let chain = space.table_at(0).unwrap().1.cold().unwrap().chain();
     let (first, room) = (chain.first_capacity(), chain.first_capacity() - chain.pairs());
-    // The highest ids are in the next table.
+    // The highest ids belong to the next table.
     let late = |n: u64| space.pair(100 + n % 10_000, &member(100_000 + n));
     let number = room + first / 4;
     (0..number).for_each(|n| space.put(&late(n), true).unwrap());
@@ -522,7 +513,7 @@ fn late_pairs_leave_no_filter_empty_before_another() {
     let wrong = (0..200_000).filter(|n| never(n) == Answer::Yes).count();
     assert!(wrong < 260, "{wrong} of 200,000 at a rate of 0.001");
     assert!((0..number).all(|n| space.contains_pair(&late(n)).unwrap() == Answer::Yes));
-    // A log that is read again brings them once more: few reads show that nothing is new.
+    // Replay delivers the pairs again; few reads suffice to recognize them.
     let stored = shelf.tables.lock()[&0].clone();
     (0..number).for_each(|n| space.put(&late(n), true).unwrap());
     let before = stored.reads.load(Relaxed);
@@ -533,14 +524,14 @@ fn late_pairs_leave_no_filter_empty_before_another() {
     assert_eq!((again.pages(), again.pairs()), (chain.pages(), chain.pairs()));
 }
 
-/// Part of the format: pages and note of a table are for ever what they were.
+/// Pages and note of version 1 must not change.
 #[test]
 fn version_1_is_written() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 700));
     (0..40).for_each(|n| assert_eq!(space.remove(100 + n, &member(n)).unwrap(), Change::Changed));
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
-    // The revoked pairs come in no order.
+    // Excludes the deleted pairs, whose order is undefined.
     let head = &stored.note[..Header::BYTES + 8];
     assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECK);
     assert_eq!(
@@ -549,8 +540,8 @@ fn version_1_is_written() {
     );
 }
 
-/// Readers and writers beside spills and merges: what was set is found at every moment, and of two
-/// writers of one pair one is told so.
+/// Runs readers and writers concurrently with spills and merges. Readers find every set pair; of
+/// two writers of a pair one gets `Changed`.
 #[test]
 fn requests_do_not_wait_for_a_spill_and_miss_nothing() {
     const IDS: u64 = 900;
@@ -591,7 +582,7 @@ fn requests_do_not_wait_for_a_spill_and_miss_nothing() {
         shelf.write(&space, 0, || ());
     }
     let (all, changed) = (20 * LATE, changed.load(SeqCst));
-    // A false positive of the filter is a change that no writer makes.
+    // A false positive suppresses a change.
     assert!((all - 10..=all).contains(&changed), "{changed}");
     assert!((0..all).all(|n| space.contains(pair(n).0, &pair(n).1).unwrap() == Answer::Yes));
 }

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Every pair, exact: what the host keeps.
+/// Exact list of all pairs, as the host keeps it.
 #[derive(Default)]
 struct List(Mutex<BTreeSet<(u64, u64)>>);
 
 impl List {
-    /// Some pairs of a range behind one of them.
+    /// Returns up to 50 pairs of a range after `after`.
     fn some(&self, (low, last): (u64, u64), after: Option<(u64, u64)>) -> Vec<(u64, u64)> {
         let list = self.0.lock();
         let from = after.map_or(Unbounded, Excluded);
@@ -38,7 +38,7 @@ fn options(rate: f64) -> Options {
     Options { false_positive_rate: rate, pairs_per_table: 8000, seed: 5, spill: true, ..bounds }
 }
 
-/// As an engine with a ledger: what the filters take for set is set if the list says so.
+/// Sets the pair even after a false positive: the list is authoritative.
 fn set(space: &Space, list: &List, id: u64, viewer: u64) {
     space.add(id, &Member::Number(viewer)).unwrap();
     list.0.lock().insert((id, viewer));
@@ -53,14 +53,14 @@ fn is_set(space: &Space, (id, viewer): (u64, u64)) -> bool {
     space.contains(id, &Member::Number(viewer)).unwrap() == Answer::Yes
 }
 
-/// The share of pairs that were never set and are answered with yes.
 fn measured(space: &Space) -> f64 {
     let asked = 100_000;
     (0..asked).filter(|n| is_set(space, (100 + n % 10_000, 1 << 40 | n))).count() as f64
         / asked as f64
 }
 
-/// The list has an outlier. Unset before a table lets its id in, it is unset there.
+/// The list contains an outlier. An outlier deleted before its id is admitted must be unset in the
+/// rebuilt table.
 #[test]
 fn outliers_are_in_no_new_filter() {
     const FAR: u64 = 1 << 40;
@@ -81,8 +81,8 @@ fn outliers_are_in_no_new_filter() {
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
 
-/// R5. A pair that moves into a table when its rebuild begins may not be passed on, and is an
-/// outlier yet when the list is put.
+/// R5: a rebuild must not begin during a move. The moved pair might not be passed on, and would
+/// still count as an outlier when the list is put.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {
     const FAR: u64 = 1 << 40;
@@ -110,14 +110,14 @@ fn rebuild_begins_behind_moves_of_outliers() {
     assert!(begins.recv().is_ok(), "it begins when that is over");
 }
 
-/// P1 while all tables are built anew again and again, for other rates, beside two writers each of
-/// which knows what it has set and unset. They write as the tables are built, so that neither a
-/// slow nor a fast machine fills the space.
+/// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
+/// writers that track their pairs. The number of rebuilds limits the writers, so that machine speed
+/// does not affect the size of the space.
 #[test]
 fn nothing_is_forgotten_while_tables_are_built_anew() {
     const WRITERS: u64 = 2;
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
-    // Held to read by a writer: what the host waits for.
+    // Writers hold the read lock; the host takes the write lock to wait for them.
     let (inside, is_over, rounds) = (RwLock::new(()), AtomicBool::new(false), AtomicU64::new(0));
     let write = |number: u64| {
         let mut rng = fastrand::Rng::with_seed(number);
@@ -171,8 +171,8 @@ fn nothing_is_forgotten_while_tables_are_built_anew() {
     assert!(space.to_rebuild().is_empty());
 }
 
-/// Another rate holds for all pairs when all tables have been built anew, also after a restart; an
-/// unset pair needs no place among the revoked ones any more.
+/// After all tables are rebuilt, the new rate holds, also after a restart. Deleted pairs leave the
+/// set of deleted pairs.
 #[test]
 fn tables_have_the_other_rate_then() {
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
@@ -199,15 +199,14 @@ fn tables_have_the_other_rate_then() {
         assert!(list.0.lock().iter().all(|&pair| is_set(space, pair)));
         assert_eq!(measured(space), measured(&restored));
     }
-    // It was made for the rate of before, as far as it was told.
     assert_eq!(restored.to_rebuild().len(), space.layout().len());
     restored.set_options(&options(0.0001)).unwrap();
     assert!(restored.to_rebuild().is_empty());
     assert_eq!(space.ask_rebuild(), space.to_rebuild().len());
 }
 
-/// Many pairs of few ids enlarge a table. Its pairs are then read from one filter, and no id is
-/// forgotten sooner for it.
+/// Pairs of few ids enlarge a table. After a resize one filter holds all its pairs, and the horizon
+/// does not rise earlier.
 #[test]
 fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
     let options = Options { max_tables: 4, spill: false, ..options(0.001) };
@@ -232,7 +231,7 @@ fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
     assert!(space.table_loads().len() > 2 && space.horizon() == 0);
 }
 
-/// A space without memory for both the old filters and the new one keeps the old ones.
+/// A resize needs memory for the old filters and the new one together.
 #[test]
 fn a_resize_needs_memory() {
     let limit = |bytes| Options { memory_limit_bytes: Some(bytes), spill: false, ..options(0.001) };
@@ -245,8 +244,8 @@ fn a_resize_needs_memory() {
     assert!(space.begin_resize(0, 0).unwrap().is_some());
 }
 
-/// R3, and what happens beside it: pairs that come late, that are unset and set again behind the
-/// reader of the list, and those that the old filters take for set.
+/// R3, plus late pairs, pairs deleted and set again after the list was read, and false positives of
+/// the old filters.
 #[test]
 fn a_table_elsewhere_is_built_anew() {
     let options = |rate| Options { pairs_per_table: 64_000, ..options(rate) };
@@ -261,7 +260,7 @@ fn a_table_elsewhere_is_built_anew() {
     space.set_options(&options(0.001)).unwrap();
     assert_eq!(space.to_rebuild().len(), 2);
     let rebuild = space.begin_rebuild(0).unwrap().unwrap();
-    // Unset when the list is read, set again behind it.
+    // Deleted when the list is read, set again afterwards.
     (0..20).for_each(|n| unset(&space, &list, 100 + n, 1 << 20 | n));
     (40..60).for_each(|n| unset(&space, &list, 100 + n, n));
     list.put_all(&space, &rebuild);
@@ -286,7 +285,7 @@ fn a_table_elsewhere_is_built_anew() {
     }
     let left = space.to_rebuild();
     assert!(left.len() == 1 && left[0] > 0, "{left:?}");
-    // A merge in the middle takes pairs that came late from beside the table.
+    // A merge during the rebuild removes late pairs.
     assert_eq!(space.ask_rebuild(), 2);
     let rebuild = space.begin_rebuild(0).unwrap().unwrap();
     list.put_all(&space, &rebuild);
@@ -297,7 +296,7 @@ fn a_table_elsewhere_is_built_anew() {
     shelf.take(&space, written.rewrite, || {});
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
     assert_eq!(space.to_rebuild().len(), 1);
-    // A table that goes elsewhere begins again.
+    // A rebuild of a table that spills must start over.
     let low = space.to_rebuild()[0];
     (0..300).for_each(|n| set(&space, &list, 5000 + n, n));
     let rebuild = space.begin_rebuild(low).unwrap().unwrap();

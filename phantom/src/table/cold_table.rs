@@ -1,7 +1,7 @@
-//! Where the filters of a cold table are on disk.
+//! Layout of a cold table's filters on disk.
 //!
-//! A table whose filters were written to a file keeps a [`Chain`]: the size of each filter and the
-//! number of its first page. The caller's [`ColdBackend`] reads the pages.
+//! A table whose filters are in a file keeps a [`Chain`]: size and first page of each filter. The
+//! host's [`ColdBackend`] reads the pages.
 
 use crate::filter::{PAGE_BYTES, page_has, page_of};
 use crate::hash::Pair;
@@ -10,27 +10,25 @@ use rolling::Unreadable;
 
 /// Reads the filters of one table. May be called from any thread.
 pub trait ColdBackend: Send + Sync {
-    /// Whether one of the filters has all bits of the pair. May block on a disk read.
+    /// Returns whether a filter has all bits of the pair. May block on a disk read.
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
 
     /// Fills `pages` from page number `first` on. May block on several disk reads.
     fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable>;
 
-    /// Returns an identity that is not 0 and that no other backend ever has.
+    /// Returns an identity that is not 0 and is unique among all backends.
     fn identity(&self) -> u64;
 }
 
-/// One filter of a chain.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) sizing: Sizing,
     pub(crate) pages: usize,
-    /// Number of the filter's first page in the chain.
     pub(crate) first: usize,
     pub(crate) pairs: u64,
 }
 
-/// Filters of a table, stored one after the other.
+/// Sizes of a table's filters, stored consecutively.
 #[derive(Clone)]
 pub struct Chain {
     pub(crate) rate: f64,
@@ -49,32 +47,32 @@ impl Chain {
         self.parts.push(Part { sizing, pages, first: self.pages(), pairs });
     }
 
-    /// Number of pages of all filters.
+    /// Returns the number of pages of all filters.
     pub fn pages(&self) -> usize {
         self.parts.last().map_or(0, |part| part.first + part.pages)
     }
 
-    /// Page numbers of a pair, one per filter. The pair is set if one of the pages has it.
+    /// Returns the page number of a pair in each filter. The pair is set if one of the pages has
+    /// it.
     pub fn places(&self, pair: &Pair) -> impl Iterator<Item = usize> {
         self.parts.iter().map(|part| part.first + page_of(pair, part.pages))
     }
 
-    /// Whether `page`, which belongs to the filter number `filter`, has all bits of the pair.
+    /// Returns whether `page` of the filter with index `filter` has all bits of the pair.
     pub fn has(&self, filter: usize, pair: &Pair, page: &[u8; PAGE_BYTES]) -> bool {
         page_has(page, pair, self.parts[filter].sizing.bits)
     }
 
-    /// Returns the filter that contains the page.
     pub(crate) fn link_of(&self, page: usize) -> usize {
         self.parts.iter().rposition(|part| part.first <= page).unwrap_or(0)
     }
 
-    /// Number of filters. A lookup reads one page of each.
+    /// Returns the number of filters. A lookup reads one page of each.
     pub fn links(&self) -> usize {
         self.parts.len()
     }
 
-    /// Number of pairs in all filters.
+    /// Returns the number of pairs in all filters.
     pub fn pairs(&self) -> u64 {
         self.parts.iter().map(|part| part.pairs).sum()
     }
@@ -91,7 +89,7 @@ impl Chain {
         self.parts[0].sizing.capacity(self.parts[0].pages)
     }
 
-    /// False positive rate that the formula predicts for these pairs.
+    /// False-positive rate that the formula predicts for these pairs.
     pub(crate) fn rate(&self) -> f64 {
         self.parts.iter().map(|part| part.sizing.rate(part.pairs, part.pages)).sum()
     }

@@ -1,20 +1,19 @@
-//! What a space keeps for one id range: a chain of filters, and the revoked pairs.
+//! State of one id range: a chain of filters, and the set of deleted pairs.
 //!
 //! ```text
 //!   first filter     extension 1      extension 2           revoked
 //!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
-//! A table normally has its first filter only. When that has taken all the pairs that its error
-//! rate allows, although the table was closed early enough by all experience, a further filter is
-//! chained to it. Their rates add up to the configured one at most (`sizing`), however long the
-//! chain. The first filter that has room takes the pairs.
+//! A table normally has one filter. It closes early enough to leave room for late pairs, as
+//! estimated from earlier tables. If late pairs fill it nevertheless, the table chains an extension
+//! filter. The rates of all filters add up to at most the configured rate (`sizing`). New pairs go
+//! to the first filter with room.
 //!
 //! The filters of an old table may be on disk ([`Cold`]). Then `first` is an empty page.
 //!
-//! - **T1** A pair that was set and not revoked since is found, at every moment.
-//! - **T2** No filter takes more pairs than its rate allows, but for one per writer that was inside
-//!   when it filled up.
+//! - **T1** A lookup finds every pair that was set and not deleted since, at any time.
+//! - **T2** No filter exceeds its capacity by more than one pair per concurrent writer.
 
 pub(crate) mod cold_table;
 pub(crate) mod pages;
@@ -34,10 +33,9 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// The longest chain: its last filter holds 2,048 times the pairs of the first.
+/// Maximum number of filters in a chain. The last one has 2,048 times the capacity of the first.
 pub(crate) const LINKS: usize = 16;
 
-/// One filter of the chain.
 #[repr(C)]
 pub(crate) struct Link {
     pub(crate) filter: Filter,
@@ -51,7 +49,7 @@ impl Link {
         Link { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
-    /// Pairs in it, revoked ones included: when they reach the capacity it takes no more.
+    /// Number of pairs, including deleted ones. At capacity the filter accepts no more.
     pub(crate) fn pairs(&self) -> u64 {
         self.pairs.load(Relaxed)
     }
@@ -62,7 +60,6 @@ impl Link {
     }
 }
 
-/// What a table knows of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Unset,
@@ -70,43 +67,42 @@ pub(crate) enum State {
     DeletedPairs,
 }
 
-/// See the top of the file. A lookup needs the first two and no more, so they lie in one line of
-/// the cache: a page meets the tables of all its ids.
+/// Table of one id range. The first two fields share a cache line. A lookup needs no others, and a
+/// page request touches the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
-    /// Index of the last filter of the chain.
     last: AtomicUsize,
     first: Link,
     rate: f64,
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
-    /// Filters on disk, if any. Then `first` is an empty page, so that the table looks like one
-    /// with an extension, and readers of other tables pay for no test.
+    /// Filters on disk, if any. `first` is then an empty page and `last` is 1. The table looks like
+    /// one with an extension, so lookups in other tables need no extra test.
     cold: Option<Box<Cold>>,
-    /// Pairs that were set before the table was closed; 0 while it is open.
+    /// Number of pairs when the table was closed; 0 while it is open.
     early: AtomicU64,
-    /// With how many pairs the table is closed.
+    /// Number of pairs at which the table closes.
     roll_at: AtomicU64,
     pub(crate) canaries: Mutex<FpEstimator>,
-    /// Index of the first filter that may have room: those before it are full.
+    /// Index of the first filter that may have room; all earlier ones are full.
     filling: AtomicUsize,
-    /// Counts what changes the table but not its number of pairs.
+    /// Number of changes that did not alter the number of pairs.
     touched: AtomicU64,
-    /// What takes its place soon, and whether there is such (`rebuild`).
+    /// Table that will replace this one (`rebuild`), with a flag for a cheap test.
     successor: RwLock<Option<Arc<Table>>>,
     has_successor: AtomicBool,
-    /// It is to be built anew.
+    /// Whether the table must be rebuilt regardless of its rate.
     outdated: AtomicBool,
 }
 
 impl Table {
-    /// An empty table. `first` was made by [`Table::first_sizing`] for the same rate.
+    /// Returns an empty table. `first` must have the parameters of [`Table::first_sizing`] for
+    /// `rate`.
     pub(crate) fn new(rate: f64, first: Filter) -> Table {
         Table::from_links(rate, Link::new(first, 0), vec![], 0)
     }
 
-    /// A table as it was stored.
     pub(crate) fn from_links(rate: f64, first: Link, more: Vec<Link>, early: u64) -> Table {
         assert!(more.len() < LINKS, "a chain of {} filters", more.len() + 1);
         let last = AtomicUsize::new(more.len());
@@ -131,12 +127,12 @@ impl Table {
         }
     }
 
-    /// A table that is to take the place of another, empty.
+    /// Returns an empty table that will replace `other` and shares its deleted pairs.
     pub(crate) fn succeeding(other: &Table, rate: f64, first: Filter) -> Table {
         Table { revoked: other.revoked.clone(), ..Table::new(rate, first) }
     }
 
-    /// A table whose filters are on disk; `empty` has one page.
+    /// Returns a table whose filters are on disk. `empty` has one page.
     pub(crate) fn cold_table(
         rate: f64,
         empty: Filter,
@@ -154,7 +150,7 @@ impl Table {
         Sizing::in_chain(rate, 0)
     }
 
-    /// Sizes of the filters, as a file of them is laid out.
+    /// Returns the sizes of the filters in the order of the file.
     pub(crate) fn layout_of_filters(&self) -> Chain {
         let mut chain = Chain { rate: self.rate(), parts: Vec::new() };
         for link in self.links() {
@@ -169,18 +165,17 @@ impl Table {
         self.cold().map_or(self.rate, |cold| cold.chain().rate)
     }
 
-    /// Returns the filters on disk, if any.
     #[inline(always)]
     pub(crate) fn cold(&self) -> Option<&Cold> {
         self.cold.as_deref()
     }
 
-    /// Pages of the first filter, wherever it lies.
+    /// Pages of the first filter, in memory or on disk.
     pub(crate) fn pages(&self) -> usize {
         self.cold().map_or(self.first.filter.pages(), |cold| cold.chain().first_pages())
     }
 
-    /// Pages of the first filter, if it lies in memory.
+    /// Pages of the first filter, or 0 if it is on disk.
     pub(crate) fn pages_in_memory(&self) -> usize {
         if self.cold().is_some_and(|cold| cold.memory().is_none()) { 0 } else { self.pages() }
     }
@@ -197,32 +192,29 @@ impl Table {
         &self.first.filter
     }
 
-    /// The memory of the first filter, for use in another table.
     pub(crate) fn into_first_filter(self) -> Filter {
         self.first.filter
     }
 
-    /// Notes a change that leaves the number of pairs as it is.
+    /// Counts a change that leaves the number of pairs unchanged.
     pub(crate) fn touch(&self) {
         self.touched.fetch_add(1, Relaxed);
     }
 
-    /// Rises with every change.
+    /// Version number; every change raises it.
     pub(crate) fn version(&self) -> u64 {
         self.pairs() + self.touched.load(Relaxed)
     }
 
-    /// Pairs in the filters, revoked ones included.
+    /// Number of pairs in all filters, including deleted ones.
     pub(crate) fn pairs(&self) -> u64 {
         self.links().map(Link::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
     }
 
-    /// Pairs in the first filter.
     pub(crate) fn pairs_in_first(&self) -> u64 {
         self.cold().map_or(self.first.pairs(), |cold| cold.chain().first_pairs())
     }
 
-    /// Pairs that the first filter holds at its rate.
     pub(crate) fn capacity(&self) -> u64 {
         self.cold().map_or(self.first.capacity, |cold| cold.chain().first_capacity())
     }
@@ -231,12 +223,11 @@ impl Table {
         self.early.load(Relaxed)
     }
 
-    /// Says that the table is no longer open.
     pub(crate) fn close(&self) {
         self.set_closed_at(self.pairs().max(1));
     }
 
-    /// Says that it is closed, or to be, as that one, whose place it takes.
+    /// Copies the open or closed state from `other`, which this table replaces.
     pub(crate) fn close_as(&self, other: &Table) {
         self.early.store(other.early(), Relaxed);
         self.roll_at.store(other.roll_at(), Relaxed);
@@ -248,8 +239,8 @@ impl Table {
         *held = successor;
     }
 
-    /// What is set here is set in what takes the place of the table, too. To be called before it
-    /// is, under its stripe.
+    /// Sets the pair in the successor, if any. The caller holds the pair's stripe and calls this
+    /// before it sets the pair here.
     #[inline]
     pub(crate) fn pass_on(&self, pair: &Pair) -> Result<(), Error> {
         if self.has_successor.load(Relaxed) { self.pass_on_now(pair) } else { Ok(()) }
@@ -260,13 +251,12 @@ impl Table {
         self.successor.read().as_ref().map_or(Ok(()), |next| next.put(pair))
     }
 
-    /// Whether what takes the place of the table may lack a pair.
     pub(crate) fn successor_lacks(&self, pair: &Pair) -> bool {
         self.has_successor.load(Relaxed)
             && self.successor.read().as_ref().is_some_and(|next| !next.has_in_memory(pair))
     }
 
-    /// Sets a pair whose stripe may be held by others.
+    /// Sets a pair without requiring its stripe.
     pub(crate) fn put(&self, pair: &Pair) -> Result<(), Error> {
         if !self.has_in_memory(pair) {
             Table::set(self.room(|_| true)?, pair);
@@ -274,7 +264,6 @@ impl Table {
         Ok(())
     }
 
-    /// Whether it is to be built anew, whatever its rate.
     pub(crate) fn is_outdated(&self) -> bool {
         self.outdated.load(Relaxed)
     }
@@ -283,19 +272,18 @@ impl Table {
         self.outdated.store(outdated, Relaxed);
     }
 
-    /// Says whether a restored table is open.
+    /// Sets the open state of a restored table.
     pub(crate) fn set_open(&self, open: bool) {
         let early = if open { 0 } else { self.early().max(1) };
         self.early.store(early, Relaxed);
         self.roll_at.store(if open { self.capacity() } else { early }, Relaxed);
     }
 
-    /// Says that it is open, whatever was said of it before.
     pub(crate) fn reopen(&self) {
         self.early.store(0, Relaxed);
     }
 
-    /// Whether it is open: new ids come into it, and when it is full the next one opens above it.
+    /// Whether the table is open: it receives new ids and is followed by a new table when full.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.early() == 0
@@ -305,7 +293,7 @@ impl Table {
         self.roll_at.store(pairs, Relaxed);
     }
 
-    /// Makes it what a log says of a table that is closed: it was at so many pairs.
+    /// Closes the table with the pair count that the log recorded.
     pub(crate) fn set_closed_at(&self, pairs: u64) {
         self.early.store(pairs, Relaxed);
         self.roll_at.store(pairs, Relaxed);
@@ -315,8 +303,7 @@ impl Table {
         self.roll_at.load(Relaxed)
     }
 
-    /// Whether an open table has so many pairs that it is time to close it: as the first filter
-    /// holds, or in all of the chain.
+    /// Whether an open table has enough pairs to close, in the first filter or in the whole chain.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let roll_at = self.roll_at.load(Relaxed);
@@ -327,7 +314,7 @@ impl Table {
     pub(crate) fn filter_bytes(&self) -> usize {
         match self.cold() {
             None => self.links().map(|link| link.filter.size_bytes()).sum(),
-            // Its own filter is empty, and nothing of it was ever touched.
+            // The table's own filter is one untouched page.
             Some(cold) => cold.memory().map_or(0, |table| table.filter_bytes()),
         }
     }
@@ -341,14 +328,14 @@ impl Table {
             + successor
     }
 
-    /// The state of `pair`, whose place in the first filter is `probe`, in a table that has its
-    /// filters in memory.
+    /// Returns the state of `pair` from the filters in memory. `probe` is its position in the first
+    /// filter.
     #[inline]
     pub(crate) fn state_in_memory(&self, pair: &Pair, probe: &Probe) -> State {
         self.found(self.filters_contain(pair, probe), pair)
     }
 
-    /// The state of a pair that some filter has, or none.
+    /// Returns the state of a pair, given whether any filter contains it.
     #[inline]
     pub(crate) fn found(&self, found: bool, pair: &Pair) -> State {
         match found {
@@ -358,7 +345,6 @@ impl Table {
         }
     }
 
-    /// Whether there is more than one filter.
     #[inline(always)]
     pub(crate) fn is_chained(&self) -> bool {
         self.last.load(Acquire) > 0
@@ -369,35 +355,33 @@ impl Table {
         self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
     }
 
-    /// The filters behind the first.
     #[inline(always)]
     pub(crate) fn chain(&self) -> impl Iterator<Item = &Link> {
         let last = self.last.load(Acquire).min(LINKS - 1);
         self.more[..last].iter().map_while(OnceLock::get)
     }
 
-    /// Whether a filter in memory has `pair`, whose place in the first is `probe`.
+    /// Whether a filter in memory contains `pair`. `probe` is its position in the first filter.
     #[inline]
     fn filters_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         self.first.filter.contains(pair, probe)
             || self.chain().any(|l| l.filter.contains(pair, &l.filter.spot_again(pair, probe)))
     }
 
-    /// Whether the filters on disk, or the late pairs, have `pair`.
+    /// Whether the filters on disk or the late pairs contain `pair`.
     #[inline]
     pub(crate) fn seems_set_on_disk(&self, pair: &Pair) -> Result<bool, Unreadable> {
         self.cold().map_or(Ok(false), |cold| cold.seems_set(pair, &self.revoked))
     }
 
-    /// Hints that `pair`, whose place in the first filter is `probe`, will be asked for, set or
-    /// unset soon. If it is not set, the first line of each filter will say so; without this it
-    /// would be waited for in one after the other.
+    /// Prefetches the cache lines for a lookup or write of `pair`. Fetching the first line of every
+    /// filter at once avoids one miss per filter for an unset pair.
     #[inline]
     pub(crate) fn prefetch(&self, pair: &Pair, probe: &Probe) {
         self.first.filter.prefetch(probe, 1);
         self.first.filter.prefetch(probe, 0);
         self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, probe), 0));
-        // A pair that is not set yet will be set in the one that has room.
+        // Setting the pair also needs its second line in the filter with room.
         if self.is_chained()
             && let Some(link) = self.link(self.filling.load(Relaxed))
         {
@@ -405,13 +389,11 @@ impl Table {
         }
     }
 
-    /// Fetches the cache lines of a pair that will be set.
     #[inline]
     pub(crate) fn prefetch_lines(&self, pair: &Pair) {
         self.prefetch(pair, &self.first.filter.probe(pair));
     }
 
-    /// Whether some filter in memory has the pair.
     pub(crate) fn has_in_memory(&self, pair: &Pair) -> bool {
         self.filters_contain(pair, &self.first.filter.probe(pair))
     }
@@ -424,14 +406,13 @@ impl Table {
         Ok(self.found(found, pair))
     }
 
-    /// The filter that takes the next pair: the first that has room. When all are full a further
-    /// one is chained, if `may_grow` by so many bytes.
+    /// Returns the first filter with room. If all are full, chains another one if `may_grow` allows
+    /// its size in bytes.
     #[inline]
     pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
         loop {
             let (at, last) = (self.filling.load(Relaxed), self.last.load(Acquire));
-            // Not what lies behind `last`, though it may be there already: readers do not know it
-            // yet (T1).
+            // A filter beyond `last` may already exist, but readers do not see it yet (T1).
             let link = self.link(at).filter(|_| at <= last);
             match link {
                 Some(link) if link.pairs() < link.capacity => return Ok(link),
@@ -452,7 +433,8 @@ impl Table {
         Ok(())
     }
 
-    /// An empty filter for the `i`-th place of the chain, if `may_grow` by so many bytes.
+    /// Returns an empty filter for position `i` of the chain, if `may_grow` allows its size in
+    /// bytes.
     pub(crate) fn make(&self, i: usize, may_grow: &dyn Fn(usize) -> bool) -> Result<Filter, Error> {
         let (sizing, pages) = Sizing::geometry(self.rate, self.pages(), i);
         if i >= LINKS || !may_grow(pages.saturating_mul(4096)) {
@@ -461,7 +443,7 @@ impl Table {
         Filter::new(sizing, pages).map_err(Error::Memory)
     }
 
-    /// With `growing` held.
+    /// Appends a filter. The caller holds `growing`.
     fn chain_up(&self, last: usize, filter: Filter) {
         assert!(
             self.more[last].set(Link::new(filter, 0)).is_ok(),
@@ -470,14 +452,13 @@ impl Table {
         self.last.store(last + 1, Release);
     }
 
-    /// Sets a pair that is not set, in the filter that [`Table::room`] gave.
     #[inline]
     pub(crate) fn set(link: &Link, pair: &Pair) {
         link.filter.set(pair, &link.filter.probe(pair));
         link.pairs.fetch_add(1, Relaxed);
     }
 
-    /// The error rate that the pairs in the filters give, by the formula.
+    /// False-positive rate that the formula predicts for the current pairs.
     pub(crate) fn expected_rate(&self) -> f64 {
         let here =
             self.links().map(|link| link.filter.sizing().rate(link.pairs(), link.filter.pages()));
@@ -485,7 +466,6 @@ impl Table {
     }
 }
 
-/// An empty table whose first filter has `pages`.
 #[cfg(test)]
 pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
     Ok(Table::new(rate, Filter::new(Table::first_sizing(rate), pages)?))
@@ -493,7 +473,7 @@ pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
 
 /// Source of the filters of a cold table.
 pub(crate) enum Lower {
-    /// The former table, until its filters are written.
+    /// The former table, until its filters are on disk.
     Memory(Arc<Table>),
     Disk(Arc<dyn ColdBackend>, Arc<Chain>),
 }
@@ -501,18 +481,18 @@ pub(crate) enum Lower {
 impl Lower {
     pub(crate) fn chain(&self) -> Arc<Chain> {
         match self {
-            // Counted now: writers that were inside when the table froze have finished since.
+            // Counted on each call: writers that were active when the table froze may have added
+            // pairs.
             Lower::Memory(table) => Arc::new(table.layout_of_filters()),
             Lower::Disk(_, chain) => chain.clone(),
         }
     }
 }
 
-/// Filters of a cold table, and the pairs that were set after they were written (late pairs).
-/// `cold.rs` has the invariants.
+/// Filters of a cold table and its late pairs (pairs set after the filters were written). `cold.rs`
+/// lists the invariants.
 pub(crate) struct Cold {
     pub(crate) lower: RwLock<Arc<Lower>>,
-    /// Late pairs.
     pub(crate) late: DeletedPairs,
     /// Number of late pairs in all tables of the space.
     total: OnceLock<Arc<AtomicUsize>>,
@@ -535,7 +515,6 @@ impl Cold {
         self.lower().chain()
     }
 
-    /// Returns the former table while it is in memory.
     pub(crate) fn memory(&self) -> Option<Arc<Table>> {
         match &*self.lower() {
             Lower::Memory(table) => Some(table.clone()),
@@ -550,14 +529,12 @@ impl Cold {
         }
     }
 
-    /// Includes the late pairs in the total of the space.
     pub(crate) fn count_in(&self, total: &Arc<AtomicUsize>) {
         if self.total.set(total.clone()).is_ok() {
             total.fetch_add(self.late(), Relaxed);
         }
     }
 
-    /// Number of late pairs.
     pub(crate) fn late(&self) -> usize {
         self.late.len()
     }
@@ -586,14 +563,14 @@ impl Cold {
     }
 
     pub(crate) fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
-        // The caller has searched `late` first: C1.
+        // C1: the caller has already searched `late`.
         match &*self.lower() {
             Lower::Memory(table) => Ok(table.has_in_memory(pair)),
             Lower::Disk(below, _) => below.has(pair),
         }
     }
 
-    /// Whether the pair is set or revoked.
+    /// Whether the pair is set or deleted.
     #[cold]
     pub(crate) fn seems_set(
         &self,
@@ -632,7 +609,7 @@ mod tests {
         }
     }
 
-    /// T1, T2 and promise 6 for a table that gets forty times what it was made for.
+    /// Checks T1, T2 and P6 with forty times the planned number of pairs.
     #[test]
     fn an_overrun_table_keeps_its_rate_and_finds_all() {
         for rate in [0.01, 0.001] {
@@ -646,15 +623,15 @@ mod tests {
                 "T1"
             );
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
-            // Only four pages: the first filter is no large sample.
+            // Four pages are a small sample, so the slack is wide.
             let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05;
             assert!(measured <= rate * slack, "{measured} for {rate}");
             assert!(table.expected_rate() <= rate);
         }
     }
 
-    /// Pairs that are taken for set are not set again, so a table that is full by its count would
-    /// be fuller by its bits: at a high rate, or in a large table, by more than a decoder believes.
+    /// A filter skips pairs that it already reports as set. If capacity ignored this, a full table
+    /// would have more bits set than its count implies, and the decoder would reject it.
     #[test]
     fn a_full_table_is_as_full_as_its_count_says() {
         for (rate, pages) in [(0.25, 100), (0.05, 100)] {

@@ -1,8 +1,8 @@
-//! Pages of a table's filters plus its late pairs: input of the next rewrite.
+//! Pages of a table's filters plus its late pairs: the input of a rewrite.
 //!
-//! Late pairs go into the first filters of the chain that have room. Their hashes decide which pair
-//! goes into which filter, so that late pairs spread evenly over pages. The chain grows by as many
-//! filters as are needed; no filter stays empty before one that is not.
+//! Late pairs fill the filters of the chain in order. Their hashes decide which pairs go to which
+//! filter, so that late pairs spread evenly over pages. The chain grows as needed, and only the
+//! last filter may have room left.
 
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, mix};
@@ -11,34 +11,31 @@ use crate::table::{LINKS, Lower, Table};
 use rolling::Unreadable;
 use std::sync::Arc;
 
-/// Pages that are read together.
 const PAGES_TOGETHER: usize = 16;
 
-/// See the top of the file.
 pub(crate) struct Contents {
-    /// The filters, as many as there are to be, with the pairs that lie below.
+    /// Target chain, with the pair counts of the source.
     pub(crate) chain: Chain,
     pub(crate) lower: Arc<Lower>,
-    /// Pages that lie there.
     pub(crate) stored: usize,
-    /// All that came late, also what lies below already.
+    /// All late pairs, including those that the source already contains.
     pub(crate) late: Vec<u128>,
-    /// Late pairs that do not, by their pages among those of all filters, rising.
+    /// New late pairs by target page, in ascending order.
     placed: Vec<(usize, u128)>,
-    /// How many pairs come to each filter.
+    /// Number of new pairs per filter.
     coming: Vec<u64>,
-    /// Whether the longest chain has no room for all of them. They are in its last filter then.
+    /// Whether the longest possible chain lacks room. The last filter then takes the excess.
     pub(crate) is_overfull: bool,
 }
 
 impl Contents {
-    /// Of a table as it is now. Reads, where its filters lie elsewhere, the pages of late pairs,
-    /// unless one filter has room for all of them.
+    /// Returns the contents for a rewrite of `table`. For a cold table this reads the pages of the
+    /// late pairs, unless a single filter has room for all of them.
     pub(crate) fn of(table: &Arc<Table>) -> Result<Contents, Unreadable> {
         let Some(cold) = table.cold() else {
             return Ok(Contents::below(Arc::new(Lower::Memory(table.clone()))));
         };
-        // Before what lies below: C1.
+        // C1: before the lower filters.
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
         let mut contents = Contents { late, ..Contents::below(cold.lower()) };
@@ -47,7 +44,6 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Of what lies below alone.
     pub(crate) fn below(lower: Arc<Lower>) -> Contents {
         let chain = Chain::clone(&lower.chain());
         let coming = vec![0; chain.links()];
@@ -62,17 +58,17 @@ impl Contents {
         }
     }
 
-    /// Returns the late pairs that no filter has. A log that is read again brings pairs that the
-    /// filters have, and each start would make the filters larger. One filter with room checks
-    /// them page by page when it is rewritten; of several filters the pages are read here, in
-    /// order, each once.
+    /// Returns the late pairs that no filter contains. Replay delivers pairs that the filters
+    /// already contain; without this check every restart would enlarge the chain. A single filter
+    /// with room needs no check, because the rewrite skips existing pairs. For several filters this
+    /// reads each affected page once, in order.
     fn fresh(&self) -> Result<Vec<u128>, Unreadable> {
         let mut fresh = self.late.clone();
         let Lower::Disk(below, chain) = &*self.lower else { return Ok(fresh) };
         if chain.links() == 1 && fresh.len() as u64 <= self.room(0) {
             return Ok(fresh);
         }
-        // The order of their pages in any filter.
+        // Order of hashes equals order of pages in every filter.
         fresh.sort_unstable();
         for (link, part) in chain.parts.iter().enumerate() {
             let mut pages = Pages::new(&**below, part);
@@ -96,7 +92,6 @@ impl Contents {
         Ok(fresh)
     }
 
-    /// How many more pairs a filter has room for.
     fn room(&self, link: usize) -> u64 {
         let part = &self.chain.parts[link];
         part.sizing.capacity(part.pages).saturating_sub(part.pairs + self.coming[link])
@@ -128,8 +123,8 @@ impl Contents {
         self.placed.sort_unstable();
     }
 
-    /// Gives the page of this number what came late to it: its filter, and how many pairs that is
-    /// beyond those that it had.
+    /// Adds the late pairs of page `at`. Returns the filter and the number of pairs that were not
+    /// set in it before.
     pub(crate) fn complete(&self, at: usize, page: &mut [u8; PAGE_BYTES]) -> (usize, u64) {
         let link = self.chain.link_of(at);
         let part = &self.chain.parts[link];
@@ -146,13 +141,13 @@ impl Contents {
     }
 }
 
-/// What decides to which filter of a chain a late pair goes: by nothing that decides where in a
-/// filter it lies.
+/// Returns the sort key that distributes late pairs over filters. It must be independent of the
+/// page within a filter.
 fn lot(hash: u128) -> u64 {
     mix(mix((hash >> 64) as u64) ^ hash as u64)
 }
 
-/// The pages of a filter that lies elsewhere, read in order and some at a time.
+/// Reader for the pages of one filter on disk, in ascending order with read-ahead.
 struct Pages<'a> {
     below: &'a dyn ColdBackend,
     part: &'a Part,
@@ -168,7 +163,7 @@ impl<'a> Pages<'a> {
     fn get(&mut self, page: usize) -> Result<&[u8; PAGE_BYTES], Unreadable> {
         if !(self.first..self.first + self.bytes.len()).contains(&page) {
             self.bytes.resize(PAGES_TOGETHER.min(self.part.pages - page), [0; PAGE_BYTES]);
-            // Until it is read nothing is.
+            // After a failed read the buffer must stay empty.
             let mut bytes = std::mem::take(&mut self.bytes);
             self.below.read(self.part.first + page, bytes.as_flattened_mut())?;
             (self.bytes, self.first) = (bytes, page);

@@ -1,4 +1,4 @@
-//! One promise each, by hand.
+//! One test per guarantee.
 
 use phantom::{Answer, Change, Error, Member, Options, Space};
 
@@ -42,7 +42,6 @@ fn like_unlike_like_again() {
     assert_eq!(space.pairs(), 0);
 }
 
-/// Promise 7: ids may come in any order, and the answers are the same.
 #[test]
 fn the_order_of_ids_does_not_matter() {
     let pair = |i: u64| (FIRST + i / 10 * 4096, i * 7);
@@ -70,7 +69,7 @@ fn the_order_of_ids_does_not_matter() {
             .count();
         assert!(wrong < 200 + 4 * 15, "{name}: {wrong} of 200000 at 0.001");
         assert_eq!(space.outlier_pairs(), 0, "{name}");
-        // The ring is as useful as ever: new ids go to new tables.
+        // New ids still go to new tables.
         let before = space.layout().len();
         for i in n..2 * n {
             add(&space, pair(i).0, pair(i).1);
@@ -81,8 +80,8 @@ fn the_order_of_ids_does_not_matter() {
     }
 }
 
-/// What the options have no room for goes without a roll, and is logged; a node that follows a log
-/// waits for that.
+/// Lowered limits recycle tables without a roll, and the change is logged. A follower waits for the
+/// log.
 #[test]
 fn lowered_limits_recycle_at_once() {
     let filled = || {
@@ -110,7 +109,7 @@ fn lowered_limits_recycle_at_once() {
     assert_eq!(follows.horizon(), 0);
     follows.put_layout(&leads.layout()).expect("it is the same");
     assert_eq!(follows.layout(), leads.layout());
-    // A space that spills keeps them, until it does not any more; or as many as it is told.
+    // A space that spills keeps all tables, or `keep_tables` of them, until it stops spilling.
     let spills = filled();
     let two = Options { max_tables: 2, spill: true, ..spills.options().clone() };
     spills.set_options(&two).expect("two tables");
@@ -126,7 +125,6 @@ fn lowered_limits_recycle_at_once() {
     assert_eq!(spills.layout(), leads.layout());
 }
 
-/// Promise 7, P4.
 #[test]
 fn absurd_ids_leave_other_ids_as_they_are() {
     let space = space(2000, 3);
@@ -150,8 +148,8 @@ fn absurd_ids_leave_other_ids_as_they_are() {
     assert_eq!(contains(&space, u64::MAX, 1000), Answer::No);
 }
 
-/// However many pairs one id gets, no other table is touched; its own is extended, up to the memory
-/// limit, and then says so.
+/// Pairs of one id do not affect other tables. They extend the id's own table up to the memory
+/// limit, where writes fail.
 #[test]
 fn one_id_moves_no_horizon() {
     let options = Options {
@@ -174,7 +172,6 @@ fn one_id_moves_no_horizon() {
     assert_eq!(space.horizon(), 0);
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
     assert!((1000..member).all(|member| contains(&space, FIRST, member) == Answer::Yes));
-    // New ids are taken as ever.
     for i in 200..1000 {
         add(&space, FIRST + i, i);
     }
@@ -217,20 +214,20 @@ fn max_ahead_refuses_ids_too_far_ahead() {
     assert!(matches!(space.add(u64::MAX, &Member::Number(1)), Err(Error::KeyTooBig)));
     assert_eq!(contains(&space, u64::MAX, 1), Answer::No);
     assert_eq!(add(&space, FIRST + (1 << 29), 1), Change::Changed);
-    // The log may know better.
+    // Replay is not subject to the limit.
     space.put(&space.pair(u64::MAX, &Member::Number(1)), true).unwrap();
     assert_eq!(contains(&space, u64::MAX, 1), Answer::Yes);
 }
 
-/// After the first tables have shown how much comes late, tables close early enough, and are not
-/// extended any more.
+/// After a few tables have measured the share of late pairs, tables close early enough and need no
+/// extensions.
 #[test]
 fn tables_learn_to_leave_room_for_late_pairs() {
     for late in [0u64, 30, 45] {
         let space = space(4000, 1000);
         let mut rng = fastrand::Rng::with_seed(late);
         for i in 0..200_000u64 {
-            // Late ones go to posts from before the last roll or two.
+            // Late pairs go to ids from before the last roll or two.
             let behind = if rng.u64(0..100) < late { 3000 } else { 0 };
             add(&space, FIRST + (i + 3000 - behind), i);
         }
@@ -248,7 +245,6 @@ fn tables_learn_to_leave_room_for_late_pairs() {
     }
 }
 
-/// A small space costs little, and what it costs grows with what is in it.
 #[test]
 fn memory_grows_by_table() {
     let space = Space::new(Options { seed: 1, pairs_per_table: 2 << 20, ..Options::default() })
@@ -263,8 +259,8 @@ fn memory_grows_by_table() {
             most = most.max(space.memory_bytes() as f64 / i as f64);
         }
     }
-    // Each table is twice as large as the one before, and its successor may be ready: so at most
-    // some seven times 20 bits.
+    // A table is twice as large as its predecessor, and the next one may be prepared: at most about
+    // seven times 20 bits per pair.
     assert!(most < 18.0, "{most} bytes per pair");
     assert!(
         space
@@ -282,7 +278,7 @@ fn the_forecast_comes_true() {
         *i += 1;
         add(&space, FIRST + *i, *i)
     };
-    // It takes a few rolls to learn that nothing is late.
+    // A few rolls are needed to learn that no pair is late.
     while space.changes() < 25 {
         next(&mut i);
     }
@@ -316,7 +312,7 @@ fn bad_options_are_refused() {
     assert!(bad(|o| o.max_aside = 0));
 }
 
-/// Bad ids at random places do not keep good ones, which leap ahead, out of the tables.
+/// Random invalid ids do not keep valid ids that jump ahead out of the tables.
 #[test]
 fn strays_anywhere_let_traffic_move_on() {
     let options = Options {
@@ -347,7 +343,7 @@ fn strays_anywhere_let_traffic_move_on() {
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
 
-/// A space with pairs of ids near [`FIRST`], and of so many ids near the end of all.
+/// Returns a space with pairs near [`FIRST`] and `strays` outliers at the top of the id range.
 fn beside_strays(strays: u64, max_aside: usize) -> Space {
     let space = Space::new(Options {
         pairs_per_table: 20_000,
@@ -363,7 +359,7 @@ fn beside_strays(strays: u64, max_aside: usize) -> Space {
     space
 }
 
-/// F26. All new ids are 2^52 higher from one moment on, and nearly all likes are for old posts.
+/// F26: all new ids jump by 2^52 while nearly all writes go to old ids.
 #[test]
 fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
@@ -378,7 +374,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     assert!((0..20_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
 }
 
-/// Three in ten are for the post of the day: far more than one id may count for.
+/// 30 % of the pairs are for one id, far more than a single id may count for.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     for (strays, max_aside) in [(600, 500), (70_000, 1 << 16)] {
@@ -394,7 +390,7 @@ fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// However often they come: a few posts are held exactly, and none of their likes is refused.
+/// A few ids stay outliers, and all their writes succeed.
 #[test]
 fn few_ids_far_ahead_open_no_table() {
     for (max_aside, ids) in [(500, 1), (500, 63), (1 << 16, 20)] {
@@ -405,8 +401,7 @@ fn few_ids_far_ahead_open_no_table() {
     }
 }
 
-/// Clusters of ids, each too small for a range of its own, far from each other, in a space with
-/// little memory: none is refused.
+/// Many distant clusters of ids, each too small for a range of its own, fit into a small memory.
 #[test]
 fn small_space_takes_small_clusters_far_apart() {
     let options = Options {
@@ -424,12 +419,12 @@ fn small_space_takes_small_clusters_far_apart() {
         most = most.max(space.outlier_pairs());
     }
     assert!((1000..5000).contains(&most), "{most} pairs aside");
-    // Of 40,000, at a rate of 1 in 10,000.
+    // False positives: 40,000 pairs at a rate of 1 in 10,000.
     assert!(taken_for_set < 15, "{taken_for_set}");
     assert!(ids().all(|id| contains(&space, id, 7) == Answer::Yes));
 }
 
-/// What is held exactly takes memory: at the space's limit no more is, and all else goes on.
+/// At the memory limit the space refuses further outliers, and other writes still succeed.
 #[test]
 fn outlying_ids_are_refused_at_the_memory_limit() {
     let limit = 4 << 20;
@@ -446,15 +441,15 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     let first = (0..200_000).find(|&i| full(i)).expect("not within the limit");
     assert!((10_000..40_000).contains(&first), "{first} of some 150 bytes");
     assert!(space.memory_bytes() < limit + (1 << 20), "{}", space.memory_bytes());
-    // What is taken back makes room again.
+    // Deleted outliers free memory.
     (0..1000).for_each(|i| _ = space.remove(u64::MAX - i, &Member::Number(1)).unwrap());
     assert!(!full(0));
     (200..100_000).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!(space.layout().len() > 3);
 }
 
-/// Two services write to one space for ever, 2^52 apart: both have tables that roll, and each
-/// table's error rate holds.
+/// Two services write to one space, 2^52 apart. Tables of both ranges roll, and each keeps its
+/// error rate.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     for spill in [false, true] {
@@ -483,7 +478,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open ones");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
-        // Both go on after a restart, from a snapshot alone.
+        // Both ranges continue after a restart from a snapshot alone.
         let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(
@@ -499,8 +494,8 @@ fn two_ranges_of_ids_roll_side_by_side() {
     }
 }
 
-/// A space that has nothing but open tables in memory closes that of the range used least, and a
-/// spill takes the oldest table of the range that has most of them.
+/// If all tables in memory are open, the space closes the table of the least used range. A spill
+/// takes the oldest table of the range with the most tables in memory.
 #[test]
 fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     let options = Options {
@@ -527,7 +522,7 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!((0..900).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 
-    // The upper range of another space has three closed tables, the lower one has one.
+    // The upper range has three closed tables, the lower one has one.
     let space = Space::new(space.options().clone()).unwrap();
     (0..500).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!(space.roll_now());
@@ -539,8 +534,7 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (2, Some(upper)));
 }
 
-/// The horizon never passes ids in use, in whichever range; when nothing new comes into one any
-/// more it goes on.
+/// The horizon does not pass ids of any range in use. It rises again once a range is idle.
 #[test]
 fn the_horizon_passes_no_range_in_use() {
     let space = space(2000, 8);
@@ -573,8 +567,7 @@ fn the_horizon_passes_no_range_in_use() {
     assert_eq!(contains(&space, lower(1), 0), Answer::Unknown);
 }
 
-/// A space without a frontier takes it from what it has, when that is as much as waits, however few
-/// their ids: a service may have three posts.
+/// A new space derives its frontier from its first pairs, even if they have few distinct ids.
 #[test]
 fn a_space_begins_however_few_pairs_may_be_aside() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 5000] {
@@ -595,7 +588,7 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
     }
 }
 
-/// One bad id, near the end of all, has filled the outliers before anything was normal.
+/// A single invalid id near the top of the range fills the outliers before any id is regular.
 #[test]
 fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 4000] {
@@ -607,8 +600,8 @@ fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     }
 }
 
-/// What is taken away from an id says nothing of the traffic: an undo of a pair that was never set,
-/// far ahead, moves nothing, and no id is too far ahead for that.
+/// Deletes are no evidence of traffic. Deleting an unset pair far ahead moves nothing, and
+/// `max_ahead` does not apply to it.
 #[test]
 fn removals_move_no_frontier() {
     for max_ahead in [None, Some(10)] {
@@ -632,7 +625,7 @@ fn removals_move_no_frontier() {
     }
 }
 
-/// Also while no table has any pair, and all are held aside.
+/// Holds even while no table has pairs and all pairs are outliers.
 #[test]
 fn a_new_space_may_begin_above_id_0() {
     let space = Space::new(Options { first_id: 10, ..Options::default() }).unwrap();

@@ -1,8 +1,8 @@
-//! A copy of a space, made as a snapshot is.
+//! Copies a space through its snapshot format.
 
 use phantom::{Space, TableDecoder};
 
-/// A copy that takes writes of its own.
+/// Returns a copy that accepts writes.
 pub(crate) fn copy(space: &Space) -> Space {
     let head = space.encode_head();
     let table = |low: u64| {

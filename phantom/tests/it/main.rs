@@ -1,4 +1,4 @@
-//! The engine from outside: a model, threads, and rates.
+//! Tests of the public API: behaviour, a model, threads, recovery, memory and error rates.
 #![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
 
 mod behaviour;

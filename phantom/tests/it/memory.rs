@@ -1,4 +1,4 @@
-//! What a space says it takes, beside what it has from the system.
+//! Compares the reported memory of a space with the allocated memory.
 
 use phantom::{Change, Member, Options, Space};
 
@@ -10,8 +10,8 @@ fn space() -> Space {
     space
 }
 
-/// By how many bytes a change makes a space larger, as it says and as it is. Memory of filters is
-/// not from the heap, and is left out of both.
+/// Returns the growth of a space during `change`, in bytes: reported and allocated. Filters are not
+/// on the heap and are excluded from both.
 fn grown(space: &Space, change: impl FnOnce()) -> (f64, f64) {
     let filters =
         || space.tables().iter().map(|table| table.capacity as f64 * 19.9 / 8.0).sum::<f64>();
@@ -60,7 +60,7 @@ fn tables_are_counted() {
             id += 1;
         }
     });
-    // What is said of filters is for as many bits as their pairs need, not for whole pages.
+    // The estimate for filters counts bits per pair, not whole pages.
     let (said, heap) = more;
     assert!(heap > 300.0 * 1000.0 && said > heap * 0.75, "{said} said, {heap} taken");
 }

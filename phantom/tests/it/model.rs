@@ -1,5 +1,5 @@
-//! Random operations against a plain map. Tables are so small that rolling, recycling, extension,
-//! revocation and strays happen all the time.
+//! Random operations compared with a map. Small tables make rolls, recycling, extensions, deletions
+//! and outliers frequent.
 
 use phantom::{Answer, Change, Error, Member, Options, Space};
 use std::collections::BTreeMap;
@@ -7,21 +7,20 @@ use std::collections::BTreeMap;
 struct Run {
     space: Space,
     options: Options,
-    /// Whether each pair that was ever written is set.
+    /// State of each pair ever written.
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
-    /// Where the ids of new posts are.
     now: u64,
-    /// Whether an import of old ids is going on.
+    /// Whether an import of old ids is in progress.
     backfill: bool,
     step: u64,
-    /// Questions about pairs that are not set, and wrong answers.
+    /// Number of lookups of unset pairs, and of false positives.
     asked: u64,
     wrong: u64,
     events: Events,
 }
 
-/// What happened, to be sure that it did.
+/// Event counts, to verify coverage.
 #[derive(Default, Debug)]
 struct Events {
     changed: u64,
@@ -69,7 +68,7 @@ impl Run {
         }
     }
 
-    /// An id as traffic gives them: new ones, recent ones, any old one, strays.
+    /// Returns a new, recent, old or invalid id, with the frequencies of real traffic.
     fn id(&mut self) -> u64 {
         let kind = if self.backfill { self.rng.u32(35..100) } else { self.rng.u32(0..100) };
         match kind {
@@ -93,7 +92,6 @@ impl Run {
 
     fn step(&mut self) {
         self.step += 1;
-        // Posts differ: some are liked by many.
         let id = self.id();
         let crowd = 1 << self.rng.u32(1..20);
         let member = self.rng.u64(0..crowd);
@@ -101,7 +99,6 @@ impl Run {
             0..50 => self.write(id, member, true),
             50..60 => self.write(id, member, false),
             60..65 => {
-                // One that is set.
                 let from = (self.now.saturating_sub(self.rng.u64(0..50_000)), self.rng.u64(..));
                 if let Some((&(id, member), _)) = self.model.range(from..).next() {
                     self.write(id, member, false);
@@ -116,7 +113,6 @@ impl Run {
             self.space.roll_now();
         }
         if self.rng.u32(0..30_000) == 0 {
-            // Traffic moves on by a leap.
             self.now = self.now.saturating_add(1 << self.rng.u32(10..45));
         }
         if self.rng.u32(0..10_000) == 0 {
@@ -148,7 +144,7 @@ impl Run {
             }
             Ok(Change::Changed) => {
                 if before == set {
-                    // Only an unset pair that was taken for a set one can change from what it was.
+                    // Only a false positive of an unset pair can be deleted.
                     assert!(!set, "step {}: ({id}, {member}) was set twice: a false no", self.step);
                     self.wrong += 1;
                 }
@@ -164,7 +160,7 @@ impl Run {
                         "step {}: ({id}, {member}) was set and could not be unset: a false no",
                         self.step
                     );
-                    // Taken for set: from now on it has to be found like any other.
+                    // A false positive counts as set from now on.
                     self.wrong += 1;
                     self.model.insert((id, member), true);
                 }
@@ -178,7 +174,6 @@ impl Run {
         self.events.outliers = self.events.outliers.max(outliers as u64);
     }
 
-    /// No pair of the id is set then.
     fn forget(&mut self, id: u64) {
         if self.space.may_forget(id).is_err() {
             self.events.forgotten_full += 1;
@@ -260,7 +255,7 @@ fn random_operations_agree_with_a_map() {
         run.check_all();
         println!("seed {seed}: {} wrong of {} asked, {:?}", run.wrong, run.asked, run.events);
         let expected = run.options.false_positive_rate * run.asked as f64;
-        // Some questions are asked more than once, hence more than four deviations.
+        // Some pairs are looked up repeatedly, hence more than four standard deviations.
         let bound = expected + 8.0 * expected.sqrt() + 10.0;
         assert!(
             (run.wrong as f64) < bound,

@@ -1,6 +1,6 @@
-//! P2 where pairs are hard to tell apart, for full tables, over pairs that were never set. Bounds
-//! are the expected rate and four deviations: the derivation says 95.2 % of the configured rate for
-//! a table that is full.
+//! P2 with adversarial pair shapes and full tables, measured on unset pairs. The bound is the
+//! expected rate plus four standard deviations. A full table has 95.2 % of the configured rate by
+//! the derivation.
 
 use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
@@ -8,14 +8,14 @@ use std::io::Read;
 
 const SHARE_WHEN_FULL: f64 = 0.952;
 
-/// Fills one table to the brim and returns the share of yes among `never`, and how many were asked.
+/// Fills one table and returns the number of positives among `never` and the number of lookups.
 fn measure(
     rate: f64,
     n: u64,
     pair: impl Fn(u64) -> (u64, u64),
     never: impl Iterator<Item = (u64, u64)>,
 ) -> (f64, u64) {
-    // The first table of a space is an eighth of a grown one.
+    // The first table of a space has an eighth of the full size.
     let options = Options {
         false_positive_rate: rate,
         pairs_per_table: n * 8,
@@ -25,14 +25,13 @@ fn measure(
     };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
-    // The highest ids first, so that the table is closed above all of them, and the others are
-    // late.
+    // Highest ids first: the table closes above them, and all other ids are late.
     let mut set = vec![];
     for i in (n - n.min(5000)..n).chain(0..n - n.min(5000)).chain(n..) {
         if space.pairs() == capacity {
             break;
         }
-        // Those that were taken for set are made up for, by other users of the same ids.
+        // Additional members replace the pairs that were false positives.
         let (id, member) = if i < n { pair(i) } else { (pair(i % n).0, pair(i % n).1 ^ 1 << 63) };
         space.add(id, &Member::Number(member)).expect("room for all");
         set.push((id, member));
@@ -42,7 +41,7 @@ fn measure(
     assert_eq!((table.fill > 0.998, table.extensions), (true, 0), "the table is full");
     let bits = table.bytes as f64 * 8.0 / table.capacity as f64;
     assert!(bits <= 19.9, "{bits} bits per pair");
-    // Canaries say the same as pairs that clients might ask for.
+    // Canaries must agree with pairs that clients could look up.
     let canaries = 1e6 * rate * SHARE_WHEN_FULL;
     assert!(
         (table.measured.rate().unwrap_or(1.0) * 1e6 - canaries).abs()
@@ -62,17 +61,17 @@ fn measure(
     (yes as f64, asked)
 }
 
-/// A full table beside the textbook's filter, made by another hand for the same pairs and the same
-/// rate, and asked the same questions: both err as often as configured, within four deviations.
+/// Compares a full table with a textbook filter (crate bloomfilter) for the same pairs and rate.
+/// Both must match their rate within four standard deviations.
 #[test]
 fn a_full_table_errs_as_often_as_a_textbook_filter_of_its_rate() {
     let n = if cfg!(debug_assertions) { 200_000 } else { 2_000_000 };
     for rate in [0.01, 0.001] {
         let pair = |i: u64| ((1 << 40) + i / 8, i * 7919);
-        // Other members of the same ids.
+        // Unset members of the same ids.
         let never = |i: u64| (pair(i % n).0, (1 << 50) + i);
         let (ours, asked) = measure(rate, n, pair, (0..2 * n).map(never));
-        // Two keys that differ, one for each of its hashes.
+        // The crate needs two different keys.
         let seed = std::array::from_fn(|i| i as u8);
         let mut textbook =
             bloomfilter::Bloom::new_for_fp_rate_with_seed(n as usize, rate, &seed).unwrap();
@@ -117,13 +116,12 @@ fn pairs_of_every_shape_meet_the_rate() {
     }
 }
 
-/// F19: pairs of the shape of the real ones, on every machine.
+/// F19: generated pairs with the shape of the real data.
 #[test]
 fn generated_pairs_of_a_microblog_meet_the_rate() {
     check_pairs(&generated_pairs());
 }
 
-/// The real pairs, on machines that have them.
 #[test]
 fn real_pairs_meet_the_rate() {
     if let Some(pairs) = real_pairs() {
@@ -132,7 +130,7 @@ fn real_pairs_meet_the_rate() {
     }
 }
 
-/// Sets these pairs, and asks for others of the same 521 ids and users.
+/// Sets these pairs and looks up other pairs of the same 521 ids and their users.
 fn check_pairs(pairs: &[(u64, u64)]) {
     let known: HashSet<(u64, u64)> = pairs.iter().copied().collect();
     let mut ids: Vec<u64> = pairs.iter().map(|p| p.0).collect();
@@ -149,7 +147,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
         let (yes, asked) = measure(rate, count * 19 / 20, |i| pairs[(i % count) as usize], never);
         let expected = rate * SHARE_WHEN_FULL * asked as f64;
         println!("{rate}: {yes} of {asked}, {expected:.0} expected");
-        // So few pages are a sample of their own.
+        // Few pages, so the rate varies between filters.
         assert!(
             (yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected,
             "{yes} for {expected}"
@@ -157,7 +155,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
     }
 }
 
-/// As many posts and pairs as the real data has; most of the pairs are of few posts.
+/// Returns as many ids and pairs as the real data has, with a skewed distribution of ids.
 fn generated_pairs() -> Vec<(u64, u64)> {
     const POSTS: u64 = 521;
     let mut rng = fastrand::Rng::with_seed(19);
@@ -172,7 +170,7 @@ fn generated_pairs() -> Vec<(u64, u64)> {
     pairs
 }
 
-/// The distinct (origin, user) pairs of the real data, if it is here.
+/// Returns the distinct (origin, user) pairs of the real data, if present.
 fn real_pairs() -> Option<Vec<(u64, u64)>> {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = here

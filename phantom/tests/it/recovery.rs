@@ -1,13 +1,13 @@
-//! What a log and a snapshot bring back: states in any order, several times, before or after the
-//! layouts that went with them, over a snapshot that was taken while writes went on. The tables are
-//! the same ones then, to the id and the page.
+//! Recovery from a log and a snapshot that was taken during writes. Records are replayed repeatedly
+//! and from different positions. The restored tables must match the originals in id range and page
+//! count.
 
 use phantom::{Answer, Change, Layout, Member, Options, Pair, Range, Space, TableDecoder};
 use std::collections::BTreeMap;
 
 const FIRST: u64 = 1 << 50;
 
-/// What a log holds: states, not changes.
+/// Log record. Records contain states, not changes.
 enum Record {
     Pair(Pair, bool),
     Layout(Vec<Layout>),
@@ -20,10 +20,10 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
-    /// Whether there is a second service, and until when.
+    /// Whether a second service exists, and the id at which it stops.
     two: bool,
     until: u64,
-    /// Pairs written since the last commit, and ids forgotten.
+    /// Pairs written and ids forgotten since the last commit.
     dirty: Vec<Pair>,
     forgotten: Vec<u64>,
     logged: Option<(u64, Vec<Range>)>,
@@ -31,7 +31,7 @@ struct Traffic {
     events: Events,
 }
 
-/// What happened, to be sure that it did.
+/// Event counts, to verify coverage.
 #[derive(Default, Debug)]
 struct Events {
     forgotten: usize,
@@ -69,7 +69,7 @@ impl Traffic {
         self.now += self.rng.u64(0..3);
         self.events.ranges = self.events.ranges.max(self.space.course(0).ranges.len());
         let id = match self.rng.u32(0..200) {
-            // A second service, in some runs for a while only.
+            // Second service; in some runs temporary.
             60..80 if self.two && self.now < self.until => {
                 FIRST + (1 << 38) + (self.now - FIRST) / 8
             }
@@ -92,8 +92,7 @@ impl Traffic {
         }
     }
 
-    /// A pair that is taken for set (a false yes) changes nothing, hence is not logged, and need
-    /// not be found again.
+    /// A false positive suppresses the write. It is then not logged and need not be found later.
     fn write(&mut self, id: u64, member: u64, set: bool) {
         let (space, text) = (&self.space, Member::Number(member));
         let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
@@ -103,14 +102,13 @@ impl Traffic {
         }
     }
 
-    /// No pair of the id is set any more.
     fn forget(&mut self, id: u64) {
         self.model.range_mut((id, 0)..=(id, u64::MAX)).for_each(|(_, set)| *set = false);
         self.forgotten.push(id);
     }
 
-    /// As the log's writer does it: the current states of what changed, by id; where pairs go is
-    /// read after them, and told before them.
+    /// Mirrors the log writer: reads the states of changed pairs by id, then the course, and logs
+    /// the course first.
     fn commit(&mut self) {
         self.dirty.sort_unstable();
         let mut states: Vec<Record> = vec![];
@@ -127,7 +125,7 @@ impl Traffic {
         }
         self.logged = Some((course.changes, course.ranges));
         let generations = self.forgotten.drain(..).map(|id| (id, self.space.generation(id)));
-        // Those below the horizon are not known any more.
+        // Generations below the horizon are unknown.
         let generations = generations.filter(|(_, generation)| *generation > 0);
         self.log.extend(generations.map(|(id, generation)| Record::Generation(id, generation)));
         self.log.extend(states);
@@ -146,7 +144,7 @@ impl Traffic {
                 Answer::Yes => wrong += u32::from(!set),
             }
         }
-        // Pairs below the live horizon are not logged any more: their last state may be missing.
+        // The log omits pairs below the current horizon, so their last state may be missing.
         let above = self.model.range((self.space.horizon(), 0)..);
         let back = above.filter(|(pair, set)| {
             !**set && other.contains(pair.0, &Member::Number(pair.1)).unwrap() == Answer::Yes
@@ -159,7 +157,7 @@ impl Traffic {
     }
 }
 
-/// `serves`: as a replica does, which maintains itself meanwhile.
+/// Replays the log. With `serves` the space also maintains itself, like a replica.
 fn replay(space: &Space, log: &[Record], serves: bool) {
     for record in log {
         match record {
@@ -182,7 +180,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
     for seed in 0..if cfg!(debug_assertions) { 8 } else { 100 } {
         let mut traffic = Traffic::new(seed);
         (0..20_000).for_each(|_| traffic.step());
-        // A snapshot, while writes go on: the log is replayed from where it was when that began.
+        // Snapshot during writes; replay starts at the log position before it.
         let position = traffic.log.len();
         traffic.commit();
         let position = position.min(traffic.log.len());
@@ -191,7 +189,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         for at in traffic.space.layout() {
             let mut decoder = TableDecoder::new(traffic.space.options(), 1 << 30);
             let whole = traffic.space.encode_table(at.low, |piece| decoder.feed(piece));
-            // One that was recycled meanwhile is not needed.
+            // The table was recycled in between.
             if whole == Ok(true) {
                 tables.push(decoder.finish().expect("what was encoded"));
             }
@@ -210,11 +208,11 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         restored.restore_generations(&generations);
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, snapshot and log"));
-        // Recovery may begin again from the same position.
+        // Recovery may restart from the same position.
         replay(&restored, &traffic.log[position..], false);
         traffic.check(&restored, &format!("seed {seed}, log twice"));
 
-        // A node that replays it may have other options: the log says how large tables are.
+        // A follower may have other options; the log determines table sizes.
         let other = Options {
             pairs_per_table: if seed % 3 == 0 { 800 } else { options.pairs_per_table },
             ..options
@@ -234,7 +232,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             traffic.space.course(0).ranges
         );
         let Events { forgotten, ranges } = traffic.events;
-        // Strays may have one, too, where they take much of the memory.
+        // Outliers may open a range as well when they use much memory.
         assert!(ranges > 1 || !traffic.two, "seed {seed}: {ranges} ranges of ids");
         happened.ranges += ranges;
         happened.forgotten += forgotten;

@@ -1,4 +1,4 @@
-//! What threads see of each other.
+//! Concurrency tests.
 
 use phantom::{Answer, Change, Error, Member, Options, Space};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -8,9 +8,8 @@ fn small() -> Space {
     Space::new(options).expect("small tables")
 }
 
-/// P3: two threads set, and later unset, the same pairs at the same moment; each pair changes once,
-/// and the work that goes with it is done once. The ring rolls and recycles meanwhile, and at the
-/// start all ids are aside.
+/// P3: two threads set and then delete the same pairs. Each pair changes once, and `first` runs
+/// once. The ring rolls and recycles concurrently; at the start all ids are outliers.
 #[test]
 fn of_two_equal_writes_one_changes() {
     let space = small();
@@ -47,22 +46,20 @@ fn of_two_equal_writes_one_changes() {
     });
     assert_eq!(changed, counted.load(SeqCst));
     let most = 400 * 300;
-    // A pair that is taken for a set one does not change; at 0.0001 there are a few.
+    // A false positive suppresses a change; a few are expected at 0.0001.
     assert!(changed <= most && changed > most - 100, "{changed} of {most}");
     assert!(space.tables().len() > 1, "it rolled");
 }
 
-/// Ids of a page.
 const PAGE: u64 = 40;
 
-/// P1, while the ring rolls under the readers: what one thread has set is found by another, at
-/// once.
+/// P1 during rolls: a reader finds every pair that another thread has set.
 #[test]
 fn readers_find_what_was_set_before_they_asked() {
     let space = small();
     let written = AtomicU64::new(0);
     let done = AtomicBool::new(false);
-    // The same of a page of ids, which are asked for one by one and together.
+    // All ids of a page share a member and are looked up individually and as a batch.
     let member = |i: u64| Member::Number((i / PAGE).wrapping_mul(77));
     let id = |i: u64| 1 << 40 | (i * 5);
     std::thread::scope(|s| {

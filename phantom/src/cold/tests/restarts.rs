@@ -1,25 +1,23 @@
-//! Restarts of a space with several id ranges, from an old snapshot, the tables elsewhere, and the
-//! log. A kill may come in the middle of a start, after it has merged a table.
+//! Restarts of a space with several id ranges, from an old snapshot, cold tables and the log. The
+//! process may be killed during a restart after it has merged a table.
 
 use super::*;
 use crate::{Layout, Origin};
 use rolling::Range;
 
-/// A batch of the log: the ring and its frontier if they have changed, then the pairs that were
-/// set.
+/// Log batch: layout and frontier if they changed, then the set pairs.
 struct Batch {
     layout: Option<Vec<Layout>>,
     ranges: Option<Vec<Range>>,
     pairs: Vec<(u64, u64)>,
 }
 
-/// What a snapshot has of a space.
 struct Past {
     head: Vec<u8>,
     tables: Vec<Vec<u8>>,
     late: Vec<Vec<u8>>,
     layout: Vec<Layout>,
-    /// Batches of the log before it.
+    /// Number of log batches before the snapshot.
     batches: usize,
 }
 
@@ -27,7 +25,6 @@ struct Master {
     space: Space,
     log: Vec<Batch>,
     logged: (Vec<Layout>, Vec<Range>),
-    /// The next id of the lower range.
     next: u64,
 }
 
@@ -41,7 +38,6 @@ impl Master {
         }
     }
 
-    /// Sets pairs and logs them in one batch.
     fn set(&mut self, pairs: impl IntoIterator<Item = (u64, u64)>) {
         let pairs: Vec<(u64, u64)> = pairs.into_iter().collect();
         for &(id, viewer) in &pairs {
@@ -55,7 +51,7 @@ impl Master {
         self.logged = now;
     }
 
-    /// One pair of each of fifty new ids of the lower range.
+    /// Sets one pair for each of 50 new ids of the lower range.
     fn fill(&mut self) {
         self.set((self.next..self.next + 50).map(|id| (id, id % 7)));
         self.next += 50;
@@ -82,7 +78,7 @@ impl Master {
         Past { head, tables, late, layout: self.space.layout(), batches: self.log.len() }
     }
 
-    /// A start with what the shelf has by now; `each` runs after each batch of the log.
+    /// Restarts with the current shelf contents. `each` runs after each log batch.
     fn restart(&self, shelf: &Shelf, past: &Past, mut each: impl FnMut(usize, &Space)) -> Space {
         let options = self.space.options().clone();
         let mut late = HashMap::new();
@@ -121,10 +117,10 @@ impl Master {
     }
 }
 
-/// A start merges a table before its log has come to the next one of the range, so the new file
-/// names ids up to the range above. Then it is killed. If the next start takes all ids of the file
-/// for ids of the range, an outlier among them moves into the file's table, and is not found in
-/// the table that the log opens over it.
+/// A restart merges a table before replay reaches the next table of the range. The new file then
+/// covers ids up to the upper range, and the process is killed. The next restart must not treat all
+/// ids of that file as ids of the range. Otherwise an outlier among them would move into the file's
+/// table, and lookups would miss it once the log opens another table over it.
 #[test]
 fn outlier_in_a_gap_survives_a_killed_start() {
     const FAR: u64 = 1 << 40;
@@ -132,13 +128,12 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     let (shelf, mut master) = (Shelf::default(), Master::new(options));
     (0..10).for_each(|_| master.fill());
     master.set((0..200).map(|n| (FAR + 16 * n, n)));
-    // Below the first id of the upper range, far above the lower one.
+    // Below the first id of the upper range, far above the lower range.
     let outlier = (FAR - 100, 1);
     master.set([outlier]);
     assert_eq!(master.space.origin(outlier.0, &member(outlier.1)), Origin::Outlier);
     let low = master.space.range_over(200).unwrap().0;
     let past = master.snapshot();
-    // Some late ones for the merge.
     master.set([(150, 1 << 20), (151, 1 << 20)]);
     while master.space.range_over(master.next - 1).unwrap().0 == low {
         master.fill();
