@@ -1,6 +1,6 @@
 //! Zeroed memory for tables, as atomic words, backed by huge pages.
 //!
-//! Fresh pages cost nothing until they are touched, so opening a table is fast whatever its size.
+//! Fresh pages cost nothing until they are touched, so opening a table of any size is fast.
 //! Tables of 2 MiB or more request huge pages, because random reads stall on address translation
 //! longer than on the cache line.
 //!
@@ -10,7 +10,7 @@
 //!   bit pattern is valid. The map is unmapped on drop, when no borrow exists. Anonymous memory has
 //!   no file behind it, so a truncated file cannot raise SIGBUS; if the machine runs out of memory,
 //!   the kernel's OOM killer acts as for any allocation.
-//! - *Prefetching.* A hint that reads nothing, whatever the address.
+//! - *Prefetching.* A hint that reads nothing, at any address.
 //! - *Comparing sixteen bytes at a time.* Uses SSE2, which every x86-64 processor has.
 #![allow(unsafe_code)]
 
@@ -80,7 +80,7 @@ impl Words {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let address =
                 self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
-            // SAFETY: a hint that reads nothing and raises no fault, whatever the address.
+            // SAFETY: a hint that reads nothing and raises no fault at any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
