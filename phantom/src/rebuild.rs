@@ -76,12 +76,10 @@ pub struct TableLoad {
     pub pairs: u64,
     /// Pairs that the first filter holds at the configured rate.
     pub capacity: u64,
-    /// Pairs when the table was closed.
+    /// Pairs when the table was closed; 0 while it is open.
     pub early: u64,
     /// Filters after the first one.
     pub extensions: usize,
-    /// Whether new ids go into the table.
-    pub is_open: bool,
     /// Whether its filters are on disk.
     pub is_cold: bool,
 }
@@ -96,7 +94,7 @@ impl TableLoad {
         let free = self.capacity.saturating_sub(self.pairs);
         let is_enlarged = self.capacity / 5 > self.early / 2;
         let most = if is_enlarged { self.pairs / 8 } else { self.pairs / 2 };
-        !self.is_open && !self.is_cold && free > most && free > MIN_FREE_PAIRS
+        self.early > 0 && !self.is_cold && free > most && free > MIN_FREE_PAIRS
     }
 }
 
@@ -146,7 +144,6 @@ impl Space {
                 capacity: table.capacity(),
                 early: table.early(),
                 extensions: table.extensions(),
-                is_open: table.is_open(),
                 is_cold: table.cold().is_some(),
             }
         };

@@ -68,18 +68,17 @@ impl Rebuilds {
     /// much more room than pairs. Its new filter has the right size.
     pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
         let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
-        let unsuitable: Vec<&TableLoad> = loads.iter().filter(is_unsuitable).collect();
         let mut watched = self.watched.lock();
-        watched.retain(|low, _| unsuitable.iter().any(|load| load.low == *low));
+        let mut before = std::mem::take(&mut *watched);
         let mut due = Vec::new();
-        for load in unsuitable {
+        for load in loads.iter().filter(is_unsuitable) {
             let new = Watched { pairs: load.pairs, since: now, rate: 0.0, retry_at: None };
-            let table = watched.entry(load.low).or_insert(new);
+            let mut table = before.remove(&load.low).unwrap_or(new);
             let elapsed = now.saturating_duration_since(table.since);
             let gained = load.pairs.saturating_sub(table.pairs);
             if gained > table.pairs / GROWTH_PART {
                 let rate = gained as f64 / elapsed.as_secs_f64();
-                *table = Watched { pairs: load.pairs, since: now, rate, ..*table };
+                table = Watched { pairs: load.pairs, since: now, rate, ..table };
             }
             let is_quiet = now.saturating_duration_since(table.since) >= QUIET_INTERVAL;
             let expected = (table.rate * GROWTH_TIME.as_secs_f64()) as u64;
@@ -88,6 +87,7 @@ impl Rebuilds {
             if (is_quiet || load.extensions > 1) && table.retry_at.is_none_or(|at| at <= now) {
                 due.push(Resize { low: load.low, spare, extensions: load.extensions });
             }
+            watched.insert(load.low, table);
         }
         (due.iter().max_by_key(|resize| resize.extensions).copied(), due.len())
     }
@@ -106,7 +106,7 @@ mod tests {
 
     fn load(pairs: u64, capacity: u64, extensions: usize) -> TableLoad {
         let early = 800_000;
-        TableLoad { low: 0, pairs, capacity, early, extensions, is_open: false, is_cold: false }
+        TableLoad { low: 0, pairs, capacity, early, extensions, is_cold: false }
     }
 
     /// Returns the spare room that a table is rebuilt with, if it is due `seconds` after `start`.
@@ -139,7 +139,7 @@ mod tests {
     fn an_oversized_table_shrinks_once_it_is_closed_and_quiet() {
         let (rebuilds, start) = (Rebuilds::default(), Instant::now());
         let closed = load(1_000_000, 1_600_000, 0);
-        let open = TableLoad { is_open: true, ..closed };
+        let open = TableLoad { early: 0, ..closed };
         for seconds in [0, 30] {
             assert_eq!(spare(&rebuilds, start, seconds, open), None);
         }
