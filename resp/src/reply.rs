@@ -76,7 +76,7 @@ impl<'a> Reply<'a> {
 
     /// Writes a simple string. The text must not contain CR or LF.
     pub fn simple(&mut self, text: &str) {
-        debug_assert!(!text.contains(['\r', '\n']));
+        debug_assert!(text.bytes().all(|byte| !matches!(byte, b'\r' | b'\n')));
         self.line(b'+', text.as_bytes());
     }
 
