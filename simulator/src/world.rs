@@ -73,7 +73,7 @@ pub(crate) struct World {
     pub(crate) counts: RefCell<RunCounts>,
     /// A snapshot starts at one in this many opportunities.
     snapshot_odds: u32,
-    /// One start in this many is killed.
+    /// The world kills one in this many starting servers.
     start_odds: u32,
     /// Whether to print all events.
     told: bool,
@@ -120,10 +120,10 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.counter[0].memory_limit_bytes = random.u64(8..40) << 10;
     let seen = Existence { name: "seen".to_owned(), ..Existence::default() };
     config.existence.push(seen);
-    let filter_seed = std::env::var("TIDEMARK_FILTER_SEED").ok().and_then(|text| text.parse().ok());
+    let filter_seed = seeds::given("TIDEMARK_FILTER_SEED").unwrap_or(7);
     for space in &mut config.existence {
         // The lowest possible rate: one false positive in about 5,000 runs.
-        (space.seed, space.false_positive_rate) = (filter_seed.unwrap_or(7), 1e-7);
+        (space.seed, space.false_positive_rate) = (filter_seed, 1e-7);
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
     }
