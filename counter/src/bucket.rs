@@ -206,7 +206,7 @@ impl<'a> Bucket<'a> {
     fn bits(self, at: u32, width: u32) -> u64 {
         let (word, shift) = (at as usize / 64, at % 64);
         let low = self.words[word].load(Relaxed) >> shift;
-        // If the bits end in this word, the mask removes those of the next one.
+        // The mask below removes bits of the next word that do not belong to the value.
         let high = self.words[word.wrapping_add(1)].load(Relaxed) << 1 << (63 - shift);
         (low | high) & (u64::MAX >> (64u32.wrapping_sub(width) & 63))
     }

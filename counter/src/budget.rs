@@ -4,8 +4,8 @@
 //!
 //! **Loans.** Replacing a large table by a smaller one needs memory for both at the same time,
 //! which a full space lacks. A rewrite that frees at least as much as it allocates may therefore
-//! exceed the limit by the amount it will free, one table at a time. If the limit was lowered below
-//! the current use, the loan starts from the current use; otherwise no table could ever shrink.
+//! exceed the limit by the amount it will free, one table at a time. After the limit was lowered
+//! below the current use, a rewrite may exceed the current use instead, so that tables can shrink.
 
 use crate::Error;
 use std::sync::Arc;

@@ -204,7 +204,7 @@ impl Space {
     }
 
     /// Removes rows from memory that equal those of the new file, after [`Space::unbury`]. `rows`
-    /// are rows of the file. Returns the number of removed rows.
+    /// has the values from the file. Returns the number of removed rows.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!((space.exists(1000).unwrap(), space.rows()), (false, 2000));
     }
 
-    /// Retiring all rows leaves a usable space.
+    /// A space accepts new rows after all its rows were retired.
     #[test]
     fn a_space_of_which_all_was_retired_takes_new_rows() {
         let space = space(3000);

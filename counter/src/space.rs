@@ -331,8 +331,8 @@ impl Space {
     }
 }
 
-/// All tables in ascending order of ids. A drained table comes once, before the tables that replace
-/// it.
+/// Returns all tables in ascending order of ids. A table that is being drained precedes the tables
+/// that replace it.
 pub(crate) fn all_tables(tables: &Tables<Table>) -> impl Iterator<Item = &Table> {
     let mut before = std::ptr::null();
     tables.entries().iter().flat_map(move |entry| {

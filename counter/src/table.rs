@@ -139,7 +139,7 @@ impl Row<'_> {
     }
 }
 
-/// Hash of an id for the choice of a stripe.
+/// Hash of an id that selects its stripe.
 #[inline(always)]
 pub(crate) fn hash_of(id: u64) -> u64 {
     let x = id.wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -702,7 +702,7 @@ impl Space {
 enum Origin {
     /// A client: limits on outliers apply.
     Client,
-    /// A log or a snapshot: the write was accepted before.
+    /// A log or a snapshot: limits do not apply, because the write was accepted before.
     Log,
 }
 

@@ -114,7 +114,7 @@ impl Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }
 
-    /// Creates the mark of an id of an existence space whose pairs were all unset.
+    /// Creates the mark for an id of an existence space after all its pairs were unset.
     pub fn forgotten(space: u32, id: u64) -> Mark {
         Mark::new(FORGOTTEN, space, id, [0; 2])
     }

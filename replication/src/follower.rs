@@ -43,7 +43,7 @@ pub trait ReplicaHost {
     fn disk(&self) -> Arc<dyn Disk>;
     /// Returns the node's manifest.
     fn manifest(&self) -> Manifest;
-    /// Whether the node has no data that a foreign data set could overwrite.
+    /// Whether the node is empty, so that a full sync overwrites no data.
     fn is_empty(&self) -> bool;
     /// Returns the maximum delay between apply and sync in milliseconds. 0: sync before apply.
     fn sync_after_ms(&self) -> u64;

@@ -532,8 +532,8 @@ impl Frontier {
         self.change(Tracking::join_idle)
     }
 
-    /// Joins the least recently used range with the one above it. Returns whether there was any;
-    /// the highest range stays.
+    /// Joins the least recently used range, other than the highest, with the one above it. Returns
+    /// whether there was such a range.
     pub fn join_oldest(&self) -> bool {
         self.change(|tracking| tracking.join_oldest(None))
     }

@@ -80,7 +80,7 @@ pub enum StartError {
         /// Reason.
         source: io::Error,
     },
-    /// The operating system refused a thread or a socket.
+    /// The operating system could not create a thread or a socket.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
     /// The server ran and stopped with an error.

@@ -139,8 +139,8 @@ impl Workload {
         Workload { habits, ..Workload::default() }
     }
 
-    /// Draws a command that changes no row with a pending change. Returns `None` if the drawn one
-    /// is not possible now.
+    /// Draws a command that changes no row with a pending change. Returns `None` if the command
+    /// cannot run in the current state.
     // Long: one match arm per command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);

@@ -11,7 +11,8 @@
 //!
 //! In `sync` the replica runs with idle priority (`chrt --idle`): on a machine of its own it would
 //! take no CPU from its master. With `--beside` it runs at normal priority. A page is `FEED.GET` of
-//! 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is HINCRBY in both.
+//! 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is
+//! one HINCRBY in each of them.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;

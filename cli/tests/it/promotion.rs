@@ -1,5 +1,5 @@
 //! Promotion of the real program while its disk is slow or full: strace delays or fails the
-//! creation of its first log segment. A client of the new master writes, waits, or gets the disk's
+//! creation of its first log segment. Writes to the new master succeed, wait, or return the disk
 //! error.
 
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};

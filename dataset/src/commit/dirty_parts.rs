@@ -152,7 +152,7 @@ impl DirtyParts {
         self.spaces.lock().remove(&space);
     }
 
-    /// Makes all parts of all spaces dirty, after a failed snapshot.
+    /// Marks all parts of all spaces as dirty, after a failed snapshot.
     pub(crate) fn forget(&self) {
         self.spaces.lock().clear();
     }

@@ -62,8 +62,8 @@ pub struct Durability {
     pub(crate) committer: Committer<Mark>,
     pub(crate) release: Release<Reached>,
     pub(crate) ends: Ends,
-    /// Wakes WAIT and a stop: a replica acknowledged, a round failed or added nothing, or the role
-    /// changed.
+    /// Wakes WAIT and a shutdown when a replica acknowledged, a commit failed or was empty, or the
+    /// role changed.
     acknowledged: Release<()>,
     /// Ends of the log: appended, synced.
     positions: Mutex<(Position, Position)>,

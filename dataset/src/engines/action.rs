@@ -35,7 +35,7 @@ impl Action {
         !self.beside.is_empty()
     }
 
-    /// Whether the action moves counters of the member. The member must then be a number.
+    /// Whether the action changes counters of the member. The member must then be a number.
     pub fn counts_member(&self) -> bool {
         self.beside.iter().any(|beside| beside.of_member)
     }

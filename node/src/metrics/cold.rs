@@ -1,4 +1,4 @@
-//! Metrics of INFO's section Cold.
+//! Metrics of the INFO section Cold.
 
 use super::metric::Kind::{Counter, Gauge};
 use super::sample::{M, apart, field};

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(named(&again, true, 4, true), None, "one that was away");
         assert_eq!(again.now(), Fenced::Unknown);
         assert_eq!(named(&again, true, 5, true), Some(Fenced::No));
-        // A group that names another address also prevents replicas from lifting the fence.
+        // Replicas cannot lift the fence either while a Sentinel group names another master.
         let late = Fence::default();
         late.raise();
         named(&late, false, 6, true);

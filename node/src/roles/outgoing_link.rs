@@ -248,7 +248,7 @@ mod tests {
         config.durability.dir = folder.path().to_path_buf();
         config.replication.timeout_s = 1;
         let node = Host::alone(&config);
-        // A hello with another lineage, to which the sender always replies.
+        // Hello of a replica with another history. The sender always replies to it.
         let hello =
             [&[1][..], &replication::PROTOCOL.to_le_bytes(), &[7; 16], &[0; 44], &[1, 0]].concat();
         // Buffer smaller than the reply.

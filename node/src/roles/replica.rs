@@ -40,7 +40,7 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// Maximum interval after a refusal that each attempt may pay for with a full sync: incompatible or
 /// damaged data, or no room. The interval doubles up to this limit.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
-/// Time that the batches of one turn wait for a spill. After it they exceed the memory limit.
+/// Time that received batches wait for a spill. Then they are applied above the memory limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout for connecting, and for each reply of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);

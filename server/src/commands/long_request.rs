@@ -412,7 +412,7 @@ mod tests {
         }
     }
 
-    /// Other clients run between turns (promise 9), and replies keep their order.
+    /// Other clients are served while a long request yields (promise 9). Replies keep their order.
     #[tokio::test]
     async fn others_have_their_turns_between_two_turns_of_a_long_request() {
         let (_folder, node) = node();

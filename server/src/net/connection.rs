@@ -184,7 +184,7 @@ impl Connection {
         let _ = tokio::time::timeout(Duration::from_millis(250), drop_rest).await;
     }
 
-    /// Drops state of a previous data set if a full sync has replaced the node.
+    /// Drops state of the previous data set if a full sync has replaced it.
     #[inline]
     fn meet(&mut self, node: &Node) {
         if self.generation != node.generation {

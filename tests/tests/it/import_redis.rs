@@ -16,7 +16,7 @@ fn connect(port: u16) -> Connection {
     redis::Client::open(("127.0.0.1", port)).unwrap().get_connection().unwrap()
 }
 
-/// Builds `tidemark WORDS`, to run in a folder of its own.
+/// Returns the command `tidemark WORDS` with `folder` as its working directory.
 fn tidemark(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(harness::program());
     command.current_dir(folder).args(words).env_remove("REDISCLI_AUTH");

@@ -3,10 +3,10 @@
 //! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema
 //! "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
-//! Posts are those of a microblog. An id is a second shifted left by 22 bits plus a sequence
-//! number, with 1,000 posts per second, one in fifty of them late. Counts are log-normal with means
-//! of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0. Increments create all
-//! rows.
+//! The posts are like those of a microblog: 1,000 per second, one in fifty of them late. An id is
+//! the time in seconds, shifted left by 22 bits, plus a sequence number. Counts are log-normal with
+//! means of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0. Increments
+//! create all rows.
 
 mod packed;
 

@@ -219,7 +219,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
             continue;
         }
         node.begin_load(from, rows)?;
-        // Row counts with their times.
+        // Samples: time, and number of loaded rows.
         let mut seen = vec![(Instant::now(), from as f64)];
         wait_for("loading", 36_000, || {
             std::thread::sleep(Duration::from_millis(100));

@@ -47,8 +47,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
             "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
         ));
     }
-    // Only a user with all rights sees passwords. It could set them anyway; another user could gain
-    // rights through them.
+    // Only a user with all rights sees passwords, because they would give other users more rights.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut config = Config::clone(&call.node.config());

@@ -9,7 +9,7 @@ use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Reco
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
 
-/// A joined turn includes all pending keys of its stripes in its batch.
+/// A batch that contains a joined turn also contains all pending keys of the turn's stripes.
 #[test]
 fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     for joins in [true, false] {
