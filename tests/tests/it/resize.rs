@@ -32,6 +32,17 @@ fn verify(connection: &mut Connection) {
     assert!(wrong < 20, "{wrong} of 20,000 flags are false positives, at a rate of 0.01 %");
 }
 
+/// Waits until each table has one filter, and the oldest one a filter of its size.
+fn wait_for_resize(connection: &mut Connection) {
+    within(PATIENCE, "the old table has one filter of its size", || {
+        let tables = tables(connection, "liked");
+        let oldest = &tables[0];
+        let [pairs, capacity] = ["pairs", "capacity"].map(|name| number(oldest, name));
+        assert!(pairs > 60_000.0, "{oldest:?}");
+        tables.iter().all(|table| number(table, "extensions") == 0.0) && capacity < 1.2 * pairs
+    });
+}
+
 #[test]
 fn late_likes_leave_one_filter_per_table() {
     let server = TestServer::with(|config| {
@@ -43,17 +54,12 @@ fn late_likes_leave_one_filter_per_table() {
     like_all(&mut connection, 0, rng);
     redis::cmd("TM.ROLL").arg("liked").query::<()>(&mut connection).unwrap();
     (1..=LATE_VIEWERS).for_each(|viewer| like_all(&mut connection, viewer, rng));
-    within(PATIENCE, "the old table has one filter of its size", || {
-        let tables = tables(&mut connection, "liked");
-        let oldest = &tables[0];
-        let [pairs, capacity] = ["pairs", "capacity"].map(|name| number(oldest, name));
-        assert!(pairs > 60_000.0, "{oldest:?}");
-        tables.iter().all(|table| number(table, "extensions") == 0.0) && capacity < 1.2 * pairs
-    });
+    wait_for_resize(&mut connection);
     verify(&mut connection);
     // The log and the snapshot of before know nothing of the new filters.
     let server = server.killed();
     verify(&mut server.connection());
+    wait_for_resize(&mut server.connection());
     redis::cmd("SAVE").query::<()>(&mut server.connection()).unwrap();
     let server = server.killed();
     verify(&mut server.connection());
