@@ -54,15 +54,23 @@ impl Space {
     /// Deletes all pairs of an id. Returns `false` if the id cannot have any. No other thread may
     /// write pairs of the id concurrently.
     pub fn forget(&self, id: u64) -> bool {
+        self.forget_with(id, || ())
+    }
+
+    /// Deletes all pairs of an id after `first` has run, unless the id cannot have any. Then
+    /// returns `false`. A host with an exact list of pairs removes the id from it in `first`
+    /// (`rebuild`, R6). Otherwise as [`Space::forget`].
+    pub fn forget_with(&self, id: u64, first: impl FnOnce()) -> bool {
         let may_have_pairs = self.may_have_pairs(id);
         if may_have_pairs {
+            first();
             self.raise(id, self.generation(id) + 1);
         }
         may_have_pairs
     }
 
     /// Replays a logged generation. The call is idempotent and independent of order. The limit does
-    /// not apply.
+    /// not apply. A host with an exact list of pairs removes the id from it first (`rebuild`, R6).
     pub fn put_generation(&self, id: u64, generation: u64) {
         if id >= self.horizon() {
             self.raise(id, generation);
@@ -140,7 +148,8 @@ mod tests {
         assert_eq!(space.add(7, &MEMBERS[0]).unwrap(), Change::Unchanged);
         assert_eq!(space.contains(7, &MEMBERS[0]).unwrap(), Answer::Yes);
         assert_eq!(space.remove(7, &MEMBERS[1]).unwrap(), Change::Unchanged, "forgotten");
-        assert!(space.forget(7), "once more");
+        let is_before = || assert_eq!(space.generation(7), 1, "a rebuild relies on this order");
+        assert!(space.forget_with(7, is_before), "once more");
         assert_eq!((space.contains(7, &MEMBERS[0]).unwrap(), space.generation(7)), (Answer::No, 2));
         assert_eq!(space.forgotten(0, u64::MAX), [(0, 1), (7, 2)]);
     }

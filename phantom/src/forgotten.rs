@@ -186,6 +186,13 @@ impl Forgotten {
         }
     }
 
+    /// Returns the ids of [`Forgotten::within`]. A thread that raises a generation later also sees
+    /// everything that this thread did before the call.
+    pub(crate) fn note(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
+        let _writing = self.writing.lock();
+        self.within(low, last)
+    }
+
     /// Returns the ids in an inclusive range with their generations, in ascending order.
     pub(crate) fn within(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         let now = self.now.load_full();

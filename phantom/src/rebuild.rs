@@ -23,6 +23,12 @@
 //! - **R5** The list also contains outliers. They must not get into the successor, because a delete
 //!   of an outlier does not reach tables. An outlier that moves into a table is passed on. Moves
 //!   that may not have seen the successor end before the host reads the list.
+//! - **R6** A forget must not turn old pairs into pairs of the new generation. `begin` notes the
+//!   generations after the table has its successor, and listed pairs get the noted generation. The
+//!   host removes an id from its list before the generation rises. So if the noted generation is
+//!   current, the list contains no older pairs. If it is not, the id was forgotten after `begin`:
+//!   its listed pairs are old, or were set after the forget and passed on. The host's pairs of that
+//!   id are skipped.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -47,6 +53,8 @@ pub struct Rebuild {
     successor: Arc<Table>,
     /// Highest admitted id when the rebuild began.
     high: Option<u64>,
+    /// Forgotten ids of the range when the rebuild began, ascending, with their generations (R6).
+    generations: Vec<(u64, u64)>,
 }
 
 impl Rebuild {
@@ -58,6 +66,12 @@ impl Rebuild {
     /// Returns the number of pairs in the new filters.
     pub fn pairs(&self) -> u64 {
         self.successor.pairs()
+    }
+
+    /// Returns the generation of an id when the rebuild began.
+    fn generation(&self, id: u64) -> u64 {
+        let at = self.generations.binary_search_by_key(&id, |(id, _)| *id);
+        at.map_or(0, |at| self.generations[at].1)
     }
 }
 
@@ -184,9 +198,11 @@ impl Space {
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
+        // R6: after the successor.
+        let generations = self.forgotten.note(range.0, range.1);
         // R5. Replayed moves are not writers, so the host does not wait for them.
         self.outliers.pass_writers();
-        Ok(Rebuild { range, table, successor, high: self.frontier.high() })
+        Ok(Rebuild { range, table, successor, high: self.frontier.high(), generations })
     }
 
     /// Puts pairs of the host's list into the new filters.
@@ -200,8 +216,16 @@ impl Space {
     ) -> Result<(), Error> {
         // R5.
         let is_in_tables = |pair: &Pair| Some(pair.id) <= rebuild.high && !self.is_outlier(pair);
-        let pairs = pairs.map(|(id, member)| self.pair(id, &member)).filter(is_in_tables);
-        let pairs: Vec<Pair> = pairs.collect();
+        // R6.
+        let is_current = |id| self.generation(id) == rebuild.generation(id);
+        let pairs = pairs.filter(|(id, _)| is_current(*id)).map(|(id, member)| {
+            let first = self.first_pair(id, &member);
+            match rebuild.generation(id) {
+                0 => first,
+                generation => self.seed.later(first, generation),
+            }
+        });
+        let pairs: Vec<Pair> = pairs.filter(is_in_tables).collect();
         for batch in pairs.chunks(PREFETCHED_PAIRS) {
             batch.iter().for_each(|pair| rebuild.successor.prefetch_lines(pair));
             batch.iter().try_for_each(|pair| rebuild.successor.put(pair))?;

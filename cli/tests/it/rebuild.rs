@@ -9,6 +9,7 @@ use harness::program::{Program, call, number_in, refusal, rounds, until};
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -102,6 +103,13 @@ fn check(client: &mut Client, truths: &[Truth]) {
             }
         }
     }
+}
+
+/// Calls a command for a range of ids.
+fn call_for(client: &mut Client, words: &[&str], ids: RangeInclusive<u64>) -> OwnedFrame {
+    let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
+    let all = words.iter().copied().chain(ids.iter().map(String::as_str));
+    client.call(&all.map(str::as_bytes).collect::<Vec<_>>()).unwrap()
 }
 
 fn figure(program: &Program, name: &str) -> u64 {
@@ -266,4 +274,42 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     });
     check(&mut client, &truths);
     check_counters(&mut client);
+}
+
+/// Ids are forgotten, and some are liked again, while their tables are rebuilt on the master and
+/// its replica.
+#[test]
+fn forgotten_flags_stay_forgotten_through_rebuilds() {
+    const ROUNDS: u64 = 20;
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let config = CONFIG.replace("rate = 0.01", "rate = 0.0000001").replace("always", "everysec");
+    let [master, replica] = [0, 1].map(|n: usize| Program::start_with(folders[n].path(), &config));
+    assert_eq!(refusal(&replica.ask(&format!("REPLICAOF 127.0.0.1 {}", master.port))), "");
+    let mut clients = [master.client(), replica.client()];
+    let mut wrong = [0, 0];
+    for round in 0..ROUNDS {
+        let viewers: Vec<String> = (0..8).map(|n| (round * 8 + n).to_string()).collect();
+        for viewer in &viewers {
+            call_for(&mut clients[0], &["PH.ADD", "liked", viewer], 1..=POSTS);
+        }
+        for program in [&master, &replica] {
+            program.ask("TM.REBUILD liked");
+        }
+        call_for(&mut clients[0], &["TM.FORGET", "liked"], 1..=POSTS);
+        call_for(&mut clients[0], &["PH.ADD", "liked", &viewers[0]], 1..=POSTS / 2);
+        until("the replica has it all", || {
+            replica.info("slave_repl_offset") == master.info("master_repl_offset")
+        });
+        for (number, program) in [&master, &replica].into_iter().enumerate() {
+            until("all tables are rebuilt", || figure(program, "rebuild_tables") == 0);
+            let mut set = |viewer: &str, ids| {
+                let flags = call_for(&mut clients[number], &["PH.EXISTS", "liked", viewer], ids);
+                integers(flags).iter().sum::<i64>()
+            };
+            let again = set(&viewers[0], 1..=POSTS / 2);
+            assert_eq!(again, POSTS as i64 / 2, "flags set after the forget are lost");
+            wrong[number] += viewers.iter().map(|v| set(v, POSTS / 2 + 1..=POSTS)).sum::<i64>();
+        }
+    }
+    assert_eq!(wrong, [0, 0], "forgotten flags read as set on the master and on the replica");
 }

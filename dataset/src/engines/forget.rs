@@ -117,10 +117,12 @@ impl Engines {
     }
 
     fn forget_pairs(&self, turn: &mut WriteGuard<'_, Mark>, space: &ExistenceSpace, id: u64) {
-        if space.space.forget(id) {
+        let drop_exact = || {
             if let Some(ledger) = &space.ledger {
                 ledger.ledger().drop_id(id);
             }
+        };
+        if space.space.forget_with(id, drop_exact) {
             self.changed(space.number, id);
             turn.mark_new(Mark::forgotten(space.number, id));
         }

@@ -38,13 +38,15 @@ pub fn apply_record(
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
-            forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
             // Repeats a drop that a snapshot may contain already; later sets follow in this log.
+            // Drops precede generations, so that a concurrent rebuild reads no old pair of an id
+            // that has its new generation.
             if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
                 ids.clone()
                     .filter(|&id| end > ledger.covered(id))
                     .for_each(|id| ledger.drop_id(id));
             }
+            forgotten.iter().for_each(|&(id, times)| space.put_generation(id, times));
             engines.changed_by_log(number, ids);
             Ok(())
         }

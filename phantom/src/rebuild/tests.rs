@@ -49,6 +49,19 @@ fn unset(space: &Space, list: &List, id: u64, viewer: u64) {
     _ = space.remove_with(id, &Member::Number(viewer), remove);
 }
 
+/// Forgets an id as the host does: the list first (R6). Returns its pairs.
+fn forget(space: &Space, list: &List, id: u64) -> Vec<(u64, u64)> {
+    let mut pairs = vec![];
+    space.forget_with(id, || {
+        list.0.lock().retain(|pair| {
+            let is_kept = pair.0 != id;
+            pairs.extend((!is_kept).then_some(*pair));
+            is_kept
+        });
+    });
+    pairs
+}
+
 fn is_set(space: &Space, (id, viewer): (u64, u64)) -> bool {
     space.contains(id, &Member::Number(viewer)).unwrap() == Answer::Yes
 }
@@ -110,12 +123,40 @@ fn rebuild_begins_behind_moves_of_outliers() {
     assert!(begins.recv().is_ok(), "it begins when that is over");
 }
 
-/// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
-/// writers that track their pairs. The number of rebuilds limits the writers, so that machine speed
-/// does not affect the size of the space.
+/// R6: ids are forgotten before a rebuild, between the list and the put, and after the put; some
+/// are liked again.
 #[test]
-fn nothing_is_forgotten_while_tables_are_built_anew() {
+fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
+    let (space, list) = (Space::new(options(1e-7)).unwrap(), List::default());
+    (0..4000).for_each(|n| set(&space, &list, 100 + n % 100, n));
+    let again = |id| set(&space, &list, id, 1 << 20 | id);
+    let mut gone: Vec<(u64, u64)> = (100..110).flat_map(|id| forget(&space, &list, id)).collect();
+    (100..105).for_each(again);
+    let rebuild = space.begin_rebuild(0).unwrap().unwrap();
+    (120..130).for_each(|id| gone.extend(forget(&space, &list, id)));
+    (120..125).for_each(again);
+    let listed: Vec<(u64, u64)> = list.0.lock().iter().copied().collect();
+    for id in (130..140).chain(120..122).chain(100..102) {
+        gone.extend(forget(&space, &list, id));
+    }
+    (130..135).for_each(again);
+    let pairs = listed.iter().map(|&(id, viewer)| (id, Member::Number(viewer)));
+    space.put_rebuilt(&rebuild, pairs).unwrap();
+    (140..150).for_each(|id| gone.extend(forget(&space, &list, id)));
+    (140..145).for_each(again);
+    assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
+    assert!(gone.len() > 1500, "{}", gone.len());
+    assert_eq!(gone.iter().find(|pair| is_set(&space, **pair)), None, "a forgotten pair is set");
+    assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)), "a pair is lost");
+}
+
+/// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
+/// writers that track their pairs, each for its own ids, and forget ids (R6). The number of
+/// rebuilds limits the writers, so that machine speed does not affect the size of the space.
+#[test]
+fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
     const WRITERS: u64 = 2;
+    let forgotten = Mutex::new(BTreeSet::new());
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
     // Writers hold the read lock; the host takes the write lock to wait for them.
     let (inside, is_over, rounds) = (RwLock::new(()), AtomicBool::new(false), AtomicU64::new(0));
@@ -130,10 +171,16 @@ fn nothing_is_forgotten_while_tables_are_built_anew() {
             }
             highest += 1;
             let _inside = inside.read();
-            let pair = (rng.u64(100..highest.min(10_000)), rng.u64(..5000) * WRITERS + number);
+            let id = rng.u64(100..highest.min(10_000)) / WRITERS * WRITERS + number;
+            let pair = (id, rng.u64(..10_000));
             set(&space, &list, pair.0, pair.1);
             assert!(is_set(&space, pair), "{pair:?} was set just now");
             ours.push(pair);
+            if rng.u8(..) < 5 {
+                forgotten.lock().extend(forget(&space, &list, id));
+                ours.retain(|pair| pair.0 != id);
+                continue;
+            }
             let at = rng.usize(..ours.len());
             if rng.u8(..) < 30 {
                 let (id, viewer) = ours.swap_remove(at);
@@ -169,6 +216,10 @@ fn nothing_is_forgotten_while_tables_are_built_anew() {
     assert!(rounds.load(Relaxed) > 12 && list.0.lock().len() > 1000, "it was worth it");
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
     assert!(space.to_rebuild().is_empty());
+    let gone: Vec<_> = forgotten.lock().difference(&list.0.lock()).copied().collect();
+    let wrong = gone.iter().filter(|pair| is_set(&space, **pair)).count();
+    assert!(gone.len() > 500, "{}", gone.len());
+    assert!(wrong < gone.len() / 30, "{wrong} of {} at a rate of 1 %", gone.len());
 }
 
 /// After all tables are rebuilt, the new rate holds, also after a restart. Deleted pairs leave the
