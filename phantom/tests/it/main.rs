@@ -6,5 +6,6 @@ mod copies;
 mod memory;
 mod model;
 mod rates;
+mod reading;
 mod recovery;
 mod threads;
