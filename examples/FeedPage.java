@@ -1,4 +1,4 @@
-// A feed page by Jedis: java -cp "jars/*" FeedPage.java PORT FIRST_ID
+// A feed page with Jedis: java -cp "jars/*" FeedPage.java PORT FIRST_ID
 import java.util.List;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.commands.ProtocolCommand;
@@ -13,11 +13,11 @@ public class FeedPage {
         String viewer = "7";
         long[] posts = {first, first + 1};
         try (Jedis jedis = new Jedis("127.0.0.1", Integer.parseInt(args[0]))) {
-            // The viewer likes the first post: 1 if that is new. Sent again it answers 0, and counts nothing.
+            // Likes the first post. The reply is 1 for a new like; a repeated one gets 0 and changes nothing.
             jedis.sendCommand(command("FEED.ACT"), "like", viewer, Long.toString(first));
-            // A counter alone, as a field of a hash.
+            // Increments a single counter, as a field of a hash.
             jedis.hincrBy("post:" + first, "comment", 1);
-            // The page: of each post the counters of the view, then the viewer's own flags.
+            // The page: for each post the counters of the view, then the viewer's flags.
             List<?> page = (List<?>) jedis.sendCommand(command("FEED.GET"), "home", viewer,
                     Long.toString(posts[0]), Long.toString(posts[1]));
 

@@ -27,7 +27,7 @@ pub(crate) fn decode(
 ) -> Result<Vec<Post>, String> {
     let width = counters * 8 + flags;
     if reply.len() != width * ids.len() {
-        return Err(format!("{} bytes for {} rows of {width}", reply.len(), ids.len()));
+        return Err(format!("{} bytes instead of {} rows of {width}", reply.len(), ids.len()));
     }
     let post = |(&id, row): (&u64, &[u8])| {
         let (numbers, marks) = row.split_at(counters * 8);
@@ -35,7 +35,7 @@ pub(crate) fn decode(
         let flag = |&mark: &u8| match mark {
             0 | 1 => Ok(Some(mark == 1)),
             0xff => Ok(None),
-            other => Err(format!("a flag of {other}")),
+            other => Err(format!("invalid flag {other}")),
         };
         Ok(Post {
             id,
@@ -65,7 +65,7 @@ pub(crate) fn page(
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [url, view, viewer, ids @ ..] = &args[..] else {
-        return Err("binary_page URL VIEW VIEWER ID...".into());
+        return Err("usage: binary_page URL VIEW VIEWER ID...".into());
     };
     let ids: Vec<u64> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>()?;
     let mut connection = redis::Client::open(url.as_str())?.get_connection()?;

@@ -1,4 +1,4 @@
-// A feed page by redigo: go run feed_page.go PORT FIRST_ID
+// A feed page with redigo: go run feed_page.go PORT FIRST_ID
 package main
 
 import (
@@ -22,15 +22,15 @@ func main() {
 	}
 	defer c.Close()
 
-	// The viewer likes the first post: 1 if that is new. Sent again it answers 0, and counts nothing.
+	// Likes the first post. The reply is 1 for a new like; a repeated one gets 0 and changes nothing.
 	if _, err := c.Do("FEED.ACT", "like", viewer, first); err != nil {
 		log.Fatal(err)
 	}
-	// A counter alone, as a field of a hash.
+	// Increments a single counter, as a field of a hash.
 	if _, err := c.Do("HINCRBY", fmt.Sprintf("post:%d", first), "comment", 1); err != nil {
 		log.Fatal(err)
 	}
-	// The page: of each post the counters of the view, then the viewer's own flags.
+	// The page: for each post the counters of the view, then the viewer's flags.
 	page, err := redis.Values(c.Do("FEED.GET", redis.Args{"home", viewer}.AddFlat(posts)...))
 	if err != nil {
 		log.Fatal(err)

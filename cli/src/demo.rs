@@ -38,9 +38,8 @@ macro_rules! say {
 /// Shows a feed page of generated data, and its memory compared with Redis.
 #[derive(Args, Debug)]
 #[command(
-    after_long_help = "The server stays up until ctrl-C, so that redis-cli can be tried with \
-                             the lines that the demo prints.
-The day is the same every time: the generator is seeded."
+    after_long_help = "The server runs until Ctrl-C: try the printed commands with redis-cli.
+The generator is seeded, so the data are the same in each run."
 )]
 pub struct DemoArgs {
     /// Number of posts to generate.
@@ -98,7 +97,7 @@ fn show_day(
 ) -> io::Result<()> {
     let paint = Paint::of_stdout();
     let folder = config.durability.dir.display();
-    say!("A server on port {port}, with its files in {folder}.");
+    say!("The server listens on port {port}. Its data folder is {folder}.");
     let mut client = Client::connect(("127.0.0.1", port))?;
     let posts = day::posts(SEED, args.posts as usize);
     let readings = args.readings.unwrap_or(2 * args.posts) as usize;
@@ -121,7 +120,7 @@ fn show_day(
     }
     let page_us = started.elapsed() / PAGES;
     say!(
-        "The page took {} microseconds, round trip included (mean of {} in a row).\n",
+        "The page took {} microseconds, round trip included (mean of {} requests).\n",
         page_us.as_micros(),
         grouped(u64::from(PAGES)),
     );
@@ -129,14 +128,14 @@ fn show_day(
     say!("{}", costs.show(paint));
     let newest = posts[posts.len() - 1].id;
     let title = if args.exit {
-        "To try, while a server runs:"
+        "Try these while a server runs:"
     } else {
-        "The server runs until ctrl-C; try it from another terminal:"
+        "The server runs until Ctrl-C. Try these from another terminal:"
     };
     say!("{}", paint.bold(title));
     for command in [
         format!("FEED.GET home {VIEWER} {newest} {}", posts[posts.len() - 2].id),
-        format!("FEED.ACT like 7 {newest}   # sent again: 0"),
+        format!("FEED.ACT like 7 {newest}   # repeated: 0"),
         format!("HGETALL post:{newest}"),
         format!("BF.EXISTS liked:{newest} 7"),
         "TM.TABLES post".to_owned(),
@@ -147,7 +146,7 @@ fn show_day(
         say!("\n{}", paint.bold(&costs.headline(page.len(), page_us)));
         if let Some(admin) = server.admin() {
             let address = format!("http://{admin}/");
-            say!("\nThe dashboard of this server: {}", paint.bold(&address));
+            say!("\nDashboard: {}", paint.bold(&address));
         }
     }
     Ok(())
@@ -232,7 +231,7 @@ fn load_readings(client: &mut Client, posts: &[Post], count: usize) -> io::Resul
 }
 
 fn show(page: &[Post], reply: OwnedFrame, paint: Paint) -> io::Result<String> {
-    let unexpected = || io::Error::other("FEED.GET answered in an unexpected shape");
+    let unexpected = || io::Error::other("unexpected reply to FEED.GET");
     let OwnedFrame::Array(replies) = reply else { return Err(unexpected()) };
     let header = ["post", "at", "likes", "reposts", "comments", "reads", "I liked", "I read"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
@@ -314,7 +313,7 @@ impl Costs {
         let mut rows = vec![["memory", "Tidemark", "Redis", "ratio"].map(str::to_owned).to_vec()];
         let mut section = |title: &str, unit: &str, redis: f64, young: f64, full: f64| {
             rows.push(vec![title.to_owned()]);
-            for (name, ours) in [("  full tables", full), ("  young tables, as above", young)] {
+            for (name, ours) in [("  full tables", full), ("  young tables, this run", young)] {
                 rows.push(vec![
                     name.to_owned(),
                     format!("{ours:.1} {unit}"),
@@ -335,13 +334,15 @@ impl Costs {
             _ => cell.to_owned(),
         });
         let source = match &self.redis_version {
-            Some(version) => format!("redis-server {version} on this machine, measured just now"),
-            None => "known figures of Redis 7.0 (no redis-server here to measure)".to_owned(),
+            Some(version) => {
+                format!("redis-server {version} on this machine, measured by this demo")
+            }
+            None => "known figures of Redis 7.0 (redis-server is not installed)".to_owned(),
         };
         let notes = format!(
-            "A table takes its memory when it opens, so a young one costs more per entry.\n\
+            "A table allocates its memory when it opens; a young one costs more per entry.\n\
              Young: {} posts and {} flags. Full: {} and {},\n\
-             put into tables of the same settings just now, and measured.\n\
+             in tables with the same settings, measured by this demo.\n\
              Redis: {source};\n\
              a hash per post, and a set per post for its flags.",
             grouped(self.young_entries.0),
@@ -361,7 +362,7 @@ impl Costs {
     fn headline(&self, ids: usize, page: Duration) -> String {
         format!(
             "A page of {ids} posts took one request and {} microseconds.\n\
-             In full tables a post takes 1/{:.0} of Redis's memory, and a flag 1/{:.0}.",
+             In full tables, a post takes 1/{:.0} of Redis's memory, and a flag 1/{:.0}.",
             page.as_micros(),
             (self.redis.post_bytes / self.full.post_bytes).floor(),
             (self.redis.flag_bits / self.full.flag_bits).floor(),
@@ -441,14 +442,16 @@ fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
 
 fn used_memory(client: &mut Client) -> io::Result<f64> {
     let value = info(client, "memory", "used_memory")?;
-    value.parse().map_err(|_| io::Error::other("INFO's used_memory is no number"))
+    value.parse().map_err(|_| io::Error::other("used_memory in INFO is not a number"))
 }
 
 fn info(client: &mut Client, section: &str, name: &str) -> io::Result<String> {
     let OwnedFrame::BulkString(info) = client.call(&[b"INFO", section.as_bytes()])? else {
-        return Err(io::Error::other("INFO answered in an unexpected shape"));
+        return Err(io::Error::other("unexpected reply to INFO"));
     };
     let info = String::from_utf8_lossy(&info).into_owned();
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value.map(|v| v.trim().to_owned()).ok_or_else(|| io::Error::other(format!("INFO lacks {name}")))
+    value
+        .map(|v| v.trim().to_owned())
+        .ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
 }

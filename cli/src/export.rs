@@ -26,12 +26,12 @@ Examples:
   tidemark export --space user --format jsonl -o users.jsonl
                                               {\"id\":17,\"follower\":5,...}
   tidemark export --to redis://:secret@old:6379
-                                              hashes, at the keys of the rows
+                                              one hash per row, with the row's key
   tidemark export --to redis://old --row-keys p:{id}
 
-A row that changes meanwhile may come twice, the newer values last. Flags cannot be exported: a \
-filter cannot list its members. Of a cluster name any node: the rows of all masters are \
-written.")]
+A row that changes during the export may appear twice; the last one has the newest values. Flags \
+cannot be exported: a filter cannot list its members. In a cluster, name any node: the export \
+contains the rows of all masters.")]
 pub(super) struct ExportArgs {
     /// Server address and login.
     #[command(flatten)]
@@ -136,11 +136,11 @@ fn server(args: &ExportArgs) -> Result<(AllRows, Vec<String>), String> {
     match spaces.fields.remove(space) {
         Some(fields) => Ok((all, fields)),
         None if spaces.existences.contains(space) => Err(format!(
-            "the space '{space}' holds flags, which cannot be exported: a filter cannot list its \
+            "'{space}' is an existence space and cannot be exported: a filter cannot list its \
              members"
         )),
         None => Err(format!(
-            "the server has no counter space '{space}'; it has: {}",
+            "no such counter space '{space}'; the server has: {}",
             spaces.counters.join(", ")
         )),
     }
@@ -216,7 +216,7 @@ impl Target {
                 sent.map_err(|error| format!("--to: {error}"))?;
                 if let Some((key, reason)) = refused {
                     let reason = printable(&reason);
-                    return Err(format!("--to: {}: the server says: {reason}", shown(&key)));
+                    return Err(format!("--to: {}: the server replied: {reason}", shown(&key)));
                 }
             }
         }

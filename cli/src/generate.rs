@@ -21,9 +21,9 @@ pub(super) struct CompletionsArgs {
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark man | man -l -                     reads the page of the program
+  tidemark man | man -l -                     shows the main page
   tidemark man --dir /usr/local/share/man/man1
-                                              installs it and one per subcommand")]
+                                              installs one page per subcommand")]
 pub(super) struct ManArgs {
     /// Folder for `tidemark.1` and one page per subcommand. Default: print the main page.
     #[arg(long, value_name = "DIR")]

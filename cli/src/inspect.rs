@@ -17,14 +17,13 @@ use store::{Finding, RealDisk, Report, Severity};
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark check data       every checksum of every file, and whether the files
-                            together make a whole
+  tidemark check data       verifies all checksums, and that no file is missing
   tidemark check data --config tidemark.toml
-                            also whether spaces, fields, views and actions
-                            of the file are those of the data folder
+                            also compares spaces, fields, views and actions
+                            with the configuration file
 
-It reads only. On the folder of a running server the newest log segment may look torn: it is being \
-written.")]
+The command writes nothing. While a server uses the folder, the end of the newest log segment can \
+appear torn, because the server is writing it.")]
 pub(super) struct CheckArgs {
     /// Data folder to verify.
     pub(super) dir: PathBuf,
@@ -40,7 +39,7 @@ Examples:
   tidemark dump data/tidemark.manifest
   tidemark dump data/log-0000000000000001.tlog
   tidemark dump --payloads data/log-0000000000000001.tlog
-                            with the records' bytes")]
+                            also prints the payload bytes")]
 pub(super) struct DumpArgs {
     /// File to print.
     pub(super) file: PathBuf,
@@ -52,7 +51,7 @@ pub(super) struct DumpArgs {
 pub(super) fn disk(dir: &std::path::Path) -> Result<RealDisk, String> {
     // `RealDisk::open` would create a missing folder.
     if !dir.is_dir() {
-        return Err(format!("{} is no folder", dir.display()));
+        return Err(format!("{} is not a directory", dir.display()));
     }
     RealDisk::open(dir).map_err(|e| format!("{}: {e}", dir.display()))
 }
@@ -79,16 +78,15 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let _ =
         writeln!(out, "{bytes} bytes verified, {batches} batches and {records} records in the log");
     match report.severity() {
-        Severity::Damage => Err(
-            "the folder is damaged: a server refuses to start from it, or answers errors for what \
-                 lies in damaged blocks"
-                .to_owned(),
-        ),
-        Severity::Unread => Err("not everything could be looked at: the system refused".to_owned()),
-        Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => Err(format!(
-            "{} is neither a data folder nor a backup: it has no file of either",
-            args.dir.display()
-        )),
+        Severity::Damage => {
+            Err("the folder is damaged: a server refuses to start, or returns errors for rows in \
+                 damaged blocks"
+                .to_owned())
+        }
+        Severity::Unread => Err("some files could not be read: see the UNREAD lines".to_owned()),
+        Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => {
+            Err(format!("{} is neither a data folder nor a backup", args.dir.display()))
+        }
         _ => match differences.filter(|lines| !lines.is_empty()) {
             Some(lines) => Err(lines.join("\n")),
             None => Ok(()),
@@ -100,7 +98,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
 fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
     let config = Config::load(file).map_err(|e| e.to_string())?;
     let catalogue = catalogue_of(&disk(dir)?).map_err(|e| e.to_string())?;
-    let catalogue = catalogue.ok_or_else(|| format!("{} is no data folder", dir.display()))?;
+    let catalogue = catalogue.ok_or_else(|| format!("{} is not a data folder", dir.display()))?;
     let options = config.data_set();
     Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
@@ -112,7 +110,7 @@ fn check_ours(dir: &Path, report: &mut Report) {
     note(report, role::NAME, Role::read(dir).map(|read| read.map(role)));
     let cluster = |kept: Kept| {
         let Kept { topology, .. } = kept;
-        format!("topology {} of {} nodes", topology.version, topology.members().len())
+        format!("topology version {}, {} nodes", topology.version, topology.members().len())
     };
     note(report, file::NAME, Kept::read(dir).map(|read| read.map(cluster)));
 }
@@ -132,7 +130,7 @@ fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
 /// Runs `tidemark dump`.
 pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
     let name =
-        args.file.file_name().and_then(|n| n.to_str()).ok_or("the file's name is no text")?;
+        args.file.file_name().and_then(|n| n.to_str()).ok_or("the file name is not valid UTF-8")?;
     let dir = args
         .file
         .parent()

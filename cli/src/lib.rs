@@ -30,9 +30,9 @@ use terminal::print;
     version = env!("TIDEMARK_BUILD"),
     after_help = "\
 Examples:
-  tidemark demo                        load a generated day and show a page
+  tidemark demo                        load generated data and show a page
   tidemark serve --dir data            serve on 127.0.0.1:6399
-  tidemark config > tidemark.toml      all settings, with their documentation
+  tidemark config > tidemark.toml      print all settings with documentation
 
 `tidemark help COMMAND` has more examples."
 )]

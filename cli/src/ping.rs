@@ -10,7 +10,7 @@ use std::time::Duration;
 #[command(after_long_help = "\
 Examples:
   tidemark ping                               the server on 127.0.0.1:6399
-  tidemark ping --wait 60                     until it has loaded its data
+  tidemark ping --wait 60                     waits until it has loaded its data
   REDISCLI_AUTH=secret tidemark ping --host db1")]
 pub(super) struct PingArgs {
     #[command(flatten)]
@@ -46,6 +46,6 @@ async fn ping(to: &ConnectArgs) -> Result<(), String> {
     match link.call(&[b"PING"]).await.map_err(|e| e.to_string())? {
         OwnedFrame::SimpleString(text) if text == b"PONG" => Ok(()),
         OwnedFrame::Error(error) => Err(error),
-        other => Err(format!("an unexpected answer: {other:?}")),
+        other => Err(format!("unexpected reply: {other:?}")),
     }
 }

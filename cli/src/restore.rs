@@ -18,8 +18,8 @@ Examples:
   tidemark restore /backups/nightly --to data --until '2026-11-25 10:59:59'
   tidemark restore /backups/nightly --to data --until 73400412 --log old-data
 
-Then `tidemark serve --dir data`: a master with a history of its own, which takes writes at once. \
-Its replicas fetch everything from it.")]
+Then start `tidemark serve --dir data`. It is a master with a new replication id and accepts \
+writes at once. Its replicas need a full sync.")]
 pub(super) struct RestoreArgs {
     /// Backup folder, with a tidemark.backup.
     backup: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct RestoreArgs {
     to: PathBuf,
     /// End of the restored log: an offset, a time (2026-11-25T10:59:59Z; UTC unless it has an
     /// offset), or "latest". Default: the end of the backup.
-    #[arg(long, value_name = "PLACE")]
+    #[arg(long, value_name = "WHEN")]
     until: Option<String>,
     /// Folder with later parts of the log: an archive or a data folder. Repeatable. Default: a
     /// folder `log` next to the backup or in a parent folder.
@@ -47,8 +47,7 @@ fn until(text: &str) -> Result<Until, String> {
     }
     utc::parse(text).map(Until::Time).ok_or_else(|| {
         format!(
-            "--until '{text}' is neither a position (a number), nor a time like \
-             2026-11-25T10:59:59Z, nor latest"
+            "--until '{text}': expected an offset, a time such as 2026-11-25T10:59:59Z, or 'latest'"
         )
     })
 }
@@ -88,29 +87,30 @@ pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
 }
 
 fn summary(plan: &Plan, to: &Path, until: Until) -> String {
-    let time = if plan.time_ms == 0 { "no time".to_owned() } else { utc::shown(plan.time_ms) };
+    let time = if plan.time_ms == 0 { "unknown".to_owned() } else { utc::shown(plan.time_ms) };
     let mut text = format!(
-        "restored to {}: {} bytes, up to offset {}, last change {time}\n",
+        "restored to {}: {} bytes, up to offset {}, last change at {time}\n",
         to.display(),
         plan.bytes,
         plan.end.offset
     );
     if let (Until::Time(_), false) = (until, plan.goes_on) {
         text.push_str(
-            "note: the log that was found ends there, before that time: what was written later, if \
-             anything was, is not in it\n",
+            "note: the log ends before the requested time; later writes, if any, are missing\n",
         );
     }
     if let (Until::Latest, true) = (until, plan.end.offset <= plan.backup.position.offset) {
         text.push_str(
-            "note: no log behind the end of the backup was found: what was written after it, if \
-             anything was, is not there (--log names a folder with more of the log)\n",
+            "note: found no log after the end of the backup; later writes, if any, are missing \
+             (use --log to name a folder with more of the log)\n",
         );
     }
     if let Until::Offset(offset) = until
         && offset > plan.end.offset
     {
-        text.push_str(&format!("note: offset {offset} lies inside a batch, which is left out\n"));
+        text.push_str(&format!(
+            "note: offset {offset} is inside a batch; that batch was not restored\n"
+        ));
     }
     text
 }

@@ -14,7 +14,7 @@ use tracing_subscriber::{Layer, Registry};
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark serve                              on 127.0.0.1:6399, data in ./data
+  tidemark serve                              listens on 127.0.0.1:6399, data in ./data
   tidemark serve --config tidemark.toml --port 7000
   tidemark serve --dir /var/lib/tidemark --fsync always
 
@@ -25,11 +25,11 @@ Then, from another terminal:
                                        like repost comment read, liked read
   redis-cli -p 6399 HGETALL post:1001         the same counters, as a Redis hash
 
-Signals: SIGTERM, SIGINT and SIGQUIT stop the server and lose nothing; SIGHUP reads the TLS
-certificates again. The log goes to standard error, so no log file has to be opened again: other
-signals change nothing.
+Signals: SIGTERM, SIGINT and SIGQUIT stop the server without losing data. SIGHUP reloads the TLS
+certificates. SIGUSR1 and SIGUSR2 have no effect. The log goes to standard error, so there is no
+log file to reopen.
 
-`tidemark config` prints every setting. Options given here go before the file's.")]
+`tidemark config` prints all settings. Options on the command line override the file.")]
 pub(super) struct ServeArgs {
     /// Configuration file (TOML). Default: the built-in settings.
     #[arg(long, value_name = "FILE")]
@@ -82,7 +82,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
     write_log(config.server.log_format);
     let sockets = Sockets::from_service_manager().map_err(|e| e.to_string())?;
     let stop = Stop::new();
-    stop.on_signals().map_err(|e| format!("cannot watch for signals: {e}"))?;
+    stop.on_signals().map_err(|e| format!("cannot install signal handlers: {e}"))?;
     run_server(config, sockets, stop).map_err(|e| e.to_string())
 }
 

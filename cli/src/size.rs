@@ -39,9 +39,9 @@ Examples:
   tidemark size --posts-per-day 500000000
   tidemark size --posts-per-day 1000000 --likes-per-post 5 --like-days 30
   tidemark size --posts-per-day 500000000 --toml > tidemark.toml
-                                              the settings alone
+                                              prints only the settings
 
-Figures of bytes are decimal: 1 GB is 1,000,000,000 bytes.")]
+Units are decimal: 1 GB is 1,000,000,000 bytes.")]
 pub struct SizeArgs {
     /// New posts per day.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 50))]
@@ -96,22 +96,23 @@ pub struct SizeArgs {
 
 /// Parses a number from 0 to 10^12.
 fn amount(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "it is no number".to_owned())?;
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.0..=1e12).contains(&number) {
         Ok(number)
     } else {
-        Err("it must lie between 0 and 1e12".to_owned())
+        Err("must be between 0 and 1e12".to_owned())
     }
 }
 
 /// Parses a number above 0, up to 10^12.
 fn positive(text: &str) -> Result<f64, String> {
-    amount(text).and_then(|n| if n > 0.0 { Ok(n) } else { Err("it must be above 0".to_owned()) })
+    amount(text)
+        .and_then(|n| if n > 0.0 { Ok(n) } else { Err("must be greater than 0".to_owned()) })
 }
 
 /// Parses a share above 0 and below 1.
 fn share(text: &str) -> Result<f64, String> {
-    let inside = |n: f64| if n < 1.0 { Ok(n) } else { Err("it must be below 1".to_owned()) };
+    let inside = |n: f64| if n < 1.0 { Ok(n) } else { Err("must be less than 1".to_owned()) };
     positive(text).and_then(inside)
 }
 
@@ -189,7 +190,7 @@ impl Plan {
             .map_err(|e| format!("--fields '{}': {e}", args.fields))?;
         if !phantom::RATES.contains(&args.false_positive_rate) {
             return Err(format!(
-                "--false-positive-rate lies between {} and {}",
+                "--false-positive-rate must be between {} and {}",
                 phantom::RATES.start(),
                 phantom::RATES.end()
             ));
@@ -286,7 +287,7 @@ impl Plan {
             format!("{} bits, id, empty slots, outliers", self.field_bits),
         );
         let row_tables =
-            format!("rows / {} + {FIRST_TABLES} small ones", grouped(self.rows_per_table));
+            format!("rows / {} + {FIRST_TABLES} small tables", grouped(self.rows_per_table));
         add("tables of post", whole(self.tables as f64), row_tables);
         add("memory of post", bytes(self.row_memory), "(rows + half a table) x bytes".to_owned());
         for f in &self.flags {
@@ -297,7 +298,7 @@ impl Plan {
             let name = f.name;
             let formula = format!("posts x {per_post} x {days} days");
             add(&format!("flags of {name}"), whole(f.flags), formula);
-            let formula = format!("filter for rate {} / {FILL}", args.false_positive_rate);
+            let formula = format!("filter bits at rate {} / {FILL}", args.false_positive_rate);
             add(&format!("bits per flag of {name}"), format!("{:.1}", f.bits), formula);
             let formula = format!("flags / ({} x {FILL})", grouped(f.pairs_per_table));
             add(&format!("tables of {name}"), whole(f.tables as f64), formula);
@@ -314,31 +315,32 @@ impl Plan {
             }
         }
         let memory = self.memory_bytes();
-        let formula = format!("all memory x {MARGIN} + {} process", bytes(PROCESS_BYTES));
+        let formula =
+            format!("sum of memory x {MARGIN} + {} for the process", bytes(PROCESS_BYTES));
         add("memory of a server", bytes(memory), formula);
 
         let kept = Durability::default();
         let log = (kept.keep_log_bytes + 2 * kept.snapshot_log_bytes) as f64;
         let cold = self.cold_rows * self.cold_row_bytes;
         add(
-            "rows on the disk",
+            "rows on disk",
             bytes(cold),
             format!("posts x {} days x {:.1} B", args.retention_days - days, self.cold_row_bytes),
         );
         let flags: f64 = self.flags.iter().map(Flags::disk_bytes).sum();
         let formula = format!("pairs x {LEDGER_PAIR_BYTES} B + older flags x bits / 8");
-        add("likes on the disk", bytes(flags), formula);
+        add("likes on disk", bytes(flags), formula);
         let snapshots = 2.0 * self.table_bytes();
-        add("snapshots", bytes(snapshots), "at most 2 x tables (old, new)".to_owned());
+        add("snapshots", bytes(snapshots), "up to 2 x tables (old and new)".to_owned());
         add("write-ahead log", bytes(log), "keep_log_bytes + 2 snapshot_log_bytes".to_owned());
         let ssd = cold + flags + snapshots + log;
-        add("SSD of a server", bytes(ssd), "sum of the four".to_owned());
+        add("disk of a server", bytes(ssd), "sum of the four above".to_owned());
         let written = self.writes_per_day * LOG_BYTES_PER_WRITE;
         let formula = format!("{} writes x {LOG_BYTES_PER_WRITE} B", whole(self.writes_per_day));
         add("log per day", bytes(written), formula);
 
         let pages = args.pages_per_second;
-        let formula = format!("{} posts, their digits and flags", args.page_posts);
+        let formula = format!("{} posts with their digits and flags", args.page_posts);
         add("bytes of a page", whole(self.page_bytes), formula);
         let formula = format!("{} pages/s x bytes x 8", whole(pages));
         add("network out, peak", bits_per_second(pages * self.page_bytes), formula);
@@ -363,7 +365,7 @@ impl Plan {
             (_, 2) => paint.dim(cell),
             _ => cell.to_owned(),
         });
-        out += "\nThe settings: the same command with --toml. Assumptions: docs/sizing.md.\n";
+        out += "\nFor the configuration, add --toml. Assumptions: docs/sizing.md.\n";
         out
     }
 
@@ -383,12 +385,12 @@ impl Plan {
     }
 
     fn replica_formula(&self, args: &SizeArgs) -> String {
-        format!("pages / what {} cores leave, at least 1", args.cores)
+        format!("pages / capacity left on {} cores, at least 1", args.cores)
     }
 
     fn toml(&self, args: &SizeArgs) -> String {
         let mut out =
-            String::from("# Printed by `tidemark size`; `tidemark config` has the rest.\n");
+            String::from("# Printed by `tidemark size`; `tidemark config` prints all settings.\n");
         let spills = args.retention_days > args.memory_days;
         let number = |n: u64| grouped(n).replace(',', "_");
         let _ = write!(

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Upgrade the replica first: stop it, replace the program, start it. Then run
-this with the master's address, and upgrade the old master in the same way.
-It makes a snapshot, waits for the replica, exchanges the roles, checks both
-nodes and reports. Before the exchange an error changes nothing.
+this command with the address of the master. Afterwards upgrade the old master
+in the same way. The command makes a snapshot, waits until the replica has
+caught up, switches the roles and checks both nodes. An error before the switch
+changes nothing.
 
 Examples:
-  tidemark upgrade -p 7001                        its replica becomes the master
-  tidemark upgrade -p 7001 --to 127.0.0.1:7002    this one of several")]
+  tidemark upgrade -p 7001                        makes its replica the master
+  tidemark upgrade -p 7001 --to 127.0.0.1:7002    chooses one of several")]
 pub(super) struct UpgradeArgs {
     #[command(flatten)]
     master: ConnectArgs,
@@ -47,7 +48,7 @@ impl Info {
     async fn of(link: &mut Link) -> io::Result<Info> {
         match link.ask(&[b"INFO", b"replication"]).await? {
             OwnedFrame::BulkString(text) => Ok(Info(String::from_utf8_lossy(&text).into_owned())),
-            other => Err(io::Error::other(format!("an unexpected answer: {other:?}"))),
+            other => Err(io::Error::other(format!("unexpected reply: {other:?}"))),
         }
     }
 
@@ -92,7 +93,7 @@ async fn until<T>(
             return Ok(done);
         }
         if began.elapsed() >= timeout {
-            return Err(format!("{what}: not within {} s", timeout.as_secs()));
+            return Err(format!("{what}: timed out after {} s", timeout.as_secs()));
         }
         tokio::time::sleep(ASK_EVERY).await;
     }
@@ -112,14 +113,14 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     }
     let began = Instant::now();
     let saved = within(timeout, old.ask(&[b"SAVE"])).await;
-    saved.map_err(|e| format!("the snapshot failed, nothing is changed: {e}"))?;
+    saved.map_err(|e| format!("the snapshot failed, and nothing was changed: {e}"))?;
     crate::terminal::print(&format!("snapshot     {:.2} s\n", began.elapsed().as_secs_f64()))?;
 
     let is_chosen = |host: &str, port: &str| match &args.to {
         Some(to) => *to == format!("{host}:{port}"),
         None => true,
     };
-    let (host, port, lag) = until(&mut old, "a replica in step", timeout, |info| {
+    let (host, port, lag) = until(&mut old, "a replica that has caught up", timeout, |info| {
         let mut near = info.replicas();
         near.retain(|(host, port, lag)| is_chosen(host, port) && *lag <= MAX_LAG_BYTES);
         near.sort_by_key(|(.., lag)| *lag);
@@ -127,7 +128,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     })
     .await?;
     crate::terminal::print(&format!("replica      {host}:{port}, {lag} bytes behind\n"))?;
-    let number = port.parse().map_err(|_| format!("{port} is no port"))?;
+    let number = port.parse().map_err(|_| format!("'{port}' is not a valid port"))?;
     let mut new =
         open(&ConnectArgs { host: host.clone(), port: number, ..args.master.clone() }).await?;
 
@@ -138,31 +139,31 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     while let Err(error) = within(timeout, old.ask(&order)).await {
         let error = error.to_string();
         if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {
-            return Err(format!("FAILOVER failed, nothing is changed: {error}"));
+            return Err(format!("FAILOVER failed, and nothing was changed: {error}"));
         }
         tokio::time::sleep(ASK_EVERY).await;
     }
-    until(&mut old, "the exchange of roles", timeout * 2, |info| {
+    until(&mut old, "the failover", timeout * 2, |info| {
         let is_over = info.get("master_failover_state") == "no-failover";
         match info.is_master() {
-            true if is_over => Err("the failover was aborted: the master is the same".to_owned()),
+            true if is_over => Err("the failover was aborted".to_owned()),
             is_master => Ok((!is_master && is_over).then_some(())),
         }
     })
     .await?;
-    until(&mut new, "the new master", timeout, |info| Ok(info.is_master().then_some(()))).await?;
+    until(&mut new, "the promotion", timeout, |info| Ok(info.is_master().then_some(()))).await?;
     crate::terminal::print(&format!(
-        "roles        exchanged in {:.2} s\n",
+        "roles        switched in {:.2} s\n",
         began.elapsed().as_secs_f64()
     ))?;
 
-    until(&mut old, "the old master follows", timeout, |info| {
+    until(&mut old, "the old master as a replica", timeout, |info| {
         Ok((info.get("master_link_status") == "up").then_some(()))
     })
     .await?;
-    let sentinels = until(&mut new, "the old master in step", timeout, |info| {
+    let sentinels = until(&mut new, "the catch-up of the old master", timeout, |info| {
         if info.get("repl_fenced") == "1" {
-            return Err(format!("{host}:{port} is fenced: it refuses writes"));
+            return Err(format!("{host}:{port} is fenced and refuses writes"));
         }
         let is_followed = info.replicas().iter().any(|(.., lag)| *lag <= MAX_LAG_BYTES);
         Ok(is_followed.then(|| info.get("repl_sentinels").to_owned()))
@@ -170,7 +171,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     .await?;
     let heard = if sentinels.is_empty() { "0".to_owned() } else { sentinels };
     crate::terminal::print(&format!(
-        "old master   {} follows {host}:{port}: upgrade it next\nsentinels    {heard} told\n",
+        "old master   {} follows {host}:{port}: upgrade it next\nsentinels    {heard} notified\n",
         args.master.address()
     ))
 }

@@ -59,7 +59,7 @@ fn every_story_begins_with_a_sentence() -> Result<(), Failed> {
         let top: Vec<&str> =
             text.lines().map_while(|line| line.strip_prefix('#')).map(str::trim).collect();
         if !top.join(" ").contains('.') {
-            return Err(format!("{name} does not say what it teaches").into());
+            return Err(format!("{name} has no introduction").into());
         }
         if let Some(line) = text.lines().find(|l| l.starts_with('#') && l.chars().count() > 100) {
             return Err(format!("{name}: a comment of more than 100 columns: {line}").into());

@@ -87,7 +87,7 @@ impl fmt::Display for Advice {
         }
         write!(
             f,
-            "bytes per row {:.2} now, {:.2} then: {:.1} % less ({} rows looked at)",
+            "bytes per row {:.2} now, {:.2} then: {:.1} % less ({} rows sampled)",
             self.bytes_per_row,
             self.best_bytes_per_row,
             100.0 * self.saving(),

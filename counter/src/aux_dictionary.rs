@@ -268,7 +268,7 @@ impl Shard<'_> {
             wide_values.values.insert(key, value);
             assert!(
                 wide_values.values.len() as u64 * GIANT_BYTES <= wide_values.reservation.bytes(),
-                "A2: a giant that was not reserved"
+                "A2: large value without a reservation"
             );
         } else if was_giant {
             self.remove_giant(key);
@@ -394,7 +394,7 @@ mod tests {
                 * (4 * LEAST_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
             assert!(
                 entries == 0 && bytes <= least as u64,
-                "what is gone takes nothing, seed {seed}: {bytes}"
+                "deleted values use no memory, seed {seed}: {bytes}"
             );
         }
     }

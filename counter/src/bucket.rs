@@ -127,7 +127,7 @@ pub(crate) fn take(
     seen: TagMatch,
     out: &mut [i64],
 ) -> bool {
-    debug_assert!(!seen.is_empty(), "no slot to look at");
+    debug_assert!(!seen.is_empty(), "no matching slot");
     let at =
         layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
     let (word, shift) = (at as usize / 64 % USUAL_WORDS, at % 64);
@@ -453,7 +453,7 @@ mod tests {
                     assert_eq!(rows.collect::<HashMap<_, _>>(), model, "seed {seed} step {step}");
                 }
             }
-            assert!(taken >= missed * 10, "seed {seed}: {taken} rows seen at once, {missed} not");
+            assert!(taken >= missed * 10, "seed {seed}: {taken} direct reads, {missed} retries");
         }
     }
 
@@ -634,7 +634,7 @@ mod interleavings {
                     let mut out = [9, 9];
                     let (words, packed) = (words.expect("words"), packed.expect("packed"));
                     let seen = match_tags(words, &shared.layout, tag as u8);
-                    assert!(!seen.is_empty(), "it is there all the time");
+                    assert!(!seen.is_empty(), "the row always exists");
                     take(words, &shared.layout, packed, tag, seen, &mut out).then_some(out)
                 })
             };

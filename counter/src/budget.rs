@@ -186,7 +186,7 @@ mod tests {
         assert!(budget.quota(0).take(1).is_err());
         let lent = budget.quota(30);
         let smaller = lent.take(30).unwrap();
-        assert!(lent.take(1).is_err(), "no more than it will give back");
+        assert!(lent.take(1).is_err(), "at most what it will return");
         drop(held);
         lent.end_loan();
         assert!(lent.take(1).is_err());

@@ -156,10 +156,7 @@ impl Space {
         let head = if head.is_empty() { Head::default() } else { Head::decode(head)? };
         let rises = ranges.windows(2).all(|w| w[0].last < w[1].low)
             && ranges.iter().all(|r| r.low <= r.last);
-        assert!(
-            rises && self.rows() == 0,
-            "a bulk load is for an empty space, and its ranges rise"
-        );
+        assert!(rises && self.rows() == 0, "a bulk load needs an empty space and ascending ranges");
         let shape = self.shape.load_full();
         let part = |(at, range): (usize, &LoadRange)| {
             let mut made_for = *range;
@@ -229,7 +226,7 @@ impl Loader<'_> {
             }
             match space.ring.rewrite(0, tables) {
                 Ok(empty) => space.ring.finish(&empty),
-                Err(_) => panic!("a bulk load is for an empty space"),
+                Err(_) => panic!("a bulk load needs an empty space"),
             }
         }
         space.retirement.begin_again();
@@ -254,7 +251,10 @@ impl LoadPart {
     pub fn push(&mut self, id: u64, row: &[i64]) -> Result<(), Error> {
         let width = self.shape.schema.width();
         if row.len() > width {
-            return Err(Error::BadSchema(format!("a row of {} values, {width} fields", row.len())));
+            return Err(Error::BadSchema(format!(
+                "a row of {} values, expected {width}",
+                row.len()
+            )));
         }
         if id < self.horizon {
             return Ok(());

@@ -10,10 +10,10 @@ pub enum Error {
     #[error("increment or decrement would overflow")]
     Overflow,
     /// The sum leaves the caller's MIN..MAX, and the caller requested FAIL.
-    #[error("the new value would leave the bounds")]
+    #[error("the new value would be out of bounds")]
     Bounds,
     /// The new value leaves the bounds declared in the schema.
-    #[error("the value of '{field}' would leave its bounds {bounds}")]
+    #[error("the value of '{field}' would be out of bounds {bounds}")]
     OutOfBounds {
         /// Name of the field.
         field: String,
@@ -29,15 +29,14 @@ pub enum Error {
     /// Outlier rows use their full share of the space's memory. Ids near the existing ones are
     /// still accepted.
     #[error(
-        "too many ids far from the others: their rows take all that they may of the space's \
-         {limit_bytes} bytes"
+        "too many outliers: their rows use their full share of the space's {limit_bytes} bytes"
     )]
     TooManyOutliers {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
     /// The operating system has no memory for a table.
-    #[error("the operating system refused memory for a table")]
+    #[error("the operating system cannot allocate memory for a table")]
     NoMemory,
     /// The id exceeds the highest one by more than `max_ahead` (`ERR key too big`).
     #[error("key too big")]
@@ -58,6 +57,6 @@ pub enum Error {
     #[error("bad schema: {0}")]
     BadSchema(String),
     /// The bytes are not a valid head of a counter space: see [`crate::Space::loader`].
-    #[error("no head of a counter space, version 1 or 2")]
+    #[error("not a head of a counter space, version 1 or 2")]
     BadHead,
 }

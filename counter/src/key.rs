@@ -196,7 +196,7 @@ mod tests {
             let (chosen, random) = (fullest(seed, &chosen), fullest(seed, &random));
             assert!(
                 chosen <= 12 && random <= 12,
-                "seed {seed}: {chosen} in one bucket; of random ids {random}"
+                "seed {seed}: {chosen} chosen ids in one bucket, {random} random ids"
             );
         }
     }
@@ -237,7 +237,7 @@ mod tests {
             assert!(base == 0 || keys.home(base - 1).is_none());
             assert!(keys.last() == u64::MAX || keys.home(keys.last() + 1).is_none());
         }
-        assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id there is");
+        assert_eq!(Keys::new(0, 17, 60, 0).last(), u64::MAX, "a table can hold every id");
     }
 
     /// Variance over mean of the bucket loads: 1 for random ids (Poisson), 0 for a perfect spread.

@@ -86,7 +86,7 @@ mod tests {
         assert!(low <= 7 && 7 <= last && !is_extended);
         assert_eq!(in_aux[..3], [true, false, false]);
         let Some(Origin::Table { in_aux, .. }) = space.origin(8).unwrap() else {
-            panic!("it is there")
+            panic!("the row exists")
         };
         assert!(!in_aux.contains(&true));
         space.set(u64::MAX / 2, &[(0, 1)]).unwrap();

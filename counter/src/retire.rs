@@ -127,7 +127,7 @@ mod tests {
         let before = (space.memory_bytes(), space.ranges().len());
         space.retire_below(line);
         space.retire_below(5);
-        assert_eq!(space.horizon(), line, "it only rises");
+        assert_eq!(space.horizon(), line, "the horizon never falls");
         let mut row = [0; 2];
         let check = |space: &Space, row: &mut [i64]| {
             for id in [0, 1000, line - 1, line, 999 + rows] {
@@ -189,7 +189,7 @@ mod tests {
         space.add(2000, &[Change { field: 0, delta: 1 }], &Bounds::default(), &mut out).unwrap();
         assert_eq!(out, [8]);
         while space.maintain() {}
-        assert!(space.set(1000, &[(0, 1)]).is_err(), "its table is gone");
+        assert!(space.set(1000, &[(0, 1)]).is_err(), "the table is gone");
         space.put(1000, Some(&[1, 1])).unwrap();
         assert_eq!((space.exists(1000).unwrap(), space.rows()), (false, 2000));
     }

@@ -615,7 +615,7 @@ mod tests {
             drop(rolling);
             assert!(rewrite.join().unwrap());
         });
-        assert_ne!(newest(), before, "nothing was to be rewritten: the test shows nothing");
+        assert_ne!(newest(), before, "nothing to rewrite, the test proves nothing");
     }
 
     /// A write to a new field succeeds as soon as the schema has its name.
@@ -642,7 +642,7 @@ mod tests {
         };
         let before = newest();
         space.open_for(before.0, before.0 + 5).unwrap();
-        assert_eq!(newest(), before, "opened though the id had a place");
+        assert_eq!(newest(), before, "opened a range although the id had a table");
     }
 
     fn space_of(schema: &str, rows_per_table: u64) -> Space {
@@ -708,10 +708,10 @@ mod tests {
         assert!(space.tables()[0].schema == "a:12 b:3" && space.wants_maintenance());
         assert!(
             space.memory_bytes() >= 2 * before - 8192,
-            "while a reader holds the old one there are two"
+            "two tables while a reader holds the old one"
         );
         drop(tables);
-        assert!(space.memory_bytes() >= 2 * before - 8192, "nor when he has read");
+        assert!(space.memory_bytes() >= 2 * before - 8192, "still two after the reader is done");
         assert!(space.maintain() && space.memory_bytes() < before + 8192);
         assert!(!space.maintain() && !space.wants_maintenance());
     }

@@ -38,14 +38,14 @@ pub struct Field {
 impl Field {
     /// Parses `name:bits` or `name:bits{bounds}`; see [`FieldBounds::parse`].
     pub fn parse(word: &str) -> Result<Field, Error> {
-        let bad = || Error::BadSchema(format!("'{word}' is not name:bits"));
+        let bad = || Error::BadSchema(format!("'{word}' is not in the form name:bits"));
         let (name, rest) = word.split_once(':').ok_or_else(bad)?;
         let (width, bounds) = match rest.find('{') {
             Some(at) => (&rest[..at], FieldBounds::parse(&rest[at..])?),
             None => (rest, FieldBounds::default()),
         };
         let width = width.parse().map_err(|_| {
-            Error::BadSchema(format!("'{width}' is no number of bits from 1 to 64"))
+            Error::BadSchema(format!("invalid width '{width}', expected 1 to 64 bits"))
         })?;
         Ok(Field { name: name.to_owned(), width, bounds, dropped: false })
     }
@@ -102,7 +102,7 @@ impl FieldBounds {
     pub fn parse(text: &str) -> Result<FieldBounds, Error> {
         let bad = || {
             Error::BadSchema(format!(
-                "'{text}' is not {{min..max}}, {{min..}}, {{..max}} or {{..}}"
+                "invalid bounds '{text}', expected {{min..max}}, {{min..}}, {{..max}} or {{..}}"
             ))
         };
         let (range, mode) =
@@ -121,11 +121,13 @@ impl FieldBounds {
         if let (Some(min), Some(max)) = (bounds.min, bounds.max)
             && min > max
         {
-            return Err(Error::BadSchema(format!("the bounds {text}: {min} is above {max}")));
+            return Err(Error::BadSchema(format!(
+                "invalid bounds {text}: {min} is greater than {max}"
+            )));
         }
         if bounds.min.is_some_and(|min| min > 0) || bounds.max.is_some_and(|max| max < 0) {
             return Err(Error::BadSchema(format!(
-                "the bounds {text} lack 0, which a field has that was never written"
+                "the bounds {text} must include 0, the initial value of a field"
             )));
         }
         Ok(FieldBounds(bounds))
@@ -203,20 +205,21 @@ impl Schema {
             return bad("a space needs at least one field".into());
         }
         if fields.len() > MAX_FIELDS {
-            return bad(format!("more than {MAX_FIELDS} fields, dropped ones included"));
+            return bad(format!("more than {MAX_FIELDS} fields, including dropped ones"));
         }
         for (i, field) in fields.iter().enumerate() {
             let letters =
                 field.name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
             if !letters || field.name.is_empty() || field.name.len() > MAX_NAME_BYTES {
                 return bad(format!(
-                    "'{}' is no field name: 1 to {MAX_NAME_BYTES} of a-z A-Z 0-9 _ -",
+                    "invalid field name '{}', expected 1 to {MAX_NAME_BYTES} characters of a-z A-Z \
+                     0-9 _ -",
                     field.name
                 ));
             }
             if !(1..=64).contains(&field.width) {
                 return bad(format!(
-                    "field '{}' has {} bits, not 1 to 64",
+                    "field '{}' has {} bits, expected 1 to 64",
                     field.name, field.width
                 ));
             }
@@ -227,7 +230,7 @@ impl Schema {
         let schema = Schema { fields };
         match schema.row_bits() {
             bits if bits > MAX_ROW_BITS => {
-                bad(format!("{bits} bits per row, more than {MAX_ROW_BITS}"))
+                bad(format!("{bits} bits per row, the limit is {MAX_ROW_BITS}"))
             }
             _ => Ok(schema),
         }

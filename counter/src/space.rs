@@ -271,7 +271,7 @@ impl Space {
         if let Some((a, b)) =
             ours.fields().iter().zip(told.fields()).find(|(a, b)| a.name != b.name)
         {
-            return Err(Error::BadSchema(format!("field '{}' where '{}' is", b.name, a.name)));
+            return Err(Error::BadSchema(format!("field '{}', expected '{}'", b.name, a.name)));
         }
         let earlier = told.width() < ours.width()
             || ours

@@ -226,7 +226,7 @@ impl Space {
         let shape = self.shape.load();
         if row.len() > shape.schema.width() {
             return Err(Error::BadSchema(format!(
-                "a row of {} values, {} fields",
+                "a row of {} values, expected {}",
                 row.len(),
                 shape.schema.width()
             )));

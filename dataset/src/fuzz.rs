@@ -12,7 +12,7 @@ use ledger::{Ledger, Pair};
 pub fn records(input: &[u8]) {
     let mut last = None;
     let _ = read_rows(input, |id, _| {
-        assert!(last.is_none_or(|last| last <= id), "ids never fall");
+        assert!(last.is_none_or(|last| last <= id), "ids never decrease");
         last = Some(id);
         Ok(())
     });
@@ -43,7 +43,7 @@ fn exact_pairs(input: &[u8]) {
             pairs.push((pair.id, pair.member.to_owned(), pair.set, generation));
             Ok(())
         });
-        assert!(pairs.is_sorted_by_key(|pair| pair.0), "ids never fall");
+        assert!(pairs.is_sorted_by_key(|pair| pair.0), "ids never decrease");
         outcome.map(|()| pairs)
     };
     let Ok(pairs) = read(input) else { return };

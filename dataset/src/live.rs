@@ -133,12 +133,12 @@ impl Snapshots {
                 break before;
             }
             if saved.changed().await.is_err() {
-                return Err("the server is ending".to_owned());
+                return Err("the server is shutting down".to_owned());
             }
         };
         match saved.wait_for(|s| s.ended > before).await {
             Ok(s) => s.error.as_ref().map_or(Ok(()), |e| Err(e.to_string())),
-            Err(_) => Err("the server is ending".to_owned()),
+            Err(_) => Err("the server is shutting down".to_owned()),
         }
     }
 

@@ -149,7 +149,7 @@ fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
             return Ok(n);
         }
     }
-    Err("a number is cut off, or has more than 64 bits".to_owned())
+    Err("truncated number, or more than 64 bits".to_owned())
 }
 
 /// Maps numbers of small magnitude to small unsigned numbers.
@@ -247,7 +247,7 @@ pub fn read_rows(
 ) -> Result<(), String> {
     let fields = take_number(&mut bytes)?;
     if fields == 0 || fields > counter::MAX_FIELDS as u64 {
-        return Err(format!("rows of {fields} fields"));
+        return Err(format!("a row with {fields} fields"));
     }
     let mut values = vec![0; fields as usize];
     let mut ids = Rising(None);
@@ -317,7 +317,7 @@ pub fn read_pairs(
         let member = if flags & 2 == 0 {
             MarkedMember::Number(take_number(&mut bytes)?)
         } else {
-            let (hash, rest) = bytes.split_first_chunk::<16>().ok_or("a pair's hash is cut off")?;
+            let (hash, rest) = bytes.split_first_chunk::<16>().ok_or("truncated hash of a pair")?;
             bytes = rest;
             MarkedMember::of_hash(u128::from_le_bytes(*hash))
         };
@@ -386,7 +386,7 @@ pub fn read_exact_pairs<'a>(
             if length > ledger::MAX_MEMBER_BYTES {
                 return Err(format!("a member of {length} bytes"));
             }
-            let (member, rest) = bytes.split_at_checked(length).ok_or("a member is cut off")?;
+            let (member, rest) = bytes.split_at_checked(length).ok_or("truncated member")?;
             bytes = rest;
             ledger::Member::Bytes(member)
         };
@@ -438,7 +438,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
     let forgotten = take_ids(bytes)?;
     let wrong = forgotten.iter().find(|(_, generation)| [0, u64::MAX].contains(generation));
     match wrong {
-        Some((_, generation)) => Err(format!("an id that was forgotten {generation} times")),
+        Some((_, generation)) => Err(format!("an id forgotten {generation} times")),
         None => Ok(forgotten),
     }
 }

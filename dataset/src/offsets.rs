@@ -108,7 +108,7 @@ impl Offsets {
             all.push((source.to_owned(), partition, offset));
         })?;
         for (source, partition, offset) in all {
-            self.put(&source, partition, offset).ok_or("more offsets than there may be")?;
+            self.put(&source, partition, offset).ok_or("too many offsets")?;
         }
         Ok(())
     }
@@ -129,8 +129,8 @@ fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Re
         let length = take_number(&mut bytes)?;
         let length = usize::try_from(length).ok().filter(|length| *length <= MAX_NAME_BYTES);
         let name = length.and_then(|length| bytes.split_at_checked(length));
-        let (name, rest) = name.ok_or("the name of a source is cut off, or too long")?;
-        let name = std::str::from_utf8(name).map_err(|_| "the name of a source is no text")?;
+        let (name, rest) = name.ok_or("truncated or too long source name")?;
+        let name = std::str::from_utf8(name).map_err(|_| "source name is not UTF-8")?;
         bytes = rest;
         let partition = take_number(&mut bytes)?;
         let partition = u32::try_from(partition).map_err(|_| "a partition above 2^32-1")?;
@@ -148,7 +148,7 @@ pub(crate) fn check_decoder(bytes: &[u8]) {
     let offsets = Offsets::default();
     if offsets.decode(bytes).is_ok() {
         let again = Offsets::default();
-        again.decode(&offsets.encode_all()).expect("what was written is read");
+        again.decode(&offsets.encode_all()).expect("decoding returns the encoded offsets");
         assert_eq!(again.list(), offsets.list());
     }
 }

@@ -52,7 +52,7 @@ mod tests {
         let mut short =
             |changes: u64| (0..1000).take_while(|_| backoff.next(changes) == SHORT).count();
         assert_eq!(short(0), 49);
-        assert_eq!(short(0), 0, "and they stay so");
+        assert_eq!(short(0), 0, "naps stay long");
         assert_eq!(short(1), 49, "a change");
         backoff.worked();
         assert_eq!((0..1000).take_while(|_| backoff.next(1) == SHORT).count(), 49, "work");

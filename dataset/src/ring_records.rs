@@ -37,7 +37,7 @@ fn decode(mut bytes: &[u8], has_roll_points: bool) -> Result<Vec<Layout>, String
         let pages = usize::try_from(pages)
             .ok()
             .filter(|&p| p <= 1 << 40)
-            .ok_or("a table of too many pages")?;
+            .ok_or("a table with too many pages")?;
         let roll_at = if has_roll_points { take_number(&mut bytes)? } else { 0 };
         layout.push(Layout { low, pages, roll_at });
     }
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(decode_ring(&bytes).unwrap(), layout);
         assert!(decode_ring(&bytes[..bytes.len() - 1]).is_err(), "cut off");
         assert_eq!(decode_ring(&[]).unwrap(), []);
-        assert_eq!(decode_layout(&[7, 1]).unwrap(), layout[..1], "an older build's");
+        assert_eq!(decode_layout(&[7, 1]).unwrap(), layout[..1], "written by an older build");
         assert_eq!(decode_layout(&[]).unwrap(), []);
         assert!(decode_layout(&[5, 1, 0, 1]).is_err(), "not rising");
         assert!(decode_layout(&[5]).is_err(), "cut off");
@@ -86,7 +86,7 @@ mod tests {
             let is_other = |end: usize| decode_frontier(&bytes[..end]) != Ok(ranges.clone());
             assert!((0..bytes.len()).all(is_other), "cut off");
         }
-        assert_eq!(decode_frontier(&[9, 7]), Ok(vec![range(0, 9, 7)]), "an older build's");
+        assert_eq!(decode_frontier(&[9, 7]), Ok(vec![range(0, 9, 7)]), "written by an older build");
         assert!(decode_frontier(&[1, 1, 1]).is_err());
     }
 }

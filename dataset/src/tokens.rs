@@ -141,10 +141,10 @@ impl Entry {
     }
 
     fn decode(bytes: &mut &[u8]) -> Result<Entry, String> {
-        let cut_off = || "a token is cut off".to_owned();
+        let cut_off = || "truncated token".to_owned();
         let (hash, rest) = bytes.split_first_chunk::<16>().ok_or_else(cut_off)?;
         *bytes = rest;
-        let time_s = u32::try_from(take_number(bytes)?).map_err(|_| "a time of a token")?;
+        let time_s = u32::try_from(take_number(bytes)?).map_err(|_| "invalid time of a token")?;
         let (increment, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut_off)?;
         *bytes = rest;
         let number = take_number(bytes)?;
@@ -493,7 +493,7 @@ impl Tokens {
             entry.encode(&mut record);
             all.insert(record);
         };
-        self.encode_all(|piece| read_tokens(piece, &mut note)).expect("what was written is read");
+        self.encode_all(|piece| read_tokens(piece, &mut note)).expect("encoded tokens decode");
         all
     }
 
@@ -517,7 +517,7 @@ pub(crate) fn check_decoder(bytes: &[u8]) {
         let mut out = Vec::new();
         all.iter().for_each(|entry| entry.encode(&mut out));
         let mut again = Vec::new();
-        read_tokens(&out, |entry| again.push(entry)).expect("what was written is read");
+        read_tokens(&out, |entry| again.push(entry)).expect("decoding returns the encoded token");
         assert_eq!(all, again);
     }
 }
@@ -573,7 +573,7 @@ mod tests {
         assert_eq!(answer(&tokens, used(1, 6, NOW)), Err(Another));
         assert_eq!(answer(&tokens, used(2, 5, NOW)), Ok(None));
         assert_eq!(answer(&tokens, used(1, 5, NOW + 60)), Ok(None), "expired");
-        assert_eq!(answer(&tokens, used(1, 6, NOW + 60)), Ok(None), "and may be used anew");
+        assert_eq!(answer(&tokens, used(1, 6, NOW + 60)), Ok(None), "and can be used again");
         tokens.put(used(1, 6, NOW + 60), &[18]);
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         let stats = tokens.stats();
@@ -602,7 +602,7 @@ mod tests {
         ];
         let distinct: std::collections::BTreeSet<u128> = all.into_iter().collect();
         assert_eq!(distinct.len(), all.len());
-        assert_eq!(of(1, 7, false, 1, b"t"), all[0], "the row's, whichever field");
+        assert_eq!(of(1, 7, false, 1, b"t"), all[0], "a token of a row, for any field");
         let bounded = |min| {
             let once = Once { token: b"t", is_of_cell: false, now_s: NOW };
             let bounds = Bounds { min, max: None, saturate: true };
@@ -631,10 +631,10 @@ mod tests {
 
         tokens.set_limits(100, 3600);
         tokens.sweep(NOW + 128);
-        assert!(tokens.stats().tokens == 100, "all shards were full: {:?}", tokens.stats());
+        assert!(tokens.stats().tokens == 100, "not all shards were full: {:?}", tokens.stats());
         tokens.set_limits(1, 3600);
         tokens.sweep(NOW + 128);
-        assert!(tokens.stats().tokens == 64, "one of each shard");
+        assert!(tokens.stats().tokens == 64, "one per shard");
         assert!(tokens.stats().bytes < 40_000, "{:?}", tokens.stats());
         tokens.set_limits(0, 3600);
         tokens.put(used(1, 1, NOW), &[1]);

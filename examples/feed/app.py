@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A feed in the browser: python3 examples/feed/app.py. README.md says what to look at.
+"""A feed in the browser: python3 examples/feed/app.py. See README.md.
 
-This file has the HTTP side; store.py has the requests to Tidemark, view.py the pages, events.py the data."""
+This file serves HTTP; store.py has the requests to Tidemark, view.py the pages, events.py the data."""
 
 import argparse
 import bisect
@@ -39,7 +39,7 @@ Post = namedtuple("Post", "id author at")
 
 
 class Refused(Exception):
-    """An answer that is not a page: a status and what to tell the user."""
+    """An HTTP error: the status and the message for the user."""
 
     def __init__(self, status, text):
         super().__init__(text)
@@ -47,17 +47,17 @@ class Refused(Exception):
 
 
 class Feed:
-    """The posts, as the application's database has them, and the store of what moves."""
+    """The posts, which a real application keeps in a database, and the store of their counters and flags."""
 
     def __init__(self, posts, store):
         self.posts = sorted(posts)
         self.by_id = {post.id: post for post in self.posts}
         self.store = store
-        # Signs the cookie that says who is reading. A real application has it in its configuration.
+        # Signs the viewer cookie. A real application reads this key from its configuration.
         self.secret = secrets.token_bytes(32)
 
     def newest(self, author, before):
-        """A page of posts, newest first, and whether there are older ones."""
+        """Returns a page of posts, newest first, and whether older ones exist."""
         posts = self.posts if author is None else [post for post in self.posts if post.author == author]
         end = len(posts) if before is None else bisect.bisect_left(posts, (before,))
         start = max(0, end - PAGE_POSTS)
@@ -68,7 +68,7 @@ class Feed:
         return f"{text}.{hmac.new(self.secret, text.encode(), hashlib.sha256).hexdigest()}"
 
     def viewer(self, cookie):
-        """The viewer of a cookie that this application has made, or None."""
+        """Returns the viewer of a cookie with a valid signature, or None."""
         viewer = unquote(cookie.rpartition(".")[0])
         return viewer if viewer and hmac.compare_digest(self.seal(viewer).encode(), cookie.encode()) else None
 
@@ -87,13 +87,13 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/feed.css":
             return self.send(HTTPStatus.OK, view.CSS, "text/css")
         if path != "/":
-            raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
+            raise Refused(HTTPStatus.NOT_FOUND, "Page not found.")
         viewer = self.viewer()
         if viewer is None:
             return self.send(HTTPStatus.OK, view.sign_in())
         posts, has_older = self.feed.newest(author, before)
         if author is not None and not posts:
-            raise Refused(HTTPStatus.NOT_FOUND, "There is no such author.")
+            raise Refused(HTTPStatus.NOT_FOUND, "Author not found.")
         authors = sorted({post.author for post in posts})
         started = time.perf_counter()
         rows, counts = self.feed.store.page(viewer, [post.id for post in posts], authors)
@@ -102,27 +102,27 @@ class Handler(BaseHTTPRequestHandler):
 
     def post(self, path, author, before):
         form = self.form()
-        # A page of another site can make a browser send a form here. The browser says where it comes from;
-        # a request that says neither is not a browser's, and has no user's cookie.
+        # Rejects forms that a page of another site submits. Browsers send one of these headers; a client
+        # that sends none is not a browser, so it has no cookie of a user.
         site, origin = self.headers["Sec-Fetch-Site"], self.headers["Origin"]
         is_ours = site == "same-origin" if site else not origin or urlsplit(origin).netloc == self.headers["Host"]
         if not is_ours:
-            raise Refused(HTTPStatus.FORBIDDEN, "This form comes from another site.")
+            raise Refused(HTTPStatus.FORBIDDEN, "The form was sent by another site.")
         if path == "/viewer":
             viewer = form.get("viewer", [""])[0].strip()
             if not 0 < len(viewer) <= MAX_VIEWER_CHARS:
-                raise Refused(HTTPStatus.BAD_REQUEST, f"A viewer is 1 to {MAX_VIEWER_CHARS} characters.")
+                raise Refused(HTTPStatus.BAD_REQUEST, f"The viewer must have 1 to {MAX_VIEWER_CHARS} characters.")
             cookie = f"viewer={self.feed.seal(viewer)}; HttpOnly; SameSite=Lax; Path=/"
             return self.redirect("/", cookie)
         change = {"/like": self.feed.store.like, "/unlike": self.feed.store.unlike}.get(path)
         post = number(form.get("post", [""])[0])
         viewer = self.viewer()
         if change is None or post not in self.feed.by_id:
-            raise Refused(HTTPStatus.NOT_FOUND, "There is no such post.")
+            raise Refused(HTTPStatus.NOT_FOUND, "Post not found.")
         if viewer is None:
             return self.redirect("/")
         change(viewer, post)
-        # Back to the page that had the button, by a GET: a reload likes nothing again.
+        # Redirects to the page with the button, so that a reload does not repeat the like.
         self.redirect(view.address(author, before, post))
 
     def answer(self, handle):
@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
     def form(self):
         length = number(self.headers["Content-Length"] or "") or 0
         if length > MAX_FORM_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "This form is too large.")
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
         return parse_qs(self.rfile.read(length).decode("utf-8", "replace"))
 
     def redirect(self, location, cookie=None):
@@ -163,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             "Content-Length": len(body),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
-            # No scripts at all, nothing from elsewhere, in no frame.
+            # Forbids scripts, external content and frames.
             "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
             "base-uri 'none'; frame-ancestors 'none'",
             **(headers or {}),
@@ -173,37 +173,37 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Says nothing of requests."""
+        """Does not log requests."""
 
 
 def number(text):
-    """An id of 64 bits, or None."""
+    """Returns a 63-bit id, or None."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else None
 
 
 def server_or_exit(store, url, folder):
-    """Checks that there is a Tidemark; starts one in a folder of its own if there is none and a program is at hand."""
+    """Checks the server. If none runs, starts one in a temporary folder, or exits without a program to start."""
     try:
         return store.check()
     except redis.RedisError as error:
-        # A wrong password is a ConnectionError, too.
+        # AuthenticationError is a subclass of ConnectionError.
         if not isinstance(error, redis.ConnectionError) or isinstance(error, redis.AuthenticationError):
-            sys.exit(f"The server cannot serve this example: {error}")
+            sys.exit(f"This example cannot use the server: {error}")
         refusal = error
     address = urlsplit(url)
     built = Path(__file__).parents[2] / "target/release/tidemark"
     program = os.environ.get("TIDEMARK") or shutil.which("tidemark") or (built if built.exists() else None)
     if program is None or address.hostname not in ("127.0.0.1", "localhost"):
         sys.exit(
-            f"{refusal}\nThere is no server, and no program to start one. Start `./run` or `tidemark serve` first, "
-            "or name the program: TIDEMARK=target/release/tidemark"
+            f"{refusal}\nNo server is running, and the tidemark program was not found. Start `./run` or `tidemark serve` first, "
+            "or set its path: TIDEMARK=target/release/tidemark"
         )
     port = str(address.port or 6379)
     try:
         server = subprocess.Popen([program, "serve", "--port", port, "--dir", folder], stderr=subprocess.DEVNULL)
     except OSError as error:
-        sys.exit(f"{refusal}\nThere is no server, and {program} does not start: {error}")
-    print(f"Started {program} on port {port}; its data go when this program ends.", flush=True)
+        sys.exit(f"{refusal}\nNo server is running, and {program} cannot be started: {error}")
+    print(f"Started {program} on port {port}; its data is deleted when this program exits.", flush=True)
     deadline = time.monotonic() + 20
     while True:
         try:
@@ -212,12 +212,12 @@ def server_or_exit(store, url, folder):
         except redis.RedisError as error:
             if server.poll() is not None or time.monotonic() > deadline:
                 server.kill()
-                sys.exit(f"{program} does not serve: {error}")
+                sys.exit(f"{program} is not ready: {error}")
             time.sleep(0.05)
 
 
 def load(store, source):
-    """Puts the events into the store; the posts of them."""
+    """Loads the events into the store and returns the posts."""
     posts, reposts = [], []
     for event in source:
         if event.origin is None:
@@ -233,19 +233,19 @@ def load(store, source):
 
 def main():
     parser = argparse.ArgumentParser(description="A feed in the browser, on Tidemark.")
-    parser.add_argument("--data", help="a CSV file of repost events, gzipped or not (without it, a generated week)")
-    parser.add_argument("--url", default="redis://127.0.0.1:6399", help="the Tidemark server (%(default)s)")
-    parser.add_argument("--port", type=int, default=8399, help="where the pages are served; 0: any free port")
+    parser.add_argument("--data", help="CSV file of repost events, plain or gzip (default: a generated week)")
+    parser.add_argument("--url", default="redis://127.0.0.1:6399", help="URL of the Tidemark server (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8399, help="HTTP port; 0 selects a free port (default: %(default)s)")
     args = parser.parse_args()
     store = Store(args.url)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like ctrl-C
     with tempfile.TemporaryDirectory(prefix="tidemark-feed-") as folder:
         server = server_or_exit(store, args.url, folder)
         try:
             posts = load(store, events.read(args.data) if args.data else events.generated())
             Handler.feed = Feed(posts, store)
             http = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
-            print(f"The feed: http://127.0.0.1:{http.server_port}/ (ctrl-C ends it)", flush=True)
+            print(f"The feed: http://127.0.0.1:{http.server_port}/ (press ctrl-C to stop)", flush=True)
             http.serve_forever()
         except (OSError, ValueError, redis.RedisError) as error:
             sys.exit(str(error))

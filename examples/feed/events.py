@@ -1,6 +1,6 @@
-"""Posts and reposts: from a file of the data set, or generated with the same columns.
+"""Posts and reposts, read from a file of the data set or generated with the same columns.
 
-A row is `created_at,post_id,origin_post_id,user_id`. Without an origin it is a new post, otherwise a repost of it."""
+A row is `created_at,post_id,origin_post_id,user_id`. Without an origin it is a new post, otherwise a repost."""
 
 import csv
 import gzip
@@ -22,7 +22,7 @@ def read(path):
         rows = csv.DictReader(file)
         missing = set(COLUMNS) - set(rows.fieldnames or [])
         if missing:
-            raise ValueError(f"{path}: the first line lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"{path}: missing columns {', '.join(sorted(missing))} in the first line")
         for row in rows:
             try:
                 at, post, origin, user = (row[name] for name in COLUMNS)
@@ -32,7 +32,7 @@ def read(path):
 
 
 def generated(posts=300, seed=7):
-    """Yields events of a made-up week: few posts are reposted often, most hardly, and some users repost twice."""
+    """Yields events of a generated week: few posts have many reposts, most have few, and some users repost twice."""
     rng = random.Random(seed)
     week = datetime(2026, 1, 1)
     users = [10**11 + rng.randrange(9 * 10**11) for _ in range(3_000)]

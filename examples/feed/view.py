@@ -1,4 +1,4 @@
-"""The pages as HTML. What comes from outside goes through `escape`, or is a number."""
+"""Renders pages as HTML. All external text is escaped or a number."""
 
 from html import escape
 from pathlib import Path
@@ -19,7 +19,7 @@ def icon(name):
 
 
 def address(author=None, before=None, post=None, path="/"):
-    """The address of a page, of all posts or of one author's, and of a post in it."""
+    """Returns the URL of a page with all posts or those of one author, and of a post on it."""
     query = urlencode({name: value for name, value in (("author", author), ("before", before)) if value is not None})
     return f"{path}{'?' if query else ''}{query}{f'#p{post}' if post is not None else ''}"
 
@@ -54,7 +54,7 @@ def viewer_form(label):
 
 
 def sign_in():
-    note = "Any number or name: an example asks for no password."
+    note = "Any number or name works; this example has no passwords."
     return document("Feed", f"<h2>Who is reading?</h2>\n{viewer_form('Viewer')}\n<p class='note'>{note}</p>")
 
 
@@ -78,7 +78,7 @@ def timeline(viewer, posts, rows, counts, author, before, has_older, took_s):
 <nav class="pages" aria-label="Pages">{" ".join(links)}</nav>
 <footer>
 <p><code>{request}</code><br>
-One request for all hearts, counts and read marks. With the authors' counters one round trip: {took_s * 1000:.1f} ms.</p>
+One request returns all hearts, counts and read marks; with the authors' counters it takes one round trip: {took_s * 1000:.1f} ms.</p>
 {viewer_form("Read as another viewer")}
 </footer>"""
     return document(title, content, viewer)
@@ -87,8 +87,8 @@ One request for all hearts, counts and read marks. With the authors' counters on
 def card(post, row, author_posts, author, before):
     heart = row.liked == 1
     action = address(author, before, path="/unlike" if heart else "/like")
-    label = f"{'Take back the like of' if heart else 'Like'} post {post.id}, {plural(row.likes, 'like')}"
-    # Unknown: the post is so old that its likers are forgotten, and a like would not count.
+    label = f"{'Unlike' if heart else 'Like'} post {post.id}, {plural(row.likes, 'like')}"
+    # None: the flags of this old post were discarded, so a like would not count.
     off = " disabled title='too old to be liked'" if row.liked is None else ""
     seen = "<span class='seen'>read before</span>" if row.read else "<span class='seen new'>new</span>"
     return f"""<article id="p{post.id}" class="post" data-post="{post.id}" aria-label="Post {post.id}">
@@ -115,7 +115,7 @@ def plural(number, word):
 
 
 def avatar(author):
-    """A disc in a colour of its own. Its colour is an attribute: the page allows no inline styles."""
+    """Returns a disc in the author's color, set by an attribute because the page forbids inline styles."""
     return (
         f'<svg class="avatar" viewBox="0 0 40 40" aria-hidden="true"><circle cx="20" cy="20" r="20" '
         f'fill="hsl({author * 47 % 360} 45% 45%)"/><text x="20" y="26" text-anchor="middle">{author % 100:02}</text></svg>'

@@ -1,21 +1,19 @@
 #!/usr/bin/env python3
-"""Keeps tables of SQLite or PostgreSQL equal to the counters and flags of a Tidemark server.
+"""Copies the counters and flags of a Tidemark server to tables of SQLite or PostgreSQL, and keeps them up to date.
 
     python3 write_behind.py 127.0.0.1:6399 sqlite:likes.db
     python3 write_behind.py 127.0.0.1:6399,127.0.0.1:6400 "postgresql:host=/run/postgresql dbname=likes"
 
-It is a consumer of a group on `tm:changes`. Entries are states, so it overwrites, and may see an entry twice. Each
-row keeps the entry that it is from: an older one changes nothing. A batch is one transaction, and is acknowledged
-after that, so a kill at any moment loses nothing. One of them writes to one database.
+The program is a consumer of a group on `tm:changes`. Entries contain values, not differences, so applying an entry
+twice is safe. Each row stores the id of its entry, and older entries do not change it. The program commits a batch as
+one transaction and then acknowledges it, so a kill loses nothing. Run one instance per database.
 
-A space becomes a table of its name: of counters `id`, a column per counter, `_entry`, `_deleted`; of flags `id`,
-`member`, `_entry`, `_deleted`. A counter `id` becomes the column `counter.id`, a space `_x` the table `space._x`. Read
-them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
+A space becomes a table of the same name. A table of counters has `id`, a column per counter, `_entry`, `_deleted`; a
+table of flags has `id`, `member`, `_entry`, `_deleted`. A counter `id` becomes the column `counter.id`, a space `_x`
+the table `space._x`. Query them with `WHERE _deleted = 0`. A dropped space keeps its table.
 
-After TRIMMED or PARTED it reads all rows anew. Pairs cannot be listed, so those that were set meanwhile, in the part of
-the log that it did not read, are missing then: keep enough of it (durability.keep_log_bytes).
-
---until-idle ends when nothing is left to do; --compare reads both sides and says whether they are equal.
+After TRIMMED or PARTED the program reads all rows again. It cannot list pairs, so pairs set in the unread part of the
+log are missing then: keep enough of the log (durability.keep_log_bytes).
 """
 
 import argparse
@@ -28,8 +26,8 @@ import redis
 
 STREAM = "tm:changes"
 BATCH = 500
-# Names that entries and tables use themselves. A counter that is called so has "counter." before it: in entries by the
-# server, as far as they are its own. Databases take `ID` for `id`.
+# Reserved names of entries and tables. A counter with such a name gets the prefix "counter."; in entries the server adds
+# it to counters with one of its own names. Databases ignore case.
 OWN = {"space", "id", "deleted", "member", "member_hash", "set", "forgotten", "horizon", "_entry", "_deleted"}
 
 
@@ -42,17 +40,17 @@ def name(word):
 
 
 def column(counter):
-    """The column of a counter."""
+    """Returns the column of a counter."""
     return "counter." + counter if counter.lower() in OWN else counter
 
 
 def table_of(space):
-    """The table of a space: `_followed` is one of ours, and others of the kind belong to the database."""
+    """Returns the table of a space. Tables like `_followed` belong to this program, others to the database."""
     return "space." + space if space.lower().startswith(("_", "sqlite_", "pg_")) else space
 
 
 def sortable(entry):
-    """An entry's id as a text that sorts as the ids do."""
+    """Returns an entry's id as text with the sort order of ids."""
     return "{:020d}-{:020d}".format(*map(int, entry.split("-")))
 
 
@@ -71,7 +69,7 @@ class Sqlite:
 
 
 class PostgreSql:
-    """By psql, which every installation has."""
+    """Runs psql, which every installation has."""
 
     def __init__(self, where):
         self.psql = ["psql", "-X", "-q", "-A", "-t", "-F", "\t", "-v", "ON_ERROR_STOP=1", where]
@@ -90,7 +88,7 @@ class PostgreSql:
 
 
 class Tables:
-    """The tables of a database, and the newest entry that they have."""
+    """The tables of a database, and the newest applied entry."""
 
     def __init__(self, where):
         kind, _, rest = where.partition(":")
@@ -103,7 +101,7 @@ class Tables:
         return "-".join(str(int(part)) for part in rows[0][0].split("-")) if rows else None
 
     def _table(self, table, key, columns):
-        """Statements that make a table with these columns, as far as they are missing."""
+        """Yields statements that create the table or its missing columns."""
         there = self.known.get(table)
         if there is None:
             there = self.known[table] = self.database.columns(table)
@@ -118,7 +116,7 @@ class Tables:
                 there.add(column)
 
     def put(self, table, key, entry, deleted, values, forced=False):
-        """Statements that make a row what an entry says, unless it is from a newer one."""
+        """Yields statements that write a row, unless a newer entry has written it."""
         yield from self._table(table, list(key), values)
         columns = {**{column: text(value) for column, value in key.items()}, "_entry": text(sortable(entry)),
                    "_deleted": str(int(deleted)), **{column: str(int(value)) for column, value in values.items()}}
@@ -128,13 +126,13 @@ class Tables:
                f"ON CONFLICT ({', '.join(map(name, key))}) DO UPDATE SET {changed}{newer};")
 
     def forget(self, table, row, entry):
-        """Statements that unset all pairs of an id, but for those that were set since."""
+        """Yields statements that unset the pairs of an id, except those set by newer entries."""
         yield from self._table(table, ["id", "member"], [])
         yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "
                f"WHERE id = {text(row)} AND _entry < {text(sortable(entry))};")
 
     def retire(self, table, low, entry):
-        """Statements that delete all rows of ids below one: TM.SPACE RETIRE, keep_tables."""
+        """Yields statements that delete the rows of all ids below `low`: TM.SPACE RETIRE, keep_tables."""
         yield from self._table(table, ["id"], [])
         below = f"(length(id) < {len(low)} OR (length(id) = {len(low)} AND id < {text(low)}))"
         yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "
@@ -143,7 +141,7 @@ class Tables:
     def apply(self, entries):
         statements = []
         for entry, fields in entries:
-            # A pending entry that the log has no more: `begin` sees that, and reads all anew.
+            # The log no longer has this pending entry; `begin` detects that and reads all data again.
             fields = dict(fields or {})
             for field, low in fields.items():
                 if field.startswith("horizon."):
@@ -164,7 +162,7 @@ class Tables:
         try:
             self.database.run(statements)
         except Exception:
-            # What was to be made may not be there.
+            # The failed transaction may have created tables or columns.
             self.known.clear()
             raise
 
@@ -175,7 +173,7 @@ class Tables:
 
 
 def master(servers):
-    """A connection to the node that takes writes: waits until there is one."""
+    """Waits for a master and returns a connection to it."""
     while True:
         for address in servers:
             host, _, port = address.rpartition(":")
@@ -189,16 +187,16 @@ def master(servers):
 
 
 def spaces(server):
-    """The spaces by name: the names of their counters, or None for flags."""
+    """Yields each space with the names of its counters, or None for flags."""
     for space in server.execute_command("TM.SPACE", "LIST"):
         space = dict(zip(space[::2], space[1::2]))
-        # Dropped fields begin with "!".
+        # Dropped fields start with "!".
         fields = [word.split(":")[0] for word in space.get("fields", "").split() if word[0] != "!"]
         yield space["name"], fields if space["kind"] == "counter" else None
 
 
 def scan(server, space, fields):
-    """All rows of a space, as the server has them."""
+    """Yields all rows of a space on the server."""
     cursor = "0"
     while True:
         cursor, rows = server.execute_command("CNT.SCAN", space, cursor, "COUNT", 1000)
@@ -209,8 +207,8 @@ def scan(server, space, fields):
 
 
 def read_anew(server, tables, group):
-    """Position, scan, follow: what changes during the scan comes again, behind the position."""
-    # A log that was trimmed up to its end has a place to begin from with the next change.
+    """Reads the position of the log, then all rows. Changes during the scan follow after that position."""
+    # A log without entries has no position; wait for the next change.
     while not (newest := server.xrevrange(STREAM, count=1)):
         time.sleep(0.1)
     end = newest[0][0]
@@ -223,7 +221,7 @@ def read_anew(server, tables, group):
             for row, values in scan(server, space, fields):
                 statements += tables.put(table, {"id": row}, end, False, values, forced=True)
         elif there:
-            # Pairs cannot be listed: those that are known are asked for; a hash of a member cannot be, and stays.
+            # Pairs cannot be listed, so check the known ones. A member known only by its hash stays as it is.
             pairs = tables.database.rows(f"SELECT id, member, _deleted FROM {name(table)}")
             for first in range(0, len(pairs), 10_000):
                 some = pairs[first:first + 10_000]
@@ -245,7 +243,7 @@ def read_anew(server, tables, group):
 
 
 def is_passing(error):
-    """Another node is to be asked, or this one later. redis-py takes the code off the text of READONLY."""
+    """Returns whether to retry, possibly on another node. redis-py strips the code from READONLY errors."""
     codes = ("UNBLOCKED", "LOADING", "NOGROUP", "MISCONF")
     return isinstance(error, (redis.exceptions.ReadOnlyError, redis.exceptions.BusyLoadingError)) or str(error).startswith(codes)
 
@@ -255,7 +253,7 @@ def is_lost(error):
 
 
 def begin(server, tables, group):
-    """The group is there, goes on where the database is, and the server has the history that the database is from."""
+    """Creates the group or sets it to the database's position. Reads all data again if the history differs."""
     last = tables.last()
     try:
         if last:
@@ -265,7 +263,7 @@ def begin(server, tables, group):
         except redis.ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
-            # It was of another database, or is ahead of one that was restored.
+            # The group belongs to another database, or is ahead of a restored one.
             server.xgroup_setid(STREAM, group, last or "0")
     except redis.ResponseError as error:
         if not is_lost(error):
@@ -274,7 +272,7 @@ def begin(server, tables, group):
 
 
 def follow(server, tables, group, until_idle):
-    """Applies what comes. What a kill has left behind comes first: it is pending."""
+    """Applies entries, first those that are pending since a kill."""
     begin(server, tables, group)
     start = "0"
     while True:
@@ -290,7 +288,7 @@ def follow(server, tables, group, until_idle):
 
 
 def compare(server, tables):
-    """Says whether both sides are equal, row by row."""
+    """Compares both sides row by row and prints the number of differences."""
     differences, rows, pairs = 0, 0, 0
     for space, fields in spaces(server):
         table = table_of(space)
@@ -316,11 +314,11 @@ def compare(server, tables):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("servers", help="host:port of each node, with commas between them")
+    options.add_argument("servers", help="host:port of each node, separated by commas")
     options.add_argument("database", help="sqlite:FILE or postgresql:CONNECTION")
-    options.add_argument("--group", default="write-behind")
-    options.add_argument("--until-idle", action="store_true")
-    options.add_argument("--compare", action="store_true")
+    options.add_argument("--group", default="write-behind", help="consumer group (default: %(default)s)")
+    options.add_argument("--until-idle", action="store_true", help="exit when all changes are applied")
+    options.add_argument("--compare", action="store_true", help="compare both sides, and exit with 1 if they differ")
     given = options.parse_args()
     servers, tables = given.servers.split(","), Tables(given.database)
     if given.compare:
@@ -335,7 +333,7 @@ def main():
             elif not is_passing(error):
                 raise
         except redis.RedisError as error:
-            print(f"the server has gone: {error}", file=sys.stderr)
+            print(f"lost the connection to the server: {error}", file=sys.stderr)
         time.sleep(0.1)
 
 

@@ -60,7 +60,7 @@ impl TestServer {
         }
         let mut config = self.config.clone();
         change(&mut config);
-        TestServer::on(self.folder.take().expect("it is there until the end"), config)
+        TestServer::on(self.folder.take().expect("running until the end"), config)
     }
 
     /// Stops the server; [`Stopped::started`] starts it again on the same port.
@@ -68,7 +68,7 @@ impl TestServer {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
         }
-        let folder = self.folder.take().expect("it is there until the end");
+        let folder = self.folder.take().expect("running until the end");
         Stopped { folder, config: self.config.clone(), port: self.port }
     }
 
@@ -103,18 +103,14 @@ impl TestServer {
             if copied && files_of(from) == before {
                 break to;
             }
-            assert!(
-                started.elapsed() < PATIENCE,
-                "the files in {} change all the time",
-                from.display()
-            );
+            assert!(started.elapsed() < PATIENCE, "the files in {} keep changing", from.display());
         };
         TestServer::on(to, self.config.clone())
     }
 
     /// The data folder.
     pub fn folder(&self) -> &std::path::Path {
-        self.folder.as_ref().expect("it is there until the end").path()
+        self.folder.as_ref().expect("running until the end").path()
     }
 
     /// The listening port.
@@ -130,17 +126,17 @@ impl TestServer {
     /// Opens a connection of redis-rs, a stock client.
     pub fn connection(&self) -> redis::Connection {
         let client = redis::Client::open(self.url()).expect("a valid address");
-        client.get_connection().expect("the server takes connections")
+        client.get_connection().expect("the server accepts connections")
     }
 
     /// The server object.
     pub fn server(&self) -> &Server {
-        self.server.as_ref().expect("it runs until it is dropped")
+        self.server.as_ref().expect("the server runs until it is dropped")
     }
 
     /// Opens a raw socket, for protocol tests.
     pub fn raw(&self) -> Raw {
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens");
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server is listening");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.set_nodelay(true).expect("no delay");
         Raw { stream }

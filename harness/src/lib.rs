@@ -7,7 +7,7 @@
 //! | [`measured`] | a process under measurement, Tidemark or a peer |
 //! | [`transcript`] | one per story of `tests/scripts` |
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is the report")]
+#![allow(clippy::unwrap_used, reason = "test helpers panic to report a failure")]
 
 pub mod in_process;
 pub mod measured;
@@ -42,11 +42,11 @@ pub fn cannot(why: &str) {
     let name = std::env::var("NEXTEST_TEST_NAME")
         .unwrap_or_else(|_| std::thread::current().name().unwrap_or_default().to_owned());
     let said = format!("SKIPPED: {name}: {why}\n");
-    std::io::stderr().write_all(said.as_bytes()).expect("somewhere to say it");
+    std::io::stderr().write_all(said.as_bytes()).expect("stderr is writable");
     if let Some(path) = std::env::var_os("TIDEMARK_SKIPPED") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
         file.and_then(|mut file| file.write_all(said.as_bytes()))
-            .expect("the list of what is skipped");
+            .expect("the list of skipped tests is writable");
     }
 }
 
@@ -61,7 +61,7 @@ pub fn eventually(what: &str, done: impl FnMut() -> bool) {
 pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < patience, "not in {patience:?}: {what}");
+        assert!(start.elapsed() < patience, "timeout after {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

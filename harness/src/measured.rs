@@ -46,7 +46,7 @@ impl Place {
         };
         let kept = keep.join(name);
         if kept.exists() {
-            println!("{name}: as it was kept");
+            println!("{name}: as stored");
             server.empty()?;
             copy_files(&kept, server.folder.path())?;
         } else {
@@ -183,7 +183,7 @@ impl Server {
             .is_ok_and(|r| !matches!(r, OwnedFrame::Error(_)))
         {
             if started.elapsed() > Duration::from_secs(600) {
-                return Err(io::Error::other("the server does not get ready"));
+                return Err(io::Error::other("the server does not become ready"));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -272,7 +272,7 @@ impl Server {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value
             .map(|v| v.trim().to_owned())
-            .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
+            .ok_or_else(|| io::Error::other(format!("no {name} in INFO")))
     }
 
     /// Resident anonymous memory in MiB, without the page cache.

@@ -43,7 +43,7 @@ impl Program {
     /// Starts the program on a data folder.
     pub fn start(dir: &Path, fsync: &str) -> Program {
         Program::start_as(&[], dir, &["--fsync", fsync])
-            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+            .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
     }
 
     /// Starts the program with a configuration. File and data are in `folder`.
@@ -52,7 +52,7 @@ impl Program {
         let file = folder.join("tidemark.toml");
         std::fs::write(&file, config).unwrap();
         Program::start_as(&[], &folder.join("data"), &["--config", file.to_str().unwrap()])
-            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+            .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
     }
 
     /// Starts the program under another one, such as a tracer, which must become the same process.
@@ -140,7 +140,7 @@ impl Program {
                 break;
             }
         }
-        Ok((Program { child, port: port.expect("it says its port") }, lines))
+        Ok((Program { child, port: port.expect("the server prints its port") }, lines))
     }
 
     /// Opens a connection.
@@ -173,7 +173,7 @@ impl Program {
     pub fn after_commands(&self, more: u64) {
         let executed = || self.info("total_commands_processed").parse().unwrap_or(0u64);
         let from = executed();
-        until("clients' commands are executed", || executed() >= from + more);
+        until("client commands are executed", || executed() >= from + more);
     }
 
     /// Sends SIGKILL.
@@ -211,7 +211,7 @@ pub fn freeze(child: &Child, is_frozen: bool) {
         if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
     // A thread stops when it next handles the signal; until then other threads run.
-    until("it stands still", || !is_frozen || stands_still(child.id()));
+    until("the process is stopped", || !is_frozen || stands_still(child.id()));
 }
 
 /// Whether all threads of a process are stopped.
@@ -310,7 +310,10 @@ pub fn check(port: u16, likes: &Likes) -> Held {
         }
         let OwnedFrame::Array(found) = client.reply().unwrap() else { panic!("no array") };
         let is_set = found[0] == OwnedFrame::Integer(1);
-        assert!(is_set || !acknowledged, "post {post}, member {member}: acknowledged, and lost");
+        assert!(
+            is_set || !acknowledged,
+            "post {post}, member {member}: an acknowledged write was lost"
+        );
         *flags_of.entry(post).or_default() += i64::from(is_set);
         if is_set {
             held.flags.push((post, member));
@@ -358,7 +361,7 @@ pub fn number_in(line: &str, name: &str) -> Option<u64> {
 /// Returns the value of an INFO field, which must exist.
 pub fn info(client: &mut Client, key: &str) -> String {
     let OwnedFrame::BulkString(all) = call(client, "INFO") else { panic!("INFO is text") };
-    info_line(all, key).unwrap_or_else(|| panic!("there is no {key}"))
+    info_line(all, key).unwrap_or_else(|| panic!("no {key} in INFO"))
 }
 
 /// Returns the number in an INFO field.
@@ -519,7 +522,7 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
         let reply = call(client, &format!("FEED.ACT like {member} {FIRST}"));
         assert!(
             refusal(&reply)
-                .starts_with("MISCONF Tidemark cannot write its log, so changes are refused"),
+                .starts_with("MISCONF Tidemark cannot write its log, so it rejects writes"),
             "{reply:?}"
         );
         set += u64::from(
@@ -547,10 +550,10 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
     assert_eq!(
         call(client, &format!("FEED.GET home {member} {FIRST}")),
         page,
-        "a refused mark was made"
+        "a mark of a failed read was stored"
     );
-    assert!(set <= 1, "{set} of 50 refused likes are set (one may be a false yes)");
-    assert_eq!(call(client, &key), before, "a refused like was counted");
+    assert!(set <= 1, "{set} of 50 rejected likes are set (one may be a false positive)");
+    assert_eq!(call(client, &key), before, "a rejected like was counted");
 }
 
 /// Waits until a like is accepted, and records the result of each attempt.

@@ -173,7 +173,7 @@ impl Story {
                 return Ok(said);
             }
             if started.elapsed() > PATIENCE {
-                return Err(format!("not within {PATIENCE:?}: '{text}'; it is\n{said}"));
+                return Err(format!("timeout after {PATIENCE:?}: expected '{text}', got\n{said}"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -277,13 +277,13 @@ impl Story {
     fn shell(&mut self, words: &[String]) -> Result<String, String> {
         let Some(("tidemark", words)) = words.split_first().map(|(p, rest)| (p.as_str(), rest))
         else {
-            return Err("only `$ tidemark ...` can be run".to_owned());
+            return Err("only `$ tidemark ...` commands are allowed".to_owned());
         };
         let (words, only) = match words.iter().position(|word| word == "|") {
             Some(at) if words.get(at + 1).is_some_and(|word| word == "lines") => {
                 (&words[..at], Some(words[at + 2..].join(" ")))
             }
-            Some(_) => return Err("only `| lines TEXT` can follow".to_owned()),
+            Some(_) => return Err("only `| lines TEXT` is allowed there".to_owned()),
             None => (words, None),
         };
         let words: Vec<String> = words.iter().map(|word| self.servers.expand(word)).collect();
@@ -324,7 +324,7 @@ pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
             if ours.trim_end() == theirs {
                 return Ok(());
             }
-            Err(format!("{command:?}: redis-cli prints\n{theirs}\nand we\n{ours}"))
+            Err(format!("{command:?}: redis-cli prints\n{theirs}\nbut the server printed\n{ours}"))
         };
         for command in commands {
             // Memory figures may change between the two replies.

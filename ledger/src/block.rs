@@ -170,7 +170,7 @@ impl Builder {
         if full && !self.pairs.is_empty() {
             return false;
         }
-        assert!(!full, "a block has room for any pair");
+        assert!(!full, "any pair fits into an empty block");
         match self.groups.last_mut() {
             Some(last) if goes_on => *last = group,
             _ => self.groups.push(group),
@@ -296,7 +296,7 @@ impl<'a> Block<'a> {
         let (strings, some_unset) = (reader.take(1) == 1, reader.take(1) == 1);
         let more = reader.number().ok_or(CUT)?;
         if more >= MAX_PAIRS as u64 {
-            return Err("a group says that it holds an impossible number of pairs");
+            return Err("the pair count of a group is out of bounds");
         }
         let pairs = more as usize + 1;
         let unset = some_unset.then_some(reader.at);
@@ -447,7 +447,7 @@ impl<'a> Block<'a> {
             let head = Block::head(&mut reader, id)?;
             id = head.id;
             if before.is_some_and(|before| (id, head.strings) <= before) {
-                return Err("the block's groups do not rise");
+                return Err("groups of the block are not ascending");
             }
             before = Some((id, head.strings));
             let is_set =
@@ -469,7 +469,7 @@ impl<'a> Block<'a> {
     fn next_string(reader: &mut BitReader<'_>, string: &mut Vec<u8>, index: usize) -> Found<()> {
         let (shared, rest) = Block::string_lengths(reader)?;
         if shared > string.len() || (index == 0 && shared > 0) {
-            return Err("a member shares more bytes than there are");
+            return Err("a member's shared prefix is too long");
         }
         let replaced = string.get(shared).copied();
         let is_longer = shared == string.len();
@@ -481,10 +481,10 @@ impl<'a> Block<'a> {
             (_, None) => false,
         };
         if index > 0 && !rises {
-            return Err("the members of a group do not rise");
+            return Err("members of a group are not ascending");
         }
         if string.len() > crate::pair::MAX_MEMBER_BYTES {
-            return Err("a member is longer than it may be");
+            return Err("a member exceeds the length limit");
         }
         Ok(())
     }
@@ -511,7 +511,7 @@ impl<'a> Block<'a> {
                 // In a damaged block this may wrap; the order check below rejects the result.
                 let number = (high << k | low).wrapping_add(base);
                 if before.is_some_and(|before| number <= before) {
-                    return Err("the members of a group do not rise");
+                    return Err("members of a group are not ascending");
                 }
                 before = Some(number);
                 let member = Member::Number(number);

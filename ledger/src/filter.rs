@@ -38,7 +38,7 @@ impl Filter {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Filter, &'static str> {
         match bytes.as_chunks() {
             (lines, []) if !lines.is_empty() => Ok(Filter { lines: lines.into() }),
-            _ => Err("the filter has an impossible length"),
+            _ => Err("invalid length of the filter"),
         }
     }
 

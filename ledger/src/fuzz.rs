@@ -104,15 +104,15 @@ pub fn run(input: &[u8]) {
     let options = || Ok(Lineage([7; 16]));
     let disk = Arc::new(SimDisk::new(1));
     let store = Store::open_with(disk, StoreOptions::default(), options);
-    let store = store.expect("this disk takes everything");
+    let store = store.expect("this disk has no faults");
     let pairs = pairs(&mut input);
     let is_lowest = input.byte() % 2 == 0;
-    let entry = write(&store, &pairs, is_lowest).expect("this disk takes everything");
+    let entry = write(&store, &pairs, is_lowest).expect("this disk has no faults");
     let Some(entry) = entry else { return };
     let (entry, spoiled) = spoil(&mut input, &store, &entry).expect("a sound file");
-    store.replace_files(vec![entry], &[], 0).expect("this disk takes everything");
+    store.replace_files(vec![entry], &[], 0).expect("this disk has no faults");
     let Ok(ledger) = Ledger::open(&store, TAG.space, TAG.kind, Options::default()) else {
-        assert!(spoiled, "what was written can be opened");
+        assert!(spoiled, "a written file can be opened");
         return;
     };
     for ((id, member), &set) in pairs.iter().step_by(1 + pairs.len() / 64) {

@@ -122,7 +122,8 @@ impl Index {
         first: u64,
         blocks: usize,
     ) -> Result<Index, &'static str> {
-        Index::take(bytes, first, blocks).ok_or("the index is cut off, or its ids do not rise")
+        Index::take(bytes, first, blocks)
+            .ok_or("the index is truncated, or its ids are not ascending")
     }
 
     fn take(bytes: &mut &[u8], first: u64, blocks: usize) -> Option<Index> {

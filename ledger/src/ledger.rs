@@ -229,7 +229,7 @@ impl Ledger {
     /// # Panics
     /// If the ledger does not [take](Ledger::takes) the member.
     pub fn set(&self, id: u64, member: Member<'_>, set: bool) {
-        assert!(Ledger::takes(member), "a member of at most {MAX_MEMBER_BYTES} bytes");
+        assert!(Ledger::takes(member), "the member exceeds {MAX_MEMBER_BYTES} bytes");
         self.memory.set(id, member, set);
     }
 

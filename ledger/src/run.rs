@@ -52,11 +52,11 @@ fn decode(
     tag: &Tag,
     pages: u64,
 ) -> Result<(Counts, Index, Option<Filter>), &'static str> {
-    let head = note.split_off(..NOTE_HEAD).ok_or("the note is cut off")?;
+    let head = note.split_off(..NOTE_HEAD).ok_or("the note is truncated")?;
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     let (version, flags) = (number(0) as u32, (number(0) >> 32) as u32);
     if version != VERSION || flags & !HAS_FILTER != 0 {
-        return Err("the note has a version, or a flag, that is not known");
+        return Err("unknown version or flag in the note");
     }
     let counts =
         Counts { pairs: number(8), unset: number(16), first: number(24), last: number(32) };
@@ -66,13 +66,13 @@ fn decode(
         && counts.first <= counts.last
         && counts.last <= tag.high;
     if !possible {
-        return Err("the note describes an impossible run");
+        return Err("the note is inconsistent");
     }
     let index = Index::decode(&mut note, counts.first, pages as usize)?;
     match flags {
         HAS_FILTER => Ok((counts, index, Some(Filter::decode(note)?))),
         _ if note.is_empty() => Ok((counts, index, None)),
-        _ => Err("the note is longer than it should be"),
+        _ => Err("extra bytes in the note"),
     }
 }
 
@@ -179,11 +179,11 @@ impl Run {
         let corrupt = |what: &str| self.file.corrupt(block as u64, what);
         Block::new(&bytes).append_to(pairs).map_err(corrupt)?;
         let (Some(first), Some(last)) = (pairs.get(0), pairs.last()) else {
-            return Err(corrupt("the block holds no pairs"));
+            return Err(corrupt("the block has no pairs"));
         };
         let rises = before.is_none_or(|before| before < first.key());
         if !rises || first.id != self.index.id(block) || last.id > self.counts.last {
-            return Err(corrupt("the block's pairs are not those of the index"));
+            return Err(corrupt("the block's pairs differ from the index"));
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ mod tests {
             ..Options::default()
         };
         let space = Space::new(options).unwrap();
-        assert!(!space.probe(1000), "there is nothing to be wrong about");
+        assert!(!space.probe(1000), "an empty filter has no false positives");
         for i in 0..20_000 {
             space.add(1000 + i, &Member::Number(i)).unwrap();
         }
@@ -137,7 +137,7 @@ mod tests {
         let mut steps = 0;
         while space.probe(1000) {
             steps += 1;
-            assert!(steps < 10_000, "it comes to an end");
+            assert!(steps < 10_000, "the estimate converges");
         }
         assert_eq!((steps, space.measured().canaries), (tables * 100, tables * 100_000));
         for table in space.tables().into_iter().filter(|table| table.pairs > 0) {

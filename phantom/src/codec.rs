@@ -75,10 +75,10 @@ pub enum DecodeError {
         what: &'static str,
     },
     /// The table belongs to a space with another seed, so its pairs cannot be found.
-    #[error("made by a space with another seed")]
+    #[error("created by a space with another seed")]
     OtherSeed,
     /// The table exceeds the memory limit.
-    #[error("takes {bytes} bytes, {limit} are allowed")]
+    #[error("{bytes} bytes exceed the limit of {limit}")]
     TooLarge {
         /// Size of the table in bytes.
         bytes: u64,
@@ -86,10 +86,10 @@ pub enum DecodeError {
         limit: u64,
     },
     /// Two tables begin at the same id, or the newest table is cold.
-    #[error("the tables do not follow each other")]
+    #[error("the tables are not adjacent")]
     NoRing,
     /// The operating system refused the memory.
-    #[error("no memory for a table")]
+    #[error("out of memory for a table")]
     NoMemory,
 }
 
@@ -193,26 +193,26 @@ pub(crate) fn check_header(
     let corrupt = |what| Err(DecodeError::Corrupt { offset: 0, what });
     let field = |at: usize| u64_at(body, at);
     if body.len() < HEADER {
-        return corrupt("the end, too early");
+        return corrupt("unexpected end");
     }
     if body[..8] != magic[..] {
-        return corrupt("no table of version 1");
+        return corrupt("not a table of version 1");
     }
     let rate = f64::from_bits(field(8));
     if !RATES.contains(&rate) {
-        return corrupt("an impossible error rate");
+        return corrupt("invalid error rate");
     }
     if field(16) != seed.fingerprint() {
         return Err(DecodeError::OtherSeed);
     }
     let (low, last) = (field(24), field(32));
     if low > last {
-        return corrupt("a range that ends before it begins");
+        return corrupt("a range that ends before it starts");
     }
     let counts = field(56);
     let (links, revoked) = (counts as u32 as usize, (counts >> 32) as usize);
     if !(1..=LINKS).contains(&links) {
-        return corrupt("an impossible number of filters");
+        return corrupt("invalid number of filters");
     }
     let too_large = |bytes: u64| Err(DecodeError::TooLarge { bytes, limit });
     let pages = field(40);

@@ -161,7 +161,7 @@ mod tests {
             assert!(revoked.reserve(4));
             revoked.insert_reserved(hash);
         }
-        assert_eq!(revoked.len(), 3, "an insertion of what is there gives its place back");
+        assert_eq!(revoked.len(), 3, "inserting an existing pair releases its reservation");
         assert!(revoked.reserve(4));
         assert!(!revoked.reserve(4));
         revoked.release();
@@ -186,7 +186,7 @@ mod tests {
                 hashes[left..].iter().for_each(|&hash| assert!(revoked.remove(hash)));
             });
             let (taken, told) = (taken.bytes_current.unsigned_abs() as usize, revoked.size_bytes());
-            assert!(taken < 4 * told, "{taken} bytes are taken for {left}, and {told} are told");
+            assert!(taken < 4 * told, "{taken} bytes allocated for {left}, {told} reported");
         }
     }
 }

@@ -6,7 +6,7 @@ use rolling::Unreadable;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The table has `max_revoked` deleted pairs. Recycling the table or raising the limit helps.
-    #[error("too many pairs were unset in this table (max_revoked)")]
+    #[error("too many unset pairs in this table (max_revoked)")]
     RevokedFull,
     /// The id is further ahead than `max_ahead` allows.
     #[error("key too big")]
@@ -15,18 +15,18 @@ pub enum Error {
     #[error("the space is at its memory limit")]
     Full,
     /// Too many late pairs wait for a merge into cold tables.
-    #[error("too many pairs of tables on the disk wait to be merged")]
+    #[error("too many late pairs of cold tables wait for a merge")]
     LateFull,
     /// The state of the pair could not be read from disk.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
     /// `max_forgotten` ids are forgotten. Recycling their tables or raising the limit helps.
-    #[error("too many ids are forgotten (max_forgotten)")]
+    #[error("too many forgotten ids (max_forgotten)")]
     ForgottenFull,
     /// An option is out of range.
     #[error("{0}")]
     BadOption(&'static str),
     /// The operating system refused the memory for a table.
-    #[error("no memory for a table")]
+    #[error("out of memory for a table")]
     Memory(#[source] std::io::Error),
 }

@@ -408,7 +408,10 @@ mod tests {
                 // Four standard deviations of the count, and a margin for the variation between
                 // filters.
                 let slack = 4.0 * expected.sqrt() + 0.03 * expected;
-                assert!((yes - expected).abs() < slack, "{name}, {rate}: {yes} for {expected}");
+                assert!(
+                    (yes - expected).abs() < slack,
+                    "{name}, {rate}: {yes} positives, expected {expected}"
+                );
             }
         }
     }

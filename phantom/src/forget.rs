@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(space.contains(7, &MEMBERS[0]).unwrap(), Answer::Yes);
         assert_eq!(space.remove(7, &MEMBERS[1]).unwrap(), Change::Unchanged, "forgotten");
         let is_before = || assert_eq!(space.generation(7), 1, "a rebuild relies on this order");
-        assert!(space.forget_with(7, is_before), "once more");
+        assert!(space.forget_with(7, is_before), "forgotten again");
         assert_eq!((space.contains(7, &MEMBERS[0]).unwrap(), space.generation(7)), (Answer::No, 2));
         assert_eq!(space.forgotten(0, u64::MAX), [(0, 1), (7, 2)]);
     }
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(told, MEMBERS.map(|member| space.first_pair(7, &member)));
         space.put_generation(7, 3);
         space.put_generation(7, 2);
-        assert_eq!(space.generation(7), 3, "it only rises");
+        assert_eq!(space.generation(7), 3, "the horizon never falls");
         told.iter().for_each(|pair| space.put(pair, true).unwrap());
         assert!(MEMBERS.iter().all(|member| space.contains(7, member).unwrap() == Answer::No));
         let now = space.pair(7, &MEMBERS[2]);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(space.contains((1 << 50) + 1, &MEMBERS[0]).unwrap(), Answer::Yes);
         space.add(1 << 50, &MEMBERS[0]).unwrap();
         assert_eq!(space.contains(1 << 50, &MEMBERS[0]).unwrap(), Answer::Yes);
-        assert!(!space.forget(u64::MAX) && !space.forget(1 << 40), "there can be none");
+        assert!(!space.forget(u64::MAX) && !space.forget(1 << 40), "no pair can exist");
         assert_eq!(space.forgotten_ids(), 1);
     }
 
@@ -196,7 +196,7 @@ mod tests {
             assert!(space.forget(id));
         });
         assert!(matches!(space.may_forget(50), Err(Error::ForgottenFull)));
-        assert!(space.may_forget(49).is_ok(), "it is known already");
+        assert!(space.may_forget(49).is_ok(), "the id is forgotten already");
         let bytes = space.memory_bytes();
         let mut id = 300;
         while space.horizon() == 0 {
@@ -207,6 +207,6 @@ mod tests {
         assert_eq!(space.forgotten_ids(), 0, "{}", space.horizon());
         assert!(!space.forgotten.any() && space.forgotten.memory_bytes() == 0 && bytes > 0);
         assert!(space.may_forget(id - 1).is_ok() && space.forget(id - 1));
-        assert!(!space.forget(0), "below the horizon nothing is known");
+        assert!(!space.forget(0), "ids below the horizon are unknown");
     }
 }

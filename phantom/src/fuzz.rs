@@ -48,9 +48,9 @@ fn decode(bytes: &[u8], help: u8) -> Result<StoredTable, DecodeError> {
 }
 
 fn space() -> Space {
-    let space = Space::new(options()).expect("options that work");
+    let space = Space::new(options()).expect("the options are valid");
     for id in 0..100 {
-        space.add(id, &Member::Number(id)).expect("room for a hundred pairs");
+        space.add(id, &Member::Number(id)).expect("a hundred pairs fit");
     }
     space
 }
@@ -64,8 +64,8 @@ fn check(space: &Space, stored: StoredTable) {
     let fed = crate::codec::encode_table(space.seed, (low, last), &stored.table, |piece| {
         whole.feed(piece)
     });
-    assert_eq!(fed, Ok(()), "what we write we can read");
-    let again = whole.finish().expect("what we write we can read");
+    assert_eq!(fed, Ok(()), "an encoded table can be decoded");
+    let again = whole.finish().expect("an encoded table can be decoded");
     assert_eq!(again.range(), (low, last));
     let words = |table: &crate::table::Table| -> Vec<u64> {
         let words = table.links().flat_map(|link| link.filter.words());

@@ -130,7 +130,7 @@ impl Space {
     /// # Panics
     /// If there are more than [`BATCH`] ids.
     pub fn lookup<'s>(&'s self, member: &Member, ids: &'s [u64]) -> Lookup<'s> {
-        assert!(ids.len() <= BATCH, "{} ids at once", ids.len());
+        assert!(ids.len() <= BATCH, "a batch of {} ids is too large", ids.len());
         let member = self.seed.ready(member);
         let mut outliers = 0;
         if !self.outliers.is_empty() {

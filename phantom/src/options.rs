@@ -97,15 +97,13 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !RATES.contains(&self.false_positive_rate) {
-            return Err(Error::BadOption(
-                "false_positive_rate must lie between 0.0000001 and 0.25",
-            ));
+            return Err(Error::BadOption("false_positive_rate must be between 0.0000001 and 0.25"));
         }
         if self.pairs_per_table == 0 || self.pairs_per_table > 1 << 40 {
-            return Err(Error::BadOption("pairs_per_table must lie between 1 and 2^40"));
+            return Err(Error::BadOption("pairs_per_table must be between 1 and 2^40"));
         }
         if !(2..=MOST_TABLES).contains(&self.max_tables) {
-            return Err(Error::BadOption("max_tables must lie between 2 and 65536"));
+            return Err(Error::BadOption("max_tables must be between 2 and 65536"));
         }
         if self.keep_tables == 1 {
             return Err(Error::BadOption("keep_tables must be 0 or at least 2"));

@@ -248,7 +248,10 @@ mod tests {
             let pairs = 1_000_000;
             let bits = 8 * Bloom::<u64>::compute_bitmap_size(pairs, rate);
             let textbook = bits as f64 / pairs as f64;
-            assert!((textbook - said).abs() < 0.005, "{rate}: {textbook}, not {said}");
+            assert!(
+                (textbook - said).abs() < 0.005,
+                "{rate}: the textbook has {textbook}, not {said}"
+            );
             let sizing = Sizing::for_rate(rate);
             let needed = (PAGE_WORDS * 64) as f64 / sizing.pairs_per_page;
             assert!((needed - ours).abs() < 0.005, "{rate}: {needed}, not {ours}");
@@ -264,7 +267,10 @@ mod tests {
             let sizing = Sizing::in_chain(rate, 0);
             let bits_per_pair = (PAGE_WORDS * 64) as f64 / sizing.pairs_per_page;
             assert!(bits_per_pair <= allowed, "{rate}: {bits_per_pair}");
-            assert!(bits_per_pair > textbook, "{rate}: {bits_per_pair} is less than is possible");
+            assert!(
+                bits_per_pair > textbook,
+                "{rate}: {bits_per_pair} is below the theoretical minimum"
+            );
         }
     }
 
@@ -292,7 +298,7 @@ mod tests {
             let (found, expected) = (f64::from(hits) / f64::from(tries), COVER[bits][load]);
             assert!(
                 (found / expected - 1.0).abs() < 0.05,
-                "{bits} bits, {load} pairs: {found} for {expected}"
+                "{bits} bits, {load} pairs: {found}, expected {expected}"
             );
         }
     }

@@ -155,7 +155,7 @@ mod tests {
                 let (done, ended) = std::sync::mpsc::channel();
                 let (upkeep, table) = (&upkeep, table.clone());
                 scope.spawn(move || {
-                    assert!(!upkeep.wants_step(of(5), true), "another thread is at it");
+                    assert!(!upkeep.wants_step(of(5), true), "another thread is using it");
                     upkeep.retire(table);
                     assert!(upkeep.take_spare(of(5)).is_none() && upkeep.size_bytes() > 0);
                     done.send(()).unwrap();
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(
             upkeep.size_bytes(),
             upkeep.take_spare(of(5)).unwrap().size_bytes(),
-            "the other one was given back"
+            "the other table was returned"
         );
     }
 

@@ -239,7 +239,7 @@ impl Space {
             Ok::<(), Error>(())
         };
         let kept = self.outliers.replay(&nothing_is_normal, pair.id, keep);
-        assert!(kept.is_ok(), "nothing is refused");
+        assert!(kept.is_ok(), "no write is refused");
     }
 
     /// Moves pairs of `id` from the outliers in `held` into tables. The caller holds the lock of

@@ -10,13 +10,10 @@ pub enum Error {
     #[error("{0}")]
     Format(&'static str),
     /// The type is known, but this crate does not support it.
-    #[error("it holds {0}")]
+    #[error("unsupported value type: {0}")]
     Type(&'static str),
     /// The type is unknown.
-    #[error(
-        "it holds a value of RDB type {number}, written as RDB version {version}, which is \
-         unknown here"
-    )]
+    #[error("unknown RDB type {number} in a payload of RDB version {version}")]
     UnknownType {
         /// First byte of the payload.
         number: u8,

@@ -16,7 +16,10 @@ pub fn payload(input: &[u8]) {
     let (mut count, mut length) = (0, 0);
     let outcome = payload.elements(|element| {
         let Element::Text(text) = element else {
-            assert!(payload.kind() == Kind::Hash && count % 2 == 1, "it follows a field");
+            assert!(
+                payload.kind() == Kind::Hash && count % 2 == 1,
+                "an expiry must follow a field"
+            );
             return Ok(());
         };
         count += 1;
@@ -42,7 +45,7 @@ pub fn payload(input: &[u8]) {
                 None => again.push(member),
             }
         }
-        assert_eq!(read(&again.seal().expect("it has a member")), elements);
+        assert_eq!(read(&again.seal().expect("a set with members")), elements);
         return;
     }
     let numbers: Option<Vec<i64>> = elements
@@ -69,14 +72,14 @@ pub fn payload(input: &[u8]) {
 
 fn read(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
-    let payload = Payload::open(bytes).expect("a payload that was just written");
+    let payload = Payload::open(bytes).expect("a valid payload");
     let read = payload.elements(|element| {
         if let Element::Text(text) = element {
             all.push(text.to_vec());
         }
         Ok::<(), Error>(())
     });
-    read.expect("its elements");
+    read.expect("valid elements");
     all
 }
 

@@ -104,7 +104,7 @@ impl<'a> Payload<'a> {
         if crc64::crc64(&bytes[..at + 2]) != u64::from_le_bytes(sum) {
             return Err(Error::Footer);
         }
-        let (&number, body) = value.split_first().ok_or(Error::Format("it is empty"))?;
+        let (&number, body) = value.split_first().ok_or(Error::Format("empty payload"))?;
         let (kind, layout) = of_type(number, version)?;
         Ok(Payload { kind, layout, body })
     }
@@ -208,7 +208,7 @@ fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
         1 | 10 | 14 | 18 => return Err(Error::Type("a list")),
         3 | 5 | 12 | 17 => return Err(Error::Type("a sorted set")),
         6 | 7 => return Err(Error::Type("a module's value")),
-        9 => return Err(Error::Type("a hash of a Redis before 2.6")),
+        9 => return Err(Error::Type("a hash of Redis before 2.6")),
         15 | 19 | 21 => return Err(Error::Type("a stream")),
         _ => return Err(Error::UnknownType { number, version }),
     })

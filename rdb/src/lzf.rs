@@ -9,7 +9,7 @@ pub const MAX_UNPACKED_BYTES: usize = 16 << 20;
 /// Maximum expansion of three compressed bytes.
 const MAX_BYTES_PER_REFERENCE: usize = 264;
 
-const BROKEN: Error = Error::Format("a compressed string is broken");
+const BROKEN: Error = Error::Format("invalid compressed string");
 
 /// Decompresses `packed` into exactly `length` bytes of `out`. Rejects an impossible length before
 /// `out` grows.

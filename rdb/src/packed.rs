@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::reader::{EMPTY, Element, Scratch};
 
-const BROKEN: Error = Error::Format("a packed list is broken");
+const BROKEN: Error = Error::Format("invalid packed list");
 /// Header value for an unknown number of elements.
 const UNCOUNTED: u64 = 0xffff;
 

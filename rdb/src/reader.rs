@@ -3,8 +3,8 @@
 use crate::error::Error;
 use crate::lzf;
 
-pub(crate) const CUT: Error = Error::Format("it ends within a value");
-pub(crate) const EMPTY: Error = Error::Format("it has no elements");
+pub(crate) const CUT: Error = Error::Format("truncated value");
+pub(crate) const EMPTY: Error = Error::Format("the value has no elements");
 
 /// Element of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +59,14 @@ impl<'a> Reader<'a> {
             (2, 0x80) => Length::Plain(u64::from(u32::from_be_bytes(self.array()?))),
             (2, 0x81) => Length::Plain(u64::from_be_bytes(self.array()?)),
             (3, _) => Length::Encoded(first & 0x3f),
-            _ => return Err(Error::Format("a length is broken")),
+            _ => return Err(Error::Format("invalid length")),
         })
     }
 
     pub(crate) fn length(&mut self) -> Result<u64, Error> {
         match self.any_length()? {
             Length::Plain(length) => Ok(length),
-            Length::Encoded(_) => Err(Error::Format("a length is broken")),
+            Length::Encoded(_) => Err(Error::Format("invalid length")),
         }
     }
 
@@ -94,14 +94,18 @@ impl<'a> Reader<'a> {
                 lzf::unpack(self.bytes(packed)?, length, &mut scratch.0)?;
                 return Ok(&scratch.0);
             }
-            Length::Encoded(_) => return Err(Error::Format("a string has an unknown encoding")),
+            Length::Encoded(_) => return Err(Error::Format("unknown string encoding")),
         };
         Ok(scratch.decimal(integer))
     }
 
     /// Checks that no bytes follow.
     pub(crate) fn end(&self) -> Result<(), Error> {
-        if self.rest.is_empty() { Ok(()) } else { Err(Error::Format("bytes follow the value")) }
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::Format("trailing bytes after the value"))
+        }
     }
 }
 

@@ -90,7 +90,7 @@ fn kinds_are_those_of_the_types() {
     for number in [26, 29, 200] {
         let unknown = elements(&sealed(&[number, 1])).unwrap_err();
         assert_eq!(unknown, Error::UnknownType { number, version: 12 });
-        let text = format!("RDB type {number}, written as RDB version 12,");
+        let text = format!("RDB type {number} in a payload of RDB version 12");
         assert!(unknown.to_string().contains(&text), "{unknown}");
     }
 }

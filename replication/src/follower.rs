@@ -248,9 +248,8 @@ impl Follower {
                 }
             }
             (ToReplica::Manifest(text), State::AwaitManifest(here)) => {
-                let manifest = Manifest::decode(text).map_err(|e| {
-                    LinkError::Protocol(format!("a manifest that cannot be read: {e:?}"))
-                })?;
+                let manifest = Manifest::decode(text)
+                    .map_err(|e| LinkError::Protocol(format!("invalid manifest: {e:?}")))?;
                 let staging = Staging::begin(
                     local.disk(),
                     manifest,
@@ -320,8 +319,8 @@ impl Follower {
         segments: &[u8],
         local: &mut impl ReplicaHost,
     ) -> Result<(), LinkError> {
-        let theirs = headers(segments)
-            .ok_or_else(|| LinkError::Protocol("segments that cannot be read".to_owned()))?;
+        let theirs =
+            headers(segments).ok_or_else(|| LinkError::Protocol("invalid segments".to_owned()))?;
         let log = local.log();
         let divergence = match verdict {
             Verdict::Foreign => Divergence { at_least: 0, at_most: 0 },

@@ -335,15 +335,15 @@ mod tests {
             Store::open_with(disk.clone(), StoreOptions::default(), || Ok(Lineage([1; 16])))
                 .expect("a store");
         drop(disk.create("log-0000000000000001.tlog").expect("this disk has no faults"));
-        let (mut log, _) = store.replay(|_| Ok(()), |_| ()).expect("nothing to read");
+        let (mut log, _) = store.replay(|_| Ok(()), |_| ()).expect("the store is empty");
         let mut batch = Batch::new();
         batch.push(1, 1, &[7; 20]);
         log.append(&batch, 1_000).and_then(|_| log.sync()).expect("this disk has no faults");
         assert_eq!(store.oldest_segment().expect("a log"), Some(1));
         assert!(log.durable().segment > 1);
         let disk = SimDisk::new(2);
-        let mut here = replica(&disk).expect("an empty disk");
-        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
+        let mut here = replica(&disk).expect("the disk is empty");
+        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest");
         assert_eq!(course, LinkStep::Adopt);
     }
 
@@ -353,7 +353,7 @@ mod tests {
     fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
         let (store, log) = master();
         let disk = SimDisk::new(2);
-        let mut here = replica(&disk).expect("an empty disk");
+        let mut here = replica(&disk).expect("the disk is empty");
         let times = Timeouts { heartbeat_ms: 10, timeout_ms: 1_000 };
         let (end, mut sender) = (log.durable(), Sender::new(times, 100, 0));
         let origin = LogSource { store: &store, end, term: log.term() };
@@ -361,11 +361,11 @@ mod tests {
         let mut follower =
             Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
         for _ in 0..2 {
-            sender.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
-            sender.fill(&mut down, &origin, 0).expect("an honest replica");
+            sender.receive(&std::mem::take(&mut up), &origin, 0).expect("the replica is honest");
+            sender.fill(&mut down, &origin, 0).expect("the replica is honest");
             follower
                 .receive(&std::mem::take(&mut down), &mut here, &mut up, 0)
-                .expect("an honest master");
+                .expect("the master is honest");
         }
         let name = store.manifest().files[0].name.clone();
         let grown = |bytes| Position { offset: end.offset + bytes, ..end };
@@ -373,17 +373,15 @@ mod tests {
         assert!(store.is_pinned(&name));
         sender.tick(grown(101));
         assert!(!store.is_pinned(&name));
-        sender.hears(999).expect("it was heard a moment ago");
+        sender.hears(999).expect("the peer spoke a moment ago");
         assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
         // A busy node may not have read messages that arrived in time.
-        sender
-            .fill(&mut down, &origin, 5_000)
-            .expect("a node that has not listened gives up no peer");
-        follower.hears(999).expect("it was heard a moment ago");
+        sender.fill(&mut down, &origin, 5_000).expect("a node that was stalled keeps its peers");
+        follower.hears(999).expect("the peer spoke a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
         follower
             .tick(&mut here, &mut up, 5_000)
-            .expect("a replica that has not listened gives nothing up");
+            .expect("a replica that was stalled keeps the link");
     }
 
     /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
@@ -412,17 +410,19 @@ mod tests {
                 Follower::new(times, false, ("", 1), &mut here, &mut up, 0).expect("a link");
             let mut exchange = |sender: &mut Sender, follower: &mut Follower| {
                 let mut down = Vec::new();
-                sender.receive(&std::mem::take(&mut up), &origin, 0).expect("an honest replica");
-                sender.fill(&mut down, &origin, 0).expect("an honest replica");
-                follower.receive(&down, &mut here, &mut up, 0).expect("an honest master");
+                sender
+                    .receive(&std::mem::take(&mut up), &origin, 0)
+                    .expect("the replica is honest");
+                sender.fill(&mut down, &origin, 0).expect("the replica is honest");
+                follower.receive(&down, &mut here, &mut up, 0).expect("the master is honest");
                 if follower.is_looking() {
-                    follower.look(&mut here, &mut up).expect("its own disk");
+                    follower.look(&mut here, &mut up).expect("its own disk works");
                 }
                 // The first link transfers the files and is cut.
                 if link == 0 {
                     LinkStep::On
                 } else {
-                    follower.settle(&mut here, &mut up, 0).expect("its own disk")
+                    follower.settle(&mut here, &mut up, 0).expect("its own disk works")
                 }
             };
             if link == 0 {
@@ -434,7 +434,10 @@ mod tests {
             while looks == 0 || follower.is_looking() {
                 exchange(&mut sender, &mut follower);
                 looks += usize::from(follower.is_looking());
-                assert!(follower.is_fetching().is_some_and(|bytes| bytes == 0), "it looks first");
+                assert!(
+                    follower.is_fetching().is_some_and(|bytes| bytes == 0),
+                    "the staging verifies first"
+                );
             }
             for _ in 0..3 {
                 sender.tick(grown);
@@ -452,13 +455,13 @@ mod tests {
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();
         let disk = SimDisk::new(2);
-        let mut here = replica(&disk).expect("an empty disk");
-        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link");
+        let mut here = replica(&disk).expect("the disk is empty");
+        let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest");
         assert_eq!(course, LinkStep::Adopt);
         drop(here);
-        let mut here = replica(&disk).expect("a whole data set");
+        let mut here = replica(&disk).expect("the data set is complete");
         assert_eq!(
-            talk(&mut here, &store, &log, &mut Input(&[])).expect("an honest link"),
+            talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest"),
             LinkStep::On
         );
         assert_eq!(here.log.durable(), log.durable());

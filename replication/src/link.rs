@@ -30,10 +30,10 @@ impl Timeouts {
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The peer sent an invalid message.
-    #[error("the peer broke the protocol: {0}")]
+    #[error("protocol error: {0}")]
     Protocol(String),
     /// The peer was silent for too long.
-    #[error("nothing was heard for {0} ms")]
+    #[error("received nothing for {0} ms")]
     Timeout(u64),
     /// The peer refused the link, and gave this reason.
     #[error("the peer refused: {0}")]
@@ -49,13 +49,13 @@ pub enum LinkError {
     Store(#[from] store::Error),
     /// A file arrived damaged, or a crash tore the part that an earlier link fetched. The next link
     /// fetches it again.
-    #[error("a file does not match its checksum: it is fetched anew")]
+    #[error("checksum mismatch in a received file, fetching it again")]
     Damaged,
     /// This node cannot apply the master's next data and did not accept it.
     #[error("{0}")]
     Unready(String),
     /// A record cannot be applied.
-    #[error("a record cannot be applied: {0}")]
+    #[error("cannot apply a record: {0}")]
     Apply(String),
 }
 
@@ -64,8 +64,8 @@ pub enum LinkError {
 pub enum Refusal {
     /// The master has another data set.
     #[error(
-        "the master has another data set (lineage {theirs}, ours is {ours}); REPLICAOF host port \
-         FORCE (in a cluster CLUSTERX SETNODES ... FORCE) gives ours up for it"
+        "the master has a different data set (lineage {theirs}, ours is {ours}). Use REPLICAOF \
+         host port FORCE (in a cluster CLUSTERX SETNODES ... FORCE) to discard ours"
     )]
     Foreign {
         /// Lineage of the replica.
@@ -75,9 +75,9 @@ pub enum Refusal {
     },
     /// The master has fewer promotions, or lost data.
     #[error(
-        "the master's history ends or parts before ours does, and it was not promoted since (its \
-         end {theirs}, ours {ours}); REPLICAOF host port FORCE (in a cluster CLUSTERX SETNODES ... \
-         FORCE) gives ours up for it"
+        "the master's history ends or diverges before ours, without a later promotion (its end \
+         {theirs}, ours {ours}). Use REPLICAOF host port FORCE (in a cluster CLUSTERX SETNODES ... \
+         FORCE) to discard ours"
     )]
     Behind {
         /// Offset of the replica.

@@ -199,7 +199,7 @@ impl Sender {
             _ if self.welcome.is_none() => protocol("a message before Welcome"),
             ToMaster::Ack { written, durable } => {
                 if durable > written || written > self.said_end {
-                    return protocol("an acknowledgement of what was never sent");
+                    return protocol("an acknowledgement of data that was not sent");
                 }
                 (self.peer.written, self.peer.durable) = (written, durable);
                 Ok(())
@@ -208,8 +208,10 @@ impl Sender {
                 self.asked_to_step_down = true;
                 Ok(())
             }
-            ToMaster::StepDown => protocol("a replica without the log takes no master's place"),
-            _ if self.welcome == Some(Verdict::Continue) => protocol("a full sync was not offered"),
+            ToMaster::StepDown => protocol("step-down request from a replica without the log"),
+            _ if self.welcome == Some(Verdict::Continue) => {
+                protocol("manifest request without a full sync")
+            }
             ToMaster::WantManifest => {
                 self.given_up = false;
                 self.peer.sending = Sending::Files;
@@ -220,14 +222,16 @@ impl Sender {
             }
             ToMaster::WantFile { .. } | ToMaster::WantLog { .. } if self.given_up => Ok(()),
             ToMaster::WantFile { name, from } => {
-                let Some(pin) = &self.pin else { return protocol("a file before the manifest") };
+                let Some(pin) = &self.pin else {
+                    return protocol("file request before the manifest");
+                };
                 self.work = match pin.manifest.file(&name) {
                     Some(entry) if from <= entry.bytes => match origin.store.disk().open(&name) {
                         Ok(file) => Work::File { file, at: from, end: entry.bytes },
                         Err(_) => Work::Gone,
                     },
-                    Some(_) => return protocol("a file from behind its end"),
-                    None => return protocol("a file that the manifest does not name"),
+                    Some(_) => return protocol("file request beyond its end"),
+                    None => return protocol("request for a file outside the manifest"),
                 };
                 Ok(())
             }
@@ -235,7 +239,7 @@ impl Sender {
                 let is_known =
                     self.pin.as_ref().is_some_and(|pin| pin.manifest.replay.segment == segment);
                 if !is_known && segment != Position::START.segment {
-                    return protocol("a log before the manifest");
+                    return protocol("log request before the manifest");
                 }
                 self.work = match first_place(origin, segment)? {
                     None => Work::Gone,

@@ -244,9 +244,7 @@ pub(crate) fn read_to_master(body: &[u8]) -> Result<ToMaster, String> {
         f.end()?;
         Some(message)
     };
-    read(&mut f).ok_or_else(|| {
-        format!("a message of kind {kind} that does not belong here, or of another version")
-    })
+    read(&mut f).ok_or_else(|| format!("unexpected message of kind {kind}, or of another version"))
 }
 
 pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
@@ -293,9 +291,7 @@ pub(crate) fn read_to_replica(body: &[u8]) -> Result<ToReplica<'_>, String> {
             _ => return None,
         })
     };
-    read(&mut f).ok_or_else(|| {
-        format!("a message of kind {kind} that does not belong here, or of another version")
-    })
+    read(&mut f).ok_or_else(|| format!("unexpected message of kind {kind}, or of another version"))
 }
 
 #[cfg(test)]
@@ -375,7 +371,7 @@ mod tests {
         writer.replica_says(&mut bytes, &hello());
         let mut reader = Reader::default();
         reader.feed(&bytes);
-        assert!(reader.next(1000).is_err(), "the one before was lost");
+        assert!(reader.next(1000).is_err(), "the previous frame was lost");
         for bit in 0..bytes.len() * 8 {
             let mut reader = Reader { received: 1, ..Reader::default() };
             bytes[bit / 8] ^= 1 << (bit % 8);

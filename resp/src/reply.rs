@@ -191,7 +191,7 @@ impl<'a> Reply<'a> {
         write(self.out);
         assert!(
             self.out.len() == start + length,
-            "a bulk of {length} bytes got {}",
+            "{} bytes written to a bulk of length {length}",
             self.out.len() - start
         );
         self.out.extend_from_slice(b"\r\n");
@@ -455,7 +455,7 @@ fn length(word: u64) -> usize {
 /// Stores eight bytes at `out[at..]`. Panics if they do not fit.
 #[inline(always)]
 fn put(out: &mut [u8], at: usize, word: u64) {
-    *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("room was made") =
+    *out.get_mut(at..).and_then(<[u8]>::first_chunk_mut).expect("the caller reserved the bytes") =
         word.to_le_bytes();
 }
 

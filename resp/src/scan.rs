@@ -657,7 +657,7 @@ mod tests {
         assert_eq!(
             scan_all(b"*1\r\n$536870912\r\n"),
             (vec![], None),
-            "the largest bulk is only waited for"
+            "an incomplete bulk of the maximum size is not an error"
         );
     }
 

@@ -757,7 +757,7 @@ mod tests {
                 assert_eq!(
                     begins(&|i| u64::MAX - i % 3),
                     (None, Ahead),
-                    "{most}: few there move nothing"
+                    "{most}: a few ids moved the frontier"
                 );
             }
             if most > QUORUM {
@@ -893,7 +893,7 @@ mod tests {
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
         let mut bad: Vec<u64> = (0..QUORUM as u64).map(|i| u64::MAX - i).collect();
-        assert!(!young.advance(&mut bad, true, |_| true), "a space does not begin at the end");
+        assert!(!young.advance(&mut bad, true, |_| true), "a space does not start at the end");
         let frontier = settled(1 << 50, 4096, 1000);
         let old = frontier.ranges()[0];
         let advance = |n: u64, is_short| {
@@ -930,7 +930,7 @@ mod tests {
             let mut ids: Vec<u64> = (0..QUORUM as u64).map(|i| new + i).collect();
             assert!(
                 !frontier.advance(&mut ids.clone(), false, |_| true),
-                "not while there is memory"
+                "not while memory is available"
             );
             assert!(!frontier.advance(&mut ids.clone(), true, |_| false));
             assert_eq!(frontier.ranges().len(), MAX_RANGES);
@@ -1072,9 +1072,9 @@ mod tests {
         assert_eq!(frontier.admit(6001), TooFar);
         assert_eq!(frontier.admit(6000), Ahead);
         assert_eq!(frontier.admit(1001), Inside);
-        assert!(frontier.is_too_far(6002, Some(6000)), "what is ahead moves nothing");
+        assert!(frontier.is_too_far(6002, Some(6000)), "ids far ahead do not move it");
         let young = Frontier::new(Some(10), MOST);
-        assert_eq!(young.admit(u64::MAX), Ahead, "for the side dictionary to judge");
+        assert_eq!(young.admit(u64::MAX), Ahead, "the side dictionary decides");
         assert!(!young.is_too_far(u64::MAX, None), "nothing to measure from");
         assert!(
             young.is_too_far(18, Some(7))
@@ -1089,7 +1089,7 @@ mod tests {
         assert_eq!(
             (frontier.admit_told(1001), frontier.high()),
             (Inside, Some(1001)),
-            "a log that does not tell"
+            "a log without ranges"
         );
         let told = |high, window| [Range { start: 0, high, window }];
         frontier.tell(&told(1000, 5000));
@@ -1112,7 +1112,7 @@ mod tests {
             let cut = |end: &usize| Range::decode(&numbers[..*end]).is_some_and(|r| r == ranges);
             assert!(!(0..numbers.len()).any(|end| cut(&end)));
         }
-        assert_eq!(Range::encode(&all[..1]), [7, 1027], "as before there were several");
+        assert_eq!(Range::encode(&all[..1]), [7, 1027], "as with one range");
         assert_eq!(Range::decode(&[9, 0, 7, 7, 0]), None, "overlapping");
         assert_eq!(Range::decode(&[9, 0, 10, 7, 0]), None, "above its end");
         let many = [9, 0].into_iter().chain((0..9).rev().flat_map(|i| [i + 1, i, 0]));

@@ -415,7 +415,7 @@ mod tests {
                 },
             ),
         );
-        assert_eq!(kept, Ok(()), "what a log replays is not refused");
+        assert_eq!(kept, Ok(()), "replayed pairs are not refused");
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
@@ -436,7 +436,7 @@ mod tests {
                 ),
             )
         };
-        assert_eq!(write(1000), Ok(()), "the first id may be any");
+        assert_eq!(write(1000), Ok(()), "any first id is accepted");
         assert_eq!(write(1101), Err(Refused::TooFar));
         assert_eq!(write(u64::MAX), Err(Refused::TooFar));
         assert_eq!(

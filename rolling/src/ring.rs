@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(ranges(&ring), [(0, 99), (100, u64::MAX - 1), (u64::MAX, u64::MAX)]);
         assert!(
             ring.roll(u64::MAX, || Some(u64::MAX), empty()).is_err(),
-            "nothing lies above the last id"
+            "nothing is above the last id"
         );
         let old = ring.rewrite(100, vec![(100, empty()), (150, empty())]).unwrap();
         assert!(ring.rewrite(100, vec![(100, empty())]).is_err(), "still draining");
@@ -556,7 +556,7 @@ mod tests {
             (entry.table().lock().get(&id).copied(), entry.slot().has_moved(id))
         };
         assert!((0..450).all(|id| read(&ring.load(), id) == (Some(id), false)));
-        assert_eq!(read(&before, 150), (None, true), "an old list says that it is old");
+        assert_eq!(read(&before, 150), (None, true), "an old list reports that it is old");
         // A copy that fails leaves everything as it was.
         let failed = ring.join((0, 299), empty(), |_, _| Err("no memory"), |_| panic!("cleared"));
         assert_eq!(failed.err(), Some("no memory"));
@@ -697,7 +697,7 @@ mod tests {
                     }
                     ring.finish(&old);
                 }
-                assert!(joins > 10, "{joins} joins show nothing");
+                assert!(joins > 10, "only {joins} joins, too few to prove anything");
                 stop.store(true, SeqCst);
             });
         });

@@ -73,7 +73,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The service manager passed an unusable socket.
-    #[error("cannot listen on the socket \"{name}\" of the service manager: {source}")]
+    #[error("cannot listen on the socket \"{name}\" from the service manager: {source}")]
     Passed {
         /// Name of the socket (`FileDescriptorName=` of its unit).
         name: String,
@@ -130,7 +130,7 @@ impl Sockets {
                 "tls" => sockets.tls.push(socket),
                 "admin" if sockets.admin.is_none() => sockets.admin = Some(socket),
                 "admin" => {
-                    let what = "the admin port has one socket";
+                    let what = "more than one socket was passed for the admin port";
                     return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, what)));
                 }
                 _ => sockets.clients.push(socket),
@@ -185,7 +185,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     if tls.is_empty() && config.tls.port != 0 {
         tls = listen_at(&config, config.tls.port)?;
     } else if !tls.is_empty() && config.tls.port == 0 {
-        let text = "a socket named \"tls\" was passed, but TLS is off: set tls.port and its files";
+        let text = "a socket named \"tls\" was passed, but TLS is disabled: set tls.port and its \
+                    files";
         return Err(StartError::Tls(text.to_owned()));
     }
     if admin.is_none() {
@@ -216,8 +217,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         // This process owns the folder lock by now.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!(
-                "what a kill has left in the data folder cannot be removed: {error}; \
-                            check the rights of the folder"
+                "cannot remove unfinished files from the data folder: {error}; check the \
+                 permissions of the folder"
             );
         }
         let of_log = host.clone();
@@ -276,7 +277,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
         let of_watch = host.clone();
         threads.push(workers::thread(host.stop.vital(), "watch".to_owned(), move || {
             if let Err(error) = watch::run(&of_watch) {
-                tracing::error!("other nodes cannot be asked whether they live: {error}");
+                tracing::error!("cannot poll the other nodes: {error}");
             }
         })?);
     }
@@ -284,7 +285,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
         let of_sentinel = host.clone();
         threads.push(workers::thread(host.stop.vital(), "sentinel".to_owned(), move || {
             if let Err(error) = sentinel::run(&of_sentinel) {
-                tracing::error!("Sentinel cannot be asked: {error}");
+                tracing::error!("cannot poll Sentinel: {error}");
             }
         })?);
     }
@@ -292,7 +293,7 @@ fn start_background(host: &Arc<Host>, threads: &mut Vec<JoinHandle<()>>) -> Resu
         let of_ingest = host.clone();
         threads.push(workers::thread(host.stop.vital(), "ingest".to_owned(), move || {
             if let Err(error) = ingest::run(&of_ingest) {
-                tracing::error!("no events are taken over: {error}");
+                tracing::error!("cannot start ingest: {error}");
             }
         })?);
     }

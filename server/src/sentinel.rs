@@ -37,7 +37,7 @@ async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: 
         };
         if told != error {
             tracing::warn!(
-                "Sentinel {}:{}: {error}; tried again every second, check cluster.sentinels",
+                "Sentinel {}:{}: {error}; retrying every second, check cluster.sentinels",
                 at.0,
                 at.1
             );
@@ -70,7 +70,12 @@ async fn session(
         for (shard, of) in shards.iter().enumerate() {
             match ask(&mut asked, of.master.as_bytes()).await? {
                 Some(said) => _ = all.lock().hear(number, shard, said),
-                None => tracing::debug!("Sentinel {}:{} has no master {}", at.0, at.1, of.master),
+                None => tracing::debug!(
+                    "Sentinel {}:{} does not monitor master {}",
+                    at.0,
+                    at.1,
+                    of.master
+                ),
             }
         }
         take_over(host, all);
@@ -94,9 +99,9 @@ fn take_over(host: &Arc<Host>, all: &Mutex<Sentinels>) {
         Ok(true) => {
             node.wait_for_turns();
             let topology = node.cluster.topology();
-            tracing::info!("topology {} by Sentinel:\n{}", topology.version, topology.describe());
+            tracing::info!("topology {} from Sentinel:\n{}", topology.version, topology.describe());
         }
-        Err(error) => tracing::warn!("what Sentinel says cannot be taken over: {error}"),
+        Err(error) => tracing::warn!("cannot apply the topology from Sentinel: {error}"),
     }
 }
 

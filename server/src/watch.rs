@@ -55,7 +55,7 @@ async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
                 Err(refusal) => {
                     has_asked = true;
                     let why = String::from_utf8_lossy(refusal.text());
-                    tracing::warn!("this master stays fenced: {why}");
+                    tracing::warn!("this master remains fenced: {why}");
                     refused = Some(topology).filter(|_| is_final(&refusal));
                 }
             }

@@ -89,6 +89,6 @@ impl ReplicaLink {
     pub(crate) fn has_all_before(&self, end: u64) -> Duration {
         let marks = self.marks.borrow();
         let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);
-        mark.expect("it has what the master began with").0
+        mark.expect("the replica has the master's initial data").0
     }
 }

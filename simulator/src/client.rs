@@ -45,7 +45,7 @@ impl Client {
         let written = Pin::new(&mut self.pipe).poll_write(&mut context, &bytes);
         assert!(
             matches!(written, Poll::Ready(Ok(n)) if n == bytes.len()),
-            "the server takes no requests: {written:?}"
+            "the server does not read requests: {written:?}"
         );
         let since = command.steps.iter().map(|(key, step)| model.ask(*key, step)).collect();
         self.asked.push_back(Asked { command, since, at });
@@ -62,7 +62,7 @@ impl Client {
                     self.came.extend_from_slice(read.filled());
                 }
                 Poll::Pending => break,
-                closed => panic!("the server has closed a connection: {closed:?}"),
+                closed => panic!("the server closed a connection: {closed:?}"),
             }
         }
         let wanted = self.asked.front()?.command.requests.len();
@@ -97,7 +97,7 @@ pub(crate) fn check(
     if let (Shape::Twins, [first, second]) = (shape, reply.items())
         && first != second
     {
-        return Err(format!("{steps:?} were changed by one transaction: {first:?}, {second:?}"));
+        return Err(format!("{steps:?} changed in one transaction: {first:?}, {second:?}"));
     }
     Ok(())
 }

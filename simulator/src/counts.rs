@@ -22,7 +22,7 @@ pub enum Section {
 
 /// Number of events in a run, or in several runs.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs, reason = "each is named by what it counts")]
+#[allow(missing_docs, reason = "each name is a counter")]
 pub struct RunCounts {
     pub commands: u64,
     pub errors: u64,

@@ -224,7 +224,7 @@ impl Default for Row {
 
 impl Row {
     fn now(&self) -> &States {
-        &self.past.last().expect("it has a first state").1
+        &self.past.last().expect("every history has a first state").1
     }
 
     fn push(&mut self, at: Duration, states: States) {
@@ -278,7 +278,7 @@ impl Model {
     pub(crate) fn ask(&mut self, key: Key, step: &Step) -> usize {
         let row = self.rows.entry(key).or_default();
         if step.changes() {
-            assert!(row.asked.is_none(), "{key:?} is changed by two at once");
+            assert!(row.asked.is_none(), "two concurrent changes of {key:?}");
             (row.asked, row.may_wait, row.shown) = (Some(step.clone()), true, false);
         }
         row.version()
@@ -296,7 +296,7 @@ impl Model {
         let is_calm = row.asked.is_none() && since == row.version();
         if !step.changes() && is_calm && row.now().iter().any(|state| state.shows(step, reply)) {
             // The reply may rule out some of the states.
-            let states = &mut row.past.last_mut().expect("it has a first state").1;
+            let states = &mut row.past.last_mut().expect("every history has a first state").1;
             states.retain(|state| state.shows(step, reply));
             return Ok(());
         }
@@ -318,7 +318,9 @@ impl Model {
             }
         }
         if next.is_empty() {
-            return Err(format!("{key:?}: {step:?} was answered {reply:?}; it may be {may_be:?}"));
+            return Err(format!(
+                "{key:?}: {step:?} returned {reply:?}; expected one of {may_be:?}"
+            ));
         }
         if step.changes() {
             if matches!(reply, Reply::Error(_)) && row.unlogged.is_empty() {

@@ -60,7 +60,7 @@ impl World {
             self.other().revive(self.chance(3));
             self.restart_replica();
         } else if self.replica().is_some_and(|process| process.is_over()) {
-            self.tell(|| "the replica opens its folder anew".to_owned());
+            self.tell(|| "the replica reopens its folder".to_owned());
             self.end_replica();
             self.restart_replica();
         }
@@ -72,7 +72,7 @@ impl World {
 
     pub(crate) fn end_replica(&self) {
         let Some(process) = self.other().process.take() else { return };
-        self.tell(|| "the replica's process ends".to_owned());
+        self.tell(|| "the replica process ends".to_owned());
         let replication = &process.node.replication;
         let counts = &mut *self.counts.borrow_mut();
         counts.continued += replication.continued.load(Relaxed);
@@ -123,7 +123,7 @@ impl World {
 
     fn dialer(&self) -> Dial {
         let world = self.me.clone();
-        Rc::new(move || world.upgrade().expect("the world is there").dial())
+        Rc::new(move || world.upgrade().expect("the world exists").dial())
     }
 
     /// Connects the replica to the current master.
@@ -203,13 +203,13 @@ impl World {
         if !catalogue_is_there {
             return false;
         }
-        self.tell(|| format!("the replica takes over, has all before {has_before:?}"));
+        self.tell(|| format!("the replica takes over, had all data before: {has_before:?}"));
         self.other().be_calm();
         self.serving.set(true);
         self.on(1 - self.leader.get(), || process.promote());
         self.serving.set(false);
         let is_lost = self.other().disk().crashed() || process.is_over();
-        assert!(!is_lost, "a replica that was fit has not taken over");
+        assert!(!is_lost, "a fit replica has not taken over");
         self.leader.set(1 - self.leader.get());
         self.counts.borrow_mut().promotions += 1;
         self.lose_since(has_before);
@@ -258,12 +258,12 @@ impl World {
 
     /// Asserts that the replica gives the same replies as the master.
     pub(crate) fn compare(&self) {
-        let both = [self.process(), self.replica()].map(|it| it.expect("it is up"));
+        let both = [self.process(), self.replica()].map(|it| it.expect("the master is up"));
         let all = self.workload.borrow().audit(&self.model.borrow());
         for some in all.chunks(AT_ONCE) {
             let [ours, theirs] = [0, 1].map(|at| self.answers(&both[at], at, some));
             for (command, (ours, theirs)) in some.iter().zip(ours.iter().zip(&theirs)) {
-                assert_eq!(theirs, ours, "the replica, and its master: {:?}", command.requests);
+                assert_eq!(theirs, ours, "the replica and its master: {:?}", command.requests);
                 self.counts.borrow_mut().compared += 1;
             }
         }
@@ -293,6 +293,6 @@ impl World {
             }
             self.advance(Duration::from_millis(1));
         }
-        panic!("a read is not answered: {:?}", some[replies.len()].requests);
+        panic!("a read has no reply: {:?}", some[replies.len()].requests);
     }
 }

@@ -110,13 +110,13 @@ impl Process {
         follows: Option<(Master, Dial)>,
     ) -> Result<Process, RecoverError> {
         let host = Arc::new(tidemark_server::host(config.clone(), Vec::new(), Stop::new()));
-        host.acl.configure(&config.security).expect("users that can be read");
+        host.acl.configure(&config.security).expect("the users are valid");
         let node = host.node();
         let master = follows.as_ref().map(|(master, _)| master.clone());
         if config.durability.dir.is_dir() {
-            node.replication.recall(config, false).expect("a role that can be read");
+            node.replication.recall(config, false).expect("the role is readable");
             let order = Order { master, ..Order::default() };
-            node.replication.order(config, order, || ()).expect("a role that can be written");
+            node.replication.order(config, order, || ()).expect("the role is writable");
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -154,7 +154,8 @@ impl Process {
     /// Opens a connection and returns the client's end.
     pub(crate) fn accept(&self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
-        self.runtime.spawn(tidemark_server::serve(&self.host, theirs).expect("room for a client"));
+        self.runtime
+            .spawn(tidemark_server::serve(&self.host, theirs).expect("one more client is allowed"));
         ours
     }
 
@@ -164,7 +165,7 @@ impl Process {
         let mut owner = self.owner.try_borrow_mut().ok()?;
         let Owner::Leads(commits) = &mut *owner else { return None };
         let polled = commits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        assert!(polled.is_pending(), "the commit thread has ended");
+        assert!(polled.is_pending(), "the commit thread ended");
         Some(self.committed.get())
     }
 
@@ -196,9 +197,9 @@ impl Process {
     pub(crate) fn promote(&self) {
         let order = Order::default();
         let ordered = self.node.replication.order(&self.node.config(), order, || ());
-        assert!(ordered.expect("a role that can be written"), "it was a master already");
+        assert!(ordered.expect("the role is writable"), "the node was already a master");
         while !matches!(*self.owner.borrow(), Owner::Leads(_)) {
-            assert!(!self.is_over(), "the log has lost what was applied");
+            assert!(!self.is_over(), "the log lost applied records");
             self.follow();
         }
     }
@@ -229,7 +230,7 @@ impl Process {
 
     /// Runs a step of the snapshot thread.
     pub(crate) fn snapshot(&self, due: bool) {
-        let live = self.node.live(&|| false).expect("the data are loaded");
+        let live = self.node.live(&|| false).expect("the data set is loaded");
         let asked = self.node.snapshots.take_wanted();
         let due = Due { log_bytes: u64::from(due), every_s: 0 };
         self.schedule.borrow_mut().step(&live, asked, due);

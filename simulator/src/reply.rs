@@ -14,7 +14,7 @@ impl Reply {
     pub(crate) fn read(bytes: &[u8]) -> Option<(Reply, usize)> {
         let end = bytes.windows(2).position(|two| two == b"\r\n")?;
         let line = String::from_utf8_lossy(&bytes[1..end]).into_owned();
-        let number = || line.parse::<i64>().expect("a number in a reply");
+        let number = || line.parse::<i64>().expect("invalid number in a reply");
         let mut at = end + 2;
         let reply = match bytes[0] {
             b'+' => Reply::Text(line),
@@ -40,7 +40,7 @@ impl Reply {
                 }
                 Reply::Array(all)
             }
-            other => panic!("no reply of RESP2 begins with {other}: {line}"),
+            other => panic!("invalid RESP2 reply {other}: {line}"),
         };
         Some((reply, at))
     }

@@ -482,7 +482,7 @@ impl World {
         self.read(client);
         if let Some(first) = client.asked.front() {
             let waits = now.saturating_sub(first.at);
-            assert!(waits < PATIENCE, "no answer after {waits:?}: {:?}", first.command);
+            assert!(waits < PATIENCE, "no reply after {waits:?}: {:?}", first.command);
             return;
         }
         if self.calm.get() {
@@ -584,7 +584,7 @@ impl World {
         let catalogue = &mut workload.catalogue;
         let text = |reply: &Reply| match reply {
             Reply::Text(text) => text.clone(),
-            other => panic!("{other:?} is no text"),
+            other => panic!("{other:?} is not a string"),
         };
         let (mut fields, mut extra) = (Vec::new(), None);
         for space in reply.items() {
@@ -594,7 +594,7 @@ impl World {
             };
             let name = of("name").expect("a space has a name");
             if name == "post" {
-                let all = of("fields").expect("it has counters");
+                let all = of("fields").expect("a space has counters");
                 fields =
                     all.split(' ').filter_map(|f| Some(f.split_once(':')?.0.to_owned())).collect();
             }
@@ -611,11 +611,11 @@ impl World {
                 differ.filter(|field| !self.may_be_lost(catalogue, field)).collect();
             assert!(
                 lost.is_empty(),
-                "the fields {:?} were acknowledged, {fields:?} are there",
+                "acknowledged fields {:?}, found {fields:?}",
                 catalogue.fields
             );
             let known = catalogue.extra.map(|number| (number, catalogue.is_renamed));
-            assert_eq!(known, extra, "an acknowledged space");
+            assert_eq!(known, extra, "the space was acknowledged");
         }
         catalogue.fields = there;
         if let Some(number) = catalogue.extra.filter(|number| extra.is_none_or(|e| e.0 != *number))
@@ -649,7 +649,7 @@ impl World {
         }
         let disk = self.disk();
         disk.crash_after(Some(1));
-        self.tell(|| format!("dies, kill: {is_kill}"));
+        self.tell(|| format!("process ends, kill: {is_kill}"));
         process.work.take();
         drop(process);
         self.leader().revive(is_kill);
@@ -707,7 +707,7 @@ impl World {
             match started {
                 Ok(process) if !disk.crashed() => {
                     disk.crash_after(None);
-                    let recovered = process.node.loaded().expect("the data are loaded");
+                    let recovered = process.node.loaded().expect("the data set is loaded");
                     let figures = &recovered.cold.figures;
                     let written =
                         figures.spilled_tables.load(Relaxed) + figures.merges.load(Relaxed);
@@ -716,7 +716,7 @@ impl World {
                     break;
                 }
                 Ok(_) => {}
-                Err(error) => assert!(disk.crashed(), "it does not start: {error}"),
+                Err(error) => assert!(disk.crashed(), "the start failed: {error}"),
             }
             self.leader().revive(self.chance(3));
         }
@@ -777,7 +777,7 @@ impl World {
             .iter()
             .filter_map(|client| Some(format!("{:?}", client.borrow().asked.front()?.command)))
             .collect();
-        panic!("not answered without any fault: {waits:?}");
+        panic!("no reply although there was no fault: {waits:?}");
     }
 }
 

@@ -132,22 +132,23 @@ impl Backup {
     /// Decodes a description. An error contains the byte offset and the reason.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Backup, BadManifest> {
         let bad = |at, what| BadManifest::Corrupt(at, what);
-        let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
+        let text =
+            std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not valid UTF-8"))?;
         let mut lines = Lines::new(text);
         let first = lines.fields("tidemark", 2)?;
         if first[0] != "backup" {
-            return Err(bad(0, "not a backup's"));
+            return Err(bad(0, "not a backup file"));
         }
         match number(first[1]) {
             Some(BACKUP_VERSION) => {}
             Some(version) if version > BACKUP_VERSION => return Err(BadManifest::Version(version)),
-            _ => return Err(bad(0, "there is no such format version")),
+            _ => return Err(bad(0, "unknown format version")),
         }
         let lineage = Lineage::parse(lines.fields("lineage", 1)?[0]);
-        let lineage = lineage.ok_or_else(|| bad(lines.at(), "no lineage"))?;
+        let lineage = lineage.ok_or_else(|| bad(lines.at(), "invalid lineage"))?;
         let from = lines.fields("from", 2)?;
         let from = number(from[0]).zip(number(from[1]));
-        let (from, from_ms) = from.ok_or_else(|| bad(lines.at(), "no place"))?;
+        let (from, from_ms) = from.ok_or_else(|| bad(lines.at(), "invalid position"))?;
         let position = lines.position("position")?;
         let (time_ms, made_ms) = (lines.number("time")?, lines.number("made")?);
         let mut files: Vec<BackupFile> = Vec::new();
@@ -155,7 +156,7 @@ impl Backup {
             let start = lines.at();
             let f = lines.fields("file", 3)?;
             let file = number(f[1]).zip(hexadecimal(f[2])).filter(|_| is_plain_name(f[0]));
-            let (bytes, check) = file.ok_or_else(|| bad(start, "no file"))?;
+            let (bytes, check) = file.ok_or_else(|| bad(start, "invalid file entry"))?;
             // Twice the manifest's limit: the segments of the log are files as well.
             let fits = files.len() < 2 * MAX_FILES && bytes <= 1 << 44;
             if !fits || files.last().is_some_and(|last| *last.name >= *f[0]) {
@@ -166,7 +167,7 @@ impl Backup {
         let end = lines.at();
         let check = hexadecimal(lines.fields("check", 1)?[0]);
         if check != Some(Check::new().bytes(&bytes[..end]).value()) {
-            return Err(bad(end, "the checksum does not match"));
+            return Err(bad(end, "checksum mismatch"));
         }
         if lines.at() != bytes.len() {
             return Err(bad(lines.at(), "bytes after the last line"));
@@ -221,7 +222,7 @@ pub(crate) fn unfinished(folder: &Path) -> Result<(PathBuf, PathBuf)> {
                 if parent.as_os_str().is_empty() { Path::new(".") } else { parent }.to_path_buf();
             Ok((parent.join(format!(".{name}{TEMPORARY}")), parent))
         }
-        _ => Err(Error::Refused(format!("{} is no name of a folder", folder.display()))),
+        _ => Err(Error::Refused(format!("{} is not a valid folder name", folder.display()))),
     }
 }
 
@@ -292,8 +293,7 @@ impl Making<'_> {
         let end = self.course.end()?;
         if end.offset < manifest.durable {
             return Err(Error::Refused(format!(
-                "the log is durable up to {end}, but the files show what was logged up to offset \
-                 {}",
+                "the log is durable up to {end}, but the files contain changes up to offset {}",
                 manifest.durable
             )));
         }
@@ -353,7 +353,7 @@ impl Making<'_> {
         let disk = self.store.disk();
         let check = copy((&**disk, &entry.name), (to, &entry.name), entry.bytes, &advance)?;
         if check != entry.check {
-            let what = "its checksum is not the one that the manifest has";
+            let what = "its checksum differs from the manifest";
             return Err(Error::corrupt(disk.path(&entry.name), 0, what));
         }
         Ok(())
@@ -365,7 +365,7 @@ impl Making<'_> {
         let mut heads = path.segments;
         heads.retain(|head| head.segment <= end.segment);
         if heads.last().is_none_or(|last| last.segment != end.segment) && end != Position::START {
-            return Err(Error::Refused(format!("the log does not pass through {end} any more")));
+            return Err(Error::Refused(format!("the log no longer contains {end}")));
         }
         Ok(with_ends(&heads, end))
     }
@@ -395,7 +395,7 @@ impl Making<'_> {
         })?;
         if !segments.is_empty() && (reached != end || !passes) {
             let name = disk.path(&segment_name(reached.segment));
-            let what = format!("the log was copied up to {reached}, not through {end}");
+            let what = format!("the log was copied up to {reached}, which does not include {end}");
             return Err(Error::corrupt(name, 0, what));
         }
         // Without the batch before `from`, the next one's time is a safe upper bound.
@@ -426,7 +426,8 @@ pub(crate) fn walk(
         let name = segment_name(head.segment);
         let path = disk.path(&name);
         if i > 0 && (at.offset, at.sequence, at.chain) != (head.base, head.sequence, head.chain) {
-            let what = format!("it begins at offset {}, the log before it ends at {at}", head.base);
+            let what =
+                format!("it starts at offset {}, but the previous segment ends at {at}", head.base);
             return Err(Error::corrupt(path, 48, what));
         }
         let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
@@ -448,7 +449,7 @@ pub(crate) fn walk(
             }
         }
         if limit.is_some_and(|limit| at.offset != limit) {
-            let what = "it ends before the log behind it begins";
+            let what = "it ends before the next segment starts";
             return Err(Error::corrupt(path, at.byte, what));
         }
     }
@@ -498,7 +499,7 @@ pub fn sweep(parent: &Path) -> Result<()> {
 
 pub(crate) fn opened(folder: &Path) -> Result<Arc<dyn Disk>> {
     if !folder.is_dir() {
-        return Err(Error::Refused(format!("{} is no folder", folder.display())));
+        return Err(Error::Refused(format!("{} is not a folder", folder.display())));
     }
     Ok(Arc::new(RealDisk::open(folder).map_err(|e| Error::io(folder, "opening", e))?))
 }

@@ -25,7 +25,10 @@ mod tests {
         for _ in 0..2 {
             buffer.extend(0..1_000_000_u64);
             clear(&mut buffer);
-            assert!(buffer.is_empty() && buffer.capacity() >= 1_000_000, "it will be so again");
+            assert!(
+                buffer.is_empty() && buffer.capacity() >= 1_000_000,
+                "a large buffer in use is kept"
+            );
         }
         buffer.push(1);
         clear(&mut buffer);

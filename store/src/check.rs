@@ -103,8 +103,8 @@ fn look(disk: &dyn Disk) -> Result<Report> {
     let pending = pending(disk)?;
     let disk: &dyn Disk = match &pending {
         Some(adopted) => {
-            let text = "a data set from a master is complete, and not in its place yet: the next \
-                        start puts it there. It is what is looked at here";
+            let text = "a full sync is complete but not in place yet, the next start installs it. \
+                This check reads the new data set";
             report.add(Severity::Note, MANIFEST, text);
             adopted
         }
@@ -190,7 +190,7 @@ fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'st
     let has = scrub.run(&mut found);
     found.iter().take(MOST_NAMED).for_each(|damage| report.error(name, &damage.error));
     if found.len() > MOST_NAMED {
-        let text = format!("and {} more of its parts", found.len() - MOST_NAMED);
+        let text = format!("and {} more damaged parts", found.len() - MOST_NAMED);
         report.add(Severity::Damage, name, text);
     }
     found.is_empty().then_some(has)
@@ -200,14 +200,14 @@ fn check_names(manifest: Option<&Manifest>, names: &[String], report: &mut Repor
     for name in names.iter().filter(|n| ![MANIFEST, LOCK, BACKUP].contains(&n.as_str())) {
         let named = manifest.is_some_and(|m| m.files.iter().any(|f| f.name == **name));
         if name.ends_with(TEMPORARY) && is_ours(name) {
-            report.add(Severity::Note, name, "not finished; the next start removes it");
+            report.add(Severity::Note, name, "incomplete; the next start removes it");
         } else if (parse_snapshot_name(name).is_some() || parse_cold_name(name).is_some())
             && !named
             && manifest.is_some()
         {
-            report.add(Severity::Note, name, "named by no manifest; the next start removes it");
+            report.add(Severity::Note, name, "not in the manifest; the next start removes it");
         } else if !is_ours(name) {
-            report.add(Severity::Note, name, "not a file of ours; it is left alone");
+            report.add(Severity::Note, name, "unknown file, ignored");
         }
     }
 }
@@ -232,7 +232,7 @@ fn check_backup(
         match check_of(disk, &file.name, file.bytes, &|_| Ok(())) {
             Ok(check) if check == file.check => report.bytes += file.bytes,
             Ok(_) => {
-                let what = "its checksum is not the one that the backup has";
+                let what = "its checksum differs from the backup";
                 report.add(Severity::Damage, &file.name, what);
             }
             Err(error) => report.error(&file.name, &error),
@@ -240,12 +240,16 @@ fn check_backup(
     }
     let ours = |name: &&String| is_ours(name) && backup.file(name).is_none();
     for name in names.iter().filter(ours) {
-        report.add(Severity::Damage, name, "the backup does not name it: it is of another folder");
+        report.add(
+            Severity::Damage,
+            name,
+            "not listed in the backup, so it belongs to another folder",
+        );
     }
     let Backup { from, from_ms, position, time_ms, .. } = &backup;
     let text = format!(
-        "a backup of {} files, {} bytes, to be restored to offsets {from} (time {from_ms}) to {} \
-         (time {time_ms}), and on with the log behind it",
+        "a backup of {} files, {} bytes, restorable to offsets {from} (time {from_ms}) to {} (time \
+         {time_ms}), and further with a later log",
         backup.files.len(),
         backup.bytes(),
         position.offset
@@ -273,7 +277,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         report.add(
             Severity::Note,
             &segment_name(n),
-            "void: it was never finished, or left for a new one after a disk error",
+            "void: unfinished, or replaced after a disk error",
         );
     }
     if let Err(error) = check_kept(disk, manifest, &path, report) {
@@ -288,7 +292,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
         if n == head.records {
             Ok(())
         } else {
-            Err(format!("a batch says {} records and holds {n}", head.records))
+            Err(format!("the batch header counts {} records, the batch contains {n}", head.records))
         }
     };
     match replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ()) {
@@ -310,9 +314,8 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             }
             if end.torn_bytes > 0 {
                 let text = format!(
-                    "{} bytes after byte {} are no whole batch; a start cuts them off: a crash \
-                     leaves such a tail, but so does damage of what was written last; if there was \
-                     no crash, check the disk",
+                    "{} bytes after byte {} are an incomplete batch, which a start truncates. This \
+                     is normal after a crash; otherwise check the disk",
                     end.torn_bytes, end.position.byte
                 );
                 report.add(Severity::Note, &last, text);
@@ -358,7 +361,7 @@ fn check_alone(disk: &dyn Disk, name: &str, report: &mut Report) {
         return;
     };
     match looked {
-        Ok(text) => report.add(Severity::Good, name, format!("sound in itself: {text}")),
+        Ok(text) => report.add(Severity::Good, name, format!("intact on its own: {text}")),
         Err(error) => report.error(name, &error),
     }
 }
@@ -379,12 +382,12 @@ fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Res
                 let byte = reader.position().byte;
                 if let Some(proof) = reader.proof_of_damage()? {
                     let what = format!(
-                        "{what}; the batch at byte {proof} was written when this place was already \
-                         durable"
+                        "{what}; the batch at byte {proof} was written when this position was \
+                         already durable"
                     );
                     return Err(Error::corrupt(disk.path(&name), byte, what));
                 }
-                return Ok(format!("up to byte {byte}; what follows is a torn tail, or void"));
+                return Ok(format!("up to byte {byte}, followed by a torn tail or void batches"));
             }
         }
     }
@@ -400,8 +403,8 @@ fn check_kept(
     let Some(first) = path.segments.first() else { return Ok(()) };
     let older = segments_back(disk, first.previous, usize::MAX)?;
     for &n in path.obsolete.iter().filter(|&&n| older.iter().all(|head| head.segment != n)) {
-        let text = "continued by no sound segment: void, or in front of damage; neither a start \
-                    nor a replica needs it";
+        let text = "no intact segment continues it: void, or before damage; neither a start nor a \
+            replica needs it";
         report.add(Severity::Note, &segment_name(n), text);
     }
     // Each segment must end at the base of the next one, and the last one at the replay position.
@@ -417,19 +420,19 @@ fn check_kept(
         while reader.position().offset < end && wrong.is_none() {
             match reader.next()? {
                 Found::Batch(batch) => report.bytes += batch.bytes(),
-                Found::End => wrong = Some("it ends too early"),
+                Found::End => wrong = Some("the file ends too early"),
                 Found::Bad(what) => wrong = Some(what),
             }
         }
         let at = reader.position();
         if wrong.is_none() && (at.offset, at.chain) != (end, chain) {
-            wrong = Some("what follows does not continue it");
+            wrong = Some("the next segment does not continue it");
         }
         match wrong {
             Some(what) => {
                 let text = format!(
-                    "damaged at byte {}: {what}. A start does not read it; a replica that needs \
-                     it gets a full sync",
+                    "damaged at byte {}: {what}. A start does not read it; a replica that needs it \
+                     gets a full sync",
                     at.byte
                 );
                 report.add(Severity::Note, &name, text);
@@ -448,13 +451,13 @@ fn check_kept(
 pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) -> Result<()> {
     let mut text = Dump { out, payloads, path: disk.path(name) };
     if name == BACKUP {
-        let backup =
-            Backup::read(disk)?.ok_or_else(|| Error::Refused(format!("there is no {BACKUP}")))?;
+        let backup = Backup::read(disk)?
+            .ok_or_else(|| Error::Refused(format!("no {BACKUP} in this folder")))?;
         return text.line(backup.encode().trim_end());
     }
     if name == MANIFEST {
         let manifest = Manifest::read(disk)?
-            .ok_or_else(|| Error::Refused(format!("there is no {MANIFEST}")))?;
+            .ok_or_else(|| Error::Refused(format!("no {MANIFEST} in this folder")))?;
         return text.line(manifest.encode().trim_end());
     }
     if let SegmentName::Segment(number) = parse_segment_name(name) {
@@ -466,7 +469,7 @@ pub fn dump(disk: &dyn Disk, name: &str, payloads: bool, out: &mut dyn Write) ->
     if parse_cold_name(name).is_some() {
         return dump_cold(disk, name, &mut text);
     }
-    Err(Error::Refused(format!("{name} is not the name of a file of ours")))
+    Err(Error::Refused(format!("{name} is not the name of a data file")))
 }
 
 struct Dump<'a> {
@@ -503,7 +506,7 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
         head.segment,
         head.lineage,
         head.previous,
-        if head.void { " (what follows its end there is void)" } else { "" },
+        if head.void { " (batches after its end there are void)" } else { "" },
         head.base,
         head.sequence,
         head.term,
@@ -546,9 +549,10 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
                 let rest = reader.size().saturating_sub(at.byte);
                 let verdict = match reader.proof_of_damage()? {
                     Some(proof) => format!(
-                        "damage: the batch at byte {proof} was written when this place was durable"
+                        "damage: the batch at byte {proof} was written when this position was \
+                         durable"
                     ),
-                    None => "a torn tail, or the part that the next segment makes void".to_string(),
+                    None => "a torn tail, or batches that the next segment makes void".to_string(),
                 };
                 return text
                     .line(&format!("byte {} {what}; {rest} bytes follow; {verdict}", at.byte));

@@ -47,7 +47,7 @@ pub(crate) fn append(
         let n = read_full_at(&*file, &mut piece[..want], at)
             .map_err(|e| Error::io(&source, "reading", e))?;
         if n < want {
-            return Err(Error::corrupt(source, at + n as u64, "it ends too early"));
+            return Err(Error::corrupt(source, at + n as u64, "the file ends too early"));
         }
         write_all_at(to, &piece[..n], at).map_err(|e| Error::io(path, "writing", e))?;
         check = crc32c::crc32c_append(check, &piece[..n]);
@@ -72,7 +72,7 @@ pub(crate) fn check_of(
     let path = disk.path(name);
     let file = match disk.open(name) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::corrupt(path, 0, "missing; the backup names it"));
+            return Err(Error::corrupt(path, 0, "missing, but listed in the backup"));
         }
         file => file.map_err(|e| Error::io(&path, "opening", e))?,
     };
@@ -88,7 +88,7 @@ pub(crate) fn check_of(
         let n = read_full_at(&*file, &mut piece[..want], at)
             .map_err(|e| Error::io(&path, "reading", e))?;
         if n == 0 {
-            return Err(Error::corrupt(path, at, "it ends too early"));
+            return Err(Error::corrupt(path, at, "the file ends too early"));
         }
         check = crc32c::crc32c_append(check, &piece[..n]);
         at += n as u64;

@@ -99,7 +99,7 @@ pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> i
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
             Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::WriteZero, "the disk took no bytes"));
+                return Err(io::Error::new(io::ErrorKind::WriteZero, "the disk accepted no bytes"));
             }
             Ok(n) => {
                 bytes = &bytes[n..];

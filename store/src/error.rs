@@ -27,7 +27,7 @@ pub enum Error {
         what: String,
     },
     /// The disk or the quota is full. Nothing was applied; a retry may succeed.
-    #[error("no room on the disk while {doing} {}: {source}", .path.display())]
+    #[error("disk full while {doing} {}: {source}", .path.display())]
     Full {
         /// Path of the file that could not grow.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum Error {
     },
     /// The folder's format version is older than this release supports. The folder is unchanged.
     #[error(
-        "{} has format version {found}, this release reads version {needed} only and does not \
+        "{} has format version {found}, this release reads only version {needed} and does not \
          convert older folders", .path.display()
     )]
     OldVersion {
@@ -121,14 +121,14 @@ impl Error {
     /// backups and restores.
     pub fn advice_beside(&self) -> &'static str {
         match self {
-            Error::Full { .. } => "Make room on that disk, then try again.",
+            Error::Full { .. } => "Free disk space, then try again.",
             Error::Io { source, .. }
                 if !matches!(
                     source.kind(),
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
                 ) =>
             {
-                "Look at the path, the disk and the kernel's log, then try again."
+                "Check the path, the disk and the kernel log, then try again."
             }
             _ => self.advice(),
         }
@@ -138,30 +138,27 @@ impl Error {
     pub fn advice(&self) -> &'static str {
         match self {
             Error::Corrupt { .. } => {
-                "Keep a copy of the folder, run `tidemark check` on it, then fetch the data again \
-                 from a replica or restore a backup; do not delete the file: what it holds would \
-                 be lost in silence."
+                "Back up the folder, run `tidemark check` on it, then get the data again from a \
+                 replica or a backup. Do not delete the file: its data would be lost silently."
             }
-            Error::Full { .. } => "Make room on the disk; writes are accepted again by themselves.",
+            Error::Full { .. } => "Free disk space; writes then resume automatically.",
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => {
-                    "Give the folder and all its files to the user under whom this runs."
+                    "Make the folder and its files accessible to the user that runs the server."
                 }
-                io::ErrorKind::ReadOnlyFilesystem => {
-                    "Mount the file system so that it can be written."
-                }
+                io::ErrorKind::ReadOnlyFilesystem => "Mount the file system read-write.",
                 _ => {
-                    "Look at the disk and at the kernel's log; a server that runs refuses writes \
-                     until the operation succeeds."
+                    "Check the disk and the kernel log. A running server rejects writes until the \
+                     operation succeeds."
                 }
             },
-            Error::Locked { .. } => "Stop the other process, or give this one a folder of its own.",
+            Error::Locked { .. } => "Stop the other process, or use another folder.",
             Error::Version { .. } => {
-                "Start the release that wrote the file, or a newer one; the file was not touched."
+                "Start the release that wrote the file, or a newer one. The file was not changed."
             }
             Error::OldVersion { .. } => {
-                "Start the release that wrote the folder, and copy its data into a new folder with \
-                 `tidemark import --from`; the file was not touched."
+                "Start the release that wrote the folder, then copy its data to a new folder with \
+                 `tidemark import --from`. The file was not changed."
             }
             Error::Refused(_) => "Correct the request.",
         }

@@ -62,7 +62,7 @@ fn check(context: Check, body: &[u8]) -> u32 {
 pub fn frame_head(context: Check, body: &[u8]) -> [u8; FRAME_BYTES] {
     assert!(
         !body.is_empty() && u32::try_from(body.len()).is_ok(),
-        "a frame holds 1..2^32 bytes, not {}",
+        "a frame has 1..2^32 bytes, not {}",
         body.len()
     );
     let mut head = [0; FRAME_BYTES];
@@ -90,11 +90,11 @@ pub fn read_frame(context: Check, bytes: &[u8], limit: usize) -> Frame<'_> {
     };
     let n = u32_at(head, 0) as usize;
     if n == 0 || n > limit {
-        return Frame::Bad("a length out of bounds");
+        return Frame::Bad("length out of bounds");
     }
     let Some((body, rest)) = rest.split_at_checked(n) else { return Frame::Part(FRAME_BYTES + n) };
     if check(context, body) != u32_at(head, 4) {
-        return Frame::Bad("the checksum does not match");
+        return Frame::Bad("checksum mismatch");
     }
     Frame::Whole(body, rest)
 }

@@ -148,8 +148,8 @@ pub fn log(input: &[u8]) {
         assert_eq!(first.as_ref().map(|(read, _)| read).ok(), Some(&written), "{first:?}");
     }
     let Ok((read, end)) = first else { return };
-    let (again, _) = recover(disk.kill()).expect("what a recovery leaves is whole");
-    assert_eq!(again, read, "a recovery is repeated");
+    let (again, _) = recover(disk.kill()).expect("recovery leaves a complete log");
+    assert_eq!(again, read, "a second recovery succeeds");
     let disk: Arc<dyn Disk> = Arc::new(disk.kill());
     let Ok(Ok(mut tail)) = Tail::find(&disk, manifest.replay, end) else { return };
     let mut fed = Read::new();
@@ -160,7 +160,7 @@ pub fn log(input: &[u8]) {
             }
             Step::Segment(_) => {}
             Step::End => {
-                assert_eq!(fed, read, "a replica gets what is read here");
+                assert_eq!(fed, read, "a replica accepts valid batches");
                 return;
             }
         }
@@ -182,7 +182,7 @@ fn recover(disk: SimDisk) -> Result<(Read, Position)> {
 
 /// Runs the commands that an operator would use on a damaged folder.
 fn inspect(disk: &SimDisk) {
-    check(disk).expect("this disk can be listed");
+    check(disk).expect("the disk can be listed");
     for name in disk.list_names() {
         let _ = dump(disk, &name, true, &mut std::io::sink());
     }
@@ -205,7 +205,7 @@ pub fn manifest(input: &[u8]) {
         disk.put(MANIFEST, &text);
         inspect(&disk);
         let store = Store::open_with(Arc::new(disk), StoreOptions::default(), || Ok(LINEAGE))
-            .expect("it was read");
+            .expect("the batch was read");
         let _ = store.load(1, |_, _| Ok(()), |_| ());
         let _ = store.replay(|_| Ok(()), |_| ());
     }
@@ -316,9 +316,9 @@ pub fn cold(input: &[u8]) {
         }
         Ok(writer.finish()?.map(|_| rows))
     })();
-    let Some(rows) = written.expect("this disk takes everything") else { return };
+    let Some(rows) = written.expect("this disk has no faults") else { return };
     let name = cold_name(1, 1);
-    let mut file = disk.contents(&name).expect("it was just written");
+    let mut file = disk.contents(&name).expect("the file was just written");
     let number = |file: &[u8], at: usize| {
         u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"))
     };
@@ -342,7 +342,7 @@ pub fn cold(input: &[u8]) {
     inspect(&disk);
     let opened = PageFile::open_any(&disk, &name).and_then(|(p, note)| ColdFile::new(p, &note));
     let Ok(cold) = opened else {
-        assert!(!sound, "what was written can be opened");
+        assert!(!sound, "a written file can be opened");
         return;
     };
     let mut out = [0; MAX_COLUMNS];
@@ -364,9 +364,9 @@ pub fn cold(input: &[u8]) {
             let there = rows[walked..][..ids.len()].iter();
             assert!(
                 there.clone().map(|row| row.0).eq(ids.iter().copied()),
-                "ids behind row {walked}"
+                "ids after row {walked}"
             );
-            assert!(there.flat_map(|row| &row.1).eq(&values), "values behind row {walked}");
+            assert!(there.flat_map(|row| &row.1).eq(&values), "values after row {walked}");
         }
         walked += ids.len();
     }

@@ -182,9 +182,7 @@ impl Draft {
     /// Returns [`Error::Full`] if fewer than `bytes` bytes are free on the disk.
     pub(crate) fn leave_free(&self, bytes: u64) -> Result<()> {
         if bytes > 0 && self.disk.free_bytes().is_ok_and(|free| free < bytes) {
-            let why = format!(
-                "No space left on device but the last {bytes} bytes, which are for the log"
-            );
+            let why = format!("No space left on device, except {bytes} bytes reserved for the log");
             let source = std::io::Error::new(std::io::ErrorKind::StorageFull, why);
             return Err(Error::Full {
                 path: self.disk.path(&self.temporary()),
@@ -275,7 +273,7 @@ pub(crate) fn open<H, W: Into<String>>(
     let file = match disk.open(name) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::corrupt(path, 0, "missing; the manifest names it"));
+            return Err(Error::corrupt(path, 0, "missing, but listed in the manifest"));
         }
         Err(e) => return Err(Error::io(path, "opening", e)),
     };
@@ -288,7 +286,7 @@ pub(crate) fn open<H, W: Into<String>>(
     }
     let decoded = decode(&head[..n]).map_err(|(at, what)| Error::corrupt(&path, at, what))?;
     if version != newest {
-        return Err(Error::corrupt(path, 8, "there is no such format version"));
+        return Err(Error::corrupt(path, 8, "unknown format version"));
     }
     Ok((Opened { file, path, size, head }, decoded))
 }

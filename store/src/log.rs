@@ -286,7 +286,7 @@ impl Log {
     ///
     /// Panics if `term` is less than the current term.
     pub fn roll(&mut self, term: u64) -> Result<()> {
-        assert!(term >= self.term, "a term never falls: {} to {term}", self.term);
+        assert!(term >= self.term, "a term never decreases: {} to {term}", self.term);
         self.sync()?;
         let before = std::mem::replace(&mut self.term, term);
         let rolled = self.open_segment(self.written, false);
@@ -324,7 +324,7 @@ impl Log {
         let after = self.put(&mut frame, body, records, time_ms);
         let result = match &self.file {
             Some(file) => write_all_at(&**file, &frame, self.written.byte),
-            None => Err(std::io::Error::other("no segment is open")),
+            None => Err(std::io::Error::other("no open segment")),
         };
         let result = result.map_err(|e| {
             Error::io(self.disk.path(&segment_name(self.head.segment)), "appending to", e)

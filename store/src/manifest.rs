@@ -173,7 +173,8 @@ impl Manifest {
 
     /// Decodes a manifest. An error contains the byte offset and the reason.
     pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
-        let text = std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not text"))?;
+        let text =
+            std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not valid UTF-8"))?;
         // Verify the checksum before parsing; otherwise a flipped byte would be reported as a
         // syntax error. Other versions may have the checksum elsewhere.
         if text.starts_with(&format!("tidemark manifest {MANIFEST_VERSION}\n"))
@@ -183,22 +184,22 @@ impl Manifest {
                 .and_then(|check| hexadecimal(check.trim_end_matches('\n')))
             && check != Check::new().bytes(&bytes[..end]).value()
         {
-            return Err(bad(end, "the checksum does not match"));
+            return Err(bad(end, "checksum mismatch"));
         }
         let mut lines = Lines::new(text);
         let first = lines.fields("tidemark", 2)?;
         if first[0] != "manifest" {
             return Err(bad(0, "not a manifest"));
         }
-        let version: u32 = number(first[1]).ok_or_else(|| bad(0, "no version"))?;
+        let version: u32 = number(first[1]).ok_or_else(|| bad(0, "invalid version"))?;
         if version == 0 {
-            return Err(bad(0, "there is no such format version"));
+            return Err(bad(0, "unknown format version"));
         }
         if version != MANIFEST_VERSION {
             return Err(BadManifest::Version(version));
         }
         let lineage = lines.fields("lineage", 1)?;
-        let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "no lineage"))?;
+        let lineage = Lineage::parse(lineage[0]).ok_or_else(|| bad(lines.at, "invalid lineage"))?;
         let manifest_number = lines.count("number")?;
         let term = lines.number("term")?;
         let replay = lines.position("replay")?;
@@ -232,16 +233,16 @@ impl Manifest {
                 })
             })();
             let possible = |e: &FileEntry| is_plain_name(&e.name) && e.bytes <= MAX_FILE_BYTES;
-            let entry = entry.filter(possible).ok_or_else(|| bad(start, "no file"))?;
+            let entry = entry.filter(possible).ok_or_else(|| bad(start, "invalid file entry"))?;
             if files.last().is_some_and(|last| last.name >= entry.name) {
-                return Err(bad(start, "files out of order"));
+                return Err(bad(start, "files are out of order"));
             }
             files.push(entry);
         }
         let end = lines.at;
         let check = lines.fields("check", 1)?;
         if hexadecimal(check[0]) != Some(Check::new().bytes(&bytes[..end]).value()) {
-            return Err(bad(end, "the checksum does not match"));
+            return Err(bad(end, "checksum mismatch"));
         }
         if lines.at != bytes.len() {
             return Err(bad(lines.at, "bytes after the last line"));
@@ -359,7 +360,7 @@ impl<'a> Lines<'a> {
                 && p.byte >= SEGMENT_HEAD_BYTES
                 && numbers.iter().all(|&n| n <= MAX_NUMBER)
         };
-        position.filter(possible).ok_or_else(|| bad(self.at, "no position"))
+        position.filter(possible).ok_or_else(|| bad(self.at, "invalid position"))
     }
 
     pub(crate) fn next_is(&self, start: &str) -> bool {
@@ -373,10 +374,11 @@ impl<'a> Lines<'a> {
         count: usize,
     ) -> std::result::Result<Vec<&'a str>, BadManifest> {
         let rest = &self.text[self.at..];
-        let line = &rest[..rest.find('\n').ok_or_else(|| bad(self.at, "the text ends early"))?];
+        let line =
+            &rest[..rest.find('\n').ok_or_else(|| bad(self.at, "unexpected end of text"))?];
         let fields: Vec<&str> = line.split(' ').collect();
         if fields[0] != word || fields.len() != count + 1 {
-            return Err(bad(self.at, "another line was expected"));
+            return Err(bad(self.at, "unexpected line"));
         }
         self.at += line.len() + 1;
         Ok(fields[1..].to_vec())
@@ -384,14 +386,14 @@ impl<'a> Lines<'a> {
 
     pub(crate) fn number(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
         let at = self.at;
-        number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "a number was expected"))
+        number(self.fields(word, 1)?[0]).ok_or_else(|| bad(at, "expected a number"))
     }
 
     /// Parses a number of at most `MAX_NUMBER`.
     fn count(&mut self, word: &str) -> std::result::Result<u64, BadManifest> {
         let at = self.at;
         let n = self.number(word)?;
-        if n <= MAX_NUMBER { Ok(n) } else { Err(bad(at, "no log of ours comes to such a number")) }
+        if n <= MAX_NUMBER { Ok(n) } else { Err(bad(at, "number out of range")) }
     }
 }
 

@@ -99,7 +99,7 @@ impl<'a> Records<'a> {
     }
 
     fn varint(&mut self) -> Result<u32, &'static str> {
-        let (n, used) = get_varint(self.rest).ok_or("a number in a record is malformed")?;
+        let (n, used) = get_varint(self.rest).ok_or("invalid number in a record")?;
         self.rest = &self.rest[used..];
         Ok(n)
     }
@@ -161,7 +161,7 @@ mod tests {
                 assert_eq!(get_varint(&bytes[..cut]), None);
             }
         }
-        assert_eq!(get_varint(&[0x80, 0x00]), None, "a longer spelling of 0");
+        assert_eq!(get_varint(&[0x80, 0x00]), None, "overlong encoding of 0");
         assert_eq!(get_varint(&[0xff, 0xff, 0xff, 0xff, 0x1f]), None, "33 bits");
         assert_eq!(get_varint(&[0x80; 6]), None);
     }

@@ -69,7 +69,7 @@ pub(crate) fn find_path(
         return Err(Error::corrupt(
             first,
             0,
-            format!("missing; the manifest says that replay begins at {start}"),
+            format!("missing, but the manifest says that replay starts at {start}"),
         ));
     }
     let mut rest = &numbers[..];
@@ -78,7 +78,7 @@ pub(crate) fn find_path(
         let Some((&number, below)) = rest.split_last() else {
             return match wanted {
                 None if start == Position::START => Ok(path), // only unfinished ones
-                None => Err(Error::corrupt(first, 0, "no segment from here on has a valid header")),
+                None => Err(Error::corrupt(first, 0, "no later segment has a valid header")),
                 Some(next) => Err(missing(disk, &next)),
             };
         };
@@ -109,7 +109,7 @@ pub(crate) fn find_path(
                 }
                 if head.previous < start.segment {
                     let what = format!(
-                        "it continues segment {}, but the manifest says that replay begins at \
+                        "it continues segment {}, but the manifest says that replay starts at \
                          {start}",
                         head.previous
                     );
@@ -173,13 +173,14 @@ fn check_identity(
     let name = disk.path(&segment_name(number));
     if head.lineage != lineage {
         let what = format!(
-            "it belongs to lineage {}, the manifest to {lineage}: files of two data sets",
+            "it belongs to lineage {}, but the manifest to {lineage}: files of two data sets are \
+             mixed",
             head.lineage
         );
         return Err(Error::corrupt(name, 16, what));
     }
     if head.segment != number {
-        let what = format!("its header says that it is segment {}", head.segment);
+        let what = format!("its header has segment number {}", head.segment);
         return Err(Error::corrupt(name, 32, what));
     }
     Ok(())
@@ -192,7 +193,7 @@ fn check_start(disk: &dyn Disk, head: &SegmentHead, start: Position) -> Result<(
     if head.byte_of(start.offset) == Some(start.byte) && agrees {
         return Ok(());
     }
-    let what = format!("its base is {}, so replay cannot begin at {start}", head.base);
+    let what = format!("its base is {}, so replay cannot start at {start}", head.base);
     Err(Error::corrupt(disk.path(&segment_name(head.segment)), 48, what))
 }
 
@@ -201,7 +202,7 @@ fn missing(disk: &dyn Disk, next: &SegmentHead) -> Error {
     Error::corrupt(
         name,
         0,
-        format!("missing; segment {} continues it at offset {}", next.segment, next.base),
+        format!("missing, but segment {} continues it at offset {}", next.segment, next.base),
     )
 }
 
@@ -215,7 +216,7 @@ pub(crate) fn segment_numbers(disk: &dyn Disk) -> Result<Vec<u64>> {
                 return Err(Error::corrupt(
                     disk.path(&name),
                     0,
-                    "the name is not spelled as a segment's; is it a copy?",
+                    "invalid name of a segment, possibly a copy",
                 ));
             }
             SegmentName::Other => {}
@@ -369,29 +370,29 @@ impl BatchReader {
             return Ok(if byte == self.size {
                 Found::End
             } else {
-                Found::Bad("the file ends before this place")
+                Found::Bad("the file ends before this position")
             });
         }
         let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? else {
-            return Ok(Found::Bad("it ends inside a batch's head"));
+            return Ok(Found::Bad("the file ends inside a batch header"));
         };
         let place = self.head.place(byte);
         let Some(head) = read_head(&self.buffer[start..], &place) else {
-            return Ok(Found::Bad("a batch's head does not match its checksum"));
+            return Ok(Found::Bad("checksum mismatch of a batch header"));
         };
         if head.previous != self.at.chain {
             return Ok(Found::Bad("a batch does not follow the one before it"));
         }
         if Some(head.sequence) != self.at.sequence.checked_add(1) {
-            return Ok(Found::Bad("a batch's sequence number is not the next one"));
+            return Ok(Found::Bad("a gap in the sequence numbers of batches"));
         }
         let Some(start) = self.fill(byte, head.bytes() as usize)? else {
-            return Ok(Found::Bad("it ends inside a batch"));
+            return Ok(Found::Bad("the file ends inside a batch"));
         };
         let end = start + head.bytes() as usize;
         if !body_matches(&self.buffer[start..], &self.buffer[start + BATCH_HEAD_BYTES..end], &place)
         {
-            return Ok(Found::Bad("a batch does not match its checksum"));
+            return Ok(Found::Bad("checksum mismatch of a batch"));
         }
         self.batch = (start, end);
         self.at = Position {
@@ -510,7 +511,8 @@ pub(crate) fn replay(
             && !next.void
             && reader.size() != end.position.byte
         {
-            let what = format!("bytes follow the place where segment {} continues", next.segment);
+            let what =
+                format!("extra bytes after the position where segment {} continues", next.segment);
             let file = disk.path(&segment_name(head.segment));
             return Err(Error::corrupt(file, end.position.byte, what));
         }
@@ -538,8 +540,10 @@ fn open_segment(
         file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
     }
     if number > 0 && (head.base, head.sequence, head.chain) != (at.offset, at.sequence, at.chain) {
-        let what =
-            format!("it begins at offset {}, its predecessor ends at {}", head.base, at.offset);
+        let what = format!(
+            "it starts at offset {}, but the previous segment ends at {}",
+            head.base, at.offset
+        );
         return Err(Error::corrupt(file_path, 48, what));
     }
     let from = (number == 0 && start.segment == head.segment).then_some(start);
@@ -548,7 +552,7 @@ fn open_segment(
         && next.base < reader.position().offset
     {
         let what = format!(
-            "it says that segment {} ends at offset {}, before replay begins",
+            "it ends segment {} at offset {}, before the start of replay",
             head.segment, next.base
         );
         return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
@@ -556,8 +560,8 @@ fn open_segment(
     if reader.size() < reader.position().byte {
         // Not a torn tail: everything before the replay position was durable.
         let what = format!(
-            "it ends here; the manifest says that replay begins at {start}, up to which the \
-             log was durable: something acknowledged is missing"
+            "the file ends before {start}, where replay starts according to the manifest: \
+             acknowledged writes are missing"
         );
         return Err(Error::corrupt(file_path, reader.size(), what));
     }
@@ -581,7 +585,7 @@ fn read_segment(
         let at = reader.position();
         let what = match reader.next()? {
             Found::Batch(_) if next.is_some_and(|next| reader.position().offset > next.base) => {
-                "a batch crosses the place where the next segment begins".to_owned()
+                "a batch crosses the start of the next segment".to_owned()
             }
             Found::Batch(batch) => {
                 apply(&batch, reader.body())
@@ -598,7 +602,7 @@ fn read_segment(
             Found::End => match next {
                 None => return Ok(()),
                 Some(next) => format!(
-                    "it ends at offset {}, but the next segment begins at {}",
+                    "it ends at offset {}, but the next segment starts at {}",
                     at.offset, next.base
                 ),
             },
@@ -613,7 +617,7 @@ fn read_segment(
                     return Ok(());
                 };
                 format!(
-                    "{what}; the batch at byte {proof} was written when this place was already \
+                    "{what}; the batch at byte {proof} was written when this position was already \
                      durable"
                 )
             }

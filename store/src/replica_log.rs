@@ -52,7 +52,7 @@ impl FollowLog {
                 return Err(Error::corrupt(
                     path,
                     0,
-                    format!("missing; the log is to go on at {end}"),
+                    format!("missing, but the log must continue at {end}"),
                 ));
             }
             // An interrupted creation of the first segment; recovery skipped it too.
@@ -206,23 +206,23 @@ impl FollowLog {
     pub fn append(&mut self, frame: &[u8]) -> Result<BatchHead> {
         let at = self.written;
         let Some((segment, file)) = &self.newest else {
-            return Err(Error::Refused("a batch before the first segment".to_owned()));
+            return Err(Error::Refused("batch before the first segment".to_owned()));
         };
-        let refused = |what: &str| Error::Refused(format!("a batch for {at}: {what}"));
+        let refused = |what: &str| Error::Refused(format!("invalid batch for {at}: {what}"));
         if frame.len() < BATCH_HEAD_BYTES {
-            return Err(refused("it is cut short"));
+            return Err(refused("truncated"));
         }
         let place = segment.place(at.byte);
-        let head = read_head(frame, &place)
-            .ok_or_else(|| refused("its head does not match its checksum"))?;
+        let head =
+            read_head(frame, &place).ok_or_else(|| refused("checksum mismatch of its header"))?;
         if head.bytes() != frame.len() as u64 {
-            return Err(refused("it is not as long as it says"));
+            return Err(refused("its length is wrong"));
         }
         if head.previous != at.chain || head.sequence != at.sequence + 1 {
-            return Err(refused("it does not follow the one before"));
+            return Err(refused("it does not follow the previous batch"));
         }
         if !body_matches(frame, &frame[BATCH_HEAD_BYTES..], &place) {
-            return Err(refused("it does not match its checksum"));
+            return Err(refused("checksum mismatch"));
         }
         if self.failed {
             return Err(self.failure());
@@ -296,7 +296,7 @@ impl FollowLog {
 
     /// Reports the earlier failure: a repeated sync could return `Ok` for lost data (see `log.rs`).
     fn failure(&self) -> Error {
-        let failed = std::io::Error::other("a sync of it has failed before");
+        let failed = std::io::Error::other("an earlier sync failed");
         Error::io(self.disk.path(&segment_name(self.written.segment)), "syncing", failed)
     }
 
@@ -306,8 +306,8 @@ impl FollowLog {
     ///
     /// Panics if a batch is not durable, or if `term` is less than the current term.
     pub fn into_log(self, options: LogOptions, term: u64) -> Result<Log> {
-        assert!(self.written == self.durable, "F2: what is not durable is not ours to keep");
-        assert!(term >= self.term(), "a term never falls: {} to {term}", self.term());
+        assert!(self.written == self.durable, "F2: undurable bytes are not kept");
+        assert!(term >= self.term(), "a term never decreases: {} to {term}", self.term());
         let next_segment =
             segment_numbers(&*self.disk)?.last().map_or(self.written.segment, |n| n + 1);
         let found = Resume {
@@ -341,7 +341,7 @@ fn open_segment(disk: &Arc<dyn Disk>, end: Position) -> Result<(SegmentHead, Box
         return Err(Error::corrupt(
             path,
             size,
-            format!("it ends here; the log is to go on at {end}"),
+            format!("the file ends here, but the log must continue at {end}"),
         ));
     }
     if size > end.byte {
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(
             open(end).resume_point(replay).unwrap(),
             (replay, 3),
-            "what replay begins in stays"
+            "the segment of the replay position stays"
         );
         let mut log = open(replay);
         assert_eq!(log.resume_point(Position::START).unwrap(), (held, 1));
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(
             log.resume_point(Position::START).unwrap(),
             (held, 1),
-            "with something in it it stays"
+            "a segment with batches stays"
         );
     }
 

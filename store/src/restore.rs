@@ -72,11 +72,11 @@ pub fn plan(
 ) -> Result<Plan> {
     let disk = opened(folder)?;
     let backup = Backup::read(&*disk)?.ok_or_else(|| {
-        Error::Refused(format!("{} is no backup: it has no {BACKUP}", folder.display()))
+        Error::Refused(format!("{} is not a backup: {BACKUP} is missing", folder.display()))
     })?;
     for file in &backup.files {
         if check_of(&*disk, &file.name, file.bytes, progress)? != file.check {
-            let what = "its checksum is not the one that the backup has";
+            let what = "its checksum differs from the backup";
             return Err(Error::corrupt(disk.path(&file.name), 0, what));
         }
     }
@@ -102,7 +102,7 @@ pub fn plan(
         return Err(missing(&end, newest, &format!("offset {offset}")));
     }
     if let (Until::Time(_) | Until::Latest, false, Some(_)) = (until, goes_on, newest) {
-        return Err(missing(&end, newest, "what was asked for"));
+        return Err(missing(&end, newest, "the requested end"));
     }
     segments.retain(|source| source.head.segment <= end.segment);
     let bytes = manifest.files.iter().map(|f| f.bytes).sum::<u64>()
@@ -114,10 +114,10 @@ pub fn plan(
 /// connected to it.
 fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     let gap = newest.map_or(String::new(), |segment| {
-        format!("; segment {segment} is there, but not all between")
+        format!("; segment {segment} exists, but segments before it are missing")
     });
     Error::Refused(format!(
-        "the log that was found ends at offset {}, before {what}{gap}; name more of it with --log",
+        "the log ends at offset {}, before {what}{gap}. Add more of the log with --log",
         end.offset
     ))
 }
@@ -130,8 +130,8 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     };
     if early {
         return Err(Error::Refused(format!(
-            "this backup can be restored to offset {} and what is later, which is {} s before its \
-             end; take an older backup",
+            "this backup can be restored to offset {} or later, {} s before its end. Use an older \
+             backup",
             backup.from,
             backup.time_ms.saturating_sub(backup.from_ms) / 1_000
         )));

@@ -175,9 +175,9 @@ impl std::fmt::Display for BadHead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             BadHead::Short => f.write_str("the file ends inside its header"),
-            BadHead::Magic => f.write_str("the file does not begin as a log segment does"),
+            BadHead::Magic => f.write_str("not a log segment"),
             BadHead::Version(n) => write!(f, "format version {n} is newer than {LOG_VERSION}"),
-            BadHead::Check => f.write_str("the header's checksum does not match"),
+            BadHead::Check => f.write_str("checksum mismatch of the header"),
         }
     }
 }

@@ -130,7 +130,7 @@ impl FileWriter {
     pub fn write(&mut self, chunk: &[u8], rows: u64) -> Result<()> {
         if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
             return Err(Error::Refused(format!(
-                "a chunk of {} bytes; it must be 1 to {MAX_CHUNK_BYTES}",
+                "a chunk of {} bytes; the limits are 1 to {MAX_CHUNK_BYTES}",
                 chunk.len()
             )));
         }
@@ -203,13 +203,13 @@ impl SnapshotHead {
     /// Decodes a header. An error contains the byte offset and the reason.
     fn decode(bytes: &[u8]) -> std::result::Result<SnapshotHead, (u64, String)> {
         if bytes.len() < HEAD {
-            return Err((bytes.len() as u64, "it ends inside its header".to_string()));
+            return Err((bytes.len() as u64, "the file ends inside its header".to_string()));
         }
         if &bytes[..8] != MAGIC {
-            return Err((0, "it does not begin as a snapshot file does".to_string()));
+            return Err((0, "not a snapshot file".to_string()));
         }
         if Check::new().bytes(&bytes[..84]).value() != u32_at(bytes, 84) {
-            return Err((84, "the header's checksum does not match".to_string()));
+            return Err((84, "checksum mismatch of the header".to_string()));
         }
         if u32_at(bytes, 44) != 0 || u32_at(bytes, 80) != 0 {
             return Err((44, "a reserved field is not zero".to_string()));
@@ -275,7 +275,11 @@ impl SnapshotReader {
             return Err(Error::corrupt(
                 path,
                 size,
-                format!("{size} bytes long, its header says {} + {}", head.body_bytes, HEAD + FOOT),
+                format!(
+                    "the file has {size} bytes, its header says {} + {}",
+                    head.body_bytes,
+                    HEAD + FOOT
+                ),
             ));
         }
         if let Some((entry, lineage)) = expect {
@@ -283,21 +287,24 @@ impl SnapshotReader {
                 return Err(Error::corrupt(
                     path,
                     size,
-                    format!("{size} bytes long, the manifest says {}", entry.bytes),
+                    format!("the file has {size} bytes, the manifest says {}", entry.bytes),
                 ));
             }
             if head.lineage != lineage {
                 return Err(Error::corrupt(
                     path,
                     16,
-                    format!("it belongs to lineage {}, the manifest to {lineage}", head.lineage),
+                    format!(
+                        "it belongs to lineage {}, but the manifest to {lineage}",
+                        head.lineage
+                    ),
                 ));
             }
             if head.tag != entry.tag {
                 return Err(Error::corrupt(
                     path,
                     12,
-                    "it holds something else than the manifest says",
+                    "its contents differ from the manifest entry",
                 ));
             }
         }
@@ -345,7 +352,7 @@ impl SnapshotReader {
         let mut head = [0; FRAME_BYTES];
         let foot_at = self.size - FOOT as u64;
         if self.at > foot_at {
-            return Err(self.corrupt(self.at, "a chunk runs into the footer"));
+            return Err(self.corrupt(self.at, "a chunk overlaps the footer"));
         }
         if self.at == foot_at {
             self.finish()?;
@@ -355,14 +362,14 @@ impl SnapshotReader {
         let n = u32_at(&head, 0) as usize;
         let next = self.at + (FRAME_BYTES + n) as u64;
         if n == 0 || n > MAX_CHUNK_BYTES || next > foot_at {
-            return Err(self.corrupt(self.at, "a chunk's length is out of bounds"));
+            return Err(self.corrupt(self.at, "chunk length out of bounds"));
         }
         chunk.clear();
         chunk.resize(FRAME_BYTES + n, 0);
         self.read(chunk, self.at)?;
         match read_frame(chunk_context(self.head.identity, self.chunks), chunk, MAX_CHUNK_BYTES) {
             Frame::Whole(..) => {}
-            Frame::Part(_) => return Err(self.corrupt(self.at, "a chunk is cut short")),
+            Frame::Part(_) => return Err(self.corrupt(self.at, "truncated chunk")),
             Frame::Bad(what) => return Err(self.corrupt(self.at, what)),
         }
         self.running = crc32c::crc32c_append(self.running, chunk);
@@ -378,16 +385,16 @@ impl SnapshotReader {
         let sound = u32_at(&foot, 0) == 0
             && Check::new().u64(self.head.identity).bytes(&foot[..20]).value() == u32_at(&foot, 20);
         if !sound {
-            return Err(self.corrupt(self.at, "the footer's checksum does not match"));
+            return Err(self.corrupt(self.at, "checksum mismatch of the footer"));
         }
         if u32_at(&foot, 4) != self.chunks {
-            return Err(self.corrupt(self.at, "the footer counts another number of chunks"));
+            return Err(self.corrupt(self.at, "the chunk count differs from the footer"));
         }
         if u32_at(&foot, 16) != self.running {
-            return Err(self.corrupt(self.at, "the total checksum does not match"));
+            return Err(self.corrupt(self.at, "mismatch of the total checksum"));
         }
         if self.expected.is_some_and(|check| check != crc32c::crc32c_append(self.running, &foot)) {
-            return Err(self.corrupt(self.at, "it is not the file that the manifest names"));
+            return Err(self.corrupt(self.at, "it is not the file in the manifest"));
         }
         self.rows = u64_at(&foot, 8);
         self.done = true;
@@ -397,6 +404,10 @@ impl SnapshotReader {
     fn read(&self, buffer: &mut [u8], at: u64) -> Result<()> {
         let n = crate::disk::read_full_at(&*self.file, buffer, at)
             .map_err(|e| Error::io(&self.path, "reading", e))?;
-        if n == buffer.len() { Ok(()) } else { Err(self.corrupt(at + n as u64, "it ends early")) }
+        if n == buffer.len() {
+            Ok(())
+        } else {
+            Err(self.corrupt(at + n as u64, "the file ends too early"))
+        }
     }
 }

@@ -73,7 +73,7 @@ impl<'a> SnapshotWriter<'a> {
     pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
         let number = self.next_file;
         if number >= 1 << 24 {
-            return Err(Error::Refused("a snapshot of more than 16 million files".to_string()));
+            return Err(Error::Refused("more than 16 million files in a snapshot".to_string()));
         }
         self.next_file += 1;
         FileWriter::create(
@@ -105,7 +105,7 @@ impl<'a> SnapshotWriter<'a> {
     pub fn commit(mut self, durable: Position) -> Result<()> {
         if durable.offset < self.replay.offset {
             return Err(Error::Refused(format!(
-                "replay is to begin at {}, but the log is durable up to {durable}",
+                "replay would start at {}, but the log is durable only up to {durable}",
                 self.replay
             )));
         }

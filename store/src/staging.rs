@@ -248,10 +248,10 @@ impl Staging {
     /// Appends bytes to the file that [`Staging::wanted`] returned.
     pub fn write(&mut self, bytes: &[u8]) -> Result<Fetched> {
         let (Some(entry), Some((file, at))) = (self.missing.last().cloned(), &mut self.file) else {
-            return Err(Error::Refused("bytes of a file that was not asked for".to_owned()));
+            return Err(Error::Refused("bytes of a file that was not requested".to_owned()));
         };
         if *at + bytes.len() as u64 > entry.bytes {
-            return Err(Error::Refused(format!("{} is longer than the manifest says", entry.name)));
+            return Err(Error::Refused(format!("{} is longer than in the manifest", entry.name)));
         }
         let name = format!("{}{TEMPORARY}", entry.name);
         let io = |e| Error::io(self.beside.path(&name), "writing", e);
@@ -287,7 +287,7 @@ impl Staging {
         let Some(file) = files.find(|f| !self.missing.contains(f)) else { return Ok(None) };
         if file.bytes > MAX_CHUNK_BYTES as u64 {
             return Err(Error::Refused(format!(
-                "{} of {} bytes is too long for what it is",
+                "{} has {} bytes, which is too long",
                 file.name, file.bytes
             )));
         }
@@ -306,7 +306,7 @@ impl Staging {
             }
             self.log = Some(FollowLog::staged(self.beside.clone(), self.manifest.lineage)?);
         }
-        self.log.as_mut().ok_or_else(|| Error::Refused("no log".to_owned()))
+        self.log.as_mut().ok_or_else(|| Error::Refused("the replica has no log yet".to_owned()))
     }
 
     /// Whether the staged log exists.
@@ -334,7 +334,7 @@ impl Staging {
             let size = |disk: &dyn Disk| disk.open(&f.name).and_then(|file| file.size()).ok();
             size(&*self.beside) != Some(f.bytes) && size(&*self.main) != Some(f.bytes)
         }) {
-            return Err(Error::Refused(format!("{} is not there any more", gone.name)));
+            return Err(Error::Refused(format!("{} no longer exists", gone.name)));
         }
         self.beside
             .sync_dir()
@@ -385,7 +385,8 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
         main.rename(NEXT, NOW).and_then(|()| main.sync_dir()).map_err(io("adopting a data set"))?;
     }
     let manifest = Manifest::read_as(&**main, NOW)?;
-    let manifest = manifest.ok_or_else(|| Error::corrupt(main.path(NOW), 0, "it has gone"))?;
+    let manifest =
+        manifest.ok_or_else(|| Error::corrupt(main.path(NOW), 0, "the staged data set is gone"))?;
     for name in list(&**main)? {
         let Some(whole) = name.strip_prefix(STAGED) else { continue };
         if name.ends_with(TEMPORARY) || name == PLAN {
@@ -539,7 +540,7 @@ mod tests {
         }
         let own = Manifest::new(Lineage([2; 16]));
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
-        assert!(staging.is_known(), "nothing is there");
+        assert!(staging.is_known(), "nothing is staged");
         while let Some((entry, 0)) = staging.wanted().unwrap() {
             assert_eq!(staging.write(&long[..entry.bytes as usize]).unwrap(), Fetched::Whole);
         }
@@ -563,7 +564,7 @@ mod tests {
         // stay verified.
         assert_eq!(staging.write(&long).unwrap(), Fetched::Whole);
         let whole = staging.into_whole();
-        assert_eq!(whole.len(), 3, "looked at, or fetched");
+        assert_eq!(whole.len(), 3, "verified, or fetched");
         let half =
             Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
         assert_eq!(half.left, whole[..1]);

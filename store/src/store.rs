@@ -124,7 +124,7 @@ impl Store {
         };
         if disk.open(BACKUP).is_ok() {
             return Err(Error::Refused(format!(
-                "{} is a backup, which must stay as it is: make a data folder of it with \
+                "{} is a backup and must not be changed. Create a data folder from it with \
                  `tidemark restore`",
                 disk.path("").display()
             )));
@@ -135,7 +135,7 @@ impl Store {
             None => {
                 let names = disk.list().map_err(|e| Error::io(disk.path(""), "listing", e))?;
                 if let Some(name) = names.iter().find(|n| is_ours(n) && !n.ends_with(TEMPORARY)) {
-                    let what = format!("missing, but {name} is there: this folder held data");
+                    let what = format!("missing, but {name} exists: this folder contained data");
                     return Err(Error::corrupt(disk.path(MANIFEST), 0, what));
                 }
                 let manifest = Manifest::new(lineage()?);
@@ -272,7 +272,7 @@ impl Store {
             if records == head.records {
                 Ok(())
             } else {
-                Err("a batch holds another number of records than it says".to_string())
+                Err("the batch's record count does not match its header".to_string())
             }
         };
         self.replay_batches(&mut each, progress)
@@ -319,8 +319,8 @@ impl Store {
         if end.position.offset < manifest.durable {
             let name = self.disk.path(&segment_name(end.position.segment));
             let what = format!(
-                "the log ends here, at offset {}, but it was durable up to {}: something \
-                 acknowledged is missing",
+                "the log ends at offset {}, but was durable up to {}: acknowledged writes are \
+                 missing",
                 end.position.offset, manifest.durable
             );
             return Err(Error::corrupt(name, end.position.byte, what));
@@ -451,9 +451,7 @@ impl Store {
     /// must not name such a position.
     pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
         let void = || {
-            Error::Refused(format!(
-                "the log does not pass through {replay} any more; begin the snapshot again"
-            ))
+            Error::Refused(format!("the log no longer contains {replay}. Start the snapshot again"))
         };
         let path = match find_path(&*self.disk, self.lineage, replay, false) {
             Ok(path) => path,
@@ -527,7 +525,7 @@ impl Store {
         next.number = self.next_number.fetch_add(1, Ordering::Relaxed);
         next.files.sort();
         if let Some(pair) = next.files.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(Error::Refused(format!("two files named {}", pair[0].name)));
+            return Err(Error::Refused(format!("two files are named {}", pair[0].name)));
         }
         self.in_doubt.store(true, Ordering::Relaxed);
         next.write(&*self.disk)?;

@@ -57,10 +57,10 @@ impl Tail {
         match Tail::find(&disk, start, limit)? {
             Ok(tail) => Ok(tail),
             Err(Absent::Removed) => {
-                Err(Error::Refused(format!("the log does not reach back to {start}")))
+                Err(Error::Refused(format!("the log no longer contains {start}")))
             }
             Err(Absent::Diverged | Absent::Short) => {
-                Err(Error::Refused(format!("the log does not pass through {start}")))
+                Err(Error::Refused(format!("the log does not contain {start}")))
             }
         }
     }
@@ -153,7 +153,7 @@ impl Tail {
         {
             if next.base == at.offset {
                 if (next.sequence, next.chain) != (at.sequence, at.chain) {
-                    return Err(Error::Refused(format!("the log does not pass through {at}")));
+                    return Err(Error::Refused(format!("the log does not contain {at}")));
                 }
                 *self = Tail::at_segment(self.disk.clone(), next)?;
                 return Ok(Step::Segment(next));
@@ -164,7 +164,7 @@ impl Tail {
             return Ok(Step::End);
         }
         let Some(end) = self.head.byte_of(end).filter(|_| at.offset < end) else {
-            return Err(Error::Refused(format!("the log does not pass through {at}")));
+            return Err(Error::Refused(format!("the log does not contain {at}")));
         };
         self.reader.read_up_to(end)?;
         match self.reader.next()? {
@@ -172,7 +172,7 @@ impl Tail {
             Found::End => Err(Error::corrupt(
                 self.disk.path(&segment_name(at.segment)),
                 at.byte,
-                "it ends before its successor begins",
+                "it ends before the next segment starts",
             )),
             Found::Bad(what) => {
                 Err(Error::corrupt(self.disk.path(&segment_name(at.segment)), at.byte, what))

@@ -69,7 +69,7 @@ def consume(server, group):
             refused()
         except redis.ResponseError:
             continue
-        raise AssertionError("it was not refused")
+        raise AssertionError("the command did not fail")
 
 
 for protocol in (2, 3):

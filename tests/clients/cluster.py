@@ -105,7 +105,7 @@ def play(args, nodes):
             threading.Thread(target=controller.beats, args=(node,), daemon=True).start()
         counts = clients(nodes)
         assert set(counts.values()) == {0}, f"redirected: {counts}"
-        print(f"redirected once the slots were known: {counts}", flush=True)
+        print(f"redirections after the slots were known: {counts}", flush=True)
 
         writers = Writers(nodes, SHARDS)
         time.sleep(1)
@@ -124,23 +124,23 @@ def play(args, nodes):
                 old.process.send_signal(signal.SIGCONT)
             else:
                 old.start()
-            until("the old master is there", lambda: old.client().ping())
+            until("the old master is up", lambda: old.client().ping())
             # It has received no new topology, and in its own one it is the master.
             post = next(p for p in range(1000, 2000) if shard_of(old.ask("CLUSTER", "KEYSLOT", p)) == shard)
             try:
                 old.ask("HINCRBY", f"post:{{{post}}}", "comment", 1)
-                raise AssertionError("a master without a lease took a write")
+                raise AssertionError("a master without a lease accepted a write")
             except redis.ResponseError as error:
                 assert "lease expired" in str(error) or "fenced" in str(error), error
             controller.tell(old)
             controller.away.discard(old)
-            until("the old master follows", old.is_up)
+            until("the old master is a connected replica", old.is_up)
             print(f"round {round + 1}: {'frozen' if frozen else 'killed'}: writes again after {times[-1]:.2f} s", flush=True)
             time.sleep(1)
         posts, lost = writers.end()
         print(f"{args.rounds} failovers by CLUSTERX, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; "
               f"writes again after {statistics.median(times):.2f} s, of which the lease is {LEASE_MS / 1000} s")
-        assert len(posts) > 100 * args.rounds, "hardly anything was written"
+        assert len(posts) > 100 * args.rounds, "too few writes"
         assert not lost, f"acknowledged writes are lost: {lost[:20]}"
     finally:
         controller.stopped.set()

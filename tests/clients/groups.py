@@ -53,10 +53,10 @@ def play(args, folder):
         replica.start(master.proxy.port)
         until("the replica is up", replica.is_up)
         watch("old", 100)
-        until("the old team has spoken", lambda: kept() == {"old": 100})
+        until("the old Sentinels have published", lambda: kept() == {"old": 100})
         watch("new", 5)
-        until("the new team has, too", lambda: kept() == {"old": 100, "new": 5})
-        assert like() == 1, "no master is deposed"
+        until("the new Sentinels have published", lambda: kept() == {"old": 100, "new": 5})
+        assert like() == 1, "the master was demoted"
         assert master.info()["repl_sentinel_groups"] == 2
 
         # The old group is gone. The new group, with a lower epoch, alone names the master.
@@ -64,23 +64,23 @@ def play(args, folder):
         old.kill()
         old.wait()
         again()
-        until("the new team lifts the fence", like)
+        until("the new Sentinels lift the fence", like)
         # The reverse: no node was promoted, so the higher epoch of one group does not affect the other.
         new = sentinels.pop("new")
         new.kill()
         new.wait()
         watch("old", 101)
-        until("the old team has spoken again", lambda: kept() == {"old": 101, "new": 5})
+        until("the old Sentinels have published again", lambda: kept() == {"old": 101, "new": 5})
         like()
         again()
         try:
             like()
-            raise SystemExit("a master that was started again takes writes before anybody has said that it is one")
+            raise SystemExit("a restarted master accepted writes before a Sentinel confirmed its role")
         except redis.ConnectionError:
-            until("the old team lifts the fence", like)
+            until("the old Sentinels lift the fence", like)
         except redis.ResponseError as error:
             assert "fenced" in str(error), error
-            until("the old team lifts the fence", like)
+            until("the old Sentinels lift the fence", like)
         print("ok")
     finally:
         for process in sentinels.values():

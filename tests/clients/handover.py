@@ -71,7 +71,7 @@ class Play:
             if since:
                 began, waits = since
                 # The server's clock has milliseconds.
-                assert not done.is_set() or box[1] - began > waits - 0.01, f"{what}: answered {box[1] - began:.3f} s after FAILOVER"
+                assert not done.is_set() or box[1] - began > waits - 0.01, f"{what}: reply {box[1] - began:.3f} s after FAILOVER"
             return outcome
 
         became.client = number
@@ -84,7 +84,7 @@ class Play:
             fed = said.get("slave0", {})
             return self.replica.is_up() and fed.get("state") == "online" and fed["offset"] == said["master_repl_offset"] == end
 
-        until("the replica has everything", is_attached)
+        until("the replica has all writes", is_attached)
 
     def without_replicas(self):
         for words in ["", "ABORT", "ABORT ABORT", "NOW", "TO", "TO h", "TO h x", "TO h 1", "TO h 1 TO h 1", "TIMEOUT", "TIMEOUT 0", "TIMEOUT -1", "TIMEOUT x",
@@ -191,7 +191,7 @@ class Play:
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "TIMEOUT", "60000")
         is_enough.set()
         writers.join()
-        until("the old master follows", self.master.is_up)
+        until("the old master is a connected replica", self.master.is_up)
         self.state("handed over")
         waits("the client that waited for two replicas")
         self.write()("a write to the old master")
@@ -200,7 +200,7 @@ class Play:
         others = {outcome for outcome in outcomes if not isinstance(outcome, int)}
         self.lines.append(f"other answers: {others or 'none'}")
         written = sum(isinstance(outcome, int) for outcome in outcomes)
-        assert written > 0, "none came before"
+        assert written > 0, "no write was before the failover"
         self.lines.append(f"acknowledged and not written, or otherwise: {int(self.value(self.replica)) - written}")
         self.master, self.replica = self.replica, self.master
         self.port = str(self.replica.proxy.port)
@@ -215,7 +215,7 @@ class Play:
         began = time.monotonic()
         self.say(self.master, "FAILOVER", "TO", "127.0.0.1", self.port, "FORCE", "TIMEOUT", "500")
         self.write()("a write, when the time is over", since=(began, 0.5))
-        until("the old master follows", self.master.is_up)
+        until("the old master is a connected replica", self.master.is_up)
         self.master.proxy.mend()
         self.state("forced")
         self.lines.append(f"it is gone from both: {[self.value(n) for n in self.nodes]}")

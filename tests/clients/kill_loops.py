@@ -290,7 +290,7 @@ def disturb(event, master, replica, rng):
     """Ends a round with an event. Returns the new master and the new replica."""
     if event == "failover":
         master.client().execute_command("FAILOVER", "TO", "127.0.0.1", replica.port, "TIMEOUT", 20000)
-        until("the roles are exchanged", lambda: (replica.info().get("role"), master.info().get("role")) == ("master", "slave"))
+        until("the roles are switched", lambda: (replica.info().get("role"), master.info().get("role")) == ("master", "slave"))
         return replica, master
     victims = {"master": [master], "replica": [replica], "both": [master, replica]}[event.split()[1]]
     for node in victims:
@@ -310,7 +310,7 @@ def disturb(event, master, replica, rng):
             node.process.wait()
             node.start()
     if event == "wipe replica":
-        until("it follows again", lambda: replica.client().execute_command("REPLICAOF", "127.0.0.1", master.port))
+        until("the replica is connected again", lambda: replica.client().execute_command("REPLICAOF", "127.0.0.1", master.port))
     return master, replica
 
 
@@ -330,7 +330,7 @@ def play(args, folder):
         master.start()
         until("the master is up", lambda: master.client().ping())
         replica.start(master.port)
-        until("the replica follows", replica.is_up)
+        until("the replica is connected", replica.is_up)
         end, round = time.time() + 60 * args.minutes, 0
         while time.time() < end:
             round += 1
@@ -347,16 +347,16 @@ def play(args, folder):
             until("the master is up", lambda: master.client().ping())
             for worker in workers:
                 # A restarted master accepts no writes until a replica follows it.
-                until("the master takes writes", lambda: worker.send_again(master.client(timeout_s=30)))
+                until("the master accepts writes", lambda: worker.send_again(master.client(timeout_s=30)))
             compare(master, workers, f"round {round}, {event}, master {master.number}")
-            until("the replica is in step", lambda: in_step(master, replica))
+            until("the replica has caught up", lambda: in_step(master, replica))
             compare(replica, workers, f"round {round}, {event}, replica {replica.number}")
             totals[event] += 1
             wrong = [text for worker in workers for text in worker.wrong]
             kills = sum(count * (2 if name in ("kill both", "again master", "again replica") else 1)
                         for name, count in totals.items() if name.startswith(("kill", "again", "wipe")))
             lost = sum(text.endswith("lost") for text in wrong)
-            print(f"round {round}: {event}; so far {kills} kills, {totals['ops']} ops, {totals['unanswered']} without an answer, "
+            print(f"round {round}: {event}; so far {kills} kills, {totals['ops']} ops, {totals['unanswered']} without a reply, "
                   f"{totals['operator']} by the operator, {totals['compared']} values compared, {lost} lost, {len(wrong) - lost} wrong, "
                   f"{totals['false positives']} false positives, {totals['recycled']} recycled", flush=True)
             assert not wrong, "\n".join(wrong[:40])

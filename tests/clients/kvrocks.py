@@ -118,7 +118,7 @@ class Controller:
                 try:
                     self.sync(node, cluster)
                 except redis.RedisError as error:
-                    print(f"{self.name}: {node['addr']} was not told: {error}", flush=True)
+                    print(f"{self.name}: {node['addr']} did not receive the topology: {error}", flush=True)
 
     def probe(self, cluster):
         for at, shard in enumerate(cluster["shards"]):
@@ -151,7 +151,7 @@ class Controller:
                 try:
                     offsets[node["id"]] = int(self.ask(node, "INFO")["slave_repl_offset"])
                 except (redis.RedisError, KeyError) as error:
-                    print(f"{self.name}: {node['addr']} has no say: {error!r}", flush=True)
+                    print(f"{self.name}: {node['addr']} does not reply: {error!r}", flush=True)
         if not offsets:
             return
         fastest = max(offsets, key=lambda id: offsets[id])
@@ -165,11 +165,11 @@ class Controller:
     def run(self):
         while True:
             over = self.etcd.campaign(self.name)
-            print(f"{self.name} leads", flush=True)
+            print(f"{self.name} is the leader", flush=True)
             while not over.wait(PING_S):
                 self.probe(self.etcd.cluster())
                 self.fail_over()
-            print(f"{self.name}: the lease is over", flush=True)
+            print(f"{self.name}: the lease has expired", flush=True)
 
 
 class Controllers:
@@ -247,8 +247,8 @@ def play(args, folder):
                 old.process.send_signal(signal.SIGCONT)
             else:
                 old.start()
-            until("the old master follows", old.is_up)
-            until("all nodes are in step", in_step)
+            until("the old master is a connected replica", old.is_up)
+            until("all replicas have caught up", in_step)
             version = etcd.cluster()["version"]
             told = [parsed(node.ask("CLUSTER", "NODES")) for node in nodes]
             assert all(one == told[0] for one in told) and told[0][0] == version, told
@@ -257,7 +257,7 @@ def play(args, folder):
         print(f"{args.rounds} failovers by Kvrocks' controller, {len(posts)} writes acknowledged by WAIT {EACH - 1}, {len(lost)} of them lost; "
               f"writes again after {statistics.median(times):.2f} s, {max(times):.2f} s at most", flush=True)
         assert not lost, f"acknowledged writes are lost: {lost[:20]}"
-        assert len(posts) > 100 * args.rounds, "hardly anything was written"
+        assert len(posts) > 100 * args.rounds, "too few writes"
     finally:
         controllers.end()
         for node in nodes:

@@ -80,13 +80,13 @@ def play(args, folder):
             ends = {i.get("slave_repl_offset", i["master_repl_offset"]) for i in infos}
             return len(ends) == 1 and all(i.get("master_link_status", "up") == "up" for i in infos)
 
-        until("all are in step", in_step)
+        until("all replicas have caught up", in_step)
         values = [c.execute_command("MGET", *[f"post:{n}:like" for n in range(5000)]) for c in clients]
         assert values[0] == values[1] == values[2] == values[3], "the nodes differ"
-        assert sum(int(v or 0) for v in values[0]) == written[0], "increments were lost, or counted twice"
+        assert sum(int(v or 0) for v in values[0]) == written[0], "increments were lost or counted twice"
         full = [c.info("replication")["repl_full_syncs"] for c in clients]
-        print(f"{args.seconds:.0f} s, seed {args.seed}: {done}; {[l.opened for l in links]} links, {written[0]} writes; full syncs {full[1:]}, at first {first[1:]}")
-        assert full == first == [0, 1, 1, 1], "more full syncs than first attachments"
+        print(f"{args.seconds:.0f} s, seed {args.seed}: {done}; {[l.opened for l in links]} links, {written[0]} writes; full syncs {full[1:]}, initially {first[1:]}")
+        assert full == first == [0, 1, 1, 1], "more full syncs than initial ones"
         assert sum(l.opened for l in links) > len(links), "no link was ever lost"
     finally:
         for node in nodes:

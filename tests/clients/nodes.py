@@ -98,7 +98,7 @@ def freeze(process):
     process.send_signal(signal.SIGSTOP)
     tasks = f"/proc/{process.pid}/task"
     state = lambda task: open(f"{tasks}/{task}/stat").read().rsplit(")", 1)[1].split()[0]
-    until("it stands still", lambda: all(state(task) == "T" for task in os.listdir(tasks)))
+    until("the process is stopped", lambda: all(state(task) == "T" for task in os.listdir(tasks)))
 
 
 def until(what, done, seconds=90):
@@ -111,4 +111,4 @@ def until(what, done, seconds=90):
         except redis.RedisError:
             pass
         time.sleep(0.02)
-    raise SystemExit(f"not in {seconds} s: {what}")
+    raise SystemExit(f"timed out after {seconds} s: {what}")

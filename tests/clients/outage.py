@@ -108,7 +108,7 @@ def play(args, folder):
             ended = time.time()
             for writer in [w for w in writers if w.mode == mode]:
                 worst[writer.name, what] = writer.outage(began, ended)
-                print(f"  {writer.name:40} {worst[writer.name, what]:6.2f} s without a write; {len(writer.errors)} errors, the last: "
+                print(f"  {writer.name:40} {worst[writer.name, what]:6.2f} s without a write; {len(writer.errors)} errors, last: "
                       f"{(writer.errors or ['none'])[-1][:90]}", flush=True)
                 writer.errors.clear()
 
@@ -119,7 +119,7 @@ def play(args, folder):
             alone.process.wait()
             alone.start()
             time.sleep(6)
-            print("kill -9 of a single node, started again at once:")
+            print("kill -9 of a single node and immediate restart:")
             note("kill -9 of a single node", "cluster", began)
         for what in ("planned failover", "kill -9"):
             named = {w.sentinel_get_master_addr_by_name("m")[1] for w in watch}
@@ -141,8 +141,8 @@ def play(args, folder):
             note(what, "sentinel", began)
             if what == "kill -9":
                 break
-            until("the old master follows", old.is_up)
-            until("Sentinels see a replica that they may promote", lambda: all(
+            until("the old master is a connected replica", old.is_up)
+            until("Sentinels see a replica to promote", lambda: all(
                 [s["flags"] == "slave" and s["master-link-status"] == "ok" for s in w.sentinel_slaves("m")] == [True] for w in watch))
         late = {name: round(seconds, 2) for name, seconds in worst.items() if seconds > LIMIT_S + SLACK_S}
         assert args.redis or not late, f"writes failed for longer than {LIMIT_S} + {SLACK_S} s: {late}"

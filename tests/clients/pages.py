@@ -125,10 +125,10 @@ def stopped(nodes, shard):
         assert [row == (-1,) * 6 for row in rows] == [shard[post] == away for post in POSTS], rows
         assert is_error(packed[1])
         assert slowest < DEADLINE_MS / 1000 + SLACK_S, slowest
-        print(f"a shard is stopped: partial pages within {slowest * 1000:.0f} ms (the deadline is {DEADLINE_MS} ms)")
+        print(f"with a stopped shard: partial pages within {slowest * 1000:.0f} ms (the deadline is {DEADLINE_MS} ms)")
     finally:
         nodes[away].process.send_signal(signal.SIGCONT)
-    until("pages are whole again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 10)
+    until("pages are complete again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 10)
     # Both the likes that failed without a change and those with an unknown outcome are sent again.
     client.execute_command("FEED.ACT", "like", 500, *POSTS)
     assert client.execute_command("FEED.UNDO", "like", 500, *POSTS) == [1] * len(POSTS)
@@ -148,7 +148,7 @@ def killed(nodes, shard):
     nodes[away].start()
     # Each node reconnects by itself.
     for node in nodes:
-        until("pages are whole again", lambda: not any(map(is_error, connect(node).execute_command("FEED.GET", "home", 1, *POSTS))), 20)
+        until("pages are complete again", lambda: not any(map(is_error, connect(node).execute_command("FEED.GET", "home", 1, *POSTS))), 20)
     # The kill may have lost the last second (everysec), so repeat the likes.
     for viewer in range(len(nodes)):
         client.execute_command("FEED.ACT", "like", viewer, *POSTS)
@@ -188,7 +188,7 @@ def from_replicas(controller):
     shard = {post: controller.shard_of(nodes[0].ask("CLUSTER", "KEYSLOT", post)) for post in POSTS}
     client = connect(nodes[0])
     assert client.execute_command("FEED.ACT", "like", 1, *POSTS) == [1] * len(POSTS)
-    until("replicas have it", lambda: all(connect(node).execute_command("WAIT", 1, 1000) == 1 for node in (nodes[0], nodes[2])))
+    until("replicas have the writes", lambda: all(connect(node).execute_command("WAIT", 1, 1000) == 1 for node in (nodes[0], nodes[2])))
     calls = lambda: [node.client().info("commandstats").get("cmdstat_feed.get", {"calls": 0})["calls"] for node in nodes]
     before = calls()
     for _ in range(50):
@@ -205,14 +205,14 @@ def from_replicas(controller):
     try:
         page = client.execute_command("FEED.GET", "home", 1, *POSTS)
         assert not any(map(is_error, page)), page
-        until("a stale replica does not answer", lambda: any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 20)
+        until("a stale replica returns errors", lambda: any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 20)
         took = time.time() - stopped
         assert STALE_MS / 1000 - 1.5 < took < STALE_MS / 1000 + 2, took
         check_partial(client.execute_command("FEED.GET", "home", 1, *POSTS), shard, 1)
-        print(f"a replica without its master answers for {took:.1f} s (max_staleness_ms is {STALE_MS})")
+        print(f"a replica without its master replies for {took:.1f} s (max_staleness_ms is {STALE_MS})")
     finally:
         nodes[2].process.send_signal(signal.SIGCONT)
-    until("pages are whole again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 20)
+    until("pages are complete again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 20)
     controller.stopped.set()
 
 
@@ -249,11 +249,11 @@ def likes(nodes):
         thread.join()
     stop.set()
     disturber.join()
-    until("pages are whole", lambda: not any(map(is_error, connect(nodes[0]).execute_command("CNT.GET", "post", *posts))), 10)
+    until("pages are complete", lambda: not any(map(is_error, connect(nodes[0]).execute_command("CNT.GET", "post", *posts))), 10)
     counts = [row[0] for row in connect(nodes[0]).execute_command("CNT.GET", "post", *posts)]
     assert counts == [len(viewers)] * len(posts), counts
     assert unknown, "no outcome was unknown"
-    print(f"{len(posts) * len(viewers)} likes, {len(unknown)} of them with an unknown outcome and sent again: each counts once")
+    print(f"{len(posts) * len(viewers)} likes, {len(unknown)} of them with unknown outcome and repeated: each counts once")
 
 
 main()

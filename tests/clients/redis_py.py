@@ -28,9 +28,9 @@ def refused(what, text, *command):
         got = r.execute_command(*command)
     except redis.ResponseError as e:
         if text not in str(e):
-            raise SystemExit(f"{what}: error {e!r} does not say {text!r}")
+            raise SystemExit(f"{what}: error {e!r} does not contain {text!r}")
         return
-    raise SystemExit(f"{what}: got {got!r}, expected an error that says {text!r}")
+    raise SystemExit(f"{what}: got {got!r}, expected an error with {text!r}")
 
 
 expect("ping", r.ping(), True)
@@ -77,7 +77,7 @@ refused("overflow", "increment or decrement would overflow", "HINCRBY", f"post:{
 refused("unknown field", "share", "HINCRBY", f"post:{ids[0]}", "share", 1)
 refused("no pattern", "nonsense", "HINCRBY", "nonsense", "like", 1)
 expect("nothing there", r.hgetall("nonsense"), {})
-refused("id over 2^64-1", "larger than", "HINCRBY", "post:18446744073709551616", "like", 1)
+refused("id over 2^64-1", "exceeds", "HINCRBY", "post:18446744073709551616", "like", 1)
 refused("arity", "wrong number of arguments for 'hget' command", "HGET", "x")
 refused("unknown command", "unknown command 'FROBNICATE'", "FROBNICATE", "x")
 refused("wrong type", "WRONGTYPE", "HGETALL", f"liked:{ids[0]}")

@@ -73,7 +73,7 @@ def start(nodes, sentinels, folder):
     until("sentinels know each other", lambda: all(len(w.sentinel_sentinels(f"shard{n}")) == 2 for w in watch for n in range(SHARDS)))
     try:
         nodes[0].client().execute_command("CLUSTERX", "SETNODES", f"{'a' * 40} 127.0.0.1 {nodes[0].port} master - 0-16383", 99)
-        raise AssertionError("there are two sources of the topology")
+        raise AssertionError("the topology has two sources")
     except redis.ResponseError as error:
         assert "Sentinel" in str(error), error
 
@@ -105,15 +105,15 @@ def play(args, nodes, sentinels):
         began = time.time()
         old.process.kill()
         old.process.wait()
-        until("another master", lambda: reader.masters()[0][shard] != port)
+        until("there is a new master", lambda: reader.masters()[0][shard] != port)
         writes.append(writers.go_on(shard, began, DOWN_AFTER_MS / 1000))
         time.sleep(0.5)
         missing = [t for t, away in pages if t > began and away]
         assert all(away <= {shard} for t, away in pages if t > began), "ids of another shard were missing"
-        assert not pages[-1][1], "pages are whole again"
+        assert not pages[-1][1], "pages are still partial"
         partial.append(max(missing, default=began) - began)
         old.start()
-        until("the old master follows", old.is_up)
+        until("the old master is a connected replica", old.is_up)
         until("all nodes know all nodes", lambda: all(node.masters() == (reader.masters()[0], len(nodes)) for node in nodes))
         print(f"round {round + 1}: writes again after {writes[-1]:.2f} s, pages partial until {partial[-1]:.2f} s", flush=True)
     posts, lost = writers.end()
@@ -121,7 +121,7 @@ def play(args, nodes, sentinels):
     print(f"{args.rounds} failovers by Sentinel, {len(posts)} writes acknowledged by WAIT 1, {len(lost)} of them lost; writes again after "
           f"{statistics.median(writes):.2f} s, {len(pages)} pages, partial until {max(partial):.2f} s at most")
     assert not lost, f"acknowledged writes are lost: {lost[:20]}"
-    assert len(posts) > 100 * args.rounds, "hardly anything was written"
+    assert len(posts) > 100 * args.rounds, "too few writes"
     assert all(p < w + 0.5 for p, w in zip(partial, writes)), (partial, writes)
 
 
@@ -134,29 +134,29 @@ def away(nodes, sentinels):
     sentinels[0].wait()
     old.process.kill()
     old.process.wait()
-    until("another master", lambda: reader.masters()[0][0] != before[0])
+    until("there is a new master", lambda: reader.masters()[0][0] != before[0])
     after = reader.masters()[0]
     for sentinel in sentinels[1:]:
         sentinel.send_signal(signal.SIGSTOP)
     # The restarted Sentinel knows only its file; a frozen one would find messages in its sockets.
     sentinels[0] = subprocess.Popen(sentinels[0].args, stdout=subprocess.DEVNULL)
     stale = redis.Redis(port=Member.sentinels[0], decode_responses=True)
-    until("the Sentinel answers", stale.ping)
+    until("the Sentinel replies", stale.ping)
     # A node that has no other source since its start.
     restarted = nodes[2 * (SHARDS - 1) + 1]
     restarted.process.kill()
     restarted.process.wait()
     restarted.start()
-    until("it is up", lambda: restarted.client().ping())
+    until("the node is up", lambda: restarted.client().ping())
     end = time.time() + 3
     while time.time() < end:
         assert int(stale.sentinel_get_master_addr_by_name("shard0")[1]) == before[0], "the Sentinel is not stale"
         for node in (reader, restarted):
-            assert node.masters()[0] == after, "a Sentinel that was away took the topology back"
+            assert node.masters()[0] == after, "a stale Sentinel reverted the topology"
         time.sleep(0.2)
     for sentinel in sentinels[1:]:
         sentinel.send_signal(signal.SIGCONT)
-    print("a Sentinel that was away takes nothing back")
+    print("a stale Sentinel reverts nothing")
 
 
 main()

@@ -113,7 +113,7 @@ class Load:
         client = redis.Redis(port=node.port, socket_timeout=30, decode_responses=True)
         for first in range(0, len(self.posts), 50):
             some = self.posts[first:first + 50]
-            until("pages are whole", lambda: not any(map(is_error, client.execute_command("CNT.GET", "post", *some))))
+            until("pages are complete", lambda: not any(map(is_error, client.execute_command("CNT.GET", "post", *some))))
             rows = client.execute_command("CNT.GET", "post", *some)
             for post, row in zip(some, rows):
                 like, repost = (row[0], row[1]) if row else (0, 0)
@@ -147,7 +147,7 @@ class Fill:
                 for ids in some:
                     pipe.execute_command("FEED.ACT", "like", self.viewer(ids), *ids)
                     pipe.execute_command("CNT.MINCRBY", "post", *[word for post in ids for word in (post, "repost", 1 + post % 7)])
-                assert not any(map(is_error, pipe.execute())), "a post of the fill was refused"
+                assert not any(map(is_error, pipe.execute())), "a post of the fill was rejected"
         print(f"{posts} posts, each with a like and its flag, in {time.time() - began:.0f} s")
 
     @staticmethod
@@ -197,7 +197,7 @@ def served(nodes, post):
 
 def check_slots(nodes, asked):
     """Checks that all nodes have the same topology and that one node serves each slot."""
-    until("nodes are of one mind", lambda: len({tuple(owners(node, nodes)) for node in nodes}) == 1)
+    until("nodes have the same topology", lambda: len({tuple(owners(node, nodes)) for node in nodes}) == 1)
     owner = owners(nodes[0], nodes)
     for post in asked:
         slot = nodes[0].ask("CLUSTER", "KEYSLOT", post)
@@ -259,7 +259,7 @@ def play(args, nodes):
     controller = Controller([a, b], 2)
     controller.start()
     spare.start()
-    until("the spare one is up", lambda: spare.client().ping())
+    until("the spare node is up", lambda: spare.client().ping())
     # The time to copy depends on the number of posts.
     cluster = Cluster(args.server, nodes, PATIENCE_S + args.fill / 100_000)
     refusals(cluster, a, b, spare)
@@ -278,9 +278,9 @@ def play(args, nodes):
     both = [cluster.begin("split", "--from", address(a), "--to", address(spare)) for _ in range(2)]
     said = [(process.communicate(timeout=cluster.patience_s)[0].strip(), process.returncode) for process in both]
     print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
-    assert [code for _, code in said].count(0) >= 1 and all("master of 4096 slots" in out or "given" in out or "give the" in out for out, _ in said), said
+    assert [code for _, code in said].count(0) >= 1 and all("master of 4096 slots" in out or "again" in out for out, _ in said), said
     load.nodes = nodes
-    print(f"a write beside the split took {load.longest * 1000:.0f} ms at most")
+    print(f"a write during the split took {load.longest * 1000:.0f} ms at most")
     owner = check_slots(nodes, range(1000, 1100))
     assert [owner.count(n) for n in range(3)] == [4096, 8192, 4096]
     again = cluster.run("split", "--from", address(a), "--to", address(spare))
@@ -288,7 +288,7 @@ def play(args, nodes):
     status = cluster.run("status")
     assert status.count(" up") == 3, status
     before = load.done
-    until("writes go on", lambda: load.done > before + 50)
+    until("writes continue", lambda: load.done > before + 50)
     kills(args, cluster, load, nodes)
     watch.end()
     load.end()
@@ -298,7 +298,7 @@ def play(args, nodes):
     trimmed(cluster, load, watch, nodes)
     restarted(nodes, range(1000, 1100))
     fill.check(2, nodes[1])
-    print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} looks for two masters: none")
+    print(f"{load.done} rounds of writes, the longest {load.longest * 1000:.0f} ms; {watch.looks} checks for two masters: none")
 
 
 def trimmed(cluster, load, watch, nodes):
@@ -315,13 +315,13 @@ def trimmed(cluster, load, watch, nodes):
         found = {int(key.split("{")[1].strip("}")) for key in node.client(30).scan_iter("post:*", count=1000)}
         # A write without a reply may have created a row.
         assert own <= found and all(owner[slot_of(post)] == node.number for post in found), (node.number, rows())
-    assert before > sum(node.client().dbsize() for node in masters), "there was something to trim"
+    assert before > sum(node.client().dbsize() for node in masters), "nothing was trimmed"
     for node in masters:
         _, pairs = node.client(30).execute_command("PH.SCAN", "fans", 0, "COUNT", 100_000)
         own = [post for post in FAN_POSTS if owner[nodes[0].ask("CLUSTER", "KEYSLOT", post)] == node.number]
         wanted = [(str(post), str(member)) for post in own for member in FANS]
         assert list(zip(pairs[::2], pairs[1::2])) == wanted, (node.number, len(pairs), len(wanted))
-    until("replicas have no more than their masters", lambda: len(set(rows())) <= len(masters) + 1)
+    until("replicas are trimmed like their masters", lambda: len(set(rows())) <= len(masters) + 1)
     again = cluster.run("trim")
     assert again.count(" 0 rows deleted") == again.count("rows deleted"), again
     for node in nodes:
@@ -338,15 +338,15 @@ def restarted(nodes, posts):
     def writes():
         acts = nodes[0].client().execute_command("FEED.ACT", "like", 7, *posts)
         return not any(map(is_error, acts))
-    until("all shards take writes again", writes)
+    until("all shards accept writes again", writes)
 
 
 def refusals(cluster, a, b, spare):
     """Impossible orders are refused before anything changes."""
     for words, why in [
-        (("split", "--from", address(b), "--to", address(spare), "--slots", "0-5"), "slot 0 is not one of"),
+        (("split", "--from", address(b), "--to", address(spare), "--slots", "0-5"), "slot 0 is not served by"),
         (("split", "--from", address(a), "--to", address(spare), "--slots", "0-8191"), "tidemark cluster move"),
-        (("split", "--from", address(spare), "--to", address(a)), "is none of the cluster"),
+        (("split", "--from", address(spare), "--to", address(a)), "is not a node of the cluster"),
         (("split", "--from", address(a), "--to", address(b)), "already"),
     ]:
         out = cluster.run(*words, fails=why != "already")
@@ -359,9 +359,9 @@ def refusals(cluster, a, b, spare):
     assert "is not empty" in out, out
     spare.ask("CLUSTER", "RESET")
     for node, version, option, why in (
-        (a, 2, ["HANDOVER"], "which is no replica of this node"),
-        (b, 2, ["HANDOVER"], "its master alone hands it over"),
-        (a, 1, [], "this node knows another topology 1"),
+        (a, 2, ["HANDOVER"], "which is not a replica of this node"),
+        (b, 2, ["HANDOVER"], "only its master can hand it over"),
+        (a, 1, [], "this node has a different topology 1"),
         (a, 0, ["CHECK"], "Invalid cluster version"),
     ):
         try:
@@ -381,7 +381,7 @@ def kills(args, cluster, load, nodes):
     first, second = spare, Peer(spare.server, os.path.dirname(spare.folder), len(nodes))
     nodes.append(second)
     second.start()
-    until("a further node is up", lambda: second.client().ping())
+    until("another node is up", lambda: second.client().ping())
     for number in range(4 * args.kills):
         victim = ("the old master", "the new master", "the command", "standing still")[number % 4]
         command = cluster.begin("move", "--from", address(first), "--to", address(second))
@@ -400,18 +400,18 @@ def kills(args, cluster, load, nodes):
             node.process.wait()
             time.sleep(0.2)
             node.start()
-            until("it is back", lambda: node.client().ping())
+            until("the node is up again", lambda: node.client().ping())
             command.communicate(timeout=cluster.patience_s)
         # An operator repeats the command until it reports success.
         def is_done():
             process = cluster.begin("move", "--from", address(first), "--to", address(second))
             out, _ = process.communicate(timeout=cluster.patience_s)
             return process.returncode == 0
-        until(f"the shard has moved, in spite of: {victim}", is_done, 90)
+        until(f"the shard has moved despite: {victim}", is_done, 90)
         owner = check_slots(nodes, range(1000, 1040))
         assert owner.count(second.number) == 4096 and owner.count(first.number) == 0, [owner.count(n) for n in range(4)]
         first, second = second, first
-    print(f"{4 * args.kills} moves, in each of which a node or the command was killed, or stood still: no slot had two masters")
+    print(f"{4 * args.kills} moves, each with a node or the command killed or stopped: no slot had two masters")
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def given_up(args, old):
     """Checks that the log of an old master names the files with its unique data. Returns their folder."""
     with open(os.path.join(old.folder, "log")) as log:
         said = [line for line in log if "is dropped" in line and "kept in " in line]
-    assert said, f"node {old.number} does not say what it has dropped"
+    assert said, f"node {old.number} does not log the dropped writes"
     folder = said[-1].split("kept in ")[1].split(";")[0].strip()
     dumps = [subprocess.run([args.server, "dump", os.path.join(folder, name)], capture_output=True, text=True) for name in os.listdir(folder)]
     assert dumps and all(dump.returncode == 0 and dump.stdout for dump in dumps), [dump.stderr for dump in dumps]
@@ -197,10 +197,10 @@ class Play:
         until("the master is up", lambda: nodes[0].client().ping())
         for node in nodes[1:]:
             node.start(nodes[0].address)
-        until("the replicas follow", lambda: all(node.is_up() for node in nodes[1:]))
+        until("the replicas are connected", lambda: all(node.is_up() for node in nodes[1:]))
         ports, self.sentinels = start_sentinels(self.folder, {"m": nodes[0].address}, failover_timeout_ms=6000)
         self.watch = [redis.Redis(port=port, decode_responses=True, socket_timeout=3) for port in ports]
-        until("the Sentinels know all", lambda: all(
+        until("the Sentinels list all nodes", lambda: all(
             len(w.sentinel_sentinels("m")) == 2 and len(w.sentinel_slaves("m")) == self.args.replicas for w in self.watch))
         if not self.args.redis:
             until("each node is watched", lambda: all(node.info().get("repl_sentinels") == 3 for node in nodes))
@@ -244,7 +244,7 @@ class Play:
         bring_back = self.take_away(by, old) if by in UNPLANNED else self.order(by, old, number)
         # A client that knows no other node.
         stray = self.writers.stray(old) if bring_back else None
-        until("another master", lambda: self.named() and old.address not in self.named() and len(self.named()) == 1)
+        until("there is a new master", lambda: self.named() and old.address not in self.named() and len(self.named()) == 1)
         agreed = time.monotonic() - began
         new = next(node for node in self.nodes if node.address in self.named())
         until("a new master accepts writes", lambda: any(self.writers.accepted_by(node.address, began) for node in self.nodes if node is not old))
@@ -253,7 +253,7 @@ class Play:
             time.sleep(max(0, began + AWAY_S - time.monotonic()))
             bring_back()
         back = time.monotonic()
-        until("the old master follows", lambda: old.info().get("role") == "slave" and old.is_up())
+        until("the old master is a connected replica", lambda: old.info().get("role") == "slave" and old.is_up())
         if stray:
             stray.set()
         settled = until("the switch is complete", self.settled)
@@ -264,7 +264,7 @@ class Play:
         until("writes are acknowledged", lambda: self.writers.acked[-1].began > since)
         time.sleep(0.3)
         acks = self.writers.acked[max(0, seen - 1000):]
-        until("the replicas are in step", self.in_step)
+        until("the replicas have caught up", self.in_step)
         missing += [ack for node in self.nodes for ack in lost(node, acks)]
         if by == "cut" and not self.args.redis:
             self.dropped.append(given_up(self.args, old))
@@ -304,7 +304,7 @@ class Play:
         writers = self.writers
         end, acks = writers.end(), writers.acked
         new = until("the nodes and Sentinels agree", self.settled)
-        until("the replicas are in step", self.in_step)
+        until("the replicas have caught up", self.in_step)
         held = [read(node, [SHARED, *range(FIRST, end)]) for node in self.nodes]
         gone = [ack for ack in acks if held[self.nodes.index(new)][ack.row] < ack.value]
         wrong = {row: value for row, value in held[0].items() if row != SHARED and value not in (0, likes(row))}
@@ -317,11 +317,11 @@ class Play:
             print(f"  {by}, {len(next(iter(figures.values())))} times: " + ", ".join(
                 f"{name} median {statistics.median(seconds):.2f} max {max(seconds):.2f} s" for name, seconds in figures.items()))
         print(f"errors: {dict(collections.Counter(writers.errors))}")
-        assert len(acks) > 100 * min(self.args.rounds, 10), "hardly anything was written"
-        assert len(set(self.dropped)) == len(self.dropped), "what was dropped is kept once for each time"
+        assert len(acks) > 100 * min(self.args.rounds, 10), "too few writes"
+        assert len(set(self.dropped)) == len(self.dropped), "dropped writes were saved twice"
         if not self.args.redis:
             assert not gone, f"acknowledged writes are lost: {gone[:5]}"
-            assert not wrong, f"rows hold what was never written: {wrong}"
+            assert not wrong, f"rows have values that were never written: {wrong}"
             assert not overlaps, f"two masters acknowledged: {overlaps[:5]}"
             assert not disorder, f"increments are out of order: {disorder[:5]}"
             assert all(rows == held[0] for rows in held), "the nodes differ"

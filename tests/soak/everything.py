@@ -367,7 +367,7 @@ class Soak:
             follow = [info.get("role") == "slave" and info.get("master_link_status") == "up" for info in infos]
             return master is not None and len(ends) == 1 and all(ok or node is master for ok, node in zip(follow, self.nodes))
 
-        until("all are in step", in_step, 300)
+        until("all replicas have caught up", in_step, 300)
 
     def run(self):
         self.start()

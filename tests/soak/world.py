@@ -26,7 +26,7 @@ GROUP = "soak"
 REPLICAS = 2
 # Result of a change: 1 applied, 0 not applied.
 IN_DOUBT = 2
-IN_MEMORY = "what was changed is in memory"
+IN_MEMORY = "The change is in memory"
 
 
 class Post:

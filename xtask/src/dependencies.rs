@@ -113,7 +113,7 @@ fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for package in packages {
         let Package { name, version, license, source } = package;
-        let license = license.as_deref().unwrap_or("no licence");
+        let license = license.as_deref().unwrap_or("none");
         if !allows(&rules.licenses.allow, license) {
             wrong.push(format!("{name} {version}: the licence '{license}' is not allowed"));
         }
@@ -132,11 +132,11 @@ fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
         }
     }
     for (name, versions) in versions.iter().filter(|(_, versions)| versions.len() > 1) {
-        wrong.push(format!("{name} is there as {}", versions.join(" and ")));
+        wrong.push(format!("{name} has several versions: {}", versions.join(" and ")));
     }
     for skipped in &rules.bans.skip {
         if !packages.iter().any(|p| format!("{}@{}", p.name, p.version) == skipped.name) {
-            wrong.push(format!("deny.toml skips {}, which is not there", skipped.name));
+            wrong.push(format!("deny.toml skips {}, which is not a dependency", skipped.name));
         }
     }
     wrong
@@ -227,7 +227,7 @@ mod tests {
             (package("a", "1.0.0", "MIT", "git+https://here"), "the source 'git+"),
             (package("a", "1.0.0", "MIT", "registry+https://there"), "the source 'registry+"),
             (package("openssl-sys", "1.0.0", "MIT", here), "openssl-sys 1.0.0 is banned"),
-            (package("both", "2.0.0", "MIT", here), "both is there as 1.0.0 and 2.0.0"),
+            (package("both", "2.0.0", "MIT", here), "both has several versions: 1.0.0 and 2.0.0"),
         ] {
             let mut all = fine.to_vec();
             all.push(bad);
@@ -235,6 +235,6 @@ mod tests {
             assert!(wrong.len() == 1 && wrong[0].contains(why), "{why}: {wrong:?}");
         }
         let wrong = against(&rules, &fine[..4]);
-        assert_eq!(wrong, ["deny.toml skips old@1.0.0, which is not there"]);
+        assert_eq!(wrong, ["deny.toml skips old@1.0.0, which is not a dependency"]);
     }
 }

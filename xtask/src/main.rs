@@ -22,19 +22,19 @@ Examples:
   cargo xtask test counter                    the tests of one crate
   cargo xtask sim replication --seed 7        replays one seed of the replication simulator
   cargo xtask sim crash --runs 100000         a hundred thousand seeds of crashes
-  cargo xtask model commands --steps 20000000 commands beside plain maps, for longer
+  cargo xtask model commands --steps 20000000 compares commands with plain maps, for longer
   cargo xtask play kill --runs 200            kill -9 of the real program, 200 times
-  cargo xtask seeds --minutes 60              all simulators and models in turn, new seeds each time
-  cargo xtask soak --hours 2                  three nodes, Sentinels, faults, a checker: everything
-  cargo xtask memory --minutes 25             what clients made it take, it gives back
-  cargo xtask upgrade                         a rolling upgrade from an older commit's program
+  cargo xtask seeds --minutes 60              all simulators and models in turn, with new seeds
+  cargo xtask soak --hours 2                  three nodes and Sentinels with all kinds of faults
+  cargo xtask memory --minutes 25             checks that client memory is released
+  cargo xtask upgrade                         a rolling upgrade from an older commit
   cargo xtask bench                           lists the benchmarks
   cargo xtask bench feed -- --posts 100000    builds and runs one
-  cargo xtask transcripts --rewrite           writes the golden transcripts anew
-  cargo xtask print                           prints docs/commands.md and its like anew
+  cargo xtask transcripts --rewrite           rewrites the golden transcripts
+  cargo xtask print                           rewrites docs/commands.md and other generated pages
 
-A failed random test prints its seed: give it to --seed of the same run.
-`./test` is what CI runs; it needs none of this."
+A failed random test prints its seed. Pass it to --seed of the same run.
+CI runs `./test`, which does not need this program."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -252,7 +252,7 @@ fn test(folder: &str, filter: &[String]) -> Result<(), String> {
     let text =
         std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     let manifest: toml::Table = text.parse().map_err(|error| format!("{folder}: {error}"))?;
-    let name = manifest["package"]["name"].as_str().ok_or("a package without a name")?;
+    let name = manifest["package"]["name"].as_str().ok_or("the package has no name")?;
     let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
     let has_nextest = nextest.is_ok_and(|done| done.status.success());
     let start: &[&str] = if has_nextest { &["nextest", "run"] } else { &["test"] };
@@ -264,7 +264,7 @@ fn test(folder: &str, filter: &[String]) -> Result<(), String> {
 fn status(command: &mut Command) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("it ended with {status}")),
+        Ok(status) => Err(format!("the command exited with {status}")),
         Err(e) => Err(format!("{}: {e}", command.get_program().to_string_lossy())),
     }
 }
@@ -289,8 +289,8 @@ fn upgrade(from: &str) -> Result<(), String> {
     let commit = git(&["rev-parse", "--verify", "--quiet", &format!("{from}^{{commit}}")]);
     let commit = commit.map_err(|_| {
         format!(
-            "commit {from} is not in this clone; a shallow one gets it by `git fetch --unshallow`, \
-             or name another one with --from"
+            "commit {from} is not in this clone: run `git fetch --unshallow`, or choose another \
+             one with --from"
         )
     })?;
     let (folder, target) = (root().join("target/upgrade/source"), root().join("target/upgrade"));
@@ -424,7 +424,7 @@ mod tests {
     fn what_a_run_does_not_have_is_refused() {
         let run = runs::find("play", "links").unwrap();
         let refused = run.variables([Some(7), None, None, None]).unwrap_err();
-        assert_eq!(refused, "links takes no --seed; it takes --seconds");
+        assert_eq!(refused, "links has no option --seed; it has --seconds");
         assert!(runs::find("sim", "nope").unwrap_err().contains("replication"));
     }
 

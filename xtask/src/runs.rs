@@ -35,7 +35,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "crash",
-        about: "log, snapshots, manifest and recovery on a disk that tears and loses",
+        about: "log, snapshots, manifest and recovery on a disk with torn and lost writes",
         file: "store/tests/it/crash.rs",
         test: "-p store --test it crash::",
         reads: SEEDS,
@@ -44,7 +44,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "clock",
-        about: "the commit thread's rounds by a simulated clock, with slow syncs",
+        about: "rounds of the commit thread on a simulated clock, with slow syncs",
         file: "store/tests/it/crash.rs",
         test: "-p store --test it clock::",
         reads: SEEDS,
@@ -53,7 +53,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "ledger",
-        about: "flushes, merges, drops and snapshots of a ledger on the same disk",
+        about: "flushes, merges, drops and snapshots of a ledger on such a disk",
         file: "ledger/tests/it/model.rs",
         test: "-p ledger --test it crash::",
         reads: SEEDS,
@@ -62,7 +62,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "dataset",
-        about: "writes, snapshots and starts of whole data sets on the same disk",
+        about: "writes, snapshots and starts of whole data sets on such a disk",
         file: "dataset/src/recovery/crashes.rs",
         test: "-p dataset --lib crashes",
         reads: SEEDS,
@@ -80,7 +80,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "pair",
-        about: "the same of a master and its replica: links, full syncs, promotions",
+        about: "a master and its replica: links, full syncs, promotions",
         file: "simulator/tests/it/main.rs",
         test: "-p simulator --test it a_replica",
         reads: STEPS,
@@ -89,7 +89,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "split",
-        about: "shards are split and moved while nodes and commands are killed and messages lost",
+        about: "splits and moves of shards with killed nodes, killed commands and lost messages",
         file: "cli/src/cluster/simulation/mod.rs",
         test: "-p tidemark --lib cluster::simulation::slots",
         reads: SEEDS,
@@ -98,7 +98,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "sim",
         name: "replication",
-        about: "nodes, a network and disks that fail: delays, cuts, power losses, promotions",
+        about: "nodes with failing networks and disks: delays, cuts, power losses, promotions",
         file: "replication/tests/it/main.rs",
         test: "-p replication --test it",
         reads: SEEDS,
@@ -107,7 +107,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "model",
         name: "counter",
-        about: "the counter engine beside a map: schema changes, rewrites, outliers",
+        about: "the counter engine compared with a map: schema changes, rewrites, outliers",
         file: "counter/tests/it/model.rs",
         test: "-p counter --test it model::",
         reads: STEPS,
@@ -116,7 +116,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "model",
         name: "concurrent",
-        about: "two writers beside readers, rewrites and schema changes",
+        about: "two writers concurrent with readers, rewrites and schema changes",
         file: "counter/tests/it/concurrent.rs",
         test: "-p counter --test it fields_agree",
         reads: STEPS,
@@ -125,7 +125,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "model",
         name: "phantom",
-        about: "pairs beside a map: rolls, recycling, revocation, merges",
+        about: "pairs compared with a map: rolls, recycling, revocation, merges",
         file: "phantom/tests/it/model.rs",
         test: "-p phantom --test it model::",
         reads: SEEDS,
@@ -134,7 +134,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "model",
         name: "ledger",
-        about: "exact pairs beside a set: flushes, merges, drops, trims, reopenings",
+        about: "exact pairs compared with a set: flushes, merges, drops, trims, reopens",
         file: "ledger/tests/it/model.rs",
         test: "-p ledger --test it model::",
         reads: SEEDS,
@@ -143,7 +143,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "model",
         name: "commands",
-        about: "whole commands to a server, beside plain maps",
+        about: "commands to a server, compared with plain maps",
         file: "tests/tests/it/model.rs",
         test: "-p tidemark-tests --test it model::",
         reads: STEPS,
@@ -161,7 +161,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "scenes",
-        about: "spaces, views and actions come and go under load, with kill -9 and a replica",
+        about: "creates and drops spaces, views and actions under load, with kill -9 and a replica",
         file: "cli/tests/it/scenes.rs",
         test: "-p tidemark --test it scenes::",
         reads: SEEDS,
@@ -170,7 +170,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "together",
-        about: "the same under MSET, EXEC, likes and TM.SPACE ALTER: groups stay whole",
+        about: "kill -9 during MSET, EXEC, likes and TM.SPACE ALTER: groups stay atomic",
         file: "cli/tests/it/together.rs",
         test: "-p tidemark --test it never_parted",
         reads: SEEDS,
@@ -179,7 +179,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "cold-kill",
-        about: "the same in the middle of spills and merges",
+        about: "kill -9 during spills and merges",
         file: "cli/tests/it/cold_kill.rs",
         test: "-p tidemark --test it cold_kill::",
         reads: SEEDS,
@@ -188,7 +188,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "backup",
-        about: "the same in the middle of backups, which are restored row by row",
+        about: "kill -9 during backups, whose rows are then compared",
         file: "cli/tests/it/backup.rs",
         test: "-p tidemark --test it though_the_server_is_killed",
         reads: SEEDS,
@@ -197,7 +197,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "steps",
-        about: "kill -9 at the n-th call that makes, writes, syncs or removes a file",
+        about: "kill -9 at the n-th call that creates, writes, syncs or removes a file",
         file: "cli/tests/it/faults.rs",
         test: "-p tidemark --test it any_step",
         reads: [false, false, true, false],
@@ -206,7 +206,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "tokens",
-        about: "so many thousand increments, sent twice, under kill -9 and a failover: each once",
+        about: "increments, each sent twice, under kill -9 and a failover: each counts once",
         file: "cli/tests/it/tokens.rs",
         test: "-p tidemark --test it sent_twice",
         reads: ROUNDS,
@@ -215,7 +215,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "follow",
-        about: "the same under actions that move several counters: flags and counters agree",
+        about: "kill -9 during actions on several counters: flags and counters agree",
         file: "cli/tests/it/follow.rs",
         test: "-p tidemark --test it follow::",
         reads: SEEDS,
@@ -224,7 +224,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "exact",
-        about: "so many likes of a space with a ledger, each sent twice, under kill -9",
+        about: "likes in a space with a ledger, each sent twice, under kill -9",
         file: "cli/tests/it/exact.rs",
         test: "-p tidemark --test it exact::",
         reads: [true, false, true, false],
@@ -233,7 +233,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "rebuild",
-        about: "filters are built anew for other rates beside likes and readers, with kill -9",
+        about: "rebuilds filters for other rates under likes and reads, with kill -9",
         file: "cli/tests/it/rebuild.rs",
         test: "-p tidemark --test it rebuild::",
         reads: SEEDS,
@@ -242,7 +242,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "fresh",
-        about: "so many posts and likes into a server with nothing set but memory, under kill -9",
+        about: "loads posts and likes into a server with default settings, under kill -9",
         file: "cli/tests/it/fresh.rs",
         test: "-p tidemark --test it fresh::",
         reads: [false, false, true, false],
@@ -251,7 +251,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "ingest",
-        about: "so many thousand events of each broker, under kill -9 of either side and failovers",
+        about: "thousands of events from each broker, under kill -9 of either side and failovers",
         file: "cli/tests/it/ingest/mod.rs",
         test: "-p tidemark --test it count_once",
         reads: ROUNDS,
@@ -260,7 +260,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "failover",
-        about: "three Sentinels, three nodes behind proxies: the master killed, stopped, cut off",
+        about: "three Sentinels and three nodes: the master is killed, stopped, cut off",
         file: "cli/tests/it/failover.rs",
         test: "-p tidemark --test it sentinel_fails_over",
         reads: ROUNDS,
@@ -278,7 +278,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "kvrocks",
-        about: "Kvrocks' controller over a real etcd, replayed: masters and controllers are killed",
+        about: "Kvrocks' controller with a real etcd, replayed: masters and controllers are killed",
         file: "cli/tests/it/failover.rs",
         test: "-p tidemark --test it kvrocks",
         reads: ROUNDS,
@@ -287,7 +287,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "split",
-        about: "a shard of so many posts is split and moved under load, with kill -9 at each step",
+        about: "splits and moves a shard under load, with kill -9 at each step",
         file: "cli/tests/it/failover.rs",
         test: "-p tidemark --test it a_shard_is_split",
         reads: [false, true, true, false],
@@ -296,7 +296,7 @@ pub(crate) const RUNS: &[Run] = &[
     Run {
         group: "play",
         name: "links",
-        about: "links that are cut, reset, delayed and half-open under load",
+        about: "cuts, resets and delays links under load, and leaves them half-open",
         file: "cli/tests/it/links.rs",
         test: "-p tidemark --test it links::",
         reads: TIME,
@@ -331,7 +331,7 @@ impl Run {
                     let options = VARIABLES.iter().zip(self.reads);
                     let known = options.filter(|(_, reads)| *reads).map(|((option, _), _)| *option);
                     let known = known.collect::<Vec<_>>().join(" and ");
-                    return Err(format!("{} takes no {option}; it takes {known}", self.name));
+                    return Err(format!("{} has no option {option}; it has {known}", self.name));
                 }
                 Some(value) => variables.push((name, value.to_string())),
                 None => {}
@@ -357,7 +357,7 @@ impl Run {
 pub(crate) fn find(group: &str, name: &str) -> Result<&'static Run, String> {
     RUNS.iter()
         .find(|run| run.group == group && run.name == name)
-        .ok_or_else(|| format!("there is no '{group} {name}'; there are:\n{}", list(group)))
+        .ok_or_else(|| format!("no such run '{group} {name}'; available:\n{}", list(group)))
 }
 
 fn list(group: &str) -> String {

@@ -105,7 +105,7 @@ fn ask(args: &Args, kind: &Kind, number: u64) -> io::Result<Vec<f64>> {
             let reply = client.reply()?;
             let is_row = |row: &OwnedFrame| matches!(row, OwnedFrame::Array(_));
             if !matches!(&reply, OwnedFrame::Array(rows) if rows.iter().all(is_row)) {
-                return Err(io::Error::other(format!("not a whole page: {reply:?}")));
+                return Err(io::Error::other(format!("incomplete page: {reply:?}")));
             }
             times.push(sent.elapsed().as_secs_f64() * 1e6);
         }
@@ -136,7 +136,7 @@ fn turn(args: &Args, kind: &Kind) -> io::Result<Turn> {
             (0..args.clients).map(|number| scope.spawn(move || ask(args, kind, number))).collect();
         let mut all = Vec::new();
         for client in clients {
-            let times = client.join().map_err(|_| io::Error::other("a client ended"))??;
+            let times = client.join().map_err(|_| io::Error::other("a client failed"))??;
             all.extend(times);
         }
         Ok::<_, io::Error>(all)
@@ -160,13 +160,13 @@ fn main() -> io::Result<()> {
     for kind in &kinds {
         fill(&args, &kind.servers[0])?;
     }
-    println!("load of the machine: {}", load());
+    println!("load average of the machine: {}", load());
     let mut all: [Vec<Turn>; 2] = [Vec::new(), Vec::new()];
     for _ in 0..args.turns {
         for (kind, turns) in kinds.iter().zip(&mut all) {
             let now = turn(&args, kind)?;
             println!(
-                "{:>8}: {:.0} pages/s, {:.1} us of processor per page, p50 {:.0} us, p99 {:.0} us",
+                "{:>8}: {:.0} pages/s, {:.1} us of CPU time per page, p50 {:.0} us, p99 {:.0} us",
                 kind.name, now.pages, now.cpu_us, now.p50_us, now.p99_us
             );
             turns.push(now);
@@ -177,8 +177,8 @@ fn main() -> io::Result<()> {
         median(one.iter().zip(&parted).map(|(one, parted)| of(parted) / of(one)).collect())
     };
     println!(
-        "{} shards beside one node, medians of {} pairs of turns: processor {:.2} times, p50 {:.2} \
-         times, p99 {:.2} times",
+        "{} shards compared with one node, medians of {} pairs of turns: CPU time {:.2} times, p50 \
+         {:.2} times, p99 {:.2} times",
         args.shards,
         args.turns,
         ratios(|turn| turn.cpu_us),

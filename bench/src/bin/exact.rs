@@ -244,7 +244,7 @@ fn compare(
         load()
     );
     ratios.sort_by(f64::total_cmp);
-    println!("ratios of the turns: {ratios:.2?}\nledger: {}", server.info("ledger_liked")?);
+    println!("ratios by turn: {ratios:.2?}\nledger: {}", server.info("ledger_liked")?);
     Ok(())
 }
 
@@ -253,11 +253,11 @@ fn main() -> io::Result<()> {
     match what {
         What::Likes { likes: number } => likes(&place, turns, fill, number),
         What::Repeats(rates) => {
-            let what = "beside repeated likes";
+            let what = "during repeated likes";
             compare(&place, turns, fill, &rates, what, Some(5), |_, _| Ok(()))
         }
         What::Rebuild(rates) => {
-            compare(&place, turns, fill, &rates, "beside a rebuild", None, |server, at| {
+            compare(&place, turns, fill, &rates, "during a rebuild", None, |server, at| {
                 let rate: &[u8] = if at % 2 == 0 { b"0.0002" } else { b"0.0001" };
                 let words: [&[u8]; 6] =
                     [b"TM.SPACE", b"ALTER", b"liked", b"SET", b"false_positive_rate", rate];

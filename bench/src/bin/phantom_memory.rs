@@ -57,8 +57,8 @@ fn ours(pairs: u64, rate: f64) -> Outcome {
     let whole = space.memory_bytes() as f64 / space.pairs() as f64;
     let closed = full.bytes as f64 / full.pairs as f64;
     println!(
-        "| phantom at {} %: a filter that is full; a table as it was closed; the whole space, \
-         newest table and spare included | {:.2}; {closed:.2}; {whole:.2} |",
+        "| phantom at {} %: a full filter; a closed table; the whole space, including the newest \
+         table and the spare | {:.2}; {closed:.2}; {whole:.2} |",
         rate * 100.0,
         full.bytes as f64 / full.capacity as f64
     );
@@ -143,19 +143,19 @@ fn main() -> Outcome {
         let all = args.pairs.to_string();
         let kinds: [(&str, u64, &[&str]); 6] = [
             (
-                "one filter for 1 % and all pairs that does not scale",
+                "one filter for all pairs at 1 %, non-scaling",
                 args.pairs,
                 &["0.01", &all, "NONSCALING"],
             ),
-            ("the same for 0.1 %", args.pairs, &["0.001", &all, "NONSCALING"]),
-            ("the same for 0.01 %", args.pairs, &["0.0001", &all, "NONSCALING"]),
-            ("one filter for 1 % and all pairs, which might scale", args.pairs, &["0.01", &all]),
+            ("same at 0.1 %", args.pairs, &["0.001", &all, "NONSCALING"]),
+            ("same at 0.01 %", args.pairs, &["0.0001", &all, "NONSCALING"]),
+            ("one filter for all pairs at 1 %, scaling", args.pairs, &["0.01", &all]),
             ("one filter without BF.RESERVE", args.pairs, &[]),
-            ("a filter for 1 % and 10 viewers for each post", 10, &["0.01", "10"]),
+            ("one filter per post for 10 viewers at 1 %", 10, &["0.01", "10"]),
         ];
         for (kind, per_key, reserve) in kinds {
             let (bytes, size) = theirs(&args, (48, per_key), b"BF.MADD", reserve)?;
-            println!("| {kind}; by BF.INFO | {bytes:.2}; {:.2} |", size.unwrap_or(f64::NAN));
+            println!("| {kind}; from BF.INFO | {bytes:.2}; {:.2} |", size.unwrap_or(f64::NAN));
         }
     }
     Ok(())

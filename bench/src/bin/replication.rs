@@ -195,7 +195,7 @@ fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
     {
         if started.elapsed() > Duration::from_secs(600) {
             return Err(io::Error::other(format!(
-                "not in step: {:?}",
+                "the replica has not caught up: {:?}",
                 replica.info("master_link_error")
             )));
         }
@@ -294,7 +294,7 @@ fn sync_once(
             to.growth_mib = to.growth_mib.max(most - to.memory_mib);
             let (here, there) = (rows_of(master)?, rows_of(&replica)?);
             if here != there {
-                return Err(io::Error::other(format!("the replica has {there} rows of {here}")));
+                return Err(io::Error::other(format!("the replica has {there} of {here} rows")));
             }
             Ok(())
         };
@@ -336,7 +336,7 @@ fn sync(
         masters.push((kind, rows, bytes, master, Synced::default()));
     }
     if wait {
-        println!("loaded; a line of input begins the measurement");
+        println!("loaded; press Enter to start the measurement");
         io::stdin().read_line(&mut String::new())?;
     }
     for _ in 0..rounds {
@@ -352,7 +352,7 @@ fn sync(
         "MB/s",
         "rows/s",
         "before: p50, p99, p99.9",
-        "meanwhile: p50, p99, p99.9",
+        "during the sync: p50, p99, p99.9",
         "p99.9 by round"
     );
     for (kind, rows, bytes, master, synced) in masters {
@@ -381,13 +381,13 @@ fn sync(
         );
         let child = master.info("rdb_last_cow_size").unwrap_or_default();
         println!(
-            "{:>8} master's memory {memory_mib:.0} MiB, at most {growth_mib:.0} MiB more during a \
-             sync{}",
+            "{:>8} memory of the master {memory_mib:.0} MiB, up to {growth_mib:.0} MiB more during \
+             a sync{}",
             "",
             if kind == Kind::Tidemark {
                 String::new()
             } else {
-                format!(", and {child} bytes in its child")
+                format!(", and {child} bytes in its child process")
             }
         );
     }
@@ -417,7 +417,9 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
                 client.push(&[b"WAIT", b"1", b"5000"]);
                 take(&mut client, 1)?;
                 if client.reply()? != OwnedFrame::Integer(1) {
-                    return Err(io::Error::other("the replica does not have it after 5 s"));
+                    return Err(io::Error::other(
+                        "the replica did not receive the write within 5 s",
+                    ));
                 }
                 done += 1;
             }
@@ -426,9 +428,8 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
         Ok((pairs as f64 / seconds as f64, (cpu() - before) * 1e6 / pairs as f64))
     };
     println!(
-        "{clients} clients, each an increment and WAIT 1 in turn; one replica, everysec; \
-         acknowledged pairs a second, and microseconds of processor time of master and replica for \
-         each"
+        "{clients} clients, each alternating an increment and WAIT 1; one replica, everysec; \
+         acknowledged pairs per second, and microseconds of CPU time of master and replica per pair"
     );
     println!("{:>8} {:>16} {:>16} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
     let mut ratios = vec![];
@@ -446,7 +447,7 @@ fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> 
 
 fn hot(args: &Args, writes: u64) -> io::Result<()> {
     println!(
-        "one row, {writes} times HINCRBY, pipelined by {}; bytes of the replication stream",
+        "{writes} times HINCRBY of one row, pipeline of {}; bytes of the replication stream",
         Client::IN_FLIGHT
     );
     let mut bytes = vec![];
@@ -462,7 +463,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
         take_all(&mut client)?;
         let seconds = started.elapsed().as_secs_f64();
         if client.call(&[b"WAIT", b"1", b"60000"])? != OwnedFrame::Integer(1) {
-            return Err(io::Error::other("the replica does not have it after a minute"));
+            return Err(io::Error::other("the replica did not receive the writes within a minute"));
         }
         let streamed = number(&master, "master_repl_offset")? - before;
         let held = replica.client()?.call(&[
@@ -471,7 +472,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
             b"like",
         ])?;
         if held != OwnedFrame::BulkString(text(writes)) {
-            return Err(io::Error::other(format!("the replica has {held:?}")));
+            return Err(io::Error::other(format!("the replica returned {held:?}")));
         }
         println!(
             "{:>8}: {streamed:.0} bytes, in {seconds:.2} s; the replica has {writes}",
@@ -479,7 +480,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
         );
         bytes.push(streamed);
     }
-    println!("{:.6} of Redis's (asked: kilobytes)", bytes[0] / bytes[1]);
+    println!("{:.6} of Redis's (target: kilobytes)", bytes[0] / bytes[1]);
     Ok(())
 }
 
@@ -511,7 +512,7 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     }
     let missed = number(&master, "master_repl_offset")? - before;
     println!(
-        "the log rolled {} times and grew by {:.0} MB in {:.0} s; {:.0} MB of it are there",
+        "the log rolled {} times and grew by {:.0} MB in {:.0} s; {:.0} MB of it are on disk",
         number(&master, "log_written_segment")? - first,
         missed / 1e6,
         started.elapsed().as_secs_f64(),
@@ -524,7 +525,7 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     {
         if back.elapsed() > Duration::from_secs(600) {
             return Err(io::Error::other(format!(
-                "not in step: {:?}",
+                "the replica has not caught up: {:?}",
                 replica.info("master_link_error")
             )));
         }
@@ -534,8 +535,8 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (full, continued) =
         (number(&replica, "repl_full_syncs")?, number(&replica, "repl_continued")?);
     println!(
-        "the replica was ready after {ready_s:.1} s, in step {seconds:.1} s later, {:.0} MB/s; \
-         full syncs: {full}",
+        "the replica was ready after {ready_s:.1} s and caught up {seconds:.1} s later, {:.0} \
+         MB/s; full syncs: {full}",
         missed / 1e6 / seconds
     );
     let (mut here, mut there) = (master.client()?, replica.client()?);
@@ -545,12 +546,12 @@ fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
         let held = [here.call(&words)?, there.call(&words)?];
         if held[0] != held[1] || !format!("{:?}", held[0]).contains(&format!("Integer({pass})")) {
             return Err(io::Error::other(format!(
-                "post {index} was counted {pass} times: {held:?}"
+                "post {index}: expected a count of {pass}, found {held:?}"
             )));
         }
     }
     if full > 0.0 || continued != 1.0 {
-        return Err(io::Error::other("it did not go on where it was"));
+        return Err(io::Error::other("the replica did a full sync instead of resuming"));
     }
     Ok(())
 }

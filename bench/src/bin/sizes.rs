@@ -198,19 +198,20 @@ fn main() -> Outcome<()> {
         if measures_redis {
             peer = Some(theirs(&arguments.redis, entries)?);
         }
-        let known = peer.as_ref().ok_or("no size was named")?.0;
+        let known = peer.as_ref().ok_or("no size was given")?.0;
         let how = if measures_redis { "both measured" } else { "Redis as above" };
         row(entries, ours(entries)?, known, how);
     }
-    let (known, version) = peer.ok_or("no size was named")?;
+    let (known, version) = peer.ok_or("no size was given")?;
     row(arguments.computed, computed(arguments.computed)?, known, "computed; Redis as above");
     println!("# Memory by size\n");
-    println!("Printed by `cargo run --release -p tidemark-bench --bin sizes`, on one machine.");
-    println!("Posts have four counters, and there are as many flags as posts, ten on each post.");
-    println!("Everything that the tables of the default settings take is counted.");
-    println!("Redis {version} has a hash per post, and a set per post for its flags.");
-    println!("The last line is computed as `tidemark size` does.\n");
-    println!("| posts, and flags | bytes per post | Redis | bits per flag | Redis | how |");
+    println!("`cargo run --release -p tidemark-bench --bin sizes` prints this page.");
+    println!("A post has four counters.");
+    println!("There are as many flags as posts, about ten on each flagged post.");
+    println!("The figures include all memory of the tables with default settings.");
+    println!("Redis {version} has one hash per post for counters, and one set per post for flags.");
+    println!("The last line uses the formula of `tidemark size`.\n");
+    println!("| posts and flags | bytes per post | Redis | bits per flag | Redis | how |");
     println!("|---|---|---|---|---|---|");
     println!("{}", rows.join("\n"));
     Ok(())

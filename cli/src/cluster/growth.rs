@@ -87,7 +87,8 @@ impl Draft {
             member.line(&own.map(|(slot, _)| format!(" {slot}")).collect::<String>())
         };
         let text: String = self.nodes.iter().map(line).collect();
-        let version = self.version.checked_add(1).ok_or("there is no next version")?;
+        let version =
+            self.version.checked_add(1).ok_or("the topology version is at its maximum")?;
         Topology::parse(&text, version, "")
     }
 }
@@ -103,7 +104,7 @@ pub(super) async fn grow<N: Net>(
         position.map(|at| topology.members()[at].clone())
     };
     let from = at(&asked.from).ok_or_else(|| {
-        format!("{} is none of the cluster: {}", asked.from, addresses(&topology).join(", "))
+        format!("{} is not a node of the cluster: {}", asked.from, addresses(&topology).join(", "))
     })?;
     let mut new = Remote::open(net, &asked.to_node).await?;
     let id = new.text(&["CLUSTERX", "MYID"]).await?;
@@ -116,14 +117,17 @@ pub(super) async fn grow<N: Net>(
     if !has.is_empty() {
         if !is_done(&wanted, &topology, &from, &has) {
             return Err(format!(
-                "{} is the master of {} slots: slots go to an empty node, or to a replica of {}",
+                "{} is already the master of {} slots: use an empty node or a replica of {}",
                 asked.to_node,
                 has.len(),
                 asked.from
             ));
         }
         if asked.plan {
-            return Ok(format!("{} has its slots: all nodes are to hear of it\n", asked.to_node));
+            return Ok(format!(
+                "{} already has the slots: the topology will be sent to all nodes\n",
+                asked.to_node
+            ));
         }
         // An earlier run completed the hand-over. The old master may not know that the new master
         // has its slots, and other nodes may not know the topology.
@@ -131,14 +135,14 @@ pub(super) async fn grow<N: Net>(
         spread(net, &topology).await?;
         heard?;
         return Ok(format!(
-            "{} is the master of {} slots already (topology {}); all nodes have heard of it\n",
+            "{} is already the master of {} slots (topology {}); all nodes have the topology\n",
             asked.to_node,
             has.len(),
             topology.version
         ));
     }
     if from.master.is_some() {
-        return Err(format!("{} is no master", asked.from));
+        return Err(format!("{} is not a master", asked.from));
     }
     if known.is_none() {
         refuse_stranger(&mut new, &from.id).await?;
@@ -218,7 +222,7 @@ impl<N: Net> Growth<'_, N> {
     ) -> Result<(Topology, Duration), String> {
         let Growth { net, asked, .. } = self;
         if newest(*net).await?.version != topology.version {
-            return Err("the cluster has changed meanwhile: give the command again".to_owned());
+            return Err("the topology has changed: run the command again".to_owned());
         }
         // All masters must know a topology before the next one is made. Otherwise a master could
         // accept a different topology with the same version.
@@ -229,7 +233,7 @@ impl<N: Net> Growth<'_, N> {
             new.ask(&["CLUSTERX", "SETNODEID", self.id, "NX"]).await?;
             let next = with_replica(&topology, self.id, self.from, asked)?;
             net.say(&format!(
-                "{} is to follow {} (topology {})",
+                "{} becomes a replica of {} (topology {})",
                 asked.to_node, asked.from, next.version
             ));
             tell_masters(*net, &next).await?;
@@ -278,13 +282,13 @@ fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> 
         }
     };
     if let Some(foreign) = slots.iter().find(|slot| own.binary_search(slot).is_err()) {
-        return Err(format!("slot {foreign} is not one of {from}"));
+        return Err(format!("slot {foreign} is not served by {from}"));
     }
     if slots.is_empty() {
-        return Err(format!("{from} has no slots to give"));
+        return Err(format!("{from} has no slots to move"));
     }
     if matches!(wanted, Wanted::Slots(_)) && slots.len() == own.len() {
-        return Err(format!("these are all slots of {from}: tidemark cluster move"));
+        return Err(format!("these are all slots of {from}: use tidemark cluster move"));
     }
     Ok(slots)
 }
@@ -293,15 +297,18 @@ fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool)
     let GrowthArgs { from, to_node, .. } = asked;
     let mut steps = Vec::new();
     if !is_replica {
-        steps.push(format!("topology {}: {to_node} is a replica of {from}", topology.version + 1));
+        steps.push(format!(
+            "topology {}: {to_node} becomes a replica of {from}",
+            topology.version + 1
+        ));
     }
-    steps.push(format!("{to_node} copies all rows of {from}, and follows it until it is in step"));
+    steps.push(format!("{to_node} copies all data of {from} and catches up with its log"));
     steps.push(format!(
-        "writes to {from} wait for some milliseconds; topology {}: {to_node} is the master of \
-         {slots} slots",
+        "writes to {from} pause for some milliseconds; topology {}: {to_node} becomes the master \
+         of {slots} slots",
         topology.version + 1 + i64::from(!is_replica)
     ));
-    steps.push("all nodes hear of it".to_owned());
+    steps.push("the topology is sent to all nodes".to_owned());
     let numbered = (1..).zip(steps);
     numbered.fold(String::new(), |mut out, (number, step)| {
         let _ = writeln!(out, "{number}. {step}");
@@ -319,7 +326,7 @@ pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), S
         return Ok(());
     }
     Err(format!(
-        "topology {} is not known to all nodes: {}; give the same command again",
+        "some nodes do not have topology {}: {}; run the same command again",
         topology.version,
         failed.join("; ")
     ))
@@ -349,11 +356,11 @@ async fn follow<N: Net>(
         hold.renew().await?;
         match new.info("replication", "master_link_status").await?.as_str() {
             "up" => return Ok(()),
-            "" => return Err(format!("{} is no replica of {}", asked.to_node, asked.from)),
+            "" => return Err(format!("{} is not a replica of {}", asked.to_node, asked.from)),
             _ => {}
         }
         if began.elapsed() > Duration::from_secs(asked.timeout) {
-            return Err(format!("{} is not in step yet; give the command again", asked.to_node));
+            return Err(format!("{} has not caught up yet; run the command again", asked.to_node));
         }
         if said.elapsed() > SAY_EVERY {
             said = Instant::now();
@@ -364,7 +371,7 @@ async fn follow<N: Net>(
             };
             let why = new.info("replication", "master_link_error").await.unwrap_or_default();
             let why = if why.is_empty() { why } else { format!(" ({why})") };
-            net.say(&format!("{} copies: {rows} of {all} rows{why}", asked.to_node));
+            net.say(&format!("{} copied {rows} of {all} rows{why}", asked.to_node));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -385,7 +392,7 @@ async fn hand_over<N: Net>(
         match order_hand_over(net, &asked.from, next).await {
             Ok(()) => return Ok(began.elapsed()),
             Err(why) if attempt == ATTEMPTS => return Err(why),
-            Err(why) if why.contains("again") || why.contains("in step") => {
+            Err(why) if ["again", "retry", "in sync"].iter().any(|word| why.contains(word)) => {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
             Err(why) => return Err(why),

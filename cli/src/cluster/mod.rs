@@ -41,12 +41,12 @@ enum What {
 
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
-Exit status 1 if a slot has no master, or if a node
-- does not answer, or is another one than its line of the topology says;
-- knows an older topology, or none;
-- is a master that takes no writes: it is fenced, its lease has ended, or it has too few replicas;
+The exit status is 1 if a slot has no master, or if a node
+- does not reply, or has another id or role than in the topology;
+- has an older topology, or none;
+- is a master that refuses writes: it is fenced, its lease has expired, or it has too few replicas;
 - is a replica whose link to its master is down;
-- has other spaces, views or actions than another one.")]
+- has spaces, views or actions that differ from those of another node.")]
 struct StatusArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -59,9 +59,9 @@ Examples:
   tidemark cluster split --host db1 --from db1:6399 --to db9:6399
   tidemark cluster split --host db1 --from db1:6399 --to db9:6399 --slots '0-99 300'
 
-The new node follows the shard's master until it has all rows. Then writes wait for some \
-milliseconds, and it is the master of its slots. Given again, the command goes on where it was. \
-One such command at a time changes a cluster.")]
+The new node first replicates from the shard's master until it has caught up. Then writes pause \
+for some milliseconds, and the new node becomes the master of the slots. If the command is \
+interrupted, run it again to resume. Only one such command can change a cluster at a time.")]
 struct SplitArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -81,10 +81,12 @@ struct MoveArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(after_long_help = "\
-After a split both shards still have all rows of the old one. They serve their own only, but scans \
-and counts show the others, and they take memory. They are not kept up to date, so they are of no \
-use to go back. Flags stay in their filters until their table is recycled.")]
+#[command(
+    after_long_help = "After a split, both shards still contain all rows of the old shard. Each \
+                       serves only its own slots, but scans and counts include the foreign rows, \
+                       and these take memory. They are not updated, so they cannot be used to undo \
+                       the split. Flags stay in their filters until the table is recycled."
+)]
 struct TrimArgs {
     #[command(flatten)]
     to: ConnectArgs,
@@ -98,7 +100,8 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
             What::Status(args) => status::status(&args.to).await,
             What::Split(args) => {
                 let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
-                let slots = asked.map_err(|word| format!("--slots: '{word}' is no slot"))?;
+                let slots =
+                    asked.map_err(|word| format!("--slots: '{word}' is not a valid slot"))?;
                 crate::terminal::print(&grow(&args.to, &args.nodes, Wanted::Slots(slots)).await?)
             }
             What::Move(args) => {
@@ -123,7 +126,7 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
         let version = node.text(&["CLUSTERX", "VERSION"]).await?;
         if version != topology.version.to_string() {
             return Err(format!(
-                "{address} knows another topology: {version}; nothing was deleted"
+                "{address} has another topology version: {version}; nothing was deleted"
             ));
         }
         let spaces = maps(node.ask(&["TM.SPACE", "LIST"]).await?);
@@ -131,7 +134,7 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
             let word = |key: &str| space.get(key).map_or("", String::as_str);
             let (what, subcommand) = match (word("kind"), word("ledger")) {
                 ("counter", _) if is_master => ("rows", "TRIM"),
-                ("existence", "exact") => ("pairs of its ledger", "TRIMPAIRS"),
+                ("existence", "exact") => ("ledger pairs", "TRIMPAIRS"),
                 _ => continue,
             };
             let name = word("name");
@@ -154,10 +157,10 @@ async fn trim_space(
     loop {
         let reply = node.ask(&["CLUSTERX", subcommand, space, &cursor]).await?;
         let OwnedFrame::Array(words) = &reply else {
-            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+            return Err(format!("{}: unexpected reply: {reply:?}", node.address));
         };
         let [OwnedFrame::BulkString(next), OwnedFrame::Integer(gone)] = &words[..] else {
-            return Err(format!("{}: an unexpected answer: {reply:?}", node.address));
+            return Err(format!("{}: unexpected reply: {reply:?}", node.address));
         };
         deleted += gone.unsigned_abs();
         cursor = String::from_utf8_lossy(next).into_owned();

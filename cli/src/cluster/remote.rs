@@ -36,7 +36,7 @@ impl Net for ConnectArgs {
         let parts = address.rsplit_once(':');
         let (host, port) = parts
             .and_then(|(host, port)| Some((host, port.parse().ok()?)))
-            .ok_or_else(|| format!("'{address}' is no HOST:PORT"))?;
+            .ok_or_else(|| format!("'{address}': expected HOST:PORT"))?;
         let to = ConnectArgs { host: host.to_owned(), port, ..self.clone() };
         let tls = to.tls().map_err(|e| e.to_string())?;
         to.open(tls.as_ref()).await.map_err(|e| format!("{address}: {e}"))
@@ -75,7 +75,7 @@ impl<N: Net> Remote<'_, N> {
                 Ok(String::from_utf8_lossy(&text).into_owned())
             }
             OwnedFrame::Integer(number) => Ok(number.to_string()),
-            other => Err(format!("{}: an unexpected answer: {other:?}", self.address)),
+            other => Err(format!("{}: unexpected reply: {other:?}", self.address)),
         }
     }
 
@@ -114,7 +114,7 @@ impl<N: Net> Remote<'_, N> {
 /// topologies with the same version: only an operator can decide which one is right.
 pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
     let mut first = Remote::open(net, &net.first()).await?;
-    let none = || format!("{}: it knows no topology yet", net.first());
+    let none = || format!("{} has no topology yet", net.first());
     let mut newest = first.topology().await?.ok_or_else(none)?;
     let mut from = net.first();
     for address in addresses(&newest) {
@@ -123,8 +123,9 @@ pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
         let Ok(Some(other)) = node.topology().await else { continue };
         if other.version == newest.version && !other.agrees_with(&newest) {
             return Err(format!(
-                "{from} and {address} know two topologies {}: find out which one is right, and \
-                 give it to all nodes under the next version (CLUSTERX SETNODES)",
+                "{from} and {address} have different topologies with version {}: find out which \
+                 one is correct, and send it to all nodes with the next version (CLUSTERX \
+                 SETNODES)",
                 newest.version
             ));
         }

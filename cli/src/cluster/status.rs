@@ -88,7 +88,7 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
         let _ = writeln!(out, "{} slots have no master", usize::from(SLOTS) - topology.assigned());
     }
     crate::terminal::print(&out)?;
-    if is_fine { Ok(()) } else { Err("the cluster is not whole, or not of one mind".to_owned()) }
+    if is_fine { Ok(()) } else { Err("the cluster has faults: see above".to_owned()) }
 }
 
 async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
@@ -150,7 +150,7 @@ fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
 fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>) -> Vec<String> {
     let told = known.iter().filter_map(|(name, (what, first))| match own.get(*name) {
         None => Some(format!("has no {name}, unlike {first}")),
-        Some(own) if own != *what => Some(format!("its {name} is not that of {first}")),
+        Some(own) if own != *what => Some(format!("its {name} differs from that of {first}")),
         Some(_) => None,
     });
     told.collect()
@@ -182,27 +182,27 @@ fn faults(facts: &Facts, member: &Member, version: i64) -> Vec<String> {
     let Facts { id, replication, refusal, .. } = facts;
     let mut faults = Vec::new();
     if id.is_empty() {
-        faults.push("has no id, so serves no slot".to_owned());
+        faults.push("has no id and serves no slots".to_owned());
     } else if *id != member.id {
         faults.push(format!("is another node: {id}"));
     }
     match facts.version.parse::<i64>() {
         Ok(known) if known == version => {}
-        Ok(known) if known > version => faults.push("knows a later topology".to_owned()),
-        Ok(0..) => faults.push("knows an older topology".to_owned()),
-        _ => faults.push("knows no topology".to_owned()),
+        Ok(known) if known > version => faults.push("has a newer topology".to_owned()),
+        Ok(0..) => faults.push("has an older topology".to_owned()),
+        _ => faults.push("has no topology".to_owned()),
     }
     let is_master = field(replication, "role") == "master";
     if is_master && field(replication, "repl_fenced") == "1" {
-        faults.push("fenced: takes no writes".to_owned());
+        faults.push("fenced: refuses writes".to_owned());
     } else if refusal.starts_with("CLUSTERDOWN master lease expired") {
-        faults.push("its lease has ended: takes no writes".to_owned());
+        faults.push("its lease has expired: refuses writes".to_owned());
     } else if !refusal.is_empty() {
-        faults.push(format!("takes no writes: {refusal}"));
+        faults.push(format!("refuses writes: {refusal}"));
     }
     match &member.master {
-        None if !is_master => faults.push("is a replica, and no master".to_owned()),
-        Some(_) if is_master => faults.push("follows no master".to_owned()),
+        None if !is_master => faults.push("is a replica instead of a master".to_owned()),
+        Some(_) if is_master => faults.push("is a master instead of a replica".to_owned()),
         _ => {}
     }
     if !is_master && field(replication, "master_link_status") != "up" {
@@ -249,25 +249,25 @@ mod tests {
 
     #[test]
     fn a_node_that_is_not_that_of_its_line_is_told() {
-        assert_eq!(told("", 7, MASTER, "", false), "has no id, so serves no slot");
+        assert_eq!(told("", 7, MASTER, "", false), "has no id and serves no slots");
         assert_eq!(told("c", 7, MASTER, "", false), format!("is another node: {}", "c".repeat(40)));
-        assert_eq!(told("a", 6, MASTER, "", false), "knows an older topology");
-        assert_eq!(told("a", 8, MASTER, "", false), "knows a later topology");
+        assert_eq!(told("a", 6, MASTER, "", false), "has an older topology");
+        assert_eq!(told("a", 8, MASTER, "", false), "has a newer topology");
         let none = told("", -1, MASTER, "", false);
-        assert_eq!(none, "has no id, so serves no slot; knows no topology");
-        assert_eq!(told("a", 7, REPLICA, "", false), "is a replica, and no master");
-        assert_eq!(told("a", 7, MASTER, "", true), "follows no master");
+        assert_eq!(none, "has no id and serves no slots; has no topology");
+        assert_eq!(told("a", 7, REPLICA, "", false), "is a replica instead of a master");
+        assert_eq!(told("a", 7, MASTER, "", true), "is a master instead of a replica");
     }
 
     #[test]
     fn a_master_that_takes_no_writes_is_told() {
         let fenced = MASTER.replace("fenced:0", "fenced:1");
-        let refused = "READONLY This master was started again";
-        assert_eq!(told("a", 7, &fenced, refused, false), "fenced: takes no writes");
-        let over = "CLUSTERDOWN master lease expired: another node may be the master by now";
-        assert_eq!(told("a", 7, MASTER, over, false), "its lease has ended: takes no writes");
+        let refused = "READONLY This master is fenced until its role is known";
+        assert_eq!(told("a", 7, &fenced, refused, false), "fenced: refuses writes");
+        let over = "CLUSTERDOWN master lease expired: another node may be the master";
+        assert_eq!(told("a", 7, MASTER, over, false), "its lease has expired: refuses writes");
         let few = "NOREPLICAS Not enough good replicas to write.";
-        assert_eq!(told("a", 7, MASTER, few, false), format!("takes no writes: {few}"));
+        assert_eq!(told("a", 7, MASTER, few, false), format!("refuses writes: {few}"));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
             difference(&own.collect(), &known).join("; ")
         };
         assert_eq!(told(&[(&home, 0), (&wall, 1)]), "");
-        let both = "its view 'home' is not that of h:1; has no view 'wall', unlike h:2";
+        let both = "its view 'home' differs from that of h:1; has no view 'wall', unlike h:2";
         assert_eq!(told(&[(&home, 1)]), both);
     }
 

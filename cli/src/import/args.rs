@@ -10,38 +10,38 @@ use std::path::PathBuf;
 Examples:
   tidemark import posts.csv                   rows: id,like,repost,comment,read
                                               (the header names the fields)
-  tidemark import --space liked likes.csv     flags: id,member (a line per like)
+  tidemark import --space liked likes.csv     flags: id,member (one line per like)
   tidemark import reposts.csv.gz              events: created_at,post_id,
                                               origin_post_id,user_id
   tidemark import posts.jsonl                 JSON lines: {\"id\": 17, \"like\": 5},
                                               {\"id\": 17, \"member\": 7} or
                                               {\"user\": 7, \"id\": 17}
-  zcat old.csv.gz | tidemark import -         from standard input
+  zcat old.csv.gz | tidemark import -         reads standard input
   tidemark import --kind rows --fields like,read counts.csv
-                                              a file without a header
+                                              a file with no header
   tidemark import --fields 'post_id>id,likes>like' posts.csv
-                                              two columns of many
+                                              loads only two columns
   export REDISCLI_AUTH=secret
   tidemark import --host db1 --user loader --tls --cacert ca.pem posts.csv
                                               with a login, encrypted
   tidemark import --from redis://:secret@old:6379 --verify
-                                              all keys that fit a pattern of
-                                              a space, out of a Redis; then
-                                              compares both
-  tidemark import --from redis://old --follow its changes, too, until Ctrl-C
+                                              all keys of a Redis that match
+                                              a pattern of a space, followed
+                                              by a comparison
+  tidemark import --from redis://old --follow also its changes, until Ctrl-C
   tidemark import --from redis://old --delete-missing
-                                              and deletes rows that it has no
-                                              more
+                                              also deletes rows that are not
+                                              in the Redis
   tidemark import --from redis://old \\
     --layout 'string key=like:{id} space=post fields=like' \\
     --layout 'set key=likers:{id} space=liked'
-                                              other keys than the server's
+                                              keys with other names
 
-Layouts of --from; key= has {id}, fields= may rename (old>new):
-  hash    key=post:{id} space=post            a hash a row
+Layouts of --from; key= contains {id}, fields= can rename (old>new):
+  hash    key=post:{id} space=post            one hash per row
   string  key=like:{id} space=post fields=like
-                                              a key a counter
-  string  key=post:{id}:{field} space=post    the same, named by the key
+                                              one key per counter
+  string  key=post:{id}:{field} space=post    same, for all counters
   string  key=c:{id} space=post fields=like,read pack=struct:<I4I4
                                               packed by Lua's struct.pack, or
                                               pack=msgpack: cmsgpack.pack
@@ -50,22 +50,21 @@ Layouts of --from; key= has {id}, fields= may rename (old>new):
                                               field = id % 1000
   buckets key=likes space=post fields=like    one hash, field = id
   buckets key=b:{id} space=post fields=like field=user.{id}
-                                              fields are whole old keys
+                                              each field is a former key
   string  key=view:{id}:{shard} space=post fields=read sum=0..15
-                                              shards of a counter: their sum
-  set     key=liked:{id} space=liked          a set of members a post
-  bits    key=likers:{id} space=liked         a bitmap a post: bit = member
-                      ... count=post.like     and their number is a counter
+                                              sums the shards of a counter
+  set     key=liked:{id} space=liked          one set of members per post
+  bits    key=likers:{id} space=liked         one bitmap per post: bit = member
+                      ... count=post.like     also sets a counter to their number
 
-An import that was ended goes on where it was when the same command is given again.
+To resume an interrupted import from a Redis, run the same command again.
 
-Bad lines are counted and the first few shown with their number and reason; the rest of the file \
-goes on, and the exit status is 1.
-With --strict the import stops at the first one. What was sent before stays: importing again is \
-harmless.
+Bad lines are counted and skipped, the first few are printed with line number and reason, and the \
+exit status is 1. With --strict, the import stops at the first bad line; earlier lines stay \
+loaded. It is safe to import a file twice.
 
-Of a cluster name any node: each row goes to the master of its slot, over as many connections as \
---connections says to each. Its nodes need the same spaces, and the same login.")]
+In a cluster, name any node. The import sends each row to the master of its slot and opens \
+--connections connections to each master. All nodes need the same spaces and the same login.")]
 pub struct ImportArgs {
     /// Files to load, plain or gzip. `-` reads standard input.
     #[arg(required_unless_present = "from", conflicts_with = "from")]
@@ -178,7 +177,7 @@ const RETRY_S: u64 = 60;
 
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite());
-    number.ok_or_else(|| "it must be a number above 0".to_owned())
+    number.ok_or_else(|| "must be a number greater than 0".to_owned())
 }
 
 impl Default for ImportArgs {

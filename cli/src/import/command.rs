@@ -58,7 +58,7 @@ impl Command {
             Shape::Events => 4,
         };
         if columns.len() != expected {
-            return Err(format!("{} columns, expected {expected}", columns.len()));
+            return Err(format!("found {} columns, expected {expected}", columns.len()));
         }
         match &self.shape {
             Shape::Rows { fields, places, .. } => {
@@ -116,7 +116,7 @@ impl Command {
                     return Ok(Pushed::NoCounters);
                 }
                 if values.is_empty() {
-                    return Err("it names no counters".to_owned());
+                    return Err("the line has no counters".to_owned());
                 }
                 pipe.push(number, line, Verb::Row, |out| {
                     put_head(out, b'*', 3 + 2 * values.len());
@@ -165,7 +165,7 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
 pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<Shape, String> {
     let place = |name: &str| {
         let place = header.iter().position(|column| column == name);
-        place.ok_or_else(|| format!("--fields: there is no column '{name}'"))
+        place.ok_or_else(|| format!("--fields: no such column '{name}'"))
     };
     let (mut id, mut fields, mut places) = ("id", Vec::new(), Vec::new());
     for (from, to) in names.iter().map(|name| renamed(name)) {

@@ -87,8 +87,9 @@ impl Records {
             match result {
                 ReadRecordResult::InputEmpty if is_end && is_begun => {
                     self.csv.reset();
-                    return Ok(Some(Err("a quote that begins here is never closed: the rest of \
-                                        the file is not read")));
+                    return Ok(Some(Err(
+                        "unterminated quoted field: the rest of the file was not read",
+                    )));
                 }
                 ReadRecordResult::InputEmpty if is_end => return Ok(None),
                 ReadRecordResult::InputEmpty => {}
@@ -186,7 +187,7 @@ mod tests {
         let found = records("1,2\n\"3,4\n5,6\n");
         assert_eq!(found[0], (1, Ok(vec!["1".to_owned(), "2".to_owned()])));
         assert!(found.len() == 2 && found[1].0 == 2, "{found:?}");
-        assert!(found[1].1.as_ref().unwrap_err().contains("never closed"));
+        assert!(found[1].1.as_ref().unwrap_err().contains("unterminated quoted field"));
     }
 
     #[test]
@@ -205,7 +206,12 @@ mod tests {
         let mut unclosed = io::Cursor::new(format!("\"{long}"));
         let mut records = Records::new();
         assert!(
-            records.next(&mut unclosed).unwrap().unwrap().unwrap_err().contains("never closed")
+            records
+                .next(&mut unclosed)
+                .unwrap()
+                .unwrap()
+                .unwrap_err()
+                .contains("unterminated quoted field")
         );
         assert_eq!(records.next(&mut unclosed).unwrap(), None);
     }

@@ -154,8 +154,8 @@ impl Import<'_> {
                             let (shape, is_header) = self.shape(&source.name, columns, spaces)?;
                             spaces.check(&shape, self.args).map_err(|why| {
                                 let is_named = !is_header || !self.args.fields.is_empty();
-                                let advice = match why.contains("has no field") && !is_named {
-                                    true => "; --fields 'old>new,...' names the columns to load",
+                                let advice = match why.contains("no such field") && !is_named {
+                                    true => "; choose the columns with --fields 'old>new,...'",
                                     false => "",
                                 };
                                 ImportError::Kind(format!("{why}{advice}"))
@@ -207,9 +207,9 @@ impl Import<'_> {
     ) -> Result<(), ImportError> {
         let reason = match event {
             Event::Bad { line, reason } => {
-                return self.bad(source, line, format!("the server says: {reason}"));
+                return self.bad(source, line, format!("the server replied: {reason}"));
             }
-            Event::Refused { line, reason } => format!("line {line} is refused: {reason}"),
+            Event::Refused { line, reason } => format!("line {line} was rejected: {reason}"),
             Event::Broken(error) => error.to_string(),
         };
         Err(ImportError::Server {
@@ -251,9 +251,9 @@ impl Import<'_> {
             None if first == ["created_at", "post_id", "origin_post_id", "user_id"] => Kind::Events,
             None => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: the first line is neither `id,<field>,...`, `id,member` nor \
-                     `created_at,post_id,origin_post_id,user_id`: say what the lines are with \
-                     --kind rows, --kind flags or --kind events; or, of rows, which columns with \
+                    "{name}: unknown header: expected `id,<field>,...`, `id,member` or \
+                     `created_at,post_id,origin_post_id,user_id`. Use --kind rows, --kind flags or \
+                     --kind events for a file without a header, or choose the columns of rows with \
                      --fields 'post_id>id,likes>like'"
                 )));
             }
@@ -281,15 +281,15 @@ impl Import<'_> {
             }
             Kind::Rows if is_of_flags() => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: the space '{}' holds flags, whose lines are `id,member`; these have \
-                     {} columns",
+                    "{name}: '{}' is an existence space and needs lines of `id,member`, but the \
+                     file has {} columns",
                     self.args.space,
                     first.len()
                 )));
             }
             Kind::Rows if is_unnamed_space(&first) => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: `id,member` are flags, and --space names no existence space; the \
+                    "{name}: `id,member` are flags: use --space with an existence space; the \
                      server has: {}",
                     spaces.existences.join(", ")
                 )));
@@ -302,7 +302,7 @@ impl Import<'_> {
             Kind::Rows if is_header => Shape::rows(first[1..].to_vec()),
             Kind::Rows => {
                 return Err(ImportError::Kind(format!(
-                    "{name}: no header names the fields: say them with --fields like,repost,..."
+                    "{name}: the file has no header: name the fields with --fields like,repost,..."
                 )));
             }
         };
@@ -319,7 +319,7 @@ impl Import<'_> {
         if self.shown <= SHOWN {
             progress.suspend(|| eprintln!("{name}, line {line}: {reason}"));
         } else if self.shown == SHOWN + 1 {
-            progress.suspend(|| eprintln!("more bad lines are counted, not shown"));
+            progress.suspend(|| eprintln!("further bad lines are counted but not shown"));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ pub(super) type Object = serde_json::Map<String, Value>;
 
 pub(super) fn object(line: &[u8]) -> Result<Object, String> {
     let once: Once =
-        serde_json::from_slice(line).map_err(|error| format!("no JSON object: {error}"))?;
+        serde_json::from_slice(line).map_err(|error| format!("not a JSON object: {error}"))?;
     Ok(once.0)
 }
 
@@ -25,14 +25,14 @@ impl<'de> Deserialize<'de> for Once {
             type Value = Once;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
+                f.write_str("a JSON object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once, A::Error> {
                 let mut object = Object::new();
                 while let Some((name, value)) = map.next_entry::<String, Value>()? {
                     if object.contains_key(&name) {
-                        return Err(A::Error::custom(format!("{name:?} is there twice")));
+                        return Err(A::Error::custom(format!("duplicate key {name:?}")));
                     }
                     object.insert(name, value);
                 }
@@ -79,12 +79,12 @@ pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>
     match object.get(name) {
         // serde_json reads a number outside 64 bits as a float, which loses digits.
         Some(Value::Number(number)) if number.is_f64() => {
-            Err(format!("\"{name}\" is no integer of 64 bits; a text keeps its digits"))
+            Err(format!("\"{name}\" is not a 64-bit integer (use a string to keep all digits)"))
         }
         Some(Value::Number(number)) => Ok(Cow::Owned(number.to_string())),
         Some(Value::String(text)) => Ok(Cow::Borrowed(text)),
-        None | Some(Value::Null) => Err(format!("there is no \"{name}\"")),
-        Some(_) => Err(format!("\"{name}\" is neither a number nor a text")),
+        None | Some(Value::Null) => Err(format!("\"{name}\" is missing")),
+        Some(_) => Err(format!("\"{name}\" is not a number or a string")),
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(kind(r#"{"user": 7, "id": 17, "member": null}"#), Kind::Events);
         assert_eq!(kind(r#"{"user": null, "id": 17, "member": null, "like": 5}"#), Kind::Rows);
         for bad in ["{\"id\": 17, \"id\": 18}", "[1]", "17", "{\"id\": 17", "", "{\"id\": 17} {}"] {
-            assert!(object(bad.as_bytes()).unwrap_err().starts_with("no JSON object"), "{bad}");
+            assert!(object(bad.as_bytes()).unwrap_err().starts_with("not a JSON object"), "{bad}");
         }
     }
 
@@ -114,10 +114,10 @@ mod tests {
         assert_eq!(text("b").unwrap(), "007");
         assert_eq!(
             text("c").unwrap_err(),
-            "\"c\" is no integer of 64 bits; a text keeps its digits"
+            "\"c\" is not a 64-bit integer (use a string to keep all digits)"
         );
-        assert_eq!(text("d").unwrap_err(), "\"d\" is neither a number nor a text");
-        assert_eq!(text("e").unwrap_err(), "there is no \"e\"");
-        assert_eq!(text("f").unwrap_err(), "there is no \"f\"");
+        assert_eq!(text("d").unwrap_err(), "\"d\" is not a number or a string");
+        assert_eq!(text("e").unwrap_err(), "\"e\" is missing");
+        assert_eq!(text("f").unwrap_err(), "\"f\" is missing");
     }
 }

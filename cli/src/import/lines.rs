@@ -11,7 +11,7 @@ use std::path::Path;
 pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
 
 pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
-    let _ = write!(out, "{} a second", HumanCount(state.per_sec() as u64));
+    let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
 }
 
 /// Opens a plain or gzip file, or standard input. The bar shows the position in the file's bytes.
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(read(&[&one, &two, &[0; 512]]).unwrap(), "1,2\n3,4\n");
         assert_eq!(read(&[&one, &[0; 7], &two]).unwrap(), "1,2\n3,4\n");
         assert!(read(&[&one, &[0; 7], b"x"]).is_err());
-        assert!(read(&[&one[..one.len() - 8], &[0; 8]]).is_err(), "a damaged checksum");
+        assert!(read(&[&one[..one.len() - 8], &[0; 8]]).is_err(), "checksum mismatch");
     }
 
     #[test]

@@ -44,8 +44,8 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
     match run(args).map_err(|e| e.to_string())?.bad {
         0 => Ok(()),
-        1 => Err("one line was bad, and is not loaded".to_owned()),
-        bad => Err(format!("{} lines were bad, and are not loaded", HumanCount(bad))),
+        1 => Err("1 bad line was not loaded".to_owned()),
+        bad => Err(format!("{} bad lines were not loaded", HumanCount(bad))),
     }
 }
 

@@ -67,7 +67,7 @@ impl AllRows {
         let (remote, own) = open().map_err(|error| of_server(&to, error))?;
         if own.fields != first.fields {
             return Err(refused(format!(
-                "{} has other counters than other masters (tidemark cluster status)",
+                "{} has different counters from the other masters (see tidemark cluster status)",
                 to.address()
             )));
         }
@@ -134,7 +134,7 @@ impl AllRows {
         if rows.iter().all(|(_, values)| values.len() == fields.len()) {
             return Ok(());
         }
-        Err(io::Error::other(format!("the counters of '{space}' have changed meanwhile")))
+        Err(io::Error::other(format!("the counters of '{space}' have changed during the scan")))
     }
 
     /// Fails if slots have moved to other masters: the list may lack rows.
@@ -143,8 +143,7 @@ impl AllRows {
         match spaces.cluster.is_same(&self.cluster) {
             true => Ok(()),
             false => Err(io::Error::other(
-                "slots of the cluster have got other masters meanwhile, so rows may have been \
-                 passed over",
+                "slots have moved to other masters during the scan, so some rows may be missing",
             )),
         }
     }
@@ -171,7 +170,7 @@ fn is_elsewhere(reason: &str) -> bool {
 }
 
 fn strange() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the server answers what it should not")
+    io::Error::new(io::ErrorKind::InvalidData, "unexpected reply from the server")
 }
 
 fn number_of(value: OwnedFrame) -> Option<i64> {

@@ -44,9 +44,7 @@ impl Cluster {
         }
         match timely(link.call(&[b"CLUSTER", b"NODES"])).await? {
             OwnedFrame::Error(reason) if reason.starts_with("CLUSTERDOWN") => Ok(Cluster::Unknown),
-            OwnedFrame::Error(reason) => {
-                Err(refused(format!("CLUSTER NODES, which says where rows are: {reason}")))
-            }
+            OwnedFrame::Error(reason) => Err(refused(format!("CLUSTER NODES failed: {reason}"))),
             lines => Cluster::of(&String::from_utf8_lossy(&text(lines))),
         }
     }
@@ -90,14 +88,14 @@ impl Cluster {
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Cluster::Part(topology) if topology.assigned() < usize::from(SLOTS) => Err(format!(
-                "{} slots of the cluster have no master, so their rows have no place. Give them to \
-                 one first (tidemark cluster status)",
+                "{} slots of the cluster have no master. Assign them first (see tidemark cluster \
+                 status)",
                 usize::from(SLOTS) - topology.assigned()
             )),
             Cluster::Whole | Cluster::Part(_) => Ok(()),
             Cluster::Unknown => Err(
-                "the server is a node of a cluster, and knows no topology yet, so it serves no \
-                 slot. Give it one first (CLUSTERX SETNODES)"
+                "the server is a cluster node without a topology, so it serves no slots. Send it \
+                 one first (CLUSTERX SETNODES)"
                     .to_owned(),
             ),
         }
@@ -127,7 +125,7 @@ pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Resu
     if known.contains(field) {
         return Ok(());
     }
-    Err(format!("the space '{space}' has no field '{field}'; it has: {}", known.join(", ")))
+    Err(format!("no such field '{field}' in the space '{space}'; it has: {}", known.join(", ")))
 }
 
 impl Spaces {
@@ -145,7 +143,7 @@ impl Spaces {
         if let OwnedFrame::Error(reason) = &list
             && reason.starts_with("ERR unknown command")
         {
-            return Err(refused(format!("it is no Tidemark: {reason}")));
+            return Err(refused(format!("not a Tidemark server: {reason}")));
         }
         for map in maps(list) {
             let Some(name) = map.get("name").cloned() else { continue };
@@ -176,7 +174,7 @@ impl Spaces {
         {
             let is_twice = |at: usize| fields[..at].contains(&fields[at]);
             if let Some(at) = (0..fields.len()).find(|at| is_twice(*at)) {
-                return Err(format!("the field '{}' is named twice", fields[at]));
+                return Err(format!("duplicate field '{}'", fields[at]));
             }
             fields.iter().try_for_each(|field| check_field(&args.space, known, field))?;
         }
@@ -186,7 +184,7 @@ impl Spaces {
             Shape::Events => ("action", &args.action, &self.actions),
         };
         if !all.is_empty() && !all.contains(name) {
-            return Err(format!("the server has no {what} '{name}'; it has: {}", all.join(", ")));
+            return Err(format!("no such {what} '{name}'; the server has: {}", all.join(", ")));
         }
         self.cluster.check()
     }

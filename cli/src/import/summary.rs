@@ -35,8 +35,8 @@ pub struct Summary {
 pub enum ImportError {
     /// A file could not be read.
     #[error(
-        "{path}: {source} (after line {line}; what was sent until there is loaded, and importing \
-         again is harmless)"
+        "{path}: {source} (after line {line}; earlier lines are loaded, and it is safe to import \
+         the file again)"
     )]
     File {
         /// Path of the file.
@@ -56,8 +56,8 @@ pub enum ImportError {
     },
     /// The connection is lost, or the server refuses every command.
     #[error(
-        "{address}: {reason} ({path}: the lines up to {acknowledged} were acknowledged; importing \
-         again is harmless)"
+        "{address}: {reason} ({path}: lines up to {acknowledged} were acknowledged; it is safe to \
+         import the file again)"
     )]
     Server {
         /// Address of the server.

@@ -363,7 +363,7 @@ fn endless_senders_do_not_starve_others() {
             );
             assert!(
                 most < Duration::from_secs(1),
-                "{batch:?}: one reply in a hundred took {most:?}"
+                "{batch:?}: the slowest percent of replies took {most:?}"
             );
         });
     }
@@ -662,7 +662,7 @@ fn connections_are_killed_in_any_state() {
             assert!(is_closed(stream), "{:?}", String::from_utf8_lossy(state));
         }
     }
-    until("all have gone", || {
+    until("all connections are closed", || {
         let OwnedFrame::BulkString(list) = call(&mut admin, "CLIENT LIST") else { return false };
         list.iter().filter(|b| **b == b'\n').count() == 1
     });

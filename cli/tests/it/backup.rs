@@ -29,7 +29,7 @@ fn start_in(home: &Path, data: &str, settings: &str) -> Program {
     );
     std::fs::write(&config, text).unwrap();
     Program::start_as(&[], &home.join(data), &["--config", config.to_str().unwrap()])
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 fn status(client: &mut Client, field: &str) -> String {
@@ -194,7 +194,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
     restored(&home.join("backups/last"), &home.join("restored"), &["--until", "latest"]);
     check(start_in(home, "restored", "").port, &sent);
     assert!(there.len() as u64 >= rounds, "{} backups of {rounds} rounds", there.len());
-    eprintln!("{} backups, {torn} rounds left a torn one, {} likes", there.len(), sent.len());
+    eprintln!("{} backups, {torn} rounds left a partial one, {} likes", there.len(), sent.len());
 }
 
 fn likes_of(port: u16) -> i64 {
@@ -284,11 +284,11 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     }
     for place in [places[0].0.to_string(), time_of(places[0].1 - 2_000), "1".to_owned()] {
         let (fine, said) = restore(&base, &to, &["--until", &place]);
-        assert!(!fine && said.contains("take an older backup"), "{place}: {said}");
+        assert!(!fine && said.contains("Use an older backup"), "{place}: {said}");
     }
     let (fine, said) = restore(&base, &to, &["--until", &(end + 1000).to_string()]);
-    assert!(!fine && said.contains("name more of it with --log"), "{said}");
-    assert!(!to.exists(), "nothing is written before all is verified");
+    assert!(!fine && said.contains("Add more of the log with --log"), "{said}");
+    assert!(!to.exists(), "the folder was written before all checksums were verified");
     // Without the archive, the data folder still has the log.
     std::fs::remove_dir_all(home.join("backups/log")).unwrap();
     restored(&base, &to, &["--until", "latest", "--log", home.join("data").to_str().unwrap()]);
@@ -310,7 +310,7 @@ fn damage_of_a_backup_is_found_and_named() {
     let one = home.join("backups/one");
     assert!(tidemark(&["check", one.to_str().unwrap()]).status.success());
     // A server refuses to start in a backup.
-    let refused = Program::start_as(&[], &one, &[]).err().expect("it must not start").join("\n");
+    let refused = Program::start_as(&[], &one, &[]).err().expect("the server started").join("\n");
     assert!(refused.contains("tidemark restore"), "{refused}");
     for name in names(&one) {
         if name == "tidemark.lock" {
@@ -341,7 +341,7 @@ fn damage_of_a_backup_is_found_and_named() {
 #[test]
 fn a_full_disk_fails_the_backup_and_nothing_else() {
     let Some(disk) = SmallDisk::mount(48) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
@@ -475,7 +475,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     call(&mut client, &format!("CNT.SET post {FIRST} like 2"));
     let value = |program: &Program| program.ask(&format!("HGET post:{FIRST} like"));
     let is = |n: u64| OwnedFrame::BulkString(text(n));
-    until("the replica has it", || value(&replica) == is(2));
+    until("the replica has the write", || value(&replica) == is(2));
     master.kill();
     restored(&home.join("backups/one"), &home.join("restored"), &[]);
     let config = home.join("data.toml");
@@ -506,18 +506,20 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
         let is_auto = |path: &&PathBuf| path.to_str().unwrap().contains("/auto-");
         all.iter().filter(is_auto).cloned().collect::<Vec<_>>()
     };
-    until("the first one is there", || !autos().is_empty());
+    until("the first backup exists", || !autos().is_empty());
     let first = autos().remove(0);
-    until("it is idle", || {
+    until("no backup is running", || {
         refusal(&call(&mut client, "BACKUP TO mine")).is_empty()
             || home.join("backups/mine").exists()
     });
-    until("the first one is gone", || !first.exists());
-    until("two are kept", || autos().len() == 2);
-    until("the operator's is there", || home.join("backups/mine").join("tidemark.backup").exists());
+    until("the first backup is removed", || !first.exists());
+    until("two backups are kept", || autos().len() == 2);
+    until("the operator's backup exists", || {
+        home.join("backups/mine").join("tidemark.backup").exists()
+    });
     // The folder belongs to one server.
     let other = start_in(home, "other", "every_s = 1\n");
-    until("it is refused", || other.info("backup_last_status") == "err");
+    until("the backup fails", || other.info("backup_last_status") == "err");
     assert!(status(&mut other.client(), "last_error").contains("in use by another process"));
     drop(other);
     program.kill();
@@ -561,17 +563,20 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
         &format!("{timetable}[replication]\nreplicaof = \"127.0.0.1 1\"\n"),
     );
     let mut client = replica.client();
-    until("it does not succeed", || status(&mut client, "last_status") == "err");
-    assert!(status(&mut client, "last_error").contains("no data of its master yet"), "it says why");
+    until("the backup fails", || status(&mut client, "last_status") == "err");
+    assert!(
+        status(&mut client, "last_error").contains("has not received its master's data"),
+        "the error names the reason"
+    );
     assert!(replica.terminate().success());
     let other = start_in(home, "other", timetable);
-    until("it has made its own", || backups(home).len() >= 5);
+    until("the node has made a backup", || backups(home).len() >= 5);
     for _ in 0..2 {
         let last = other.info("backup_last_time");
-        until("it has made another", || other.info("backup_last_time") != last);
+        until("the node has made another backup", || other.info("backup_last_time") != last);
     }
     // Retention deletes old backups after the new one is complete.
-    until("two of each history are left, and the operator's", || backups(home).len() == 5);
+    until("two backups of each history and the operator's remain", || backups(home).len() == 5);
     assert!(other.terminate().success());
     let to = home.join("restored");
     restored(&kept, &to, &[]);
@@ -601,7 +606,7 @@ fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
     assert!(!latest("a", &root).contains("note:"));
     let nothing = home.join("nothing");
     std::fs::create_dir(&nothing).unwrap();
-    assert!(latest("b", &nothing).contains("note: no log behind the end of the backup was found"));
+    assert!(latest("b", &nothing).contains("note: found no log after the end of the backup"));
     std::fs::create_dir_all(home.join("mounted/lost+found")).unwrap();
     assert!(!latest("mounted", &root).contains("note:"));
     for (dir, like) in [("a", "6"), ("b", "5"), ("mounted", "6")] {

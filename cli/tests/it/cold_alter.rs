@@ -140,7 +140,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     let copy = start(&replica);
     let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
     assert_eq!(refusal(&copy.ask(&words)), "");
-    until("the replica has everything", || copy.info("master_link_status") == "up");
+    until("the replica has all data", || copy.info("master_link_status") == "up");
     verify(&copy, &truth, &fields);
     assert!(copy.info("cold_files").parse::<u64>().unwrap() > 0);
     copy.kill();
@@ -190,7 +190,7 @@ fn a_small_space_takes_rows_after_many_alters() {
         let in_memory = all.iter().filter(|table| is_memory(table)).count();
         (all.len(), in_memory)
     };
-    until("small tables are joined", || {
+    until("small tables are merged", || {
         let (all, in_memory) = tables();
         eprintln!("{all} tables and files, {in_memory} in memory");
         in_memory <= 2 * (all - in_memory) + 6

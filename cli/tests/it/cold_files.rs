@@ -22,7 +22,7 @@ fn start(dir: &Path) -> Program {
     let data = dir.join("data");
     let options = ["--config", config.to_str().unwrap()];
     Program::start_as(&few, &data, &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 fn id(row: u64) -> u64 {
@@ -67,7 +67,7 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
     let OwnedFrame::Integer(left) = call(&mut client, &format!("TM.SPILL post {TABLES}")) else {
         panic!("no number")
     };
-    assert!(left > 240_000, "{left} rows have left memory");
+    assert!(left > 240_000, "{left} rows were spilled");
     let files = count(&mut client, "cold_files");
     assert!(files > 2000, "{files}");
     let descriptors =

@@ -86,7 +86,7 @@ fn verify(program: &Program, truth: &mut Truth, some: usize) {
             let known = truth.insert(*pair, Some(is_set)).flatten();
             assert!(
                 known.is_none_or(|known| known == is_set),
-                "{pair:?} was {known:?}, and is {is_set}"
+                "{pair:?}: expected {known:?}, found {is_set}"
             );
         }
     }
@@ -112,7 +112,7 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
             break;
         }
         let program = start(folder.path());
-        assert_eq!(unfinished(folder.path()), 0, "a start clears up");
+        assert_eq!(unfinished(folder.path()), 0, "a start removes partial files");
         verify(&program, &mut truth, 10);
         let is_merge = round % 2 == 1;
         let pause = Duration::from_micros(rng.u64(..if is_merge { 600_000 } else { 1_000 }));
@@ -150,13 +150,13 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
         in_the_middle[usize::from(is_merge)] += usize::from(unfinished(folder.path()) > 0);
         next_post = next_post.max(told.keys().map(|pair| pair.0 + 1).max().unwrap_or(0));
         eprintln!(
-            "round {round}: {} pairs written, killed {pause:?} after a file was begun",
+            "round {round}: {} pairs written, killed {pause:?} after a file was created",
             told.len()
         );
         truth.extend(told);
     }
     eprintln!(
-        "{} pairs; killed in the middle of {} spills and {} merges",
+        "{} pairs; killed during {} spills and {} merges",
         truth.len(),
         in_the_middle[0],
         in_the_middle[1]

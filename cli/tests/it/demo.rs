@@ -63,13 +63,13 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     for line in &lines {
         assert!(line.chars().count() <= 80, "wider than 80 columns: {line}");
     }
-    assert!(!all.contains('\x1b'), "colour in a pipe:\n{all}");
+    assert!(!all.contains('\x1b'), "colours in a pipe:\n{all}");
 
-    let address = lines.last().and_then(|line| line.strip_prefix("The dashboard of this server: "));
+    let address = lines.last().and_then(|line| line.strip_prefix("Dashboard: "));
     let address = address.expect("the last line names the dashboard");
     assert!(address.starts_with("http://127.0.0.1:") && address.ends_with('/'), "{address}");
 
-    let start = README.find("A server on port").expect("README shows a run");
+    let start = README.find("The server listens on port").expect("README shows a run");
     let sample: Vec<String> = README[start..]
         .lines()
         .take_while(|line| !line.starts_with("```"))
@@ -88,7 +88,7 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
         } else {
             rest.next().is_some_and(|printed| shape(printed) == shape(line))
         };
-        assert!(found, "README has this line, the run has not: {line}\n{all}");
+        assert!(found, "README has a line that the run did not print: {line}\n{all}");
         may_skip = false;
     }
 
@@ -129,8 +129,8 @@ fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
     let said = demo.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success(), "{errors}");
-    assert!(!errors.contains("error") && rest.iter().all(|line| !line.contains("ctrl-C")));
-    assert!(!std::path::Path::new(&folder).exists(), "{folder} is left");
+    assert!(!errors.contains("error") && rest.iter().all(|line| !line.contains("Ctrl-C")));
+    assert!(!std::path::Path::new(&folder).exists(), "{folder} was not removed");
 }
 
 /// `./run | head`: a closed pipe ends the demo without a panic.
@@ -141,5 +141,5 @@ fn a_reader_that_has_seen_enough_ends_the_demo() {
     let said = demo.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success() && errors.is_empty(), "{errors}");
-    assert!(!std::path::Path::new(&folder).exists(), "{folder} is left");
+    assert!(!std::path::Path::new(&folder).exists(), "{folder} was not removed");
 }

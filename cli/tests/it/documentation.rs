@@ -15,28 +15,28 @@ use std::time::{Duration, Instant};
 
 /// Beginnings of lines that do not run here, or parts of such Python programs, with the reason.
 const ELSEWHERE: [(&str, &str); 22] = [
-    ("rclone", "it needs another machine"),
-    ("aws", "it needs a bucket of S3"),
-    ("./run", "it builds, then runs the demo: cli/tests/it/demo.rs"),
-    ("./test", "it runs this test"),
-    ("cargo", "it builds, and most of its runs are long: `./test` has a short one of each"),
-    ("target/release/", "a benchmark: minutes of a quiet machine"),
-    ("apt-get", "it changes the machine: tests/clients/setup"),
-    ("scripts/release", "it builds the packages: deploy/check checks them"),
-    ("dpkg", "it changes the machine: deploy/check and cli/tests/it/packaging.rs"),
-    ("systemctl", "it needs a service manager: deploy/check and cli/tests/it/packaging.rs"),
-    ("journalctl", "it needs a service manager: deploy/check"),
-    ("docker", "it needs Docker: deploy/check checks the file"),
+    ("rclone", "needs another machine"),
+    ("aws", "needs an S3 bucket"),
+    ("./run", "builds and runs the demo: cli/tests/it/demo.rs"),
+    ("./test", "runs this test"),
+    ("cargo", "builds, and most runs are long: `./test` has short ones"),
+    ("target/release/", "a benchmark"),
+    ("apt-get", "changes the machine: tests/clients/setup"),
+    ("scripts/release", "builds packages: deploy/check"),
+    ("dpkg", "changes the machine: deploy/check and cli/tests/it/packaging.rs"),
+    ("systemctl", "needs a service manager: deploy/check and cli/tests/it/packaging.rs"),
+    ("journalctl", "needs a service manager: deploy/check"),
+    ("docker", "needs Docker: deploy/check"),
     ("redis-sentinel", "Sentinels: cli/tests/it/failover.rs"),
     ("redis-cli -p 27001", "Sentinels: cli/tests/it/failover.rs"),
     ("from redis.sentinel", "Sentinels: cli/tests/it/failover.rs and tests/clients/switches.py"),
-    ("kill", "the master is killed: cli/tests/it/failover.rs"),
-    ("redis-benchmark -p 6399 -r", "it needs the settings of that page: tests/tests/it/manners.rs"),
+    ("kill", "kills the master: cli/tests/it/failover.rs"),
+    ("redis-benchmark -p 6399 -r", "needs the settings of that page: tests/tests/it/manners.rs"),
     ("python3 examples/feed", "tests/tests/it/feed_app.rs"),
-    ("redis-cli -h old", "it needs a Redis to leave: tests/tests/it/migrate.rs"),
-    ("tidemark import --from", "the same: tests/tests/it/import_redis.rs"),
-    ("tidemark export --to", "the same: tests/tests/it/import_redis.rs"),
-    ("tidemark cluster", "it needs a cluster: tests/clients/split.py"),
+    ("redis-cli -h old", "needs a Redis server: tests/tests/it/migrate.rs"),
+    ("tidemark import --from", "needs a Redis server: tests/tests/it/import_redis.rs"),
+    ("tidemark export --to", "needs a Redis server: tests/tests/it/import_redis.rs"),
+    ("tidemark cluster", "needs a cluster: tests/clients/split.py"),
 ];
 
 /// Beginnings of lines that are not allowed in a block that does not run.
@@ -212,7 +212,7 @@ impl Page {
             let (shown, is) = (shown.join("\n"), text.trim_end().replace(" \n", "\n"));
             let (shown, is) = (shown.trim(), is.trim());
             let is_same = if is_whole { is == shown } else { is.starts_with(shown) };
-            assert!(is_same, "{line}: prints\n{is}\nand not\n{shown}");
+            assert!(is_same, "{line}: printed\n{is}\ninstead of\n{shown}");
         }
         starts.len()
     }
@@ -345,7 +345,7 @@ fn command_lines_of_the_documentation_run() {
     }
     assert!(all >= 60, "{all}");
     for (what, why) in ELSEWHERE {
-        eprintln!("not here: {what}: {why}");
+        eprintln!("skipped: {what}: {why}");
         assert!(used.contains(what), "no page has a line with {what}");
     }
 }

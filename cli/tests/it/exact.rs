@@ -93,7 +93,8 @@ impl Lane {
     fn take(&mut self) {
         let Some(batch) = self.open.pop_front() else { return };
         for _ in 0..batch.len().div_ceil(EACH) {
-            let OwnedFrame::Array(replies) = self.client.reply().expect("the server lives") else {
+            let OwnedFrame::Array(replies) = self.client.reply().expect("the server is running")
+            else {
                 panic!("no array")
             };
             for reply in &replies {
@@ -251,7 +252,7 @@ impl Play<'_> {
         let started = Instant::now();
         self.program = Program::start_with(self.folder, CONFIG);
         self.kills += 1;
-        self.say(&format!("killed and started again in {:.1?}", started.elapsed()));
+        self.say(&format!("killed and restarted in {:.1?}", started.elapsed()));
         self.first.resume(&self.program, &self.sent);
         self.repeats.resume(&self.program, &self.sent);
     }
@@ -305,12 +306,12 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     play.repeats.take_all();
     let Play { mut program, first, repeats, mut sent, mut figures, kills, started, .. } = play;
     let seconds = started.elapsed().as_secs_f64();
-    assert_eq!((kills, repeats.counted), (KILLS, 0), "kills, and repeated likes that have counted");
+    assert_eq!((kills, repeats.counted), (KILLS, 0), "kills, and repeated likes that were counted");
     figures.note(&program);
     let sends = 2 * sent.len();
     sent.sort_unstable();
     sent.dedup();
-    assert!(first.counted <= sent.len(), "a like has counted twice");
+    assert!(first.counted <= sent.len(), "a like was counted twice");
     println!(
         "{sends} likes of {posts} posts in {seconds:.0} s, {} distinct, {kills} kills",
         sent.len()
@@ -328,10 +329,10 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     program.sigkill();
     let program = Program::start_with(folder.path(), CONFIG);
     check(&program, &sent, posts);
-    assert!(figures.reads > 0 && figures.last("asked") > 0, "no like was asked twice");
+    assert!(figures.reads > 0 && figures.last("asked") > 0, "no like was repeated");
     assert!(
         figures.false_positives as f64 <= distinct / 1000.0,
-        "{} first likes asked the disk",
+        "{} first likes read the disk",
         figures.false_positives
     );
 }

@@ -43,7 +43,7 @@ fn try_with(
     let strace =
         ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
     if Command::new("strace").arg("-V").output().is_err() {
-        cannot("a failing disk needs strace");
+        cannot("requires strace");
         return None;
     }
     Some(Program::start_as(&strace, dir, &["--fsync", fsync]))
@@ -139,7 +139,7 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         let again = Program::start(folder.path(), "always");
         let found = check(again.port, &likes);
         if let Some(held) = held {
-            assert_eq!(found, held, "{what}: what memory held and what the log holds");
+            assert_eq!(found, held, "{what}: memory and log differ");
         }
         accepts_writes(&mut again.client(), &mut likes, 30_000_000);
     }
@@ -167,7 +167,7 @@ fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     for written in 0..1000 {
         stream.write_all(b"GET post:7:like\r\n").unwrap();
         if next() != "_" {
-            assert_eq!(next(), written.to_string(), "what was written last");
+            assert_eq!(next(), written.to_string(), "the last write");
         }
         stream.write_all(b"INCR post:7:like\r\n").unwrap();
         let answer = next();
@@ -245,7 +245,7 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
 #[test]
 fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     let Some(mut disk) = SmallDisk::mount(96) else {
-        return cannot("a read-only disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let program = Program::start(disk.path(), "always");
     let likes = (1..50).map(|member| ((FIRST, member), true)).collect();
@@ -257,7 +257,8 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     disk.remount("ro");
     let new = disk.path().join("new");
     for folder in [disk.path(), &new] {
-        let said = Program::start_as(&[], folder, &[]).err().expect("it must not start").join("\n");
+        let said =
+            Program::start_as(&[], folder, &[]).err().expect("the server started").join("\n");
         assert!(
             said.contains(folder.to_str().unwrap()) && said.contains("Read-only file system"),
             "{said}"
@@ -265,7 +266,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
     }
     assert!(
         tidemark(&["check", disk.path().to_str().unwrap()]).status.success(),
-        "a read needs no more"
+        "a read needs no write access"
     );
     disk.remount("rw");
     assert_eq!(names(disk.path()), before);
@@ -314,10 +315,10 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
             pages.sort_unstable();
             assert!(
                 pages.len() > 40 && pages[pages.len() / 2] < SYNC / 4,
-                "other posts' pages do not wait: {pages:?}"
+                "pages of other posts waited: {pages:?}"
             );
         } else {
-            assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waits for no sync: {likes:?}");
+            assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waited for a sync: {likes:?}");
         }
         // WAITAOF waits for the disk under every policy.
         call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
@@ -345,7 +346,7 @@ fn a_server_that_cannot_write_its_log_lines_goes_on() {
 /// strace.
 fn slow_disk() -> Option<Vec<&'static str>> {
     if Command::new("strace").arg("-V").output().is_err() {
-        cannot("a slow disk needs strace");
+        cannot("requires strace");
         return None;
     }
     let inject = "inject=pread64:delay_enter=1000000";
@@ -368,12 +369,15 @@ fn a_server_that_loads_is_stopped_at_once() {
             program.sigterm();
         } else {
             let words: Vec<&[u8]> = how.split(' ').map(str::as_bytes).collect();
-            assert!(program.client().call(&words).is_err(), "the connection ends without a reply");
+            assert!(
+                program.client().call(&words).is_err(),
+                "the server closed the connection without a reply"
+            );
         }
         assert!(program.child.wait().unwrap().success());
         assert!(
             said.all(|line| !line.unwrap().contains("ready to accept")),
-            "{how}: it was not loading, or went on"
+            "{how}: the server was not loading, or continued"
         );
     }
     check(Program::start(folder.path(), "always").port, &likes);
@@ -421,7 +425,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     let (slow, _said) = start(1, ports[1], &slowly, "listening on");
     let (quick, _said) = start(0, ports[0], &[], "ready to accept");
     let mut client = quick.client();
-    until("the quick one writes", || info(&mut client, "repl_fenced") == "0");
+    until("the fast client writes", || info(&mut client, "repl_fenced") == "0");
     let mut loading = slow.client();
     assert!(refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "));
     let mut told = |text: &str, version: &str, option: &[&str]| {
@@ -437,7 +441,10 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let refused = told(&later, "4", option);
         assert!(refusal(&refused).starts_with("LOADING "), "{refused:?}");
     }
-    assert!(refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "), "it loads for long");
+    assert!(
+        refusal(&ask(&mut loading, &["PING"])).starts_with("LOADING "),
+        "the server has loaded too early"
+    );
 }
 
 /// The log has all data of the snapshot, so a stop does not wait for the snapshot.
@@ -459,7 +466,7 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
         inject,
     ];
     if Command::new("strace").arg("-V").output().is_err() {
-        return cannot("a slow disk needs strace");
+        return cannot("requires strace");
     }
     let started =
         Program::start_until(&slowly, folder.path(), &["--fsync", "always"], "ready to accept");
@@ -472,7 +479,7 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     program.sigterm();
     assert!(program.child.wait().unwrap().success());
     let said: Vec<String> = said.map(Result::unwrap).collect();
-    assert!(said.iter().any(|line| line.contains("the snapshot is given up")), "{said:#?}");
+    assert!(said.iter().any(|line| line.contains("snapshot cancelled")), "{said:#?}");
     assert!(said.iter().any(|line| line.contains("the log is complete")), "{said:#?}");
     assert!(
         names(folder.path()).iter().all(|name| !name.starts_with("snap-")),
@@ -554,20 +561,20 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     let OwnedFrame::BulkString(held) =
         call(&mut again.client(), &format!("HGET post:{FIRST} like"))
     else {
-        panic!("it is lost altogether")
+        panic!("the data are lost")
     };
     let held: usize = String::from_utf8(held).unwrap().parse().unwrap();
     let lost = &times[held.saturating_sub(acknowledged).min(times.len())..];
     let span =
         lost.first().map_or(Duration::ZERO, |first| lost[lost.len() - 1].duration_since(*first));
     eprintln!(
-        "{} acknowledged beside the slow sync, {} lost, of {span:?}",
+        "{} acknowledged during the slow sync, {} lost, in {span:?}",
         times.len(),
         lost.len()
     );
     assert!(
         span < Duration::from_millis(1200),
-        "{} acknowledged writes of {span:?} are lost",
+        "lost {} acknowledged writes of {span:?}",
         lost.len()
     );
 }
@@ -649,7 +656,11 @@ fn what_others_are_shown_is_durable() {
             assert!(refusal(&reply).is_empty() && at >= SYNC, "{change}: {reply:?} after {at:?}");
         });
     }
-    assert!(kept_back > 2 * same.len(), "only {kept_back} of {} were kept back", 4 * same.len());
+    assert!(
+        kept_back > 2 * same.len(),
+        "only {kept_back} of {} replies were delayed",
+        4 * same.len()
+    );
     assert!(
         quick > 2 * reads(OTHER).len(),
         "only {quick} of {} readers of other rows did not wait",
@@ -696,7 +707,7 @@ fn sigterm_under_load_keeps_all_that_was_acknowledged() {
         check(program.port, &likes);
         program.kill();
     }
-    assert!(acknowledged(&likes) > 300, "the test did not do much");
+    assert!(acknowledged(&likes) > 300, "the test made too few changes");
 }
 
 #[test]
@@ -718,7 +729,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     std::fs::write(&path, &bytes).unwrap();
 
     let said =
-        Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
+        Program::start_as(&[], folder.path(), &[]).err().expect("the server started").join("\n");
     let offset = |words: &str| {
         let numbers =
             words.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<usize>().ok());
@@ -732,7 +743,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     let printed = tidemark(&["dump", path.to_str().unwrap()]);
     let words = String::from_utf8_lossy(&printed.stdout);
     assert!(words.lines().count() > 10, "the batches before the damage are printed: {words}");
-    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is as it was");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file was changed");
 }
 
 /// A node must not misread its master, because it would replace its data by that of another one.
@@ -752,7 +763,7 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace(" 17\n", " 16\n")).unwrap();
     let said =
-        Program::start_as(&[], folder.path(), &[]).err().expect("it must not start").join("\n");
+        Program::start_as(&[], folder.path(), &[]).err().expect("the server started").join("\n");
     assert!(said.contains("tidemark.role is damaged"), "{said}");
     let said = String::from_utf8(check().stdout).unwrap();
     assert!(!check().status.success() && said.contains("DAMAGE  tidemark.role"), "{said}");
@@ -783,7 +794,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
         let began = Instant::now();
         std::thread::scope(|s| {
             let writer = s.spawn(|| call(&mut master.client(), "HINCRBY post:1 like 1"));
-            until("the replica has it", || shows(value));
+            until("the replica has the write", || shows(value));
             // The first write also waits for the link.
             assert!(began.elapsed() >= SYNC, "after {:?}", began.elapsed());
             assert_eq!(writer.join().unwrap(), OwnedFrame::Integer(value as i64));

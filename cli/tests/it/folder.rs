@@ -17,7 +17,7 @@ use store::{Batch, RealDisk, Store, StoreOptions};
 fn start(dir: &Path, config: &Path) -> Program {
     let options = ["--fsync", "always", "--config", config.to_str().unwrap()];
     Program::start_as(&[], dir, &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 fn config(text: &str) -> tempfile::NamedTempFile {
@@ -87,9 +87,12 @@ fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     };
     for cut in [replay / 2, replay - 1] {
         std::fs::write(&path, &whole[..cut]).unwrap();
-        let told = Program::start_as(&[], folder.path(), &[]).err().expect("it started").join("\n");
+        let told = Program::start_as(&[], folder.path(), &[])
+            .err()
+            .expect("the server started")
+            .join("\n");
         assert!(told.contains(name) && told.contains(&format!("byte {cut}")), "{told}");
-        assert!(told.contains("something acknowledged is missing"), "{told}");
+        assert!(told.contains("acknowledged writes are missing"), "{told}");
         let check = tidemark(&["check", folder.path().to_str().unwrap()]);
         let told = String::from_utf8_lossy(&check.stdout);
         assert_eq!(check.status.code(), Some(1), "{told}");
@@ -118,9 +121,9 @@ fn a_file_with_other_fields_is_said_at_start_and_by_check() {
         (check.status.code(), String::from_utf8(check.stderr).unwrap())
     };
     fields("like:20 repost:8 comment:8 read:16");
-    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which \
-                holds, and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes \
-                what holds";
+    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which takes \
+        precedence over 20 in the file. Use TM.SPACE ALTER post to change it, or CONFIG REWRITE to \
+        update the file";
     let (status, said) = check();
     assert!(status == Some(1) && said.contains(line), "{status:?} {said}");
     let options = ["--config", file.to_str().unwrap()];
@@ -176,7 +179,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
     }
     assert!(
         asked > 10 && told > 10,
-        "{asked} times asked, {told} times told: the start was too short to see anything"
+        "{asked} requests, {told} progress reports: the start was too short"
     );
     let said: Vec<String> =
         lines.by_ref().take_while(|line| !line.contains("ready to accept")).collect();
@@ -223,12 +226,12 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     };
     like(&mut client, 0..1000);
     std::thread::sleep(std::time::Duration::from_millis(700));
-    assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are not enough");
+    assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are too little");
     like(&mut client, 1000..40_000);
     until("the log is large enough", || !snapshots(folder.path()).is_empty());
     // That snapshot may have begun before the last like. The next start would write the rest of the
     // log to another snapshot.
-    until("it is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
+    until("the snapshot is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
     let by_time = config("[durability]\nsnapshot_log_bytes = 0\nsnapshot_every_s = 1\n");
@@ -236,9 +239,9 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     let mut client = program.client();
     let before = snapshots(folder.path());
     std::thread::sleep(std::time::Duration::from_millis(1700));
-    assert_eq!(snapshots(folder.path()), before, "nothing has changed");
+    assert_eq!(snapshots(folder.path()), before, "a snapshot was written without changes");
     call(&mut client, &format!("CNT.SET post {FIRST} repost 5"));
-    until("a second is over", || snapshots(folder.path()) != before);
+    until("one second has passed", || snapshots(folder.path()) != before);
     program.kill();
     let program = start(folder.path(), by_time.path());
     assert_eq!(
@@ -309,7 +312,9 @@ fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
         refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
         ""
     );
-    until("it has all", || replica.ask("HGET extra:1 n") == OwnedFrame::BulkString(text(7)));
+    until("the replica has all writes", || {
+        replica.ask("HGET extra:1 n") == OwnedFrame::BulkString(text(7))
+    });
     for (program, folder) in [replica, master].into_iter().zip(folders.iter().rev()) {
         assert!(program.terminate().success());
         let again = start(folder.path(), lacking.path());
@@ -352,7 +357,7 @@ fn save_twice(client: &mut Client, dir: &Path) {
     let first = snapshots(dir);
     assert_eq!(refusal(&call(client, "SAVE")), "");
     let kept = snapshots(dir).iter().filter(|name| first.contains(name)).count();
-    assert!(kept >= 5, "what has not changed is not written again: {first:?}");
+    assert!(kept >= 5, "unchanged chunks were rewritten: {first:?}");
 }
 
 /// The next snapshot must contain what this process has only read from the log, because that log is
@@ -397,10 +402,10 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
         let at = offset(&master, "master_repl_offset");
         at.is_some() && offset(&replica, "slave_repl_offset") == at
     };
-    until("it has all", in_step);
+    until("the replica has all writes", in_step);
     save_twice(&mut replica.client(), folders[1].path());
     tables.change(&mut master.client());
-    until("it has the changes", in_step);
+    until("the replica has the changes", in_step);
     tables.check(&mut replica.client());
     master.kill();
     assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
@@ -605,7 +610,7 @@ fn a_folder_of_version_3_is_refused() {
         .unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{told}");
-    assert!(told.contains("has format version 3, this release reads version 4 only"), "{told}");
+    assert!(told.contains("has format version 3, this release reads only version 4"), "{told}");
     assert!(told.contains("tidemark import --from"), "{told}");
 }
 
@@ -625,9 +630,12 @@ fn shutdown_ends_the_connection_when_the_folder_is_free() {
             ]);
         }
         fine(&mut client);
-        assert!(client.call(&[b"SHUTDOWN"]).is_err(), "the connection ends without a reply");
+        assert!(
+            client.call(&[b"SHUTDOWN"]).is_err(),
+            "the server closed the connection without a reply"
+        );
         let disk = RealDisk::open(folder.path()).unwrap();
-        assert!(store::Disk::lock(&disk).is_ok(), "round {round}: the folder is in use");
+        assert!(store::Disk::lock(&disk).is_ok(), "round {round}: the folder is locked");
         assert!(program.child.wait().unwrap().success());
     }
 }
@@ -638,7 +646,8 @@ fn serve_waits_for_a_server_that_is_about_to_end() {
     let disk = RealDisk::open(folder.path()).unwrap();
     let lock = store::Disk::lock(&disk).unwrap();
     let waits = Program::start_until(&[], folder.path(), &[], "in use by another process");
-    let (program, lines) = waits.unwrap_or_else(|said| panic!("it did not wait: {said:#?}"));
+    let (program, lines) =
+        waits.unwrap_or_else(|said| panic!("the server did not wait for the lock: {said:#?}"));
     drop(lock);
     let ready = lines.map_while(Result::ok).find(|line| line.contains("ready to accept"));
     assert!(ready.is_some());
@@ -652,7 +661,10 @@ fn shutdown_save_writes_a_snapshot() {
     let mut client = program.client();
     call(&mut client, &format!("HSET post:{FIRST} like 5"));
     assert!(snapshots(folder.path()).is_empty());
-    assert!(client.call(&[b"SHUTDOWN", b"SAVE"]).is_err(), "the connection ends without a reply");
+    assert!(
+        client.call(&[b"SHUTDOWN", b"SAVE"]).is_err(),
+        "the server closed the connection without a reply"
+    );
     assert!(program.child.wait().unwrap().success());
     assert!(!snapshots(folder.path()).is_empty());
     let again = Program::start(folder.path(), "always");
@@ -699,7 +711,10 @@ fn a_stop_with_a_long_log_writes_a_snapshot() {
             ["SIGTERM"] => assert!(program.terminate().success()),
             words => {
                 let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-                assert!(client.call(&words).is_err(), "the connection ends without a reply");
+                assert!(
+                    client.call(&words).is_err(),
+                    "the server closed the connection without a reply"
+                );
                 assert!(program.child.wait().unwrap().success());
             }
         }

@@ -113,7 +113,7 @@ fn flags_followers_and_followings_agree_after_kills() {
             for (n, own) in (0..CLIENTS).zip(&mut own) {
                 scope.spawn(move || act(port, n, began.wrapping_add(n), own, answered));
             }
-            within(Duration::from_secs(60), "the clients are answered", || {
+            within(Duration::from_secs(60), "the clients have received replies", || {
                 answered.load(Relaxed) >= due
             });
             program.sigkill();
@@ -127,5 +127,5 @@ fn flags_followers_and_followings_agree_after_kills() {
         program = start(folder.path());
         check(&mut program.client(), &own, round);
     }
-    println!("{rounds} rounds, each cut in the middle, {acts} requests answered");
+    println!("{rounds} rounds, each killed under load, {acts} replies");
 }

@@ -222,7 +222,7 @@ impl Fresh {
                 sends.join().unwrap()
             });
             if !is_whole {
-                assert!(send(self.program.port, stretch, replies, push), "the server is gone");
+                assert!(send(self.program.port, stretch, replies, push), "the server has exited");
             }
             self.look_at_memory();
         }
@@ -255,7 +255,7 @@ impl Fresh {
             }
         });
         let rate = wrong.into_inner() as f64 / (blocks.div_ceil(sample) * BLOCK) as f64;
-        assert!(rate < 2e-4, "flags that were never set, and seem to be: {rate}");
+        assert!(rate < 2e-4, "rate of false positives: {rate}");
     }
 }
 
@@ -299,8 +299,8 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
     let spilled = fresh.send_all(blocks, 2, push_block);
     let took = began.elapsed();
     let sample = blocks.div_ceil(10_000);
-    assert!(spilled > 0, "it was never killed in a spill");
-    within(Duration::from_secs(600), "rows and flags are on the disk", || {
+    assert!(spilled > 0, "no kill was during a spill");
+    within(Duration::from_secs(600), "rows and flags are on disk", || {
         fresh.info("cold_rows") > 0 && fresh.info("cold_pairs") > 0
     });
     fresh.check(blocks, 0, sample);
@@ -350,7 +350,7 @@ fn writers_that_are_faster_than_the_disk_wait() {
             });
         }
     });
-    assert!(fresh.info("spilled_tables") > 0, "memory was not short");
+    assert!(fresh.info("spilled_tables") > 0, "no memory limit was reached");
     let rows = CLIENTS * REQUESTS * ROWS;
     let mut client = fresh.program.client();
     for id in (0..rows).step_by(997) {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 fn a_full_disk_refuses_writes_and_loses_nothing() {
     for ping_fails in [true, false] {
         let Some(disk) = SmallDisk::mount(96) else {
-            return cannot("a full disk needs the right to mount a tmpfs");
+            return cannot("requires permission to mount a tmpfs");
         };
         let config = tempfile::NamedTempFile::new().unwrap();
         writeln!(&config, "[durability]\nping_fails_with_log = {ping_fails}").unwrap();
@@ -45,9 +45,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         });
         // The first client with the error has changed the data in memory.
         assert!(
-            said.starts_with(
-                "MISCONF Tidemark cannot write its log: what was changed is in memory"
-            ),
+            said.starts_with("MISCONF Tidemark cannot write its log. The change is in memory"),
             "{said}"
         );
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
@@ -99,10 +97,10 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         disk.make_room();
         accepts_writes(&mut client, &mut likes, 20_000_000);
         assert_eq!(refusal(&call(&mut client, "PING")), "");
-        assert!(snapshot(&mut client), "with room a snapshot succeeds");
+        assert!(snapshot(&mut client), "a snapshot succeeds after space was freed");
         let held = check(program.port, &likes);
         program.kill();
-        assert_eq!(check(start().port, &likes), held, "what memory held and what the log holds");
+        assert_eq!(check(start().port, &likes), held, "memory and log differ");
     }
 }
 
@@ -124,7 +122,7 @@ fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
         let Some(disk) = SmallDisk::mount(96) else {
-            return cannot("a full disk needs the right to mount a tmpfs");
+            return cannot("requires permission to mount a tmpfs");
         };
         let program = Program::start(disk.path(), fsync);
         let mut likes = Likes::new();
@@ -171,7 +169,7 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
 #[test]
 fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let segments = || {
         names(disk.path()).into_iter().filter(|name| name.ends_with(".tlog")).collect::<Vec<_>>()
@@ -210,7 +208,7 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let program = Program::start_until(&[], disk.path(), &["--fsync", "always"], "ready to accept");
     let (program, said) = program.unwrap_or_else(|said| panic!("{said:#?}"));
@@ -219,7 +217,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     std::thread::spawn(move || {
         for line in said.map_while(Result::ok) {
             counted.fetch_add(
-                u32::from(line.contains("the snapshot failed")),
+                u32::from(line.contains("snapshot failed")),
                 std::sync::atomic::Ordering::Relaxed,
             );
         }
@@ -231,7 +229,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let failed = || failures.load(std::sync::atomic::Ordering::Relaxed);
     let (mut id, mut least) = (600_000, u64::MAX);
     let mut write = |client: &mut Client| {
-        assert!(rows(client, id, id + 10), "a write was refused");
+        assert!(rows(client, id, id + 10), "a write was rejected");
         id += 10;
         // The log itself must use little of the free space.
         std::thread::sleep(Duration::from_millis(5));
@@ -260,7 +258,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let start = || Program::start(disk.path(), "everysec");
     let program = start();
@@ -277,7 +275,11 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     program.sigterm();
     std::thread::sleep(Duration::from_millis(500));
     check(program.port, &likes);
-    assert_eq!(refusal(&call(&mut client, "SHUTDOWN ABORT")), "", "the signal is forgotten");
+    assert_eq!(
+        refusal(&call(&mut client, "SHUTDOWN ABORT")),
+        "",
+        "the signal is no longer pending"
+    );
     disk.make_room();
     accepts_writes(&mut client, &mut likes, 20_000_000);
     check(program.port, &likes);
@@ -295,7 +297,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     assert_eq!(
         program.terminate().code(),
         Some(1),
-        "at the second signal it ends, and says that it lost something"
+        "the second signal ends the server, which logs the loss"
     );
 }
 
@@ -303,7 +305,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
 #[test]
 fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let mut program = Program::start(disk.path(), "everysec");
     disk.fill(256 << 10);
@@ -313,7 +315,7 @@ fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     assert_eq!(program.child.try_wait().unwrap(), None, "acknowledged likes are not synced");
     check(program.port, &likes);
     disk.make_room();
-    until("it stops", || program.child.try_wait().unwrap().is_some());
+    until("the server exits", || program.child.try_wait().unwrap().is_some());
     assert!(program.child.wait().unwrap().success());
     check(Program::start(disk.path(), "everysec").port, &likes);
 }
@@ -323,7 +325,7 @@ fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
 #[test]
 fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let program = Program::start_until(&[], disk.path(), &["--fsync", "always"], "ready to accept");
     let (program, said) = program.unwrap_or_else(|said| panic!("{said:#?}"));

@@ -50,7 +50,7 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
     fine(&old, &like());
     fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
-    until("the replica has it all", || {
+    until("the replica has all data", || {
         likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
     // A second after the last write, the master seals the log with a batch that the replica must
@@ -74,7 +74,7 @@ fn hung_master_delays_a_promotion_and_steps_down_later() {
     let [old, new] = [start(&folders[0], None), start(&folders[1], None)];
     fine(&old, &like());
     fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
-    until("the replica follows", || {
+    until("the replica is connected", || {
         new.info("master_link_status") == "up" && likes(&new) == OwnedFrame::BulkString(text(1))
     });
     old.freeze(true);
@@ -88,7 +88,7 @@ fn hung_master_delays_a_promotion_and_steps_down_later() {
         old.info("role") == "slave" && old.info("master_link_status") == "up"
     });
     assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
-    until("it has everything", || likes(&old) == OwnedFrame::BulkString(text(2)));
+    until("the old master has all writes", || likes(&old) == OwnedFrame::BulkString(text(2)));
 }
 
 #[test]
@@ -102,12 +102,12 @@ fn a_handover_that_was_killed_goes_on() {
     );
     assert!(refusal(&call(&mut old.client(), &like())).starts_with("READONLY"));
     let new = start(&folders[1], Some(ports[1]));
-    until("the replica takes over", || {
+    until("the replica is promoted", || {
         new.info("role") == "master" && old.info("master_link_status") == "up"
     });
     assert_eq!(old.info("master_failover_state"), "no-failover");
-    until("it takes writes", || refusal(&call(&mut new.client(), &like())).is_empty());
-    until("the old one has them", || likes(&old) == OwnedFrame::BulkString(text(2)));
+    until("the node accepts writes", || refusal(&call(&mut new.client(), &like())).is_empty());
+    until("the old master has the writes", || likes(&old) == OwnedFrame::BulkString(text(2)));
     assert_eq!(
         (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
         ("0".into(), "0".into())
@@ -116,7 +116,7 @@ fn a_handover_that_was_killed_goes_on() {
     old.kill();
     let old = start(&folders[0], Some(ports[0]));
     assert_eq!(old.info("master_failover_state"), "no-failover");
-    until("it follows", || old.info("master_link_status") == "up");
+    until("the node is a connected replica", || old.info("master_link_status") == "up");
 }
 
 #[test]
@@ -128,15 +128,17 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
         if by_operator {
             // It is unknown whether the replica has received the order.
             let refused = old.ask("FAILOVER ABORT");
-            assert!(refusal(&refused).contains("it may be the master by now"), "{refused:?}");
+            assert!(refusal(&refused).contains("may already be the master"), "{refused:?}");
             fine(&old, "REPLICAOF NO ONE");
-            until("it takes writes", || refusal(&call(&mut old.client(), &like())).is_empty());
+            until("the node accepts writes", || {
+                refusal(&call(&mut old.client(), &like())).is_empty()
+            });
         } else {
             // The replica has lost its data, so it cannot take over. But another node might have
             // done so.
             let empty = tempfile::tempdir().unwrap();
             let new = start(&empty, Some(ports[1]));
-            until("it is the master again", || old.info("role") == "master");
+            until("the node is a master again", || old.info("role") == "master");
             let reply = call(&mut old.client(), &like());
             assert!(refusal(&reply).contains("fenced until its role is known"), "{reply:?}");
             fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));

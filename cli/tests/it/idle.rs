@@ -39,12 +39,12 @@ fn an_idle_server_seldom_wakes_up() {
     let began = Instant::now();
     let mut seen = vec![];
     while seen.last().is_none_or(|&a_second| a_second > MOST) {
-        assert!(began.elapsed() < Duration::from_secs(60), "wake-ups a second: {seen:?}");
+        assert!(began.elapsed() < Duration::from_secs(60), "wake-ups per second: {seen:?}");
         let before = waits(program.child.id());
         std::thread::sleep(Duration::from_secs(1));
         seen.push(waits(program.child.id()) - before);
     }
-    assert!(seen.iter().any(|&a_second| a_second > 0), "{seen:?}: nothing was counted");
-    eprintln!("wake-ups a second: {seen:?}");
+    assert!(seen.iter().any(|&a_second| a_second > 0), "{seen:?}: no wake-up was counted");
+    eprintln!("wake-ups per second: {seen:?}");
     drop(silent);
 }

@@ -71,7 +71,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     eras.iter().for_each(|likes| drop(check(program.port, likes)));
     assert!(
         all > rounds * 10 && snapshots > 0,
-        "the test did not do much: {all} likes, {snapshots} starts from a snapshot"
+        "the test made too few changes: {all} likes, {snapshots} starts from a snapshot"
     );
     eprintln!("{all} acknowledged likes, none lost; {snapshots} starts had a snapshot");
 }
@@ -86,7 +86,10 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
             client.push(&[b"FEED.ACT", b"like", &text(i), &text(FIRST)]);
         }
         (0..500).for_each(|_| drop(client.reply().unwrap()));
-        assert!(client.call(&[b"SHUTDOWN"]).is_err(), "the connection ends without a reply");
+        assert!(
+            client.call(&[b"SHUTDOWN"]).is_err(),
+            "the server closed the connection without a reply"
+        );
         assert!(program.child.wait().unwrap().success());
         let again = Program::start(folder.path(), fsync);
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();

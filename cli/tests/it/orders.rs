@@ -12,7 +12,7 @@ use std::sync::mpsc;
 /// Starts the program with a configuration file under strace. `None` without strace.
 fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> {
     if Command::new("strace").arg("-V").output().is_err() {
-        cannot("to see the order of system calls needs strace");
+        cannot("requires strace");
         return None;
     }
     let mut under = vec!["strace", "-D", "-f", "-q", "--seccomp-bpf"];
@@ -106,7 +106,7 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
 #[test]
 fn a_role_that_cannot_be_written_down_is_not_taken() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let program = Program::start(disk.path(), "everysec");
     let mut client = program.client();
@@ -116,13 +116,13 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     disk.fill(0);
     let reply = call(&mut client, "REPLICAOF 127.0.0.1 1");
     assert!(
-        refusal(&reply).starts_with("ERR the role cannot be written to the data folder: "),
+        refusal(&reply).starts_with("ERR cannot save the role in the data folder: "),
         "{reply:?}"
     );
     let OwnedFrame::Array(role) = call(&mut client, "ROLE") else { panic!("ROLE has several") };
     assert_eq!(role[0], OwnedFrame::BulkString(b"master".to_vec()));
     disk.make_room();
-    assert_eq!(refusal(&call(&mut client, &like)), "", "it is still a master");
+    assert_eq!(refusal(&call(&mut client, &like)), "", "the node is no longer a master");
     assert_eq!(refusal(&call(&mut client, "REPLICAOF 127.0.0.1 1")), "");
     assert!(refusal(&call(&mut client, &like)).starts_with("READONLY"));
     program.kill();
@@ -196,7 +196,7 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
     goes_on("REPLICAOF NO ONE\r\nECHO done\r\n", "done", &|| role().contains("master -"));
     goes_on(&sentinel("127.0.0.1 1"), "done", &|| role().contains("master 127.0.0.1 1\n"));
     goes_on(&sentinel("NO ONE"), "done", &|| role().contains("master -"));
-    until("it is the master", || {
+    until("the node is a master", || {
         refusal(&call(&mut program.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
     });
     let hello =
@@ -290,7 +290,7 @@ fn last_line(program: &Program, sent: &str) -> String {
 #[test]
 fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_is_in_its_log() {
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let program = Program::start(disk.path(), "everysec");
     nearly_full(&disk, &program);
@@ -298,7 +298,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
     let refusal = said.last().unwrap();
     assert!(
         refusal
-            .starts_with("-ERR what was written is not in the log yet, and would be lost: MISCONF"),
+            .starts_with("-ERR earlier writes are not in the log yet and would be lost: MISCONF"),
         "{refusal}"
     );
     // After a failed commit, the server accepts no writes.
@@ -306,7 +306,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
     let held = OwnedFrame::BulkString(text(if last == 0 { 6 } else { 5 }));
     assert_eq!((info(&program, "role"), row(&program, last)), ("master".into(), held.clone()));
     disk.make_room();
-    until("there is room", || last_line(&program, "REPLICAOF 127.0.0.1 1\r\n") == "+OK");
+    until("space is available", || last_line(&program, "REPLICAOF 127.0.0.1 1\r\n") == "+OK");
     assert_eq!((info(&program, "role"), row(&program, last)), ("slave".into(), held.clone()));
     program.kill();
     assert_eq!(row(&Program::start(disk.path(), "everysec"), last), held);
@@ -317,7 +317,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     for is_taken_back in [false, true] {
         let Some(disk) = SmallDisk::mount(96) else {
-            return cannot("a full disk needs the right to mount a tmpfs");
+            return cannot("requires permission to mount a tmpfs");
         };
         let program = Program::start(disk.path(), "everysec");
         nearly_full(&disk, &program);
@@ -326,7 +326,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
         assert_eq!(last_line(&program, &transaction), "+OK");
         let is_said =
             || info(&program, "master_link_error").contains("the last commit as a master failed");
-        until("it says so", is_said);
+        until("the node logs the failure", is_said);
         assert!(info(&program, "master_link_error").contains("no room"));
         assert_eq!(
             (info(&program, "role"), info(&program, "slave_priority")),
@@ -344,12 +344,12 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
         );
         disk.make_room();
         if is_taken_back {
-            until("it takes writes", || {
+            until("the node accepts writes", || {
                 refusal(&call(&mut reader, &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
             });
             assert_eq!(refusal(&call(&mut reader, "WAITAOF 1 0 0")), "");
         } else {
-            until("it goes on as a replica", || {
+            until("the node continues as a replica", || {
                 info(&program, "master_link_error").contains("refused")
             });
         }

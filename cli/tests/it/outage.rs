@@ -29,7 +29,7 @@ fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
         .arg(&go)
         .arg(top.join("tests/clients/writer.go"))
         .status()
-        .expect("go runs: tests/clients/setup installs it");
+        .expect("cannot run go: tests/clients/setup installs it");
     assert!(built.success(), "see above");
     let own = std::env::current_exe().unwrap();
     let programs = format!(

@@ -191,7 +191,7 @@ fn sockets_of_the_service_manager_are_served() {
 fn unusable_sockets_of_the_service_manager_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    for (name, said) in [("tls", "TLS is off"), ("clients", "socket \"clients\"")] {
+    for (name, said) in [("tls", "TLS is disabled"), ("clients", "socket \"clients\"")] {
         // Descriptor 3 is the socket or no socket.
         let stdin = match name {
             "tls" => Stdio::from(OwnedFd::from(socket.try_clone().unwrap())),

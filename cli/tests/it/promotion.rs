@@ -18,7 +18,7 @@ const AT_ONCE: Duration = Duration::from_millis(1_500);
 /// creates. `None` without strace.
 fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     if Command::new("strace").arg("-V").output().is_err() {
-        cannot("a slow disk needs strace");
+        cannot("requires strace");
         return None;
     }
     let [master, replica] = [0, 1].map(|n: usize| Program::start(folders[n].path(), "everysec"));
@@ -73,7 +73,7 @@ fn follow(replica: &Program, master: &Program) {
 }
 
 fn in_step(replica: &Program) {
-    until("the replica follows", || {
+    until("the replica is connected", || {
         replica.info("master_link_status") == "up"
             && likes(replica) == OwnedFrame::BulkString(text(100))
     });
@@ -117,7 +117,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
 
     fine(&replica, "REPLICAOF 127.0.0.1 1");
     assert_eq!(line(waits), "-READONLY You can't write against a read only replica.");
-    assert!(began.elapsed() < AT_ONCE, "no request has waited for the disk: {:?}", began.elapsed());
+    assert!(began.elapsed() < AT_ONCE, "a request waited for the disk: {:?}", began.elapsed());
 
     // Repeated promotions do not wait for the log either.
     for _ in 0..3 {
@@ -155,15 +155,17 @@ fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     assert_eq!((replica.info("role"), term(&replica)), ("master".to_owned(), term(&master)));
     replica.sigkill();
     let again = Program::start(folders[1].path(), "everysec");
-    until("it leads with a term of its own", || term(&again) >> 32 == (term(&master) >> 32) + 1);
+    until("the node is a master with a new term", || {
+        term(&again) >> 32 == (term(&master) >> 32) + 1
+    });
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(100)));
     let own = term(&again);
     fine(&again, "REPLICAOF NO ONE");
-    until("it takes writes", || {
+    until("the node accepts writes", || {
         refusal(&call(&mut again.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
     });
     fine(&again, "WAITAOF 1 0 0");
-    until("it is written down", || {
+    until("the role is stored", || {
         !std::fs::read_to_string(folders[1].path().join("tidemark.role"))
             .unwrap()
             .contains("promoting")
@@ -184,9 +186,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let reply = call(&mut client, &like);
     let said = refusal(&reply);
     assert!(
-        said.starts_with(
-            "MISCONF Tidemark cannot write its log, so changes are refused until it can: no room"
-        ),
+        said.starts_with("MISCONF Tidemark cannot write its log, so it rejects writes: no room"),
         "{said}"
     );
     for words in [&like, &"MULTI".to_owned(), &like, &"EXEC".to_owned(), &"PING".to_owned()] {
@@ -208,7 +208,9 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
 
     // A replica creates no log.
     follow(&replica, &master);
-    until("it refuses as a replica", || refusal(&call(&mut client, &like)).starts_with("READONLY"));
+    until("the node rejects writes as a replica", || {
+        refusal(&call(&mut client, &like)).starts_with("READONLY")
+    });
     assert_eq!(refusal(&call(&mut client, "PING")), "");
     in_step(&replica);
     assert_eq!(replica.info("repl_full_syncs"), "0");
@@ -216,7 +218,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     fine(&replica, "REPLICAOF NO ONE");
     assert!(refusal(&call(&mut client, &like)).starts_with("MISCONF"));
     let mut refused = vec![];
-    until("it takes writes", || {
+    until("the node accepts writes", || {
         let reply = call(&mut client, &like);
         let is_fine = refusal(&reply).is_empty();
         refused.extend((!is_fine).then(|| refusal(&reply).to_owned()));
@@ -232,7 +234,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
 #[test]
 fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     if Command::new("strace").arg("-V").output().is_err() {
-        return cannot("to hold back a new thread needs strace");
+        return cannot("requires strace");
     }
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     // A new master starts a thread.
@@ -297,7 +299,7 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
 #[test]
 fn a_promotion_does_not_wait_for_the_old_masters_name() {
     if Command::new("strace").arg("-V").output().is_err() {
-        return cannot("a name server that does not answer needs strace");
+        return cannot("requires strace");
     }
     const FOR_EVER: &str = "inject=openat:delay_enter=15000000";
     let folder = tempfile::tempdir().unwrap();
@@ -308,7 +310,7 @@ fn a_promotion_does_not_wait_for_the_old_masters_name() {
     assert_eq!(refusal(&call(&mut client, "REPLICAOF nowhere.invalid 6399")), "");
     let connecting = OwnedFrame::BulkString(b"connecting".to_vec());
     until(
-        "it looks for its master",
+        "the replica resolves its master",
         || matches!(call(&mut client, "ROLE"), OwnedFrame::Array(role) if role[3] == connecting),
     );
     std::thread::sleep(Duration::from_millis(200));

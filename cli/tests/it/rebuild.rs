@@ -81,7 +81,7 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
             let changes = i64::from(before.unwrap_or(false) != likes);
             let done = integers(done);
             assert!(before.is_none() || done == [changes], "{pair:?} {likes}: {done:?}");
-            assert!(!likes || integers(is_set) == [1], "{pair:?} was liked just now");
+            assert!(!likes || integers(is_set) == [1], "{pair:?} was liked but is not set");
         }
     }
 }
@@ -99,7 +99,7 @@ fn check(client: &mut Client, truths: &[Truth]) {
             for (pair, set) in pairs {
                 assert_eq!(integers(client.reply().unwrap()), [i64::from(**set)], "{pair:?}");
                 let seems_set = integers(client.reply().unwrap()) == [1];
-                assert!(seems_set || !**set, "{pair:?} was forgotten");
+                assert!(seems_set || !**set, "{pair:?} was deleted but is set");
             }
         }
     }
@@ -184,7 +184,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
             for rate in ["0.0001", "0.05", "0.001"] {
                 alter(&program, rate);
-                until("all tables are built anew", || have_rate(&program, rate));
+                until("all filters are rebuilt", || have_rate(&program, rate));
             }
             assert!(integers(OwnedFrame::Array(vec![program.ask("TM.REBUILD liked")]))[0] > 1);
             alter(&program, if round % 2 == 0 { "0.0002" } else { "0.01" });
@@ -200,11 +200,11 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
         }
     }
     let rate = if kills % 2 == 0 { "0.0002" } else { "0.01" };
-    until("all tables are built anew", || have_rate(&program, rate));
+    until("all filters are rebuilt", || have_rate(&program, rate));
     let mut client = program.client();
     check(&mut client, &truths);
     check_counters(&mut client);
-    println!("tables that were left to build after kills: {left}");
+    println!("tables still to rebuild after kills: {left}");
 }
 
 /// The replica gets the rate from the catalogue and rebuilds its own tables. It is killed as soon
@@ -220,7 +220,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
         assert_eq!(refusal(&replica.ask(&words)), "");
     };
     let in_step = |replica: &Program, master: &Program| {
-        until("the replica has it all", || {
+        until("the replica has all data", || {
             replica.info("master_link_status") == "up"
                 && replica.info("slave_repl_offset") == master.info("master_repl_offset")
         });
@@ -243,25 +243,25 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
             // The first table is on both disks, the second one in the replica's memory.
             assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
             alter(&master, rate);
-            until("it has begun", || {
+            until("the rebuild has started", || {
                 figure(&replica, "rebuild_tables") > 0 || have_rate(&replica, rate)
             });
             replica.sigkill();
             replica = Program::start_with(folders[1].path(), CONFIG);
             left += figure(&replica, "rebuild_tables");
             for program in [&master, &replica] {
-                until("all tables are built anew", || have_rate(program, rate));
+                until("all filters are rebuilt", || have_rate(program, rate));
             }
             let tables = replica.ask("TM.REBUILD liked");
             assert!(integers(OwnedFrame::Array(vec![tables]))[0] > 1);
-            until("all tables are built anew", || figure(&replica, "rebuild_tables") == 0);
+            until("all filters are rebuilt", || figure(&replica, "rebuild_tables") == 0);
         });
         in_step(&replica, &master);
         for program in [&master, &replica] {
             check(&mut program.client(), &truths);
         }
     }
-    println!("tables that were left to build after kills: {left}");
+    println!("tables still to rebuild after kills: {left}");
     master.sigkill();
     assert_eq!(refusal(&replica.ask("REPLICAOF NO ONE")), "");
     let mut client = replica.client();
@@ -270,7 +270,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     // Rebuilds and counters continue on the new master.
     alter(&replica, "0.0005");
     beside_writers(replica.port, &mut rngs, &mut truths, || {
-        until("all tables are built anew", || have_rate(&replica, "0.0005"));
+        until("all filters are rebuilt", || have_rate(&replica, "0.0005"));
     });
     check(&mut client, &truths);
     check_counters(&mut client);

@@ -91,7 +91,7 @@ fn part_seen(replies: &[OwnedFrame]) -> usize {
     };
     let parts = [has_row, has_flag, has_page, has_action];
     let seen = parts.iter().take_while(|is| **is).count();
-    assert!(parts[seen..].iter().all(|is| !is), "half a change: {parts:?}");
+    assert!(parts[seen..].iter().all(|is| !is), "a transaction was visible in part: {parts:?}");
     seen
 }
 
@@ -208,7 +208,7 @@ fn scenes_come_and_go_without_a_trace() {
     let shared = Shared::default();
     shared.port.store(master.port, Relaxed);
     ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-    until("it follows", || replica.info("master_link_status") == "up");
+    until("the node is a connected replica", || replica.info("master_link_status") == "up");
     let before = [held(&master, folders[0].path()), held(&replica, folders[1].path())];
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -243,7 +243,7 @@ fn scenes_come_and_go_without_a_trace() {
                 if round % 8 == 3 {
                     ok(&mut program.client(), "SAVE");
                 }
-                until("its memory and its files are as they were", || {
+                until("memory and files are as before", || {
                     let (spaces, bytes, files) = held(program, folder.path());
                     let is_small = bytes.parse::<u64>().unwrap_or(u64::MAX)
                         <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
@@ -261,7 +261,7 @@ fn scenes_come_and_go_without_a_trace() {
         began.elapsed().as_secs_f64(),
         shared.reconnects.load(Relaxed)
     );
-    assert!(seen[0] > 0 && seen[4] > rounds, "they show nothing: {seen:?}");
+    assert!(seen[0] > 0 && seen[4] > rounds, "the transactions saw too few changes: {seen:?}");
 }
 
 fn killed(
@@ -274,10 +274,12 @@ fn killed(
     let master = start(folder.path());
     shared.port.store(master.port, Relaxed);
     ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-    until("it follows again", || replica.info("master_link_status") == "up");
+    until("the replica is connected again", || replica.info("master_link_status") == "up");
     let mut client = master.client();
     // A master with a replica waits for it before it accepts writes.
-    until("it writes", || refusal(&call(&mut client, "HSET user:1 post 1")).is_empty());
+    until("the node accepts writes", || {
+        refusal(&call(&mut client, "HSET user:1 post 1")).is_empty()
+    });
     (master, client)
 }
 
@@ -317,7 +319,7 @@ fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gon
         if *post == gone.forgotten {
             let found = ok(client, &format!("PH.EXISTS loved {member} {post}"));
             let unset = OwnedFrame::Array(vec![OwnedFrame::Integer(0)]);
-            assert_eq!(found, unset, "{whose}: {member} on {post}, which is forgotten");
+            assert_eq!(found, unset, "{whose}: {member} on {post}, which was deleted");
         }
     }
     let further = FURTHER.map(|n| (FIRST + n, true));

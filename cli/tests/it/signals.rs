@@ -25,7 +25,7 @@ fn ended(program: &mut Program) -> std::process::ExitStatus {
         if let Some(status) = program.child.try_wait().unwrap() {
             return status;
         }
-        assert!(began.elapsed() < Duration::from_secs(10), "it goes on");
+        assert!(began.elapsed() < Duration::from_secs(10), "the server did not exit in time");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -53,7 +53,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
         send(&program, signal);
         // Wait until the signal is delivered.
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} has ended it");
+        assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} ended the server");
     }
     let count = OwnedFrame::BulkString(harmless.len().to_string().into_bytes());
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
@@ -108,7 +108,7 @@ fn a_signal_to_stop_that_is_repeated_loses_nothing() {
         let deaf = a_client_that_does_not_read(&program);
         send(&program, signal);
         std::thread::sleep(after);
-        assert_eq!(program.child.try_wait().unwrap(), None, "it waits for replies");
+        assert_eq!(program.child.try_wait().unwrap(), None, "the server exited before its replies");
         send(&program, signal);
         assert_eq!(ended(&mut program).code(), Some(0), "{signal:?} after {after:?}");
         drop(deaf);
@@ -174,12 +174,12 @@ fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken
     let program = Program::start_as(&[], data.path(), &["--config", &file]).unwrap();
     assert!(is_trusted(port, &first));
     let renewed = sign(folder.path());
-    assert!(is_trusted(port, &first), "nothing has told it");
+    assert!(is_trusted(port, &first), "the certificate changed without SIGHUP");
     send(&program, Signal::HUP);
-    harness::program::until("the new certificate is shown", || is_trusted(port, &renewed));
+    harness::program::until("the new certificate is used", || is_trusted(port, &renewed));
     assert!(!is_trusted(port, &first));
     std::fs::write(folder.path().join("server.pem"), "broken").unwrap();
     send(&program, Signal::HUP);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(is_trusted(port, &renewed), "what cannot be read changes nothing");
+    assert!(is_trusted(port, &renewed), "an unreadable certificate replaced the old one");
 }

@@ -159,7 +159,7 @@ fn likes_of_all_days_are_on_the_disk() {
     let plan = Plan::of(&Cli::parse_from(words.split(' ')).size).unwrap();
     let [liked, read] = &plan.flags[..] else { panic!("{:?}", plan.flags) };
     assert_eq!((liked.ledger_pairs, liked.flags), (Some(730e6), 14e6));
-    near("likes on the disk", 730e6 * 5.0 + 716e6 * liked.bits / 8.0, liked.disk_bytes());
+    near("likes on disk", 730e6 * 5.0 + 716e6 * liked.bits / 8.0, liked.disk_bytes());
     assert_eq!((read.ledger_pairs, read.disk_bytes()), (None, 0.0));
 }
 

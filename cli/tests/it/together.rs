@@ -111,7 +111,7 @@ impl Actor {
         let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
         let least =
             self.acknowledged.iter().rev().find(|(_, at)| safe(at)).map_or(self.found, |&(n, _)| n);
-        let what = format!("{what}: {:?}: {least} is safe, {} sent", self.kind, self.sent);
+        let what = format!("{what}: {:?}: {least} durable, {} sent", self.kind, self.sent);
         let in_bounds = |n: u64| assert!((least..=self.sent).contains(&n), "{what}: {n} was found");
         let mut ask = |words: String| call(client, &words);
         let number = |reply: &OwnedFrame| match reply {
@@ -142,7 +142,7 @@ impl Actor {
                     ["repost", "read"].map(|field| format!("post:{}:{field}", at + i))
                 });
                 let found = numbers(ask(format!("MGET {}", cells.collect::<Vec<_>>().join(" "))));
-                assert!(found.iter().all(|&n| n == found[0]), "{what}: torn: {found:?}");
+                assert!(found.iter().all(|&n| n == found[0]), "{what}: partial: {found:?}");
                 in_bounds(found[0]);
                 found[0]
             }
@@ -152,7 +152,7 @@ impl Actor {
                 let n = found[0];
                 in_bounds(n);
                 let flags = numbers(ask(format!("PH.EXISTS liked 7 {at} {}", at + 1)));
-                assert_eq!(flags, [n % 2; 2], "{what}: {n}: torn from its flags");
+                assert_eq!(flags, [n % 2; 2], "{what}: {n}: differs from its flags");
                 n
             }
             Kind::Del => {
@@ -174,7 +174,7 @@ impl Actor {
                 assert_eq!(
                     u64::from(set),
                     number(&count),
-                    "{what}: the flag is torn from its counter"
+                    "{what}: the flag differs from its counter"
                 );
                 parity(set)
             }
@@ -273,8 +273,8 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         eprintln!("round {round}, {fsync}: {made} acknowledged, killed after {pause:?}");
         all += made as u64;
     }
-    eprintln!("{all} changes acknowledged; {in_snapshots} of {rounds} kills left a half file");
-    assert!(all > rounds * 10, "the test did not do much: {all} changes");
+    eprintln!("{all} changes acknowledged; {in_snapshots} of {rounds} kills left a partial file");
+    assert!(all > rounds * 10, "the test made too few changes: {all}");
 }
 
 /// Number of fields of a row. A change of any field takes about 600 bytes of the log.
@@ -354,7 +354,7 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
 #[test]
 fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {
-        return cannot("a kill at a write needs strace");
+        return cannot("requires strace");
     }
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("data");
@@ -379,10 +379,10 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
         let Some((value, said)) = before else { return };
         for (i, said) in said.into_iter().enumerate() {
             let found = values(&mut program.client(), i as u64 * ROWS);
-            assert_eq!(found.len(), 1, "{value}: parted: {found:?}");
+            assert_eq!(found.len(), 1, "{value}: partial: {found:?}");
             let is_new = found[0] == OwnedFrame::BulkString(text(value));
             eprintln!("{value}, client {i}: acknowledged {said}, there {is_new}");
-            assert!(is_new || !said, "{value}: acknowledged, and lost");
+            assert!(is_new || !said, "{value}: acknowledged but lost");
             written += u64::from(is_new);
         }
     };
@@ -414,5 +414,5 @@ fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
         program.sigkill();
     }
     check(&start(), before);
-    assert!(written > 0, "nothing was written by any of them");
+    assert!(written > 0, "no client wrote anything");
 }

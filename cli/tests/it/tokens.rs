@@ -33,7 +33,7 @@ fn serve(dir: &Path, port: u16) -> Program {
     let port = port.to_string();
     let options = ["--config", config.to_str().unwrap(), "--port", &port];
     Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 fn row(n: u64) -> u64 {
@@ -141,7 +141,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
     let answered = &AtomicU64::new(0);
     let share = all / CLIENTS;
     let reached = |part: u64| {
-        until_long("increments are answered", || answered.load(SeqCst) >= all * part / 10);
+        until_long("increments have replies", || answered.load(SeqCst) >= all * part / 10);
     };
     let senders = |scope: &mut dyn FnMut(u64, u64)| {
         (0..CLIENTS).for_each(|n| {
@@ -158,7 +158,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
             master = serve(&here, first_port);
         }
         reached(6);
-        until_long("the replica follows", || replica.info("master_link_status") == "up");
+        until_long("the replica is connected", || replica.info("master_link_status") == "up");
         reached(7);
         master.sigkill();
         assert_eq!(refusal(&call(&mut replica.client(), "REPLICAOF NO ONE")), "");
@@ -182,7 +182,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
     assert_eq!((tokens, dropped), (all / 4 * 6, 0));
     let before = count(&mut client, "tokens_repeated");
     send(port, 0, 1000, answered);
-    assert_eq!(count(&mut client, "tokens_repeated") - before, 1500, "a thousand once more");
+    assert_eq!(count(&mut client, "tokens_repeated") - before, 1500, "1000 repeated increments");
     drop(client);
     replica.sigkill();
     let began = Instant::now();
@@ -202,7 +202,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
 fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(900), "{what}: not in time");
+        assert!(began.elapsed() < Duration::from_secs(900), "{what}: timed out");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -220,9 +220,9 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     let firsts = call(&mut client, &first);
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
     call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-    until("the replica follows", || replica.info("master_link_status") == "up");
+    until("the replica is connected", || replica.info("master_link_status") == "up");
     assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
-    until("the replica has it", || {
+    until("the replica has the write", || {
         replica.ask(&format!("HGET post:{FIRST} like")) == OwnedFrame::BulkString(b"7".to_vec())
     });
     drop(client);
@@ -230,7 +230,7 @@ fn a_replica_answers_a_repetition_as_its_master_would() {
     let mut client = replica.client();
     assert!(refusal(&call(&mut client, &first)).starts_with("READONLY"));
     call(&mut client, "REPLICAOF NO ONE");
-    until("it takes writes", || refusal(&call(&mut client, &first)).is_empty());
+    until("the node accepts writes", || refusal(&call(&mut client, &first)).is_empty());
     assert_eq!(call(&mut client, &first), firsts);
     assert_eq!(call(&mut client, &second), OwnedFrame::Integer(7));
     assert_eq!(

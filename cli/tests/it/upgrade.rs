@@ -68,7 +68,7 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
             return seen;
         }
     }
-    unreachable!("it ends by the flag");
+    unreachable!("the loop ends by the flag");
 }
 
 /// Stops the clients on drop, so that a failing test does not wait for them.
@@ -94,7 +94,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
     assert_eq!(refusal(&replica.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
-    until("the replica follows", || in_step(&replica));
+    until("the replica is connected", || in_step(&replica));
     let at = AtomicU16::new(ports[0]);
     let is_over = AtomicBool::new(false);
     let handed: Mutex<Option<Instant>> = Mutex::default();
@@ -112,12 +112,12 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         // 2. The replica, with the new program on the old folder.
         assert!(replica.terminate().success());
         let replica = start(new, &b, ports[1]);
-        until("it follows the old master", || in_step(&replica));
-        assert_eq!(replica.info("repl_full_syncs"), "0", "it went on from its own folder");
+        until("the replica is connected to the old master", || in_step(&replica));
+        assert_eq!(replica.info("repl_full_syncs"), "0", "the replica did a full sync");
         // A replica without data copies all files of the old master.
         let third = start(new, &fresh, 0);
         assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
-        until("a full sync crosses versions", || in_step(&third));
+        until("a full sync between versions", || in_step(&third));
         assert_eq!(third.info("repl_full_syncs"), "1");
         third.kill();
 
@@ -127,15 +127,15 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         let done = tidemark(&["upgrade", "-p", &from, "--to", &to, "--timeout", "10"]);
         let said = [done.stdout, done.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        assert!(done.status.success() && said.contains("roles        exchanged in"), "{said}");
+        assert!(done.status.success() && said.contains("roles        switched in"), "{said}");
         eprintln!("{said}");
         assert_eq!(replica.info("role"), "master");
         // The old program may not understand the new master's records. Then it reports that and
         // waits.
-        until("the old one is a replica", || master.info("role") == "slave");
+        until("the old master is a replica", || master.info("role") == "slave");
         std::thread::sleep(WINDOW);
         eprintln!(
-            "the old program follows the new one: {}",
+            "the old program replicates from the new one: {}",
             match master.info("master_link_status") {
                 up if up == "up" => up,
                 _ => master.info("master_link_error"),
@@ -146,7 +146,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
         let master = start(new, &a, ports[0]);
-        until("it follows", || in_step(&master));
+        until("the node is a connected replica", || in_step(&master));
         assert_eq!(master.info("repl_full_syncs"), "0");
         std::thread::sleep(Duration::from_millis(500));
         drop(over);
@@ -174,7 +174,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     assert!(acknowledged(&all) > 500);
     // All likes are present on both nodes, on disk, and for the new version.
     let held = check(nodes[1].port, &all);
-    until("the replica has the same", || {
+    until("the replica has the same data", || {
         check_quietly(nodes[0].port, &all) == Some(held.counts.clone())
     });
     for (node, dir) in nodes.into_iter().zip([&a, &b]) {
@@ -216,8 +216,8 @@ fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
         }
         Err(said) => {
             let said = said.join("\n");
-            assert!(said.contains(dir.to_str().unwrap()), "it names no file: {said}");
-            assert!(before == files(), "it changed what it refused");
+            assert!(said.contains(dir.to_str().unwrap()), "the error names no file: {said}");
+            assert!(before == files(), "the old program changed the folder");
             eprintln!("the old program refuses the folder of the new one: {said}");
         }
     }

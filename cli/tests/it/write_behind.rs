@@ -38,7 +38,7 @@ impl Node {
         let (config, port) = (self.config(), self.port.to_string());
         let options = ["--fsync", "always", "--config", config.to_str().unwrap(), "--port", &port];
         let program = Program::start_as(&[], &self.folder.path().join("data"), &options)
-            .unwrap_or_else(|said| panic!("it did not start: {said:#?}"));
+            .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"));
         self.port = program.port;
         self.program = Some(program);
     }
@@ -200,7 +200,7 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
     copy.call(&format!("REPLICAOF 127.0.0.1 {}", master.port));
     let is_in_step =
         |copy: &Node| copy.program.as_ref().unwrap().info("master_link_status") == "up";
-    until("the replica is in step", || is_in_step(&copy));
+    until("the replica has caught up", || is_in_step(&copy));
     let folder = tempfile::tempdir().unwrap();
     let servers = format!("127.0.0.1:{},127.0.0.1:{}", master.port, copy.port);
     let sqlite = format!("sqlite:{}", folder.path().join("likes.db").display());
@@ -249,7 +249,7 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         followers.iter_mut().for_each(Follower::start);
         moment();
         // A failover to a replica that may lack the last changes.
-        until("the replica is in step", || is_in_step(&copy));
+        until("the replica has caught up", || is_in_step(&copy));
         moment();
         master.kill();
         copy.call("REPLICAOF NO ONE");

@@ -202,7 +202,7 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
     space.attach(Box::new(shelf.clone()), 0, None);
     (0..200_000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     while space.maintain() {}
-    let last = space.ranges().iter().rev().nth(1).expect("tables that are closed").last;
+    let last = space.ranges().iter().rev().nth(1).expect("the closed tables").last;
     let ids: Vec<u64> = (0..=last).collect();
     assert!(ids.len() > 50_000);
     for round in 1..6 {

@@ -109,11 +109,11 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                 let upto = written.load(SeqCst);
                 let mut ids = std::collections::HashSet::new();
                 space.for_each(|id, row| {
-                    assert!(row.iter().all(|v| *v == row[0]), "torn in a walk: {row:?}");
+                    assert!(row.iter().all(|v| *v == row[0]), "torn row in a scan: {row:?}");
                     ids.insert(id);
                 });
                 for i in 0..upto {
-                    assert!(ids.contains(&order(i)), "the walk missed id {}", order(i));
+                    assert!(ids.contains(&order(i)), "the scan missed id {}", order(i));
                 }
             }
         });
@@ -134,7 +134,7 @@ fn no_reader_sees_a_torn_or_missing_row(schema: &str, scale: i64, order: fn(u64)
                         assert!(row.iter().all(|v| *v == row[0]), "torn: {row:?}");
                         assert!(upto == 0 || found[i], "id {} vanished", ids[i]);
                     }
-                    assert!(rows[3 * width].abs() >= before[0].abs(), "a counter went back");
+                    assert!(rows[3 * width].abs() >= before[0].abs(), "a counter decreased");
                 }
             });
         }
@@ -322,18 +322,18 @@ impl Altering {
             let still = self.space.schema();
             for (i, row) in rows.chunks_exact(width).enumerate() {
                 self.agree(ids[i], row);
-                assert!(found[i] || row[0] == 0, "{} is missing, and says {row:?}", ids[i]);
+                assert!(found[i] || row[0] == 0, "{} is missing, read {row:?}", ids[i]);
                 let (lives, value, fields) = before[i];
                 if lives % 2 == 1 || lives == 0 || self.rows[which[i]].lives.load(SeqCst) != lives {
                     continue;
                 }
                 assert!(found[i], "{} vanished", ids[i]);
-                assert!(row[0] >= value, "{} went back from {value}: {row:?}", ids[i]);
+                assert!(row[0] >= value, "{} decreased from {value}: {row:?}", ids[i]);
                 for (field, _) in schema.living().filter(|(field, _)| fields >> field & 1 == 1) {
                     let dropped = still.fields()[field].dropped;
                     assert!(
                         dropped || row[field] == row[0],
-                        "{} has lost field {field}: {row:?}",
+                        "{} lost field {field}: {row:?}",
                         ids[i]
                     );
                 }
@@ -399,7 +399,7 @@ impl Altering {
         }
         assert!(
             self.space.tables().iter().all(|table| table.schema == schema.to_string()),
-            "modern in the end"
+            "all rows have the newest schema"
         );
         reads.into_inner()
     }
@@ -422,8 +422,6 @@ fn fields_agree_while_the_schema_changes() {
         });
         alterations += altering.alterations.load(SeqCst);
     }
-    eprintln!(
-        "{runs} runs of {steps} writes, {reads} rows read beside them, {alterations} alterations"
-    );
+    eprintln!("{runs} runs of {steps} writes, {reads} concurrent reads, {alterations} alterations");
     assert!(alterations > 5 * runs, "{alterations}");
 }

@@ -44,7 +44,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
     for &id in &ids {
         space.add(id, &one(1, 7), &Bounds::default(), &mut out).unwrap();
         assert!(space.get(id, &mut row).unwrap());
-        assert_eq!(row, [1, 7], "what needs no memory works");
+        assert_eq!(row, [1, 7], "operations without allocation succeed");
     }
     // A wide value needs memory. Once refused, nothing may have changed.
     let outgrown = ids
@@ -81,7 +81,7 @@ fn one_bad_id_leaves_other_ids_as_they_are() {
     tables.pop();
     assert!(
         tables.len() < 10 && tables.iter().map(|t| t.rows).sum::<u64>() > 50_000,
-        "the ring is useful: {tables:#?}"
+        "the ring is in use: {tables:#?}"
     );
     assert!(tables.iter().all(|t| t.fill > 0.85 || t.rows == 0 && t.bytes < 4096), "{tables:#?}");
 }
@@ -221,7 +221,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
         let posts = if olds > 100 { 10_000 } else { 100_000 };
         for i in 0..posts {
             (0..olds).for_each(|j| add((i * 7 + j) % 5000 * 10).unwrap());
-            assert_eq!(add(post(i)), Ok(()), "post {i}, {olds} old ones for each");
+            assert_eq!(add(post(i)), Ok(()), "post {i}, {olds} old posts for each");
         }
         assert!(space.frontier() > Some(post(0)), "{olds}: {:?}", space.frontier());
         assert!(space.outlier_rows() < 4096, "{}", space.outlier_rows());
@@ -310,13 +310,13 @@ fn outlying_ids_leave_memory_to_the_others() {
     (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     let refused =
         (0..100_000).find_map(|i| space.set(u64::MAX - i, &[(0, 1)]).err().map(|e| (i, e)));
-    let (first, error) = refused.expect("not within the limit");
+    let (first, error) = refused.expect("outside the limit");
     let is_of_outliers = matches!(error, Error::TooManyOutliers { .. });
     assert!(is_of_outliers && first > 6_000, "{first}: {error}");
     assert!(space.memory_bytes() < 2 << 20);
     space.set(u64::MAX, &[(0, 2)]).unwrap();
     (0..5000).for_each(|i| _ = space.set((1 << 40) + i * 1000, &[(0, 1)]).unwrap());
-    assert!(space.outlier_rows() < first + 1000, "they have a table");
+    assert!(space.outlier_rows() < first + 1000, "the rows have a table");
     (5000..100_000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     (0..1000).for_each(|i| assert!(space.delete(u64::MAX - i).unwrap()));
     (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
@@ -336,7 +336,7 @@ fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
         let set = space.set((1 << 52) + i * 1000, &[(0, 1)]);
         assert!(set.is_ok(), "{i} after {far}: {set:?}, {} of {limit}", space.memory_bytes());
     }
-    assert!(space.outlier_rows() < far + 5_000, "they have a table");
+    assert!(space.outlier_rows() < far + 5_000, "the rows have a table");
     assert!(space.set(1 << 63, &[(0, 1)]).is_err());
     assert!(space.memory_bytes() <= limit);
     let mut row = [0];
@@ -360,7 +360,7 @@ fn small_space_takes_small_clusters_far_apart() {
         assert_eq!(space.set(id, &[(0, 1), (1, 3)]).err(), None, "{id}");
         most = most.max(space.outlier_rows());
     }
-    assert!((100..2000).contains(&most), "{most} rows aside");
+    assert!((100..2000).contains(&most), "{most} outlier rows");
     while space.maintain() {}
     assert!(space.memory_bytes() <= limit);
     let mut row = [0; 2];
@@ -381,7 +381,7 @@ fn full_space_takes_its_outliers_in() {
     space.set_memory_limit_bytes(before - 10_000);
     let refused = (1000..2000).filter(|&i| space.set(outlier(i), &[(0, 7)]).is_err()).count();
     while space.maintain() {}
-    assert!((10..1000).contains(&refused), "{refused}: that many until it was looked at");
+    assert!((10..1000).contains(&refused), "{refused} refused before the next check");
     assert!(space.outlier_rows() < 500 && space.memory_bytes() < before - 10_000);
     (1000..1100).for_each(|i| _ = space.set(outlier(i), &[(0, 7)]).unwrap());
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
@@ -401,7 +401,7 @@ fn a_space_begins_however_few_rows_may_be_aside() {
                 (0..10_000).for_each(|i| add((1 << 40) + i % posts));
                 assert!(
                     strays > 0 || space.frontier() == Some((1 << 40) + posts - 1),
-                    "{posts} posts, {max_aside} may wait, {strays} strays: {:?}",
+                    "{posts} posts, max_aside {max_aside}, {strays} strays: {:?}",
                     space.frontier()
                 );
             }
@@ -460,7 +460,7 @@ fn a_replay_is_not_refused() {
     assert!(space.get(1 << 40, &mut row).unwrap());
     assert_eq!(row, [7, 8]);
     space.put(1 << 40, None).unwrap();
-    assert!(!space.exists(1 << 40).unwrap(), "a deletion is never too far");
+    assert!(!space.exists(1 << 40).unwrap(), "a deletion is never too far ahead");
 
     let mut next = 100;
     while space.set(next, &[(0, 1)]).is_ok() {
@@ -472,9 +472,9 @@ fn a_replay_is_not_refused() {
     }
     space.set_memory_limit_bytes(1 << 20);
     let refused = (2 * next..9 * next).any(|id| space.set(id, &[(0, 1)]).is_err());
-    assert!(refused, "the limit holds again");
+    assert!(refused, "the limit applies again");
     space.set(next, &[(0, 5)]).unwrap();
-    assert!((0..2 * next).all(|id| space.exists(id).unwrap()), "what is there stays");
+    assert!((0..2 * next).all(|id| space.exists(id).unwrap()), "existing rows stay");
 }
 
 /// Ids in random order make their table grow, and split once it is too large.
@@ -514,7 +514,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let least = || space.tables().iter().filter(closed).map(|t| t.fill).fold(1.0, f64::min);
     rest();
     let (grown, loose) = (shape(), least());
-    assert!(loose < 0.88, "there is nothing to gain: {loose}");
+    assert!(loose < 0.88, "nothing to gain: {loose}");
     // The first call only sets a baseline; between the next two, rows arrive.
     space.settle();
     rest();
@@ -524,7 +524,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let (came, before) = (shape(), space.memory_bytes());
     space.settle();
     rest();
-    assert!(came == grown && shape() == grown, "a table to which rows came does not rest");
+    assert!(came == grown && shape() == grown, "a table with new rows is not shrunk");
     space.settle();
     rest();
     // 91 %, rounded to the next prime number of buckets.
@@ -533,7 +533,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     space.settle();
     space.settle();
     rest();
-    assert_eq!(shape(), tight, "and that is that");
+    assert_eq!(shape(), tight, "a second pass finds nothing");
     let mut row = [0; 4];
     assert!((0..330_000).all(|i| space.get(id(i), &mut row).unwrap() && row == [1, 0, 0, 0]));
     assert_eq!(space.rows(), 330_000);
@@ -667,7 +667,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     }
     space.set_memory_limit_bytes(1 << 20);
     assert!(space.delete(7).unwrap() && !space.exists(7).unwrap());
-    space.set(7, &[(0, 1)]).expect("a deletion makes room");
+    space.set(7, &[(0, 1)]).expect("a deletion frees memory");
 }
 
 /// While a smaller table replaces a larger one, memory may exceed the limit by the smaller one.
@@ -709,7 +709,7 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     while space.maintain() {}
     assert!(
         came * 10 > dead.len() * 7,
-        "{came} rows came for {} that went: {:#?}",
+        "{came} rows added, {} deleted: {:#?}",
         dead.len(),
         space.tables()
     );
@@ -764,7 +764,7 @@ fn misses_stay_short_where_rows_come_and_go() {
         space.settle();
         rest();
     }
-    assert_eq!(shape(), before, "as many came as went");
+    assert_eq!(shape(), before, "as many rows added as deleted");
     let worst = || {
         let large = space.tables().into_iter().filter(|t| t.rows > 5000);
         large.map(|t| t.past_share).fold(0.0, f64::max)
@@ -777,8 +777,8 @@ fn misses_stay_short_where_rows_come_and_go() {
         space.settle();
         rest();
     }
-    println!("at most {highest} of the misses went on, {} in the end", worst());
-    assert!(worst() < 0.3, "{} of the misses go on", worst());
+    println!("at most {highest} of the misses continued, {} in the end", worst());
+    assert!(worst() < 0.3, "{} of the misses continue", worst());
     let mut row = [0; 4];
     assert!(live.iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] >= 1));
 }
@@ -823,7 +823,7 @@ fn a_table_that_is_split_counts_once() {
         assert_eq!(advice.rows, rows);
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
     }
-    assert!(seen > 3, "{seen} looks at a split");
+    assert!(seen > 3, "{seen} reads of a split table");
 }
 
 /// A row in the extend dictionary must not trigger background work on every write.

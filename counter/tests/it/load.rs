@@ -147,7 +147,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
             }
             assert_same(&loaded, &model, &what);
             if !shuffled && wrong_rows != Some(1 << 16) {
-                assert!(loaded.tables().len() >= newest + 3, "{what}: it does not roll any more");
+                assert!(loaded.tables().len() >= newest + 3, "{what}: it no longer rolls");
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Tests of the counter engine through its public interface.
-#![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
+#![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod adopt;
 mod cold;

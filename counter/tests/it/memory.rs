@@ -15,8 +15,11 @@ fn growth(space: &Space, f: impl FnOnce()) -> (i64, i64) {
 
 /// Asserts that actual bytes do not exceed the accounted ones, and are not much lower.
 fn assert_counted(what: &str, (taken, said): (i64, i64)) {
-    println!("{what}: {taken} bytes taken, {said} said");
-    assert!(taken <= said && said * 2 <= taken * 3, "{what}: {taken} bytes taken, {said} said");
+    println!("{what}: {taken} bytes allocated, {said} reported");
+    assert!(
+        taken <= said && said * 2 <= taken * 3,
+        "{what}: {taken} bytes allocated, {said} reported"
+    );
 }
 
 #[test]
@@ -34,7 +37,7 @@ fn values_that_outgrow_26_bits() {
     fill(1 << 20);
     assert_counted("giants", growth(&space, || fill(-1)));
     let (taken, said) = growth(&space, || fill(1));
-    assert!(taken < 0 && said < 0, "{taken} {said}: given back");
+    assert!(taken < 0 && said < 0, "{taken} allocated, {said} reported: memory is released");
 }
 
 #[test]
@@ -56,7 +59,7 @@ fn rows_far_ahead() {
         }
     });
     assert!(space.outlier_rows() >= 4999, "{}", space.outlier_rows());
-    assert_counted("rows far ahead", ahead);
+    assert_counted("outlier rows", ahead);
 }
 
 /// A backend that stores nothing and finds every row.
@@ -125,5 +128,5 @@ fn tables_of_a_few_rows() {
     assert!(tables.len() >= before + 1000);
     assert_counted("small tables", (heap + mapped, said));
     let sum: u64 = tables.iter().map(|t| t.bytes).sum();
-    assert_eq!(sum, space.memory_bytes(), "all of it is told of tables");
+    assert_eq!(sum, space.memory_bytes(), "all bytes belong to tables");
 }

@@ -107,15 +107,15 @@ fn check_all(space: &Space, model: &Model, what: &str) {
     space.for_each(|id, row| {
         walked.insert(id, row.to_vec());
     });
-    assert!(walked.keys().eq(model.rows.keys()), "{what}: the walk sees the same ids");
+    assert!(walked.keys().eq(model.rows.keys()), "{what}: the scan has the same ids");
     let ids: Vec<u64> = model.rows.keys().copied().collect();
     let (mut rows, mut found) = (vec![], vec![]);
     space.get_batch(&ids, &mut rows, &mut found).unwrap();
     for (i, &id) in ids.iter().enumerate() {
         let width = model.schema.width();
-        assert!(found[i], "{what}: {id} is found");
+        assert!(found[i], "{what}: {id} exists");
         assert_eq!(rows[i * width..][..width], model.row(id), "{what}: row {id}");
-        assert_eq!(walked[&id], model.row(id), "{what}: walked row {id}");
+        assert_eq!(walked[&id], model.row(id), "{what}: scanned row {id}");
     }
     // Includes absent neighbours, many of which match the first byte of a slot.
     let asked: Vec<u64> = ids.iter().flat_map(|&id| [id, id.wrapping_add(1)]).collect();
@@ -123,10 +123,10 @@ fn check_all(space: &Space, model: &Model, what: &str) {
     space.get_batch(&asked, &mut rows, &mut found).unwrap();
     for (i, id) in asked.iter().enumerate() {
         let row = &rows[i * model.schema.width()..][..model.schema.width()];
-        assert_eq!(found[i], model.rows.contains_key(id), "{what}: whether {id} is there");
+        assert_eq!(found[i], model.rows.contains_key(id), "{what}: existence of {id}");
         assert!(
             found[i] || row.iter().all(|&value| value == 0),
-            "{what}: {id} is not there, and has {row:?}"
+            "{what}: {id} does not exist, but has {row:?}"
         );
     }
     let tables = space.tables();
@@ -281,7 +281,7 @@ fn run(seed: u64, steps: u64, seen: &mut Seen) {
         );
         assert!(
             table.schema == model.schema.to_string(),
-            "seed {seed}: modern in the end: {table:?}"
+            "seed {seed}: newest schema at the end: {table:?}"
         );
     }
     if std::env::var("MODEL_TALK").is_ok() {

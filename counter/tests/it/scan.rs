@@ -20,7 +20,7 @@ fn scanned(space: &Space, most: u64) -> BTreeMap<u64, u32> {
         }
         assert!(
             cursor < 1 << 41 && calls < 200_000,
-            "it goes round: {} ids given so far",
+            "the scan loops: {} ids returned so far",
             given.len()
         );
     }
@@ -35,7 +35,7 @@ fn a_scan_ends_while_a_split_stands_still() {
     // Performs steps until several tables drain one.
     let drains = || space.tables().iter().any(|t| t.draining_rows > 0) && space.tables().len() > 2;
     while !drains() {
-        assert!(space.maintain(), "nothing was split: {:#?}", space.tables());
+        assert!(space.maintain(), "no table was split: {:#?}", space.tables());
     }
     for most in [1, 10, 1000, 100_000] {
         let given = scanned(&space, most);

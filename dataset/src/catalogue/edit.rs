@@ -24,7 +24,7 @@ pub enum EditError {
     #[error("{0}")]
     Invalid(String),
     /// Views or actions use the space or the view.
-    #[error("the {what} is used by {by}: drop that first")]
+    #[error("the {what} is used by {by}, drop that first")]
     InUse {
         /// Kind and name of the used object.
         what: String,
@@ -35,17 +35,17 @@ pub enum EditError {
 
 /// Options of a counter space that SET cannot change, with advice.
 const FIXED_COUNTER: &[(&str, &str)] = &[
-    ("name", "TM.SPACE RENAME changes it"),
-    ("fields", "TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND and DROP change them"),
+    ("name", "use TM.SPACE RENAME"),
+    ("fields", "use TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND or DROP"),
 ];
 /// Options of an existence space that SET cannot change, with advice.
 const FIXED_EXISTENCE: &[(&str, &str)] = &[
-    ("name", "TM.SPACE RENAME changes it"),
-    ("members", "make another space"),
-    ("first_id", "make another space"),
-    ("ledger", "make another space"),
-    ("false_positive_rate", "make another space, or one with a ledger, where it can be changed"),
-    ("seed", "make another space"),
+    ("name", "use TM.SPACE RENAME"),
+    ("members", "create another space"),
+    ("first_id", "create another space"),
+    ("ledger", "create another space"),
+    ("false_positive_rate", "create another space, or one with a ledger, where it can change"),
+    ("seed", "create another space"),
 ];
 
 fn changed<T: serde::Serialize + serde::de::DeserializeOwned>(
@@ -56,7 +56,7 @@ fn changed<T: serde::Serialize + serde::de::DeserializeOwned>(
     for (key, _) in pairs {
         if let Some((_, advice)) = fixed.iter().find(|(name, _)| name == key) {
             return Err(EditError::Invalid(format!(
-                "{key} holds since the space was made: {advice}"
+                "cannot change {key} of an existing space: {advice}"
             )));
         }
     }
@@ -90,7 +90,7 @@ fn is_of(counter: &str, space: &str) -> bool {
 impl Catalogue {
     fn number(&mut self) -> Result<u32, EditError> {
         let next = self.last.checked_add(1);
-        self.last = next.ok_or_else(|| EditError::Invalid("no number is left".to_owned()))?;
+        self.last = next.ok_or_else(|| EditError::Invalid("out of space numbers".to_owned()))?;
         Ok(self.last)
     }
 
@@ -148,8 +148,8 @@ impl Catalogue {
             || self.action.iter().any(|action| action.name == to);
         if is_shared {
             return Err(EditError::Invalid(format!(
-                "a view or an action is named '{to}': users whose rules follow the space would get \
-                 a right to that, too"
+                "a view or an action is named '{to}', and users with access to the space would \
+                 gain access to it"
             )));
         }
         let counters = self.counter.iter_mut().map(|known| &mut known.made.name);

@@ -69,7 +69,7 @@ pub struct ExistenceEntry {
 
 /// Error: the catalogue is invalid, by damage that the checksums missed or by a newer release.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the catalogue cannot be read: {0}")]
+#[error("cannot read the catalogue: {0}")]
 pub struct Unreadable(String);
 
 /// Returns the fields of a schema without the dropped ones, in the configuration's syntax.
@@ -313,7 +313,7 @@ impl Catalogue {
         for mut entry in take_list(&mut all, "existence")? {
             let number = take_space(&mut entry)?;
             let seed = take_digits(&mut entry, "seed")?;
-            let seed = seed.ok_or_else(|| Unreadable("a space has no seed".to_owned()))?;
+            let seed = seed.ok_or_else(|| Unreadable("missing seed of a space".to_owned()))?;
             let first_id = take_digits(&mut entry, "first_id")?.unwrap_or(0);
             let made = Existence { seed, first_id, ..read(entry)? };
             catalogue.existence.push(ExistenceEntry { number, made });
@@ -325,7 +325,7 @@ impl Catalogue {
             catalogue.action.push(read(entry)?);
         }
         if let Some(key) = all.keys().next() {
-            return Err(Unreadable(format!("'{key}' is not known")));
+            return Err(Unreadable(format!("unknown key '{key}'")));
         }
         let numbers = catalogue.counter.iter().map(|known| known.number);
         let numbers = numbers.chain(catalogue.existence.iter().map(|known| known.number));
@@ -350,8 +350,8 @@ pub struct Described<'a> {
 
 fn say_unknown(kind: &str, name: &str) {
     tracing::warn!(
-        "the data folder has the {kind} space '{name}', which the configuration lacks: no key \
-         names it; TM.SPACE ALTER {name} SET gives it patterns, TM.SPACE DROP drops it"
+        "the data folder has the {kind} space '{name}', but the configuration does not, so it has \
+         no key pattern. Set one with TM.SPACE ALTER {name} SET, or drop it with TM.SPACE DROP"
     );
 }
 
@@ -370,8 +370,8 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
     for entry in &file {
         let Some(truth) = is.iter().find(|other| name(other) == name(entry)) else {
             said.push(format!(
-                "the file has the {what} '{}', which the data folder lacks, and the folder holds: \
-                 {command} CREATE makes it, CONFIG REWRITE takes it out of the file",
+                "ignoring the {what} '{}' in the file, which is missing in the data folder. Use \
+                 {command} CREATE to create it, or CONFIG REWRITE to remove it from the file",
                 name(entry)
             ));
             continue;
@@ -392,16 +392,17 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
             }
             let now = truth.get(key).map(Value::to_string).unwrap_or_default();
             said.push(format!(
-                "the {what} '{}' has {key} = {now} in the data folder, which holds, and {value} in \
-                 the file: {command} changes it, CONFIG REWRITE writes what holds",
+                "the {what} '{}' has {key} = {now} in the data folder, which takes precedence over \
+                 {value} in the file. Use {command} to change it, or CONFIG REWRITE to update the \
+                 file",
                 name(entry)
             ));
         }
     }
     for truth in is.iter().filter(|truth| !file.iter().any(|entry| name(entry) == name(truth))) {
         said.push(format!(
-            "the data folder has the {what} '{}', which the file lacks: CONFIG REWRITE adds it, \
-             {command} DROP drops it",
+            "the data folder has the {what} '{}', but the file does not. Use CONFIG REWRITE to add \
+             it to the file, or {command} DROP to drop it",
             name(truth)
         ));
     }
@@ -422,8 +423,8 @@ fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
         if file.get(name) != is.get(name) {
             said.push(format!(
                 "the field '{name}' of the counter space '{space}' is {} in the data folder, which \
-                 holds, and {} in the file: TM.SPACE ALTER {space} changes it, CONFIG REWRITE \
-                 writes what holds",
+                 takes precedence over {} in the file. Use TM.SPACE ALTER {space} to change it, or \
+                 CONFIG REWRITE to update the file",
                 shown(is.get(name)),
                 shown(file.get(name))
             ));
@@ -447,7 +448,7 @@ fn take_number(all: &mut Table, key: &str) -> Result<Option<u64>, Unreadable> {
 
 fn take_space(entry: &mut Table) -> Result<u32, Unreadable> {
     let number = take_number(entry, "number")?.and_then(|number| u32::try_from(number).ok());
-    number.ok_or_else(|| Unreadable("a space has no number".to_owned()))
+    number.ok_or_else(|| Unreadable("missing number of a space".to_owned()))
 }
 
 fn take_digits(entry: &mut Table, key: &str) -> Result<Option<u64>, Unreadable> {

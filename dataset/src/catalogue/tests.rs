@@ -21,13 +21,13 @@ fn a_configuration_seeds_a_new_folder_and_no_other() {
     config.counter.reverse();
     config.counter[0].memory_limit_bytes = 7;
     config.existence.pop();
-    assert_eq!(first.completed(&config), first, "what the folder has holds");
+    assert_eq!(first.completed(&config), first, "the data folder takes precedence");
     let lists = ["counter", "existence", "view", "action"].map(str::to_owned);
     let said = first.differences(&config, &lists);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said[0].contains("'user' has memory_limit_bytes = 0 in"), "{said:?}");
-    assert!(said[1].contains("existence space 'read', which the file lacks"), "{said:?}");
-    assert_eq!(first.differences(&config, &lists[1..2]).len(), 1, "of lists that the file has");
+    assert!(said[1].contains("existence space 'read', but the file"), "{said:?}");
+    assert_eq!(first.differences(&config, &lists[1..2]).len(), 1, "lists that the file contains");
     assert_eq!(first.differences(&Options::default(), &lists), [""; 0]);
 }
 
@@ -40,11 +40,11 @@ fn fields_that_differ_are_named() {
     let said = first.differences(&config, &lists);
     let names: Vec<&str> = said.iter().filter_map(|line| line.split('\'').nth(1)).collect();
     assert_eq!(names, ["like", "share", "read"], "{said:?}");
-    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which \
-                holds, and 20 in the file: TM.SPACE ALTER post changes it, CONFIG REWRITE writes \
-                what holds";
+    let line = "the field 'like' of the counter space 'post' is 12 in the data folder, which takes \
+        precedence over 20 in the file. Use TM.SPACE ALTER post to change it, or CONFIG REWRITE to \
+        update the file";
     assert_eq!(said[0], line);
-    assert!(said[1].contains(" is none in the data folder") && said[2].contains("and none in"));
+    assert!(said[1].contains(" is none in the data folder") && said[2].contains("over none in"));
     config.counter[0].fields = "repost:8 like:12 comment:8 read:16".into();
     let said = first.differences(&config, &lists);
     assert!(said.len() == 1 && said[0].contains("'post' has fields = "), "{said:?}");
@@ -62,10 +62,10 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     assert_eq!(Catalogue::decode(&old.encode()).unwrap(), old);
     let config = Options::default();
     let filled = old.filled(&config);
-    assert_eq!(numbers(&filled), (vec![1, 4], vec![2]), "the log tells of others");
+    assert_eq!(numbers(&filled), (vec![1, 4], vec![2]), "the log mentions others");
     assert_eq!(filled.counter[0].made.rows, "post:{id} post:{{id}}");
     assert_eq!(filled.counter[0].made.fields, "like:24 !repost:8 read:16");
-    assert_eq!(filled.counter[1].made.rows, "", "the configuration lacks it");
+    assert_eq!(filled.counter[1].made.rows, "", "not in the configuration");
     let liked = &filled.existence[0];
     assert_eq!((liked.made.seed, liked.made.first_id), (u64::MAX, 1 << 63));
     assert_eq!(liked.made.false_positive_rate, 0.001);
@@ -75,7 +75,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     assert_eq!(filled.view[0].flags, ["liked"]);
     assert_eq!(filled.action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["like"]);
     let whole = old.completed(&config);
-    assert_eq!(numbers(&whole), (vec![1, 4, 5], vec![2, 6, 7]), "no number is used again");
+    assert_eq!(numbers(&whole), (vec![1, 4, 5], vec![2, 6, 7]), "numbers are never reused");
     assert_eq!(whole.version, 1);
     assert_eq!(Catalogue::decode(&whole.encode()).unwrap(), whole);
     whole.check().unwrap();
@@ -92,7 +92,10 @@ fn a_configuration_is_described_as_it_has_become() {
     let Options { counter, existence, view, action, .. } = &mut config;
     now.describe(Described { counter, existence, view, action });
     assert_eq!(config.counter[0].fields, "like:24 repost:8 read:16 share:14");
-    assert_eq!(config.counter[1].fields, "follower:16, following:10, post:12", "it says the same");
+    assert_eq!(
+        config.counter[1].fields, "follower:16, following:10, post:12",
+        "the field list is unchanged"
+    );
     assert_eq!(config.view, []);
     let saved = config.existence.last().unwrap();
     assert_eq!((saved.name.as_str(), saved.seed), ("saved", 0), "seeds are secret");
@@ -118,8 +121,8 @@ fn changes_are_whole_and_refused_with_a_reason() {
     assert_eq!(
         now.set("post", &pairs(&[("fields", "a:1")])),
         invalid(
-            "fields holds since the space was made: TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND and \
-             DROP change them"
+            "cannot change fields of an existing space: use TM.SPACE ALTER ADD, WIDEN, NARROW, \
+             BOUND or DROP"
         )
     );
     assert_eq!(now.set("nope", &[]), Err(EditError::NoSuch("space", "nope".to_owned())));
@@ -143,7 +146,7 @@ fn changes_are_whole_and_refused_with_a_reason() {
     now.drop_space("article").unwrap();
     assert_eq!(now.drop_action("like"), Err(EditError::NoSuch("action", "like".to_owned())));
     now.create_counter("post", &pairs(&[("fields", "like:8"), ("rows", "p:{id}")])).unwrap();
-    assert_eq!(now.counter.last().map(|known| known.number), Some(6), "another number");
+    assert_eq!(now.counter.last().map(|known| known.number), Some(6), "a new number");
     now.check().unwrap();
     let exists = |what, name: &str| Err(EditError::Exists(what, name.to_owned()));
     assert_eq!(now.create_counter("post", &[]), exists("space", "post"));

@@ -142,7 +142,7 @@ impl ColdCache {
             .weight_capacity(cache_bytes)
             .ghost_allocation(GHOSTS);
         // `build` fails only if a capacity is missing.
-        let options = options.build().expect("both capacities are given");
+        let options = options.build().expect("both capacities are set");
         let cache =
             Cache::with_options(options, Weight, KeyHash::default(), DefaultLifecycle::default());
         ColdCache {
@@ -209,15 +209,14 @@ impl ColdCache {
         match place {
             Some((file, offset)) if !self.damaged.note(&file, offset) => {}
             Some(_) => tracing::error!("{error}. {WHAT_IS_LOST} {}", error.advice()),
-            None => tracing::error!("a cold row cannot be read: {error}. {}", error.advice()),
+            None => tracing::error!("cannot read a cold row: {error}. {}", error.advice()),
         }
     }
 }
 
 /// Consequence of a damaged block, appended to its log line.
-pub(crate) const WHAT_IS_LOST: &str = "Requests for what lies in this block answer an error; the \
-                                       other blocks are served, and the file is not merged, so \
-                                       that none of them is lost.";
+pub(crate) const WHAT_IS_LOST: &str = "Requests for data in this block fail. Other blocks are \
+    still served. The file is excluded from merges so that none of them is lost.";
 
 thread_local! {
     pub(super) static PINS: RefCell<Pins> = RefCell::default();
@@ -261,7 +260,7 @@ mod tests {
             "{} of {BYTES} are used",
             cold.cache.weight()
         );
-        assert_eq!(used.map, map, "it has not grown");
+        assert_eq!(used.map, map, "the map has not grown");
         let taken = (used.entries + used.map) as u64;
         assert!(taken <= BYTES && taken > BYTES / 2, "{taken} of {BYTES}");
     }
@@ -339,7 +338,7 @@ mod tests {
         };
         count(200_000, &mut || ());
         let [ours, best] = count(600_000, &mut || ());
-        println!("{ours:.4} of rows at hand, {best:.4} by their number of uses");
+        println!("{ours:.4} of rows cached, {best:.4} by frequency alone");
         assert!(ours > best - 0.03, "{ours} {best}");
         // One scanned row per request, each read once.
         let mut scanned = 1 << 60;
@@ -347,7 +346,7 @@ mod tests {
             scanned += 1;
             ask(scanned);
         });
-        println!("{beside_scan:.4} beside a scan");
+        println!("{beside_scan:.4} during a scan");
         assert!(beside_scan > ours - 0.08, "{beside_scan} {ours}");
     }
 }

@@ -56,7 +56,7 @@ mod tests {
         let all = |there: &dyn Fn(&str) -> bool| damaged.files(there);
         assert_eq!(all(&|_| true), [("a".to_owned(), 2), ("b".to_owned(), 1)]);
         assert_eq!(all(&|name| name == "b"), [("b".to_owned(), 1)]);
-        assert!(damaged.note("a", 4096), "another file of that name");
+        assert!(damaged.note("a", 4096), "a new file of the same name");
         damaged.is_sound("b");
         assert_eq!(all(&|_| true), [("a".to_owned(), 1)]);
         assert_eq!((0..9999).filter(|&at| damaged.note("c", at)).count(), MOST_PARTS);

@@ -199,7 +199,7 @@ impl Reads {
                 if let Err(error) =
                     std::thread::Builder::new().name(format!("cold-{index}")).spawn(body)
                 {
-                    tracing::error!("a thread for cold reads cannot start: {error}");
+                    tracing::error!("cannot start a thread for cold reads: {error}");
                 }
             }
         });
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(
             told.recv_timeout(std::time::Duration::from_secs(60)),
             Ok(true),
-            "it waits for itself"
+            "the queue waits for itself"
         );
     }
 
@@ -434,7 +434,7 @@ mod tests {
         cold.cache.cache.insert(keys[2], row.clone());
         let want = |fetching: &mut Fetching| fetching.want(&file, 0, 7);
         let missing = cold.note_missing(|| {
-            let reads = keys.map(|key| cold.find(&key, want).expect("it is not read in place"));
+            let reads = keys.map(|key| cold.find(&key, want).expect("the row is fetched later"));
             assert_eq!((&reads[0], &reads[2]), (&Ok(row.clone()), &Ok(row.clone())));
             assert!(reads[1].is_err());
         });
@@ -448,9 +448,9 @@ mod tests {
         assert!(std::panic::catch_unwind(panics).is_err());
         assert_eq!(cold.find(&keys[1], want), None);
         // Pinned rows and pinned errors are both returned.
-        crate::cold::pin(Pins::from_iter([(keys[1], Err("it is damaged".into()))]));
+        crate::cold::pin(Pins::from_iter([(keys[1], Err("the block is damaged".into()))]));
         let missing = cold.note_missing(|| {
-            assert_eq!(cold.find(&keys[1], want), Some(Err("it is damaged".into())));
+            assert_eq!(cold.find(&keys[1], want), Some(Err("the block is damaged".into())));
         });
         assert!(missing.is_ready());
         crate::cold::unpin();
@@ -467,8 +467,8 @@ mod tests {
         let mut at = 0;
         while let Some(job) = line.next(&mut Vec::new()) {
             let whose = turns.iter().position(|turn| *turn == Arc::as_ptr(&job.turn)).unwrap();
-            let What::Rows { block, .. } = job.what else { panic!("rows were asked for") };
-            assert_eq!(block, places[whose].len() as u64, "each turn's in their order");
+            let What::Rows { block, .. } = job.what else { panic!("expected a job for rows") };
+            assert_eq!(block, places[whose].len() as u64, "the jobs of each turn keep their order");
             places[whose].push(at);
             at += 1;
         }
@@ -595,10 +595,10 @@ mod tests {
         let pins = wait(pins);
         assert_eq!(pins.len() as u64, blocks);
         fixture.check(&pins);
-        assert!(path.exists(), "the fixture has it open");
+        assert!(path.exists(), "the fixture keeps the file open");
         let Fixture { _folder, disk, file, cold } = fixture;
         drop((disk, file, cold));
-        until("the file is not removed", || !path.exists());
+        until("the file is removed", || !path.exists());
     }
 
     #[test]
@@ -610,7 +610,7 @@ mod tests {
         let page = fixture.fetch(7..27);
         assert_eq!(page.len(), 20);
         fixture.check(&page);
-        until("something keeps cancelled requests", || Arc::strong_count(&fixture.cold) == 1);
+        until("cancelled requests are released", || Arc::strong_count(&fixture.cold) == 1);
         assert!(fixture.cold.reads.queue.line.lock().turns.is_empty());
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
 /// Error returned for a row that will be fetched.
-static TO_FETCH: LazyLock<Arc<str>> = LazyLock::new(|| "it is not read yet".into());
+static TO_FETCH: LazyLock<Arc<str>> = LazyLock::new(|| "the row has not been read yet".into());
 
 #[derive(Default)]
 struct Notes {

@@ -31,7 +31,7 @@ impl PairFile {
         let note = note.map_err(|error| file.corrupt_note(&error.to_string()))?;
         let chain = note.chain().clone();
         if note.range() != (entry.tag.low, entry.tag.high) || chain.pages() as u64 != file.pages() {
-            return Err(file.corrupt_note("its note is that of another table"));
+            return Err(file.corrupt_note("the note belongs to another table"));
         }
         let file = Arc::new_cyclic(|this| PairFile {
             file,

@@ -174,10 +174,10 @@ mod tests {
             let tag = Tag { space, kind: RecordKind::Rows as u32, low, high, stamp: 5 };
             parts.is_gone(&tag)
         };
-        assert!(gone(1, 10, 19) && gone(1, 12, 15), "what lies in it");
+        assert!(gone(1, 10, 19) && gone(1, 12, 15), "a range inside the spilled one");
         assert!(!gone(1, 0, 9) && !gone(1, 10, 20) && !gone(2, 10, 19));
         parts.begin_all();
-        assert!(!gone(1, 10, 19), "that was the last one's");
+        assert!(!gone(1, 10, 19), "a new snapshot starts clean");
         assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
         // A table that changed since its file was written is written again.
         parts.touch_all([(1, 3), (1, 4)].into_iter());

@@ -319,8 +319,8 @@ impl Source<Mark> for CommitSource<'_> {
 
     fn parted(&mut self, bytes: usize) {
         tracing::warn!(
-            "changes that belong together take {bytes} bytes of the log: they are logged in parts, \
-             of which a crash may leave some; send smaller transactions"
+            "a group of changes takes {bytes} bytes of the log and is logged in parts, so a crash \
+             may keep only some. Send smaller transactions"
         );
     }
 
@@ -339,14 +339,14 @@ impl Source<Mark> for CommitSource<'_> {
             r.synced = now.synced;
             r.failed = now.failed;
             if r.health != Health::Good && now.health == Health::Good {
-                tracing::info!("the log goes on");
+                tracing::info!("the log is writable again");
             }
             r.health = now.health;
         });
     }
 
     fn failed(&mut self, error: &store::Error) {
-        tracing::error!("the log: {error}. {}", error.advice());
+        tracing::error!("log write failed: {error}. {}", error.advice());
         self.shared.release.tell(|r| r.reason = error.to_string().into());
     }
 }

@@ -338,7 +338,7 @@ impl Durability {
             }
             if time::now() - began > FOLLOWER_SYNCS {
                 return Err(store::Error::Refused(
-                    "the replica's log was not synced in time".to_owned(),
+                    "timeout while syncing the replica's log".to_owned(),
                 ));
             }
             time::sleep(Duration::from_millis(5));
@@ -404,7 +404,7 @@ impl Durability {
     /// Refuses writes while the log has no room from the start on; otherwise accepts them.
     pub fn look_at(&self, log: &Log) {
         if log.has_failed() {
-            self.refuse("the disk had no room for the log at the start".into(), Health::Full);
+            self.refuse("the disk was full when the server started".into(), Health::Full);
         } else {
             self.able();
         }
@@ -423,11 +423,11 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
 /// it is safe nor that it was not made.
 fn doubt_text(reason: &str) -> String {
     format!(
-        "MISCONF Tidemark cannot write its log: what was changed is in memory, and will be logged \
-         when it can be; if the server stops before that, it is lost: {reason}"
+        "MISCONF Tidemark cannot write its log. The change is in memory and will be logged when \
+         the disk recovers, but is lost if the server stops before: {reason}"
     )
 }
 
 fn refusal_text(reason: &str) -> String {
-    format!("MISCONF Tidemark cannot write its log, so changes are refused until it can: {reason}")
+    format!("MISCONF Tidemark cannot write its log, so it rejects writes: {reason}")
 }

@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(
             (ends.of(3), ends.of(7), ends.of(8)),
             (Some(900), Some(900), None),
-            "its master has written meanwhile"
+            "the master has written in the meantime"
         );
     }
 
@@ -72,7 +72,7 @@ mod tests {
         let ends = Ends::default();
         assert_eq!(ends.of(0), None);
         assert!(ends.note(1, 100));
-        assert!(!ends.note(2, 100), "nothing was added");
+        assert!(!ends.note(2, 100), "the log has not grown");
         assert!(ends.note(5, 180));
         assert_eq!(
             [0, 1, 2, 3, 5].map(|ticket| ends.of(ticket)),
@@ -87,6 +87,10 @@ mod tests {
         }
         assert_eq!(ends.0.lock().len(), KEPT);
         assert_eq!(ends.of(1009), Some(1999));
-        assert_eq!(ends.of(1), Some(2000 - KEPT as u64), "forgotten: as the oldest that is known");
+        assert_eq!(
+            ends.of(1),
+            Some(2000 - KEPT as u64),
+            "a forgotten round has the oldest known end"
+        );
     }
 }

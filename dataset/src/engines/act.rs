@@ -28,7 +28,10 @@ struct Moved<'a> {
 
 /// Further counters that an action has moved. Most actions move none and need no list.
 #[derive(Default)]
-#[expect(clippy::box_collection, reason = "one word is cleared for each action that moves none")]
+#[expect(
+    clippy::box_collection,
+    reason = "most actions move no further counter, so one word is cleared"
+)]
 struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
 
 impl Before<'_> {
@@ -45,8 +48,8 @@ impl Before<'_> {
             // The row exists and had this value before, so the write should not fail.
             if let Err(error) = put {
                 tracing::error!(
-                    "counter {field} of {id} in '{}' keeps a step of a refused action: {error}; \
-                     set it anew",
+                    "cannot roll back a rejected action: counter {field} of {id} in '{}' is wrong, \
+                     set it again: {error}",
                     space.name()
                 );
             }

@@ -242,9 +242,9 @@ fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) 
     let room = (limit / TABLES_WITHIN_LIMIT).saturating_mul(8) / (bits + ROW_BITS);
     if made.spill && room < made.rows_per_table {
         tracing::warn!(
-            "counter space '{}': tables are made for {room} rows instead of rows_per_table = {}, \
-             of which its {limit} bytes of memory have no room for {TABLES_WITHIN_LIMIT}; raise \
-             server.memory_bytes or memory_limit_bytes, or set fewer rows_per_table",
+            "counter space '{}': using {room} rows per table instead of rows_per_table = {}, since \
+             its {limit} bytes of memory cannot hold {TABLES_WITHIN_LIMIT} such tables. Raise \
+             server.memory_bytes or memory_limit_bytes, or lower rows_per_table",
             made.name,
             made.rows_per_table,
         );

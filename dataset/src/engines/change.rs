@@ -141,9 +141,9 @@ impl Engines {
             };
             if needed > most {
                 return Err(format!(
-                    "existence space '{}': its first table, an eighth of pairs_per_table, takes \
-                     {needed} bytes: more than there is for it beside what other spaces keep \
-                     (server.memory_bytes, memory_limit_bytes)",
+                    "existence space '{}': its first table (an eighth of pairs_per_table) needs \
+                     {needed} bytes, more than the other spaces leave (server.memory_bytes, \
+                     memory_limit_bytes)",
                     known.made.name
                 ));
             }

@@ -16,24 +16,22 @@ pub enum WriteError {
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
     /// The token was used with other fields, deltas or bounds.
-    #[error("token was used with another increment")]
+    #[error("token was used with a different increment")]
     OtherIncrement,
     /// Tokens are off.
-    #[error("no tokens are kept here: tokens.max_tokens is 0")]
+    #[error("tokens are disabled (tokens.max_tokens is 0)")]
     NoTokens,
     /// The ledger's memory is full because its disk accepts no pairs.
-    #[error(
-        "the ledger of '{0}' has no room in memory for more pairs until its disk takes some again"
-    )]
+    #[error("the ledger of '{0}' is out of memory until its disk accepts writes again")]
     LedgerFull(String),
     /// The member is too long for a ledger.
     #[error(
-        "a member has at most {max} bytes in a space with a ledger",
+        "member too long: at most {max} bytes in a space with a ledger",
         max = ledger::MAX_MEMBER_BYTES
     )]
     MemberTooLong,
     /// The action moves counters of its member, which is not an id.
-    #[error("the action moves counters of its member, which must be an id: a decimal number")]
+    #[error("the action updates counters of its member, so the member must be an integer id")]
     MemberIsNoId,
 }
 
@@ -56,10 +54,10 @@ pub enum AlterError {
     #[error(transparent)]
     Counter(#[from] counter::Error),
     /// The field's name is an option of CNT.INCRBY.
-    #[error("a field must not be called '{0}': CNT.INCRBY has an option of that name")]
+    #[error("invalid field name '{0}': it is an option of CNT.INCRBY")]
     Reserved(String),
     /// A view or an action uses the field.
-    #[error("the {what} '{name}' names the field '{field}'")]
+    #[error("the {what} '{name}' uses the field '{field}'")]
     InUse {
         /// "view" or "action".
         what: &'static str,
@@ -69,7 +67,7 @@ pub enum AlterError {
         field: String,
     },
     /// The space was dropped during the change.
-    #[error("the space is no more")]
+    #[error("the space was dropped")]
     Gone,
 }
 
@@ -106,10 +104,7 @@ pub enum BuildError {
         missing: String,
     },
     /// A field's name is also the name of an option.
-    #[error(
-        "counter space '{space}': a field must not be called '{field}': CNT.INCRBY has an option \
-         of that name"
-    )]
+    #[error("counter space '{space}': invalid field name '{field}': it is an option of CNT.INCRBY")]
     Reserved {
         /// Name of the space.
         space: String,

@@ -186,7 +186,11 @@ mod tests {
         };
         assert_eq!(names("post"), "post more liked read");
         assert_eq!(names("more"), "post more liked read");
-        assert_eq!(names("user"), "user follows", "not by what counts for the member");
+        assert_eq!(
+            names("user"),
+            "user follows",
+            "spaces that the member's counter uses are not included"
+        );
     }
 
     #[test]

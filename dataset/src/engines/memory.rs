@@ -379,7 +379,7 @@ mod tests {
         assert_eq!((most_cached(), use_tokens()), (2, 26_214));
         let spill = Spill { cache_bytes: 5 * MIB, ..Spill::default() };
         engines.limit_kept(&Options { spill, ..options(1 << 40) });
-        assert!(most_cached() == 5 && use_tokens() == 120_000, "as it was told");
+        assert!(most_cached() == 5 && use_tokens() == 120_000, "the configured cache size applies");
     }
 
     /// The limit of unflushed ledger pairs scales with the memory budget.
@@ -443,6 +443,6 @@ mod tests {
         assert_eq!(divide(0, &[]), [0; 0]);
         assert_eq!(divide(u64::MAX, &[spilling(0)]), [u64::MAX]);
         let huge = Demand { used: u64::MAX, next: u64::MAX, newest: u64::MAX, ..spilling(0) };
-        assert_eq!(divide(MIB, &[huge]), [u64::MAX], "its next table is given in any case");
+        assert_eq!(divide(MIB, &[huge]), [u64::MAX], "the next table always fits");
     }
 }

@@ -174,7 +174,7 @@ impl Engines {
         space: &CounterSpace,
         wanted: Kind,
     ) -> impl Iterator<Item = &Pattern> {
-        debug_assert_ne!(wanted, Kind::Pair, "the index is one of another list");
+        debug_assert_ne!(wanted, Kind::Pair, "pair patterns have another index");
         self.patterns_of(space.number)
             .filter(move |(_, kind, _)| *kind == wanted)
             .map(|(pattern, ..)| pattern)
@@ -517,13 +517,13 @@ mod tests {
         let asked = || {
             engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
         };
-        assert_eq!(asked(), [0, 0, 0], "no space has anything");
+        assert_eq!(asked(), [0, 0, 0], "all spaces are empty");
         // The space in the middle is empty, so it cannot have false positives.
         for space in [&engines.existences()[0], &engines.existences()[2]] {
             (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
         }
         (0..6).for_each(|turn| engines.probe(turn, 10));
-        assert_eq!(asked(), [20, 0, 40], "one a turn; a space without work passes it on");
+        assert_eq!(asked(), [20, 0, 40], "one space per turn; an empty space is skipped");
         engines.probe(usize::MAX, 10);
         assert_eq!(asked().iter().sum::<u64>(), 70);
     }

@@ -97,7 +97,7 @@ mod tests {
         let told = Catalogue::decode(&current.catalogue().encode()).unwrap();
         assert_eq!((told.counter[0].horizon, told.clone()), (2000, current.catalogue()));
         retire(&current, 5).unwrap();
-        assert_eq!(current.catalogue().counter[0].horizon, 2000, "it only rises");
+        assert_eq!(current.catalogue().counter[0].horizon, 2000, "the horizon never falls");
     }
 
     #[test]

@@ -502,7 +502,7 @@ impl Engines {
     /// positive, and filters that are rebuilt from the log may not have the same false positives. A
     /// client that got the answer "set" must find the pair (promise 6).
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "what a change of a pair is")]
+    #[expect(clippy::too_many_arguments, reason = "the change of a pair")]
     pub(super) fn mark_pair(
         &self,
         turn: &mut WriteGuard<'_, Mark>,

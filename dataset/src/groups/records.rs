@@ -34,11 +34,11 @@ fn put(out: &mut Vec<u8>, key: &Key, cursor: Option<Cursor>) {
 }
 
 fn take(bytes: &mut &[u8]) -> Result<(Key, Option<Cursor>), String> {
-    let cut_off = || "a group is cut off".to_owned();
-    let space = u32::try_from(take_number(bytes)?).map_err(|_| "the space of a group")?;
+    let cut_off = || "truncated group".to_owned();
+    let space = u32::try_from(take_number(bytes)?).map_err(|_| "space in a group name")?;
     let length = take_number(bytes)?;
     if length > MAX_NAME_BYTES {
-        return Err(format!("a group with a name of {length} bytes"));
+        return Err(format!("group name of {length} bytes"));
     }
     let (name, rest) = bytes.split_at_checked(length as usize).ok_or_else(cut_off)?;
     let (how, rest) = rest.split_first().ok_or_else(cut_off)?;
@@ -49,7 +49,7 @@ fn take(bytes: &mut &[u8]) -> Result<(Key, Option<Cursor>), String> {
         0 => None,
         1 => Some(Cursor::After(id()?)),
         2 => Some(Cursor::At(id()?)),
-        how => return Err(format!("a group's cursor of kind {how}")),
+        how => return Err(format!("unknown cursor kind {how} in a group")),
     };
     Ok(((scope, name.to_vec()), cursor))
 }
@@ -96,7 +96,7 @@ pub(crate) fn check_decoder(input: &[u8]) {
     if groups.decode(input).is_ok() {
         let (mut out, again) = (Vec::new(), Groups::default());
         groups.encode_all(&mut out);
-        again.decode(&out).expect("what was written is read");
+        again.decode(&out).expect("decoding returns the encoded group");
         let mut twice = Vec::new();
         again.encode_all(&mut twice);
         assert_eq!(out, twice);

@@ -90,7 +90,7 @@ mod tests {
             (groups.has_turn(&a, place.number()), groups.has_turn(&b, place.number()))
         };
         assert_eq!((turns(&one).0, turns(&two)), (true, (false, true)));
-        assert!(!groups.has_turn(&b, u64::MAX), "who has no place yet comes last");
+        assert!(!groups.has_turn(&b, u64::MAX), "the newcomer is last");
         let mut departures = groups.departures();
         drop(one);
         assert!(departures.has_changed().unwrap());

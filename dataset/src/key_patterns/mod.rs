@@ -43,23 +43,19 @@ pub struct Pattern {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// No `{id}`, or more than one.
-    #[error("key pattern '{0}' must have one {{id}}")]
+    #[error("key pattern '{0}' must contain one {{id}}")]
     NoId(String),
     /// More than one `{field}`, a `{field}` before `{id}`, or a `{field}` in a pattern for rows or
     /// pairs.
     #[error(
-        "key pattern '{0}' may have one {{field}}, behind {{id}}, if it names cells, and none \
-         otherwise"
+        "key pattern '{0}' may contain one {{field}}, after {{id}}, and only in a list of cells"
     )]
     Field(String),
     /// Text after `{id}` that begins with a digit, or no text between `{id}` and `{field}`.
-    #[error(
-        "key pattern '{0}' does not show where the id ends: put a character that is no digit \
-         behind {{id}}"
-    )]
+    #[error("key pattern '{0}' does not show where the id ends: put a non-digit after {{id}}")]
     Open(String),
     /// Whitespace or control characters.
-    #[error("key pattern '{0}' must not have spaces or control characters")]
+    #[error("key pattern '{0}' contains a space or control character")]
     Space(String),
 }
 

@@ -64,13 +64,13 @@ pub fn apply_record(
         Some(RecordKind::Offsets) => engines.offsets.decode(payload),
         Some(RecordKind::Groups) => engines.groups.decode(payload),
         Some(RecordKind::Catalogue | RecordKind::Table | RecordKind::Head | RecordKind::Late)
-        | None => Err(format!("a record of kind {kind} does not belong here")),
+        | None => Err(format!("unexpected record of kind {kind}")),
     }
 }
 
 fn existence(engines: &Engines, number: u32) -> Result<&ExistenceSpace, String> {
     let space = engines.existence_by_number(number);
-    space.ok_or_else(|| format!("there is no existence space {number}"))
+    space.ok_or_else(|| format!("no existence space {number}"))
 }
 
 /// Decoded record whose changes to different ids are independent.
@@ -116,7 +116,7 @@ impl<'a> Changes<'a> {
         let of = match RecordKind::from_number(kind) {
             Some(RecordKind::Rows) => {
                 let space = engines.counter_by_number(number);
-                let space = space.ok_or_else(|| format!("there is no counter space {number}"))?;
+                let space = space.ok_or_else(|| format!("no counter space {number}"))?;
                 let (mut ends, mut values) = (Vec::new(), Vec::new());
                 read_rows(payload, |id, row| {
                     ids.push(id);
@@ -148,7 +148,7 @@ impl<'a> Changes<'a> {
                 })?;
                 Kind::ExactPairs { space, ledger, pairs, exact }
             }
-            _ => return Err(format!("a record of kind {kind} has no changes of many ids")),
+            _ => return Err(format!("record of kind {kind} cannot contain changes of many ids")),
         };
         Ok(Some(Changes { ids, end, of }))
     }

@@ -276,7 +276,7 @@ mod tests {
                     |_| (),
                 )
                 .unwrap();
-            assert!(shared > 10, "{shared} records that are worth a thread");
+            assert!(shared > 10, "only {shared} records for several threads");
             assert!(chunk.apply(&engines, &durability.parts, threads).unwrap());
             engines.lead();
             assert!(content(&engines) == expected, "{threads} threads");

@@ -366,7 +366,7 @@ impl Life<'_> {
         let Some(last) = self.states.last() else { return };
         assert!(
             self.states.contains(&found),
-            "seed {}: {} states may be found; beside the last one{}",
+            "seed {}: the state is none of {} valid ones; compared with the last one{}",
             self.seed,
             self.states.len(),
             difference(last, &found)
@@ -386,7 +386,7 @@ fn difference(held: &Seen, found: &Seen) -> String {
         let lost = held.pairs.iter().filter(|pair| !found.pairs.contains(pair));
         let come = found.pairs.iter().filter(|pair| !held.pairs.contains(pair));
         said += &format!(
-            "\npairs lost {:?}, come {:?}",
+            "\npairs lost {:?}, added {:?}",
             lost.collect::<Vec<_>>(),
             come.collect::<Vec<_>>()
         );
@@ -398,7 +398,7 @@ fn difference(held: &Seen, found: &Seen) -> String {
         said += &format!("\n{:?}\n{:?}", held.tokens, found.tokens);
     }
     let other = |(at, (held, found)): (usize, (String, String))| {
-        (held != found).then(|| format!("\n{at}: {held}, {found} found"))
+        (held != found).then(|| format!("\n{at}: expected {held}, found {found}"))
     };
     let texts =
         |rows: &[Option<Vec<i64>>]| rows.iter().map(|row| format!("{row:?}")).collect::<Vec<_>>();
@@ -527,7 +527,7 @@ fn live(
     let (engines, store, log) = start(disk, durability);
     let current = Current::new(engines.clone());
     let found = seen(&engines);
-    assert!(before.is_none_or(|states| states.contains(&found)), "seed {seed}: at a start");
+    assert!(before.is_none_or(|states| states.contains(&found)), "seed {seed}: after a start");
     let rate = if random.bool() { random.u32(1..400) } else { 0 };
     let steps = random.u32(1..20);
     let life = RefCell::new(Life {
@@ -631,7 +631,7 @@ fn what_was_synced_is_what_a_start_finds() {
     println!(
         "{runs} runs: {rounds} rounds, {failed} of them failed, {snapshots} snapshots, \
          {failed_snapshots} of them failed, {flushes} flushes of a ledger, {failed_flushes} of \
-         them failed, {spills} spills and {failed_spills} that failed, {starts} crashes; up to \
+         them failed, {spills} spills, {failed_spills} of them failed, {starts} crashes; up to \
          {tables} tables, {ranges} ranges"
     );
     assert!(
@@ -645,7 +645,7 @@ fn what_was_synced_is_what_a_start_finds() {
             && failed_spills > runs / 20
             && tables > 3
             && ranges > 1,
-        "they show nothing"
+        "too few events to prove anything"
     );
 }
 
@@ -673,7 +673,7 @@ fn written_but_unsynced_batches_are_not_durable() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let safe = || runtime.block_on(durability.safe(ticket));
     round(Faults { sync_error: 1024, ..Faults::default() }).unwrap_err();
-    assert!(durability.positions().0.offset > durability.positions().1.offset, "it is written");
+    assert!(durability.positions().0.offset > durability.positions().1.offset, "not written");
     assert!(safe().unwrap_err().starts_with("MISCONF "));
     round(Faults::default()).unwrap();
     assert_eq!(safe(), Ok(()));
@@ -705,7 +705,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     round(Faults::default()).unwrap();
     assert!(
         durability.positions().0.offset > durability.positions().1.offset + 1000,
-        "much is written and not synced"
+        "most of the log is written but not synced"
     );
     let walk = Walk {
         current: &current,
@@ -727,7 +727,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         round(Faults::default())
     };
     walk.write(&mut between, flush).unwrap();
-    assert!(written.get() > 2, "nothing came between two files");
+    assert!(written.get() > 2, "the writes ran between two files");
     let held = seen(&engines);
     let (found, ..) = start(&disk.power_cut(), &Arc::new(Durability::new(Fsync::No)));
     let found = seen(&found);

@@ -49,9 +49,9 @@ pub enum RecoverError {
     Build(#[from] BuildError),
     /// The folder has records of a newer release. It is left unchanged.
     #[error(
-        "the data folder {} holds records of kind {kind}, which this release does not know. {}",
+        "the data folder {} contains records of kind {kind}, which this release does not know. {}",
         .folder.display(),
-        "Start the release that wrote them, or a newer one; the folder was not touched."
+        "Start the release that wrote them, or a newer one. The folder was not changed."
     )]
     Newer {
         /// Path of the folder.
@@ -60,7 +60,7 @@ pub enum RecoverError {
         kind: u32,
     },
     /// The folder cannot be created.
-    #[error("cannot make the data folder {path}: {source}")]
+    #[error("cannot create the data folder {path}: {source}")]
     Folder {
         /// Path of the folder.
         path: std::path::PathBuf,
@@ -288,7 +288,7 @@ fn each_record(
     if records == head.records {
         Ok(())
     } else {
-        Err("a batch holds another number of records".to_owned())
+        Err("the batch's record count does not match its header".to_owned())
     }
 }
 
@@ -403,7 +403,7 @@ mod tests {
         log.append(&batch, 0).expect("a record");
         log.sync().expect("a sync");
         drop(log);
-        let error = open().err().expect("it is refused");
+        let error = open().err().expect("the folder is rejected");
         assert!(matches!(error, RecoverError::Newer { kind: 200, .. }), "{error}");
         let said = error.to_string();
         assert!(said.contains("records of kind 200, which this release does not know"), "{said}");

@@ -167,8 +167,18 @@ fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64
             |&&(id, member): &&Flag| space.contains(id, &Member::Number(member)) != Ok(answer);
         flags.iter().filter(is_other).count()
     };
-    assert_eq!(other(&known.set, Answer::Yes), 0, "of {} flags are lost", known.set.len());
-    assert_eq!(other(&known.unset, Answer::No), 0, "of {} are set again", known.unset.len());
+    assert_eq!(
+        other(&known.set, Answer::Yes),
+        0,
+        "{} flags were set, some are lost",
+        known.set.len()
+    );
+    assert_eq!(
+        other(&known.unset, Answer::No),
+        0,
+        "{} flags were unset, some are set again",
+        known.unset.len()
+    );
     assert_eq!((space.pairs(), space.layout().len()), (known.pairs, known.tables));
     if let Some(ledger) = space.ledger() {
         let pairs = ledger.ledger().list((0, u64::MAX), None, usize::MAX).unwrap();
@@ -179,7 +189,7 @@ fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64
                 ledger::Member::Bytes(_) => None,
             })
             .collect();
-        assert!(listed.as_ref() == Some(&known.set), "the ledger has others");
+        assert!(listed.as_ref() == Some(&known.set), "the ledger has different pairs");
     }
     let figures = &engines.cold.figures;
     figures.merges.load(SeqCst) + figures.spilled_tables.load(SeqCst)
@@ -193,7 +203,7 @@ fn for_each_mode(test: impl Fn(&Options)) {
 fn two_ranges(process: &Process<'_>, from: u64) {
     process.fill(LOWER, from..4000);
     process.fill(UPPER, 0..6000);
-    assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a range has opened");
+    assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a second range has opened");
     // One flag is unset in the file, two more in memory after the spill.
     process.unset(UPPER);
     process.spill(6);
@@ -285,7 +295,7 @@ fn outliers_of_a_spilled_table_outlive_a_start() {
             process.current.load().roll_pairs(&process.space());
             (process.sync)().unwrap();
             let outliers = process.space().outlier_pairs();
-            assert!((1..1000).contains(&outliers), "{outliers} have not moved yet");
+            assert!((1..1000).contains(&outliers), "{outliers} outliers have not moved yet");
             process.spill(4);
             assert!(process.space().is_cold(UPPER));
         });
@@ -320,7 +330,7 @@ fn automatic_spills_lose_no_table() {
         });
         assert!(known.tables > 6);
         let written = check(&disk.kill(), &options, false, &known);
-        assert_eq!(written, 0, "files were written again that have all of it");
+        assert_eq!(written, 0, "a start rewrites no complete file");
     });
 }
 
@@ -346,7 +356,7 @@ fn start_finds_rows_of_both_ranges() {
         for round in 0..2 {
             let ranges = space.ranges().into_iter();
             let closed: Vec<_> = ranges.filter(|range| !range.open && range.rows > 0).collect();
-            assert!(round > 0 || closed.len() > 4, "tables of both ranges");
+            assert!(round > 0 || closed.len() > 4, "both ranges have closed tables");
             for range in &closed {
                 process.ground().spill(space, range.low, range.last, 0).unwrap();
             }

@@ -75,7 +75,7 @@ fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> 
 /// Runs one process and leaves the disk as the process did.
 fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mut Sums) {
     let (current, store, mut log, durability) = start(disk);
-    truth.check(&current.load(), "at a start");
+    truth.check(&current.load(), "after a start");
     let log_of_spills = SpillLog::Replayed(0);
     let ground =
         Ground { store: &store, durability: &durability, most_bytes: 0, log: log_of_spills };
@@ -134,7 +134,7 @@ fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mu
         if random.bool() {
             while engines.maintain() {}
         }
-        truth.check(&engines, "while it runs");
+        truth.check(&engines, "while running");
         let copy = disk.fork(random.u64(..));
         let left = if random.bool() { copy.kill() } else { copy.power_cut() };
         truth.check(&start(&left).0.load(), "after a crash");
@@ -157,6 +157,6 @@ fn retired_rows_leave_the_disk_and_no_others() {
     println!("{runs} runs: {sums:?}");
     assert!(
         sums.spills > runs && sums.removals > runs / 4 && sums.failures > runs / 4,
-        "they show nothing: {sums:?}"
+        "too few events to prove anything: {sums:?}"
     );
 }

@@ -180,9 +180,9 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
         // Run maintenance as a replica does.
         while site.engines.maintain() {}
         let other = site.liked().layout().into_iter().find(|at| !lows.contains(&at.low));
-        assert_eq!(other, None, "a table that was never ours");
+        assert_eq!(other, None, "a table the master never had");
     });
-    assert!(early > 10 && lows.len() > 5, "{early} aside, {} tables", lows.len());
+    assert!(early > 10 && lows.len() > 5, "{early} outliers, {} tables", lows.len());
     assert_eq!(replayed.liked().layout(), here.liked().layout());
     for at in here.liked().layout() {
         assert!(replayed.bits(at.low) == here.bits(at.low), "{at:?}");
@@ -217,7 +217,7 @@ fn a_range_that_opens_is_in_the_log() {
         seen.insert(ranges.len(), aside);
         assert_eq!(ranges.len() > 1, layout.iter().any(|at| at.low == 1 << 40));
     }
-    assert!(seen[&1] > 0 && seen[&2] == 0, "{seen:?}: pairs aside by number of ranges");
+    assert!(seen[&1] > 0 && seen[&2] == 0, "{seen:?}: outliers by number of ranges");
     let replayed = replayed(&disk, |site| {
         while site.engines.maintain() {}
         let lows = |site: &Site| site.liked().layout().into_iter().map(|at| at.low);
@@ -294,7 +294,7 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
         let all: BTreeSet<u64> =
             tables.iter().chain(&here.liked().layout()).map(|at| at.low).collect();
         let expected: Vec<u64> = all.range(lows[0]..=lows[lows.len() - 1]).copied().collect();
-        assert_eq!(lows, expected, "none is missing between others");
+        assert_eq!(lows, expected, "the layout has no gap");
         assert!(lows[0] <= here.liked().horizon());
         store.replay(|record| applied(&again, record), |_| ()).unwrap();
         assert_eq!(again.liked().layout(), here.liked().layout());

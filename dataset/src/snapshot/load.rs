@@ -51,7 +51,7 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
         return Err(store::Error::Corrupt {
             path,
             offset: 0,
-            what: "files of rows that overlap".to_owned(),
+            what: "row files overlap".to_owned(),
         });
     }
     let ranges = cut(&ranges, space.cold_end());
@@ -261,7 +261,7 @@ impl Loading<'_> {
             Some(RecordKind::Tokens) => engines.tokens.decode(chunk),
             Some(RecordKind::Offsets) => engines.offsets.decode(chunk),
             Some(RecordKind::Groups) => engines.groups.decode(chunk),
-            _ => Err(format!("a file of kind {} is no part of a snapshot", file.tag.kind)),
+            _ => Err(format!("unexpected file of kind {} in a snapshot", file.tag.kind)),
         }
     }
 
@@ -269,7 +269,7 @@ impl Loading<'_> {
         let space = file.tag.space;
         let loader = self.loaders.get(&space);
         let part = |low: u64| loader.and_then(|loader| loader.part(low));
-        let missing = || format!("there is no counter space {space}");
+        let missing = || format!("no counter space {space}");
         let counters = engines.counter_by_number(space).ok_or_else(missing)?;
         let end = counters.cold_end();
         let mut below = part(file.tag.low).ok_or_else(missing)?;
@@ -289,10 +289,8 @@ impl Loading<'_> {
 
     fn take_table(&self, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
         let space = file.tag.space;
-        let options = self
-            .options
-            .get(&space)
-            .ok_or_else(|| format!("there is no existence space {space}"))?;
+        let options =
+            self.options.get(&space).ok_or_else(|| format!("no existence space {space}"))?;
         // No other thread needs this file's decoder.
         let decoder = self.decoders.lock().remove(&file.name);
         let mut decoder = decoder.unwrap_or_else(|| TableDecoder::new(options, u64::MAX));
@@ -319,7 +317,7 @@ fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> 
             }
             Ok(())
         }),
-        first => Err(format!("a chunk of a ledger begins with {:?}", first.map(|f| f.0))),
+        first => Err(format!("a chunk of a ledger starts with {:?}", first.map(|f| f.0))),
     }
 }
 
@@ -381,7 +379,7 @@ mod tests {
         let range = |low, last, rows| LoadRange { low, last, rows };
         let all = [range(0, 9, 5), range(10, u64::MAX, 7)];
         assert_eq!(cut(&all, 0), all);
-        assert_eq!(cut(&all, 10), all, "it is cut already");
+        assert_eq!(cut(&all, 10), all, "already split there");
         assert_eq!(cut(&all, 4), [range(0, 3, 5), range(4, 9, 0), range(10, u64::MAX, 7)]);
         assert_eq!(
             cut(&all, u64::MAX),

@@ -81,10 +81,10 @@ impl Schedule {
         let result = write::write(live, if asked { 0 } else { LOG_ROOM });
         self.last = time::now();
         if result.is_err() && (live.is_stopped)() {
-            tracing::info!("the snapshot is given up, as the server stops: the log is kept");
+            tracing::info!("snapshot cancelled, the server is stopping; the log is kept");
         } else if let Err(error) = &result {
             self.not_before = self.last + RETRY;
-            tracing::error!("the snapshot failed, the log is kept: {error}");
+            tracing::error!("snapshot failed, the log is kept: {error}");
         }
         snapshots.saved.send_modify(|s| {
             s.ended += 1;
@@ -130,14 +130,13 @@ fn make_room(live: &Live<'_>) {
     match live.store.give_up_oldest_segment() {
         Ok(None) => {}
         Ok(Some((number, bytes))) => tracing::warn!(
-            "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for \
-             replicas, was removed; one that was away since then is sent all data; make room, or \
-             lower keep_log_bytes"
+            "disk full: removed segment {number} of the log, {bytes} bytes kept for replicas. A \
+             replica that still needs it gets a full sync. Free disk space, or lower keep_log_bytes"
         ),
         Err(error) => {
             tracing::warn!(
-                "no room on the disk, and the oldest segment of the log cannot be removed: \
-                 {error}; make room"
+                "disk full, and the oldest segment of the log cannot be removed: {error}. Free \
+                 disk space"
             )
         }
     }

@@ -18,7 +18,7 @@ const URGENT: u64 = 2;
 pub(crate) fn no_room(store: &Store) -> store::Error {
     let source =
         std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
-    store::Error::Full { path: store.path(""), doing: "writing a cold file to", source }
+    store::Error::Full { path: store.path(""), doing: "creating a cold file in", source }
 }
 
 /// Result of a spill.
@@ -146,11 +146,11 @@ impl<'a> Ground<'a> {
         if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
             let source = std::io::Error::new(
                 std::io::ErrorKind::StorageFull,
-                format!("it may take {needed} bytes"),
+                format!("up to {needed} bytes are needed"),
             );
             return Err(store::Error::Full {
                 path: self.store.path(""),
-                doing: "beginning a cold file in",
+                doing: "creating a cold file in",
                 source,
             });
         }

@@ -58,6 +58,6 @@ mod tests {
         let pace = IoThrottle::new(1 << 20, &calm);
         pace.after(1 << 15);
         assert!(pace.elapsed() >= Duration::from_micros(31_250), "{:?}", pace.elapsed());
-        IoThrottle::new(0, &|| panic!("it is not asked")).after(u64::MAX);
+        IoThrottle::new(0, &|| panic!("the callback is not called")).after(u64::MAX);
     }
 }

@@ -123,7 +123,7 @@ fn end(live: &Live<'_>, space: &ExistenceSpace, walk: Walk) -> store::Result<boo
     }
     ledger.rebuilds.tables.fetch_add(1, Relaxed);
     tracing::info!(
-        "space '{}': the filters of ids from {low} on were built anew, of {pairs} pairs",
+        "space '{}': rebuilt the filters of ids from {low} on with {pairs} pairs",
         space.name()
     );
     Ok(true)

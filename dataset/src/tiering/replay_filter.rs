@@ -90,17 +90,17 @@ mod tests {
         let (store, log) = (&opened.store, SpillLog::Replayed(0));
         let ground = Ground { store, durability: &durability, most_bytes: 0, log };
         let oldest = space.ranges()[0];
-        assert!(oldest.last < 20_000, "a table that is closed");
+        assert!(oldest.last < 20_000, "the oldest table is closed");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
-        let mut again = ReplayFilter::new(space).expect("rows on the disk");
+        let mut again = ReplayFilter::new(space).expect("there are cold rows");
         assert!(again.is_there(&ids, &[1, 2, 3, 4]) && again.is_there(&ids[1..], &[1, 2, 3, 4]));
-        assert!(!again.is_there(&ids, &[1, 2, 3, 5]), "told otherwise");
+        assert!(!again.is_there(&ids, &[1, 2, 3, 5]), "the row has other values");
         space.put(0, Some(&[9, 2, 3, 4])).unwrap();
-        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "it is in memory");
+        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the row is in memory");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
-        assert!(space.is_cold(0), "merged, and gone from memory");
-        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the file of before had it");
-        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "it is not known any more");
+        assert!(space.is_cold(0), "merged and no longer in memory");
+        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the old file contained it");
+        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "the rows are no longer known");
         assert!(ReplayFilter::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
     }
 }

@@ -80,7 +80,7 @@ impl Ground<'_> {
         if let Err(error) = space.end_spill(&spill) {
             // The memory is freed later.
             tracing::warn!(
-                "space '{}': tables of spilled rows cannot be made smaller yet: {error}",
+                "space '{}': cannot shrink the tables of spilled rows yet: {error}",
                 space.name()
             );
         }

@@ -166,7 +166,7 @@ impl Pass {
                 }
                 Err(error) => {
                     cold.figures.errors.fetch_add(1, Relaxed);
-                    tracing::error!("{error}: it is not scrubbed this time. {}", error.advice());
+                    tracing::error!("{error}: skipped by this scrub. {}", error.advice());
                 }
             }
             self.left_bytes = self.left_bytes.saturating_sub(file.bytes);
@@ -190,16 +190,15 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
         cold.figures.errors.fetch_add(new.len() as u64 - corrupt, Relaxed);
         let others = match new.len() - 1 {
             0 => String::new(),
-            more => format!(", and so are {more} more blocks behind it"),
+            more => format!(", and {more} more blocks after it"),
         };
         let what = match is_block {
             true => WHAT_IS_LOST,
             false => {
-                "What this server has of it in memory is right, and it goes on; it would refuse to \
-                 start again."
+                "The server keeps running with its copy in memory, but would refuse to start again."
             }
         };
-        tracing::error!("found by scrubbing: {error}{others}. {what} {}", error.advice());
+        tracing::error!("scrubbing: {error}{others}. {what} {}", error.advice());
     }
     let (tag, kind) = (&file.tag, file.tag.kind);
     if kind == RecordKind::Rows as u32 {

@@ -70,7 +70,7 @@ impl Retries {
         match &outcome {
             Ok(_) => self.clean = Some(engines.version()),
             Err(error) => {
-                tracing::warn!("the files of a dropped space cannot be removed: {error}");
+                tracing::warn!("cannot remove the files of a dropped space: {error}");
                 self.due.insert(0, time::now() + RETRY);
             }
         }

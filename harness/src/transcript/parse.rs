@@ -55,8 +55,9 @@ pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
                 let step = steps
                     .last_mut()
                     .filter(|step| texts.is_empty() || matches!(step.kind, Kind::Directive(_)));
-                let step =
-                    step.ok_or_else(|| format!("line {}: it belongs to no step: {line}", i + 1))?;
+                let step = step.ok_or_else(|| {
+                    format!("line {}: the line belongs to no step: {line}", i + 1)
+                })?;
                 step.body.extend(texts.into_iter().map(|text| text.head));
                 step.body.push(line.to_owned());
             }

@@ -56,7 +56,7 @@ impl Reply {
     pub fn read(from: &mut impl BufRead) -> io::Result<Reply> {
         let head = line(from)?;
         let (kind, rest) = head.split_at_checked(1).unwrap_or(("", ""));
-        let bad = || Error::new(ErrorKind::InvalidData, format!("no reply: {head:?}"));
+        let bad = || Error::new(ErrorKind::InvalidData, format!("invalid reply: {head:?}"));
         let number = || rest.parse::<i64>().map_err(|_| bad());
         let mut bulk = |length: i64| -> io::Result<Vec<u8>> {
             let mut bytes = vec![0; length as usize + 2];

@@ -55,7 +55,7 @@ impl Server {
 
     /// Ends the server with SIGKILL or SIGTERM and waits for it.
     pub(super) fn end(&mut self, kill: bool) -> Result<(), String> {
-        let program = self.program.take().ok_or("it does not run")?;
+        let program = self.program.take().ok_or("the server does not run")?;
         if kill {
             program.kill();
         } else {
@@ -147,7 +147,7 @@ pub(super) const MAIN: &str = "main";
 
 impl Servers {
     pub(super) fn server(&mut self, name: &str) -> Result<&mut Server, String> {
-        self.servers.get_mut(name).ok_or_else(|| format!("there is no server '{name}'"))
+        self.servers.get_mut(name).ok_or_else(|| format!("no server is named '{name}'"))
     }
 
     /// Returns the server of a connection: `replica` and `replica.c2` use `replica`, `c2` uses

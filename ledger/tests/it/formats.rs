@@ -49,7 +49,7 @@ fn version_1_is_read_and_written() {
             std::fs::write(&kept, &today).unwrap();
         }
         let kept = std::fs::read(kept).unwrap();
-        assert!(today == kept, "what is written differs from version 1");
+        assert!(today == kept, "the encoding differs from version 1");
         disk.take(&entry.name);
         disk.put(&entry.name, &kept);
         store.replace_files(vec![entry], &[], 0).unwrap();

@@ -1,5 +1,5 @@
 //! Tests of the ledger's public API.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+#![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod cost;
 mod crash;

@@ -248,7 +248,7 @@ fn drops_are_forgotten_range_by_range() {
     ledger.set(7, Member::Number(1), true);
     (0..20).for_each(|id| ledger.drop_id(id));
     assert_eq!(trim(&ledger), (0, u64::MAX));
-    assert_eq!((ledger.dropped_ids(), ledger.stats().runs), (0, 0), "there is no run");
+    assert_eq!((ledger.dropped_ids(), ledger.stats().runs), (0, 0), "no run exists");
     for id in 0..40 {
         (0..100).for_each(|member| ledger.set(id, Member::Number(member), true));
     }

@@ -13,7 +13,9 @@ fn ledger(store: &Store) -> Ledger {
 
 /// Returns the answer to a question and the version that it is valid for.
 fn asked(ledger: &Ledger, id: u64, member: Member<'_>) -> (bool, u64) {
-    let Answer::Asks(mut question) = ledger.ask(id, member) else { panic!("it is in memory") };
+    let Answer::Asks(mut question) = ledger.ask(id, member) else {
+        panic!("the pair is in memory")
+    };
     loop {
         let seen = question.seen();
         match question.read().unwrap() {
@@ -37,7 +39,7 @@ fn answer_is_stale_after_a_flush_and_memory_comes_first() {
     ledger.set(1, member, true);
     assert_eq!(ledger.settle(1, member, set, seen), Some(true));
     ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
-    assert_eq!(ledger.settle(1, member, set, seen), None, "it has moved to a run meanwhile");
+    assert_eq!(ledger.settle(1, member, set, seen), None, "the pair has moved to a run");
     assert!(asked(&ledger, 1, member).0);
 
     let (set, seen) = asked(&ledger, 1, member);
@@ -60,9 +62,9 @@ fn block_of_a_question_is_at_its_place_until_the_last_reader_has_gone() {
     let before = names(&disk);
     (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), n % 2 == 1));
     ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
-    assert!(before.iter().all(|name| disk.contents(name).is_some()), "it is being asked");
+    assert!(before.iter().all(|name| disk.contents(name).is_some()), "the lookup is in progress");
     assert!(matches!(question.read().unwrap(), Answer::Known(true)));
-    assert!(before.iter().all(|name| disk.contents(name).is_none()), "its reader has gone");
+    assert!(before.iter().all(|name| disk.contents(name).is_none()), "the reader is gone");
     assert!(!ledger.contains(100, Member::Number(700 * 700)).unwrap());
 }
 
@@ -132,8 +134,8 @@ fn changes_in_the_middle_of_a_flush_stay() {
         };
         assert_eq!(ledger.flush(&store, Flush::All, 0, changes).unwrap(), 30, "round {round}");
         for again in 0..2 {
-            assert!(!has(1, 3) && has(1, 4) && has(1, 5), "unset after it was copied");
-            assert!((0..12).all(|n| !has(2, n)), "dropped after it was copied");
+            assert!(!has(1, 3) && has(1, 4) && has(1, 5), "unset after the copy");
+            assert!((0..12).all(|n| !has(2, n)), "dropped after the copy");
             assert!((0..12).all(|n| has(3, n) == (n == 5 || n == 11)), "and set again");
             let there = ledger.list((0, 9), None, 99).unwrap();
             assert_eq!(there.iter().filter(|pair| pair.id > 1).count(), 2, "round {round}");
@@ -198,9 +200,9 @@ fn full_disk_leaves_everything_as_it_was() {
     assert!(ledger.is_full());
     check(6000);
     disk.set_capacity(None);
-    let no_log = || Err(store::Error::Refused("the log cannot be written".to_owned()));
+    let no_log = || Err(store::Error::Refused("the log fails".to_owned()));
     assert!(ledger.flush(&store, Flush::All, 0, no_log).is_err());
-    assert_eq!(disk.list_names(), before, "what the log may not have is in no file");
+    assert_eq!(disk.list_names(), before, "no file has pairs that the log may lack");
     check(6000);
     ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
     assert!(!ledger.is_due());

@@ -286,7 +286,7 @@ fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User
     let mut user = known.map_or_else(|| User::new(name), |user| User::clone(user));
     user.apply_all(rules)?;
     if user.line().len() > MAX_RULES_BYTES {
-        return Err(format!("a user's rules must not take more than {MAX_RULES_BYTES} bytes"));
+        return Err(format!("a user's rules are limited to {MAX_RULES_BYTES} bytes"));
     }
     Ok(user)
 }
@@ -294,7 +294,7 @@ fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User
 /// Adds the user of one line: a name, followed by rules.
 fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), String> {
     let mut words = line.split_ascii_whitespace();
-    let name = words.next().ok_or("a name is missing")?;
+    let name = words.next().ok_or("missing user name")?;
     if users.len() >= security.max_users {
         return Err(format!("too many users: security.max_users is {}", security.max_users));
     }

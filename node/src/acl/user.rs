@@ -47,7 +47,8 @@ impl User {
     /// Creates the initial default user: on, without a password, with all permissions.
     pub(super) fn default_user() -> User {
         let mut user = User::new(DEFAULT_USER);
-        user.apply_all(&["on", "nopass", "~*", "&*", "+@all"]).expect("these rules are legal");
+        user.apply_all(&["on", "nopass", "~*", "&*", "+@all"])
+            .expect("the rules of the initial user are valid");
         user.as_made = true;
         user
     }
@@ -319,7 +320,7 @@ mod tests {
     fn a_password_is_right_wrong_or_not_asked_for() {
         let mut user = User::new("u");
         user.apply_all(&[">one", ">two"]).unwrap();
-        assert!(!user.accepts(&digest(b"one")), "it is off");
+        assert!(!user.accepts(&digest(b"one")), "the user is off");
         user.apply_all(&["on"]).unwrap();
         for (password, right) in
             [("one", true), ("two", true), ("onE", false), ("", false), ("one\0", false)]

@@ -80,7 +80,7 @@ impl Client {
                 Err(e) => {
                     return Err(Error::new(
                         ErrorKind::InvalidData,
-                        format!("the server's reply is no RESP: {e}"),
+                        format!("the server sent an invalid RESP reply: {e}"),
                     ));
                 }
             }

@@ -187,7 +187,7 @@ pub async fn within<T>(
     work: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
     tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
-        let why = format!("the server has not answered for {} s", patience.as_secs_f32());
+        let why = format!("the server has not replied for {} s", patience.as_secs_f32());
         Err(io::Error::new(ErrorKind::TimedOut, why))
     })
 }
@@ -205,7 +205,7 @@ fn system_roots() -> Result<std::sync::Arc<RootCertStore>, String> {
     let path = named.as_deref().or_else(|| {
         SYSTEM_AUTHORITIES.into_iter().find(|path| std::path::Path::new(path).exists())
     });
-    let path = path.ok_or("the system has no file of authorities: name one with --cacert")?;
+    let path = path.ok_or("no CA certificates found in the system; set --cacert")?;
     let all = CertificateDer::pem_file_iter(path).map_err(|e| format!("{path}: {e}"))?;
     let mut roots = RootCertStore::empty();
     // Certificates that cannot be parsed are not trusted.
@@ -257,14 +257,17 @@ pub fn closed() -> io::Error {
 
 /// Returns the error for a reply above the limit.
 pub fn too_long(most: usize) -> io::Error {
-    let why = format!("the server's reply takes more than {most} bytes");
+    let why = format!("the server's reply exceeds {most} bytes");
     io::Error::new(ErrorKind::InvalidData, why)
 }
 
 /// Decodes the next reply and its length; `None` if it is incomplete.
 pub fn read_reply(bytes: &[u8]) -> io::Result<Option<(OwnedFrame, usize)>> {
     decode(bytes).map_err(|e| {
-        io::Error::new(ErrorKind::InvalidData, format!("the server's reply is no RESP: {e}"))
+        io::Error::new(
+            ErrorKind::InvalidData,
+            format!("the server sent an invalid RESP reply: {e}"),
+        )
     })
 }
 

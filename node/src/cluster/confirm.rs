@@ -34,16 +34,16 @@ pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result
         let (address, version, text) = (member.address(), next.version, error.to_string());
         if text.contains(VERSION) {
             return Some(refuse!(
-                "ERR {VERSION}: {address} knows a later topology, or another {version} (FORCE: \
-                 take this one all the same)"
+                "ERR {VERSION}: {address} has a newer topology, or a different {version}. Use \
+                 FORCE to apply this one anyway"
             ));
         }
         let is_mute = error.kind() == io::ErrorKind::PermissionDenied
             || MUTE.iter().any(|word| text.starts_with(word));
         is_mute.then(|| {
             refuse!(
-                "ERR {address} cannot be asked whether it knows a topology later than {version} \
-                 ({text}): try again, or FORCE"
+                "ERR cannot check whether {address} has a topology newer than {version} ({text}). \
+                 Try again, or use FORCE"
             )
         })
     };

@@ -78,7 +78,7 @@ impl Kept {
 
     /// Reads the state; `None` if the folder has none.
     pub fn read(dir: &Path) -> io::Result<Option<Kept>> {
-        let advice = "remove it, and the cluster's controller says anew what this node is";
+        let advice = "remove it, then have the cluster's controller send the topology again";
         checked_file::read(dir, NAME, Kept::decode, advice)
     }
 

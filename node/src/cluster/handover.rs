@@ -90,7 +90,7 @@ pub trait Giver {
 /// Executes CLUSTERX SETNODES ... HANDOVER. Returns the time for which requests were paused.
 pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<Duration, Refusal> {
     let Ok(_one) = giver.cluster().handing.try_lock() else {
-        return Err(refuse!("ERR slots are being handed over"));
+        return Err(refuse!("ERR a slot handover is already in progress"));
     };
     let now = giver.cluster().topology();
     let next = Topology::parse(text, version, &now.own_id).map_err(|why| refuse!("ERR {why}"))?;
@@ -105,7 +105,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
                 || error.contains(VERSION)
         };
         if let Some((_, error)) = told.iter().find(is_needed) {
-            return Err(refuse!("ERR {error}: give this command again"));
+            return Err(refuse!("ERR {error}. Send this command again"));
         }
         // Lifts only a fence that was raised for this hand-over.
         if is_giving {
@@ -131,8 +131,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     };
     if tokio::time::timeout(CATCH_UP, caught_up).await.is_err() {
         return Err(refuse!(
-            "ERR the replicas did not have all that was written within {} ms: nothing was \
-             changed, try again",
+            "ERR replicas did not catch up within {} ms. Nothing was changed, try again",
             CATCH_UP.as_millis()
         ));
     }
@@ -144,7 +143,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
         async move { within(TAKE_OVER, G::tell(&mut link, next, b"")).await }
     });
     for error in join_all(told).await.into_iter().filter_map(Result::err) {
-        tracing::warn!("a replica has not heard of topology {version} yet: {error}");
+        tracing::warn!("a replica has not received topology {version} yet: {error}");
     }
     let mut failed = Vec::new();
     for (taker, link) in takers.iter().zip(&mut links) {
@@ -156,8 +155,8 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     let paused = began.elapsed();
     if !failed.is_empty() {
         return Err(refuse!(
-            "ERR the slots are not served here any more, and their new master has not answered \
-             ({}): give this command again",
+            "ERR the slots are no longer served here, and their new master has not replied ({}). \
+             Send this command again",
             failed.join("; ")
         ));
     }
@@ -186,7 +185,9 @@ impl<G: Giver> Drop for Pausing<'_, G> {
 /// Returns the replicas that get slots of this node.
 fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     if next.own().is_none() {
-        return Err(refuse!("ERR this node is to stay in the topology until it has handed over"));
+        return Err(refuse!(
+            "ERR this node must stay in the topology until the handover is complete"
+        ));
     }
     let master = |topology: &Topology, slot| {
         topology.number_of(slot).map(|at| topology.members()[at].id.clone())
@@ -195,16 +196,19 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     if let Some(slot) =
         (0..SLOTS).find(|&slot| !is_own(now, slot) && master(now, slot) != master(next, slot))
     {
-        return Err(refuse!("ERR slot {slot} is not this node's: its master alone hands it over"));
+        return Err(refuse!(
+            "ERR slot {slot} is not served by this node, only its master can hand it over"
+        ));
     }
     let mut takers: Vec<Member> = Vec::new();
     for slot in (0..SLOTS).filter(|&slot| is_own(now, slot) && !is_own(next, slot)) {
         let taker = next.number_of(slot).map(|at| &next.members()[at]);
-        let taker = taker.ok_or_else(|| refuse!("ERR no node gets slot {slot}"))?;
+        let taker =
+            taker.ok_or_else(|| refuse!("ERR the topology assigns slot {slot} to no node"))?;
         if !now.replicas(&now.own_id).any(|replica| replica.id == taker.id) {
             return Err(refuse!(
-                "ERR slot {slot} would go to {}:{}, which is no replica of this node: make it one \
-                 first, so that it has the rows",
+                "ERR slot {slot} would move to {}:{}, which is not a replica of this node. Make it \
+                 a replica first",
                 taker.host,
                 taker.port
             ));
@@ -214,7 +218,7 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
         }
     }
     if takers.is_empty() {
-        return Err(refuse!("ERR this node gives no slots away in that topology"));
+        return Err(refuse!("ERR the topology moves no slots away from this node"));
     }
     Ok(takers)
 }
@@ -231,7 +235,7 @@ async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
     match join_all(asked).await.into_iter().flatten().next() {
         None => Ok(()),
         Some(address) => Err(refuse!(
-            "ERR {VERSION}: {address} knows a later topology, or another {}",
+            "ERR {VERSION}: {address} has a newer topology, or a different {}",
             now.version
         )),
     }
@@ -251,7 +255,7 @@ async fn reach_takers<G: Giver>(
             Ok::<G::Link, io::Error>(link)
         };
         let ready = within(HEAR, ready);
-        let failed = |error| refuse!("ERR {} cannot take them: {error}", taker.address());
+        let failed = |error| refuse!("ERR {} cannot take over the slots: {error}", taker.address());
         links.push(ready.await.map_err(failed)?);
     }
     Ok(links)
@@ -282,7 +286,7 @@ fn all_told(version: i64, failed: &[(&Member, String)]) -> Outcome {
     }
     let failed: Vec<&str> = failed.iter().map(|(_, why)| why.as_str()).collect();
     Err(refuse!(
-        "ERR not all nodes have heard of topology {} ({}): give this command again",
+        "ERR some nodes have not received topology {} ({}). Send this command again",
         version,
         failed.join("; ")
     ))

@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((state(1_100), state(1_101)), (State::Online, State::Failed));
         assert_eq!((health.failed(1_100, 100), health.failed(1_101, 100)), (0, 1));
         health.heard("a", 1_200, true);
-        assert_eq!(state(9_999), State::Loading, "not asked since");
+        assert_eq!(state(9_999), State::Loading, "not polled since");
         health.asked("a", 2_000);
         assert_eq!(state(500), State::Loading, "the clock was set back");
         health.heard("a", 2_001, false);

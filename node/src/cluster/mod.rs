@@ -32,7 +32,7 @@ pub enum ClusterError {
     #[error("{0}")]
     Refused(String),
     /// The state cannot be persisted.
-    #[error("the topology cannot be written to the data folder: {0}")]
+    #[error("cannot write the topology to the data folder: {0}")]
     Disk(#[from] io::Error),
 }
 
@@ -131,7 +131,7 @@ impl Cluster {
         self.change(dir, |now| match now.own_id.as_str() {
             own if own == id => Ok(None),
             own if only_first && !own.is_empty() => {
-                Err(format!("this node is {own} already: give the command again"))
+                Err(format!("this node already has the id {own}, send the command again"))
             }
             _ => Ok(Some(now.with_own_id(id))),
         })
@@ -307,8 +307,8 @@ impl Nodes<'_> {
             // Ambiguous: the node needs an id first.
             [one, other] if now.own_id.is_empty() => {
                 return Err(format!(
-                    "Invalid cluster nodes info: nodes {} and {} are both at addresses of this \
-                     one: say which it is first (CLUSTERX SETNODEID)",
+                    "Invalid cluster nodes info: nodes {} and {} both have an address of this \
+                     node. Set its id first with CLUSTERX SETNODEID",
                     one.id, other.id
                 ));
             }
@@ -320,8 +320,8 @@ impl Nodes<'_> {
         };
         if next.leads() && lacks_data && !forced {
             return Err(
-                "this node has not all of its master's data, and others would lose theirs \
-                        to it: SETNODES ... FORCE promotes it all the same"
+                "this replica's copy of its master's data is incomplete, and promoting it would \
+                 lose data. Use SETNODES ... FORCE to promote it anyway"
                     .to_owned(),
             );
         }
@@ -342,7 +342,7 @@ fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, S
     if next.agrees_with(now) {
         return Ok(None);
     }
-    Err(format!("{}: this node knows another topology {version}", topology::VERSION))
+    Err(format!("{}: this node has a different topology {version}", topology::VERSION))
 }
 
 #[cfg(test)]
@@ -374,14 +374,18 @@ mod tests {
         again.recall(dir).unwrap();
         assert_eq!(again.topology(), first.topology());
         for cluster in [&first, &again] {
-            assert_eq!(set(cluster, 7, false), Ok(false), "the same is no news");
+            assert_eq!(set(cluster, 7, false), Ok(false), "the same topology changes nothing");
             let other = two_shards().replace("5461 5463-16383", "5463-16383");
             let told = |forced| {
                 let told = cluster.set_nodes(dir, &nodes(&other, 7, forced), |_, _| false);
                 told.map_err(|error| error.to_string())
             };
-            let refused = "Invalid cluster version: this node knows another topology 7";
-            assert_eq!(told(false), Err(refused.to_owned()), "two topologies of one version");
+            let refused = "Invalid cluster version: this node has a different topology 7";
+            assert_eq!(
+                told(false),
+                Err(refused.to_owned()),
+                "two different topologies of one version"
+            );
             let check = |text: &str, version| {
                 cluster.check_nodes(dir, &nodes(text, version, false), |_, _| false)
             };
@@ -389,7 +393,7 @@ mod tests {
             let lines: Vec<_> = two_shards().lines().rev().map(str::to_owned).collect();
             assert!(check(&lines.join("\n"), 7).is_ok(), "in another order");
             assert!(check(&other, 8).is_ok());
-            assert_eq!(cluster.topology().version, 7, "it was only asked");
+            assert_eq!(cluster.topology().version, 7, "CHECK changes nothing");
             assert_eq!(set(cluster, 6, false), Err("Invalid cluster version".to_owned()));
             assert_eq!(set(cluster, -1, true), Err("Invalid cluster version".to_owned()));
         }
@@ -400,7 +404,7 @@ mod tests {
         assert!(matches!(tried, Err(ClusterError::Disk(_))));
         let failed = again.set_nodes(nothing, &nodes(&two_shards(), 8, false), |_, _| false);
         assert!(matches!(failed, Err(ClusterError::Disk(_))));
-        assert_eq!(again.topology().version, 6, "what is not durable is not published");
+        assert_eq!(again.topology().version, 6, "an unsaved topology is not published");
     }
 
     #[test]
@@ -414,11 +418,11 @@ mod tests {
         let refused = |forced| set(1, forced).unwrap_err();
         assert!(refused(false).contains("SETNODEID") && refused(true).contains("SETNODEID"));
         assert!(cluster.check_nodes(dir, &nodes(&text, 1, false), |_, _| true).is_err());
-        assert_eq!(cluster.topology().version, -1, "nothing was taken");
+        assert_eq!(cluster.topology().version, -1, "the failed change has no effect");
         cluster.set_own_id(dir, &id('c'), false).unwrap();
         assert_eq!(set(1, false), Ok(true));
         assert_eq!(set(1, true), Ok(true));
-        assert_eq!(cluster.topology().own_id, id('c'), "it keeps its id");
+        assert_eq!(cluster.topology().own_id, id('c'), "the node keeps its id");
     }
 
     #[test]
@@ -466,13 +470,13 @@ mod tests {
         cluster.heartbeat(dir, Lease { election: 1, ms: 5 }).unwrap();
         cluster.change(dir, |now| Ok(Some(now.with_own_id(&id('a'))))).unwrap();
         cluster.gave(dir, 1).unwrap();
-        assert!(!cluster.rules_alone() && !again(), "it still is the same hand-over");
+        assert!(!cluster.rules_alone() && !again(), "the hand-over is still in progress");
         cluster.gave(dir, 2).unwrap();
         assert!(cluster.rules_alone() && again());
         assert_eq!(cluster.lease(), Some(Lease { election: 1, ms: 5 }));
         cluster.give(dir, |_| alone(3).map(Some)).unwrap();
         cluster.change(dir, |_| alone(4).map(Some)).unwrap();
-        assert!(cluster.rules_alone() && again(), "a later topology is another matter");
+        assert!(cluster.rules_alone() && again(), "a later topology ends the hand-over");
     }
 
     #[test]
@@ -481,9 +485,9 @@ mod tests {
         let minute = Duration::from_secs(60);
         assert!(cluster.hold(b"a", minute) && cluster.hold(b"a", minute));
         assert!(!cluster.hold(b"b", minute) && !cluster.hold(b"b", Duration::ZERO));
-        assert!(!cluster.hold(b"b", minute), "an end of what it does not hold ends nothing");
+        assert!(!cluster.hold(b"b", minute), "another command cannot end the hold");
         assert!(cluster.hold(b"a", Duration::ZERO) && cluster.hold(b"b", Duration::from_nanos(1)));
-        assert!(cluster.hold(b"a", minute), "its time is over");
+        assert!(cluster.hold(b"a", minute), "the hold has expired");
     }
 
     #[test]

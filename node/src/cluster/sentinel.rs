@@ -47,30 +47,32 @@ pub fn places(config: &Config) -> Vec<Place> {
 pub fn check(config: &Config) -> Result<(), String> {
     let (sentinels, shards) = (&config.cluster.sentinels, &config.shard);
     if let Some(text) = sentinels.iter().find(|text| place(text).is_none()) {
-        return Err(format!("cluster.sentinels: '{text}' is no host:port"));
+        return Err(format!("cluster.sentinels: '{text}' is not in the form host:port"));
     }
     if sentinels.is_empty() != shards.is_empty() {
-        return Err("cluster.sentinels and [[shard]] go together: set both, or none if a \
-                    controller says what the cluster is"
-            .to_owned());
+        return Err(
+            "set both cluster.sentinels and [[shard]], or neither if a controller manages the \
+             cluster"
+                .to_owned(),
+        );
     }
     let mut taken = vec![false; usize::from(SLOTS)];
     for (at, shard) in shards.iter().enumerate() {
         let Shard { name, slots, master } = shard;
         if name.is_empty() || master.is_empty() {
-            return Err("a [[shard]] has a name, and Sentinel's name of its master".to_owned());
+            return Err("each [[shard]] needs a name and the master's name in Sentinel".to_owned());
         }
         if shards[..at].iter().any(|other| other.name == *name || other.master == *master) {
-            return Err(format!("shard '{name}': another one has this name, or this master"));
+            return Err(format!("shard '{name}': duplicate name or master"));
         }
         let ranges = parse_ranges(slots);
-        let ranges = ranges.map_err(|word| format!("shard '{name}': no slots: '{word}'"))?;
+        let ranges = ranges.map_err(|word| format!("shard '{name}': invalid slots '{word}'"))?;
         if ranges.is_empty() {
-            return Err(format!("shard '{name}': no slots"));
+            return Err(format!("shard '{name}': slots is empty"));
         }
         for slot in ranges.into_iter().flat_map(|(first, last)| first..=last) {
             if std::mem::replace(&mut taken[usize::from(slot)], true) {
-                return Err(format!("shard '{name}': slot {slot} is another one's"));
+                return Err(format!("shard '{name}': slot {slot} belongs to another shard"));
             }
         }
     }
@@ -179,14 +181,14 @@ mod tests {
             format!("[[shard]]\nname = \"{name}\"\nmaster = \"{name}\"\nslots = \"{slots}\"\n")
         };
         for (text, why) in [
-            ("[cluster]\nsentinels = [\"h\"]".to_owned(), "'h' is no host:port"),
-            (sentinels.to_owned(), "go together"),
-            (shard("a", "0"), "go together"),
-            (format!("{sentinels}{}", shard("", "0")), "has a name"),
-            (format!("{sentinels}{}", shard("a", "0-16384")), "no slots: '0-16384'"),
-            (format!("{sentinels}{}", shard("a", "")), "shard 'a': no slots"),
+            ("[cluster]\nsentinels = [\"h\"]".to_owned(), "'h' is not in the form host:port"),
+            (sentinels.to_owned(), "set both"),
+            (shard("a", "0"), "set both"),
+            (format!("{sentinels}{}", shard("", "0")), "needs a name"),
+            (format!("{sentinels}{}", shard("a", "0-16384")), "invalid slots '0-16384'"),
+            (format!("{sentinels}{}", shard("a", "")), "shard 'a': slots is empty"),
             (format!("{sentinels}{}{}", shard("a", "0-9"), shard("b", "9")), "slot 9"),
-            (format!("{sentinels}{}{}", shard("a", "0"), shard("a", "1")), "another one has"),
+            (format!("{sentinels}{}{}", shard("a", "0"), shard("a", "1")), "duplicate name"),
         ] {
             assert!(check(&text).contains(why), "{text}: {}", check(&text));
         }
@@ -200,20 +202,20 @@ mod tests {
         };
         let mut all = Sentinels::default();
         assert!(all.hear(0, 0, said(0, 1, 2)));
-        assert_eq!(next(&all, &Topology::default()), None, "no word of the other shard");
+        assert_eq!(next(&all, &Topology::default()), None, "the other shard is unknown");
         assert!(all.hear(0, 1, said(0, 3, 4)));
         let first = next(&all, &Topology::default()).unwrap();
         assert_eq!((first.version, first.server_of(0)), (0, Server::Own));
         assert!(matches!(first.server_of(16_383), Server::Other(m) if m.port == 3));
-        assert_eq!(next(&all, &first), None, "the same is no news");
+        assert_eq!(next(&all, &first), None, "an equal reply changes nothing");
         // A failover that only one Sentinel knows of.
         assert!(all.hear(1, 0, said(7, 2, 1)));
         let second = next(&all, &first).unwrap();
         assert!(matches!(second.server_of(0), Server::OwnMaster(m) if m.port == 2));
         assert_eq!(second.version, 7);
         assert!(all.hear(0, 0, said(0, 1, 2)) && all.hear(2, 0, said(0, 1, 2)));
-        assert_eq!(next(&all, &second), None, "more of them know nothing yet");
-        assert!(!all.hear(1, 0, said(6, 1, 2)), "it said 7 before");
+        assert_eq!(next(&all, &second), None, "most Sentinels do not know the master yet");
+        assert!(!all.hear(1, 0, said(6, 1, 2)), "an earlier Sentinel said 7");
         assert_eq!(next(&all, &second), None);
         // After a restart of this node only a stale Sentinel answers.
         let mut stale = Sentinels::default();
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(next(&stale, &second), None);
         // Within an epoch the majority wins, and a tie keeps the present master.
         assert!(all.hear(0, 0, said(7, 1, 2)));
-        assert_eq!(next(&all, &second), None, "one against one");
+        assert_eq!(next(&all, &second), None, "one Sentinel against one");
         assert!(all.hear(2, 0, said(7, 1, 2)));
         assert!(matches!(next(&all, &second).unwrap().server_of(0), Server::Own));
     }

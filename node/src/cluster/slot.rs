@@ -102,7 +102,7 @@ mod tests {
         ] {
             assert_eq!(of_key(key), slot, "{}", String::from_utf8_lossy(key));
         }
-        assert_ne!(of_key(b"{}a"), of_key(b"{}b"), "empty braces are no tag");
+        assert_ne!(of_key(b"{}a"), of_key(b"{}b"), "empty braces are not a hash tag");
     }
 
     #[test]

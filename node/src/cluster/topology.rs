@@ -183,7 +183,7 @@ impl Topology {
             return Err(NODES_INFO.to_owned());
         };
         if self.members.len() >= MOST_NODES {
-            return Err(format!("{NODES_INFO}: there may be {MOST_NODES} nodes"));
+            return Err(format!("{NODES_INFO}: too many nodes, the limit is {MOST_NODES}"));
         }
         if !is_id(id) {
             return Err(NODE_ID.to_owned());
@@ -503,6 +503,6 @@ pub(crate) mod tests {
         let many: String = (0..MOST_NODES).map(line).collect();
         assert!(Topology::parse(&many, 1, "").is_ok());
         let why = Topology::parse(&(many + &line(MOST_NODES)), 1, "").unwrap_err();
-        assert!(why.contains("there may be 2000 nodes"), "{why}");
+        assert!(why.contains("too many nodes, the limit is 2000"), "{why}");
     }
 }

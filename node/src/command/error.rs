@@ -36,16 +36,15 @@ impl Refusal {
         Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
     /// The table of the id was recycled.
     pub const BELOW_HORIZON: Refusal =
-        Refusal::fixed(b"ERR the id lies below the horizon: its pairs are no longer kept");
+        Refusal::fixed(b"ERR the id is below the horizon, its pairs were dropped");
 
     /// RedisBloom's text.
     pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     /// A count or a list of members was requested from a filter.
     pub const NOT_COUNTED: Refusal = Refusal::fixed(
-        b"ERR a filter cannot tell how many or which members one id has: it holds those of all ids \
-         of its table together. Ask for members one by one, keep a counter for their number \
-         (FEED.ACT moves both), and see TM.TABLES for the table",
+        b"ERR a filter cannot count or list the members of one id. Query members one by one, or \
+            keep their number in a counter (FEED.ACT updates both). TM.TABLES shows the table",
     );
 
     /// A command names members of a space that has none.
@@ -53,8 +52,7 @@ impl Refusal {
     pub fn no_members(space: &ExistenceSpace) -> Refusal {
         let name = space.name();
         let text = format!(
-            "ERR the space '{name}' has no members: its ids are set or not (BFSET, BFGET, EXISTS, \
-             DEL)"
+            "ERR the space '{name}' has no members, use BFSET, BFGET, EXISTS or DEL on its ids"
         );
         Refusal::new(text.into_bytes())
     }
@@ -87,20 +85,16 @@ impl From<KeyError<'_>> for Refusal {
     fn from(error: KeyError<'_>) -> Refusal {
         match error {
             KeyError::NoPattern(key, patterns) => no_pattern(key, patterns),
-            KeyError::WholeRow(key) => refuse!(
-                "ERR Invalid key '{}': it names a whole row, and not one of its counters",
-                Printable(key)
-            ),
+            KeyError::WholeRow(key) => {
+                refuse!("ERR Invalid key '{}': it names a whole row, not a counter", Printable(key))
+            }
             KeyError::IdTooBig(key) => {
-                refuse!(
-                    "ERR Invalid key '{}': its id is larger than 18446744073709551615",
-                    Printable(key)
-                )
+                refuse!("ERR Invalid key '{}': the id exceeds 18446744073709551615", Printable(key))
             }
             KeyError::IdPadded(key) => {
                 refuse!(
-                    "ERR Invalid key '{}': its id begins with zeros (padded_ids = true in the \
-                     space's configuration accepts them)",
+                    "ERR Invalid key '{}': the id has leading zeros (set padded_ids = true in the \
+                     space to accept them)",
                     Printable(key)
                 )
             }
@@ -119,9 +113,8 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
     let shown = Printable(key);
     if patterns.iter().any(|(pattern, ..)| pattern.fits_but_for_id(key)) {
         return refuse!(
-            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Give \
-             each other id (a text, a UUID) a number of your own, or take the first 8 bytes of a \
-             hash of it"
+            "ERR Invalid key '{shown}': an id is an integer from 0 to 18446744073709551615. Map \
+             other ids (text, UUID) to integers, for example the first 8 bytes of a hash"
         );
     }
     // If several patterns map to the same keys, only the first is shown.
@@ -132,8 +125,8 @@ fn no_pattern(key: &[u8], patterns: &[(Pattern, Kind, usize)]) -> Refusal {
         texts.push("...".to_owned());
     }
     refuse!(
-        "ERR Invalid key '{shown}': it fits no key pattern of any space ({}). Counters and flags \
-         are kept here; locks, sessions and texts belong in another store",
+        "ERR Invalid key '{shown}': it matches no key pattern ({}). Only counters and flags can be \
+         stored here, not locks, sessions or texts",
         texts.join(", ")
     )
 }
@@ -152,7 +145,7 @@ impl From<WriteError> for Refusal {
         match &error {
             WriteError::Counter(Counter::Overflow) => Refusal::OVERFLOW,
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
-                refuse!("ERR key too big: the id lies too far above the highest one (max_ahead)")
+                refuse!("ERR key too big: the id is too far above the highest one (max_ahead)")
             }
             // Redis's text, by which clients recognize the error. The limit is the space's own or
             // its share.

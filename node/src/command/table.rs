@@ -40,7 +40,7 @@ impl Table {
             let mut slot = slot_of(spec.name.as_bytes());
             while slots[slot] != EMPTY {
                 let other = specs[usize::from(slots[slot])].name;
-                assert!(other != spec.name, "two commands are called {other}");
+                assert!(other != spec.name, "duplicate command {other}");
                 slot = (slot + 1) % SLOTS;
             }
             slots[slot] = number;

@@ -510,7 +510,7 @@ mod tests {
                 "view = []\naction = []\n[[counter]]\nname = \"read\"",
                 "two counter or existence spaces are named 'read'",
             ),
-            ("[[counter]]\nname = \"post\"\nrows = \"p\"", "must have one {id}"),
+            ("[[counter]]\nname = \"post\"\nrows = \"p\"", "must contain one {id}"),
             (
                 "[[counter]]\nname = \"post\"\nrows = \"liked:{id}\"",
                 "'liked:{id}' and 'liked:{id}' could both match",

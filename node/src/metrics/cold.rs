@@ -16,9 +16,13 @@ pub const COLD: &[M] = &[
         s.cold().bytes.into()
     })
     .bytes(),
-    field("cold_index_bytes", Gauge, "tidemark_cold_index", "Memory of their index.", |s| {
-        s.cold().index_bytes.into()
-    })
+    field(
+        "cold_index_bytes",
+        Gauge,
+        "tidemark_cold_index",
+        "Memory used by the index of cold files.",
+        |s| s.cold().index_bytes.into(),
+    )
     .bytes(),
     field("cold_reads", Counter, "tidemark_cold_reads", "Blocks read from cold files.", |s| {
         s.figure(|f| &f.reads)
@@ -27,28 +31,28 @@ pub const COLD: &[M] = &[
         "cold_reads_in_place",
         Counter,
         "tidemark_cold_reads_in_place",
-        "Of these, while the worker waited.",
+        "Cold blocks read synchronously by a worker.",
         |s| s.figure(|f| &f.reads_in_place),
     ),
     field(
         "cold_read_errors",
         Counter,
         "tidemark_cold_read_errors",
-        "Reads that the disk refused.",
+        "Failed reads of cold files.",
         |s| s.figure(|f| &f.errors),
     ),
     field(
         "cold_corrupt_blocks",
         Counter,
         "tidemark_cold_corrupt_blocks",
-        "Blocks with a wrong checksum.",
+        "Cold blocks with a wrong checksum.",
         |s| s.figure(|f| &f.corrupt),
     ),
     field(
         "cold_cache_bytes",
         Gauge,
         "tidemark_cold_cache",
-        "Bytes in the cache of cold rows.",
+        "Memory used by the cache of cold rows.",
         |s| s.cache().0.into(),
     )
     .bytes(),
@@ -56,7 +60,7 @@ pub const COLD: &[M] = &[
         "cold_cache_limit_bytes",
         Gauge,
         "tidemark_cold_cache_limit",
-        "Most bytes of that cache.",
+        "Memory limit of the cache of cold rows.",
         |s| s.cache().1.into(),
     )
     .bytes(),
@@ -64,14 +68,14 @@ pub const COLD: &[M] = &[
         "cold_cache_hits",
         Counter,
         "tidemark_cold_cache_hits",
-        "Cold rows found in the cache.",
+        "Hits in the cache of cold rows.",
         |s| s.figure(|f| &f.hits),
     ),
     field(
         "cold_cache_misses",
         Counter,
         "tidemark_cold_cache_misses",
-        "Cold rows not found there.",
+        "Misses in the cache of cold rows.",
         |s| s.figure(|f| &f.misses),
     ),
     field(
@@ -81,7 +85,7 @@ pub const COLD: &[M] = &[
         "Cold rows changed since their spill.",
         |s| s.cold().changed.into(),
     ),
-    field("overlay_bytes", Gauge, "tidemark_overlay", "Memory of these rows.", |s| {
+    field("overlay_bytes", Gauge, "tidemark_overlay", "Memory used by changed cold rows.", |s| {
         s.cold().overlay_bytes.into()
     })
     .bytes(),
@@ -103,7 +107,7 @@ pub const COLD: &[M] = &[
         "merge_backlog_rows",
         Gauge,
         "tidemark_merge_backlog_rows",
-        "Rows that wait for a merge.",
+        "Changed cold rows waiting for a merge.",
         |s| (s.cold().changed + s.cold().deleted).into(),
     ),
     field(
@@ -130,36 +134,32 @@ pub const COLD: &[M] = &[
         "spill_written_bytes",
         Counter,
         "tidemark_spill_written",
-        "Bytes that spills and merges wrote.",
+        "Bytes written by spills and merges.",
         |s| s.figure(|f| &f.written_bytes),
     )
     .bytes(),
-    field(
-        "spill_failures",
-        Counter,
-        "tidemark_spill_failures",
-        "Spills and merges that failed.",
-        |s| s.figure(|f| &f.failures),
-    ),
+    field("spill_failures", Counter, "tidemark_spill_failures", "Failed spills and merges.", |s| {
+        s.figure(|f| &f.failures)
+    }),
     field(
         "cold_damaged_files",
         Gauge,
         "tidemark_cold_damaged_files",
-        "Cold files of which a part cannot be read.",
+        "Cold files with unreadable parts.",
         |s| s.damaged().len().into(),
     ),
     field(
         "cold_damaged_blocks",
         Gauge,
         "tidemark_cold_damaged_blocks",
-        "Parts of cold files that cannot be read.",
+        "Unreadable parts of cold files.",
         |s| s.damaged().iter().map(|(_, parts)| *parts).sum::<usize>().into(),
     ),
     field(
         "scrub_read_bytes",
         Counter,
         "tidemark_scrub_read",
-        "Bytes of cold files that scrubbing has read.",
+        "Bytes of cold files read by scrubbing.",
         |s| s.figure(|f| &f.scrubbed_bytes),
     )
     .bytes(),
@@ -167,7 +167,7 @@ pub const COLD: &[M] = &[
         "scrub_left_bytes",
         Gauge,
         "tidemark_scrub_left",
-        "Bytes that the scrub under way has still to read; 0 if there is none.",
+        "Bytes left to read in the current scrub; 0 if none is running.",
         |s| s.figure(|f| &f.scrub_left_bytes),
     )
     .bytes(),
@@ -175,14 +175,14 @@ pub const COLD: &[M] = &[
         "scrub_passes",
         Counter,
         "tidemark_scrub_passes",
-        "How often scrubbing has read all cold files.",
+        "Completed scrubs of all cold files.",
         |s| s.figure(|f| &f.scrub_passes),
     ),
     field(
         "scrub_last_pass_time",
         Gauge,
         "tidemark_scrub_last_pass_timestamp",
-        "Unix time at which scrubbing had read all cold files; 0: not since the start.",
+        "Unix time of the last completed scrub; 0 if none since the start.",
         |s| s.figure(|f| &f.scrub_last_s),
     )
     .seconds(),

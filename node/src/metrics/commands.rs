@@ -16,31 +16,27 @@ pub(super) const COMMANDS: &[Metric<Sums>] = &[
         "",
         Counter,
         "tidemark_command_rejected_calls",
-        "Calls refused before execution, by command.",
+        "Calls rejected before execution, by command.",
         |s: &Sums| s.rejected.into(),
     ),
     Metric::new(
         "",
         Counter,
         "tidemark_command_failed_calls",
-        "Calls that ended with an error, by command.",
+        "Failed calls, by command.",
         |s: &Sums| s.failed.into(),
     ),
 ];
 
 pub(super) const DURATION: Distribution = Distribution {
     name: "tidemark_command_duration",
-    help: "Time of execution of the timed calls, by command: one call in 64 of commands that \
-           take constant time.",
+    help: "Execution time by command; constant-time commands time one call in 64.",
 };
 
-pub(super) const ERRORS: [Metric<u64>; 1] = [Metric::new(
-    "",
-    Counter,
-    "tidemark_errors",
-    "Error replies, by their first word.",
-    |n: &u64| Value::Int(*n),
-)];
+pub(super) const ERRORS: [Metric<u64>; 1] =
+    [Metric::new("", Counter, "tidemark_errors", "Error replies, by error code.", |n: &u64| {
+        Value::Int(*n)
+    })];
 
 /// Writes all commands with non-zero counters, and all errors.
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {

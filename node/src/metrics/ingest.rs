@@ -16,24 +16,24 @@ pub const SOURCES: &[S] = &[
         "",
         Gauge,
         "tidemark_ingest_running",
-        "1 if the events of all partitions are taken over; 0 on a replica, too.",
+        "1 while events of all partitions are consumed; 0 on a replica.",
         |s| (s.standing().state == State::Running && !s.partitions.lock().is_empty()).into(),
     ),
     S::new(
         "lag",
         Gauge,
         "tidemark_ingest_lag_messages",
-        "Messages of the broker that are not taken over yet, as far as it has said.",
+        "Consumer lag in messages, as reported by the broker.",
         |s| s.standing().lag.map_or(Value::Float(f64::NAN, 0), Value::from),
     ),
     S::new(
         "events_per_s",
         Gauge,
         "tidemark_ingest_rate",
-        "Events that were taken over in the last second.",
+        "Events consumed in the last second.",
         |s| s.rate.load(Relaxed).into(),
     ),
-    S::new("events", Counter, "tidemark_ingest_events", "Events taken over.", |s| {
+    S::new("events", Counter, "tidemark_ingest_events", "Events consumed.", |s| {
         s.events.load(Relaxed).into()
     }),
     S::new("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
@@ -43,7 +43,7 @@ pub const SOURCES: &[S] = &[
         "repeated",
         Counter,
         "tidemark_ingest_repeated",
-        "Events that changed nothing: actions that were done already, or undone.",
+        "Events without effect: the action was already done or undone.",
         |s| s.repeated.load(Relaxed).into(),
     ),
     S::new(
@@ -57,35 +57,35 @@ pub const SOURCES: &[S] = &[
         "poison",
         Counter,
         "tidemark_ingest_poison",
-        "Events that could not be made: dead letters.",
+        "Events that could not be applied (dead letters).",
         |s| s.poison.load(Relaxed).into(),
     ),
     S::new(
         "poison_dropped",
         Counter,
         "tidemark_ingest_poison_dropped",
-        "Dead letters that were not written: their file is full, or fails.",
+        "Dead letters lost because their file is full or not writable.",
         |s| s.poison_dropped.load(Relaxed).into(),
     ),
     S::new(
         "gaps",
         Counter,
         "tidemark_ingest_gaps",
-        "How often the broker had removed messages before they were read.",
+        "Times the broker deleted messages before they were read.",
         |s| s.gaps.load(Relaxed).into(),
     ),
     S::new(
         "gap_messages",
         Counter,
         "tidemark_ingest_gap_messages",
-        "Messages lost in gaps, as far as their number is known.",
+        "Messages lost this way, as far as known.",
         |s| s.gap_messages.load(Relaxed).into(),
     ),
     S::new(
         "reconnects",
         Counter,
         "tidemark_ingest_reconnects",
-        "How often a reader was opened again after a failure.",
+        "Times a reader was reopened after a failure.",
         |s| s.reconnects.load(Relaxed).into(),
     ),
 ];

@@ -6,13 +6,13 @@ use crate::roles::backup_state::{Fate, Kept};
 
 /// Metrics of section Persistence.
 pub const PERSISTENCE: &[M] = &[
-    field("loading", Gauge, "tidemark_loading", "1 while the data are loaded.", |s| {
+    field("loading", Gauge, "tidemark_loading", "1 while the data set is loading.", |s| {
         (!s.node.is_loaded()).into()
     }),
     apart(
         Gauge,
         "tidemark_log_writable",
-        "1 if writes are taken; 0 if the disk refuses the log, and writes are answered MISCONF.",
+        "1 if the log is writable; 0 if a disk error makes writes fail with MISCONF.",
         |s| s.node.durability.refusal().is_none().into(),
     ),
     field(
@@ -26,7 +26,7 @@ pub const PERSISTENCE: &[M] = &[
         "rdb_bgsave_in_progress",
         Gauge,
         "tidemark_snapshot_running",
-        "1 while a snapshot is written.",
+        "1 while a snapshot is being written.",
         |s| s.saved().running.into(),
     ),
     apart(Gauge, "tidemark_snapshot_last_succeeded", "1 if the last snapshot succeeded.", |s| {
@@ -36,7 +36,7 @@ pub const PERSISTENCE: &[M] = &[
         "rdb_last_save_time",
         Gauge,
         "tidemark_snapshot_last_success_timestamp",
-        "Unix time of the last snapshot that succeeded, or of the start.",
+        "Unix time of the last successful snapshot, or of the start.",
         |s| s.saved().last_s.into(),
     )
     .seconds(),
@@ -44,7 +44,7 @@ pub const PERSISTENCE: &[M] = &[
         "rdb_last_bgsave_time_sec",
         Gauge,
         "tidemark_snapshot_last_duration",
-        "How long the last snapshot took.",
+        "Duration of the last snapshot.",
         |s| s.saved().took.as_secs().into(),
     )
     .seconds(),
@@ -52,7 +52,7 @@ pub const PERSISTENCE: &[M] = &[
         "snapshot_bytes_written",
         Gauge,
         "tidemark_snapshot_last_written",
-        "Bytes that the last snapshot wrote.",
+        "Size of the last snapshot.",
         |s| s.saved().bytes.into(),
     )
     .bytes(),
@@ -60,14 +60,14 @@ pub const PERSISTENCE: &[M] = &[
         "backup_in_progress",
         Gauge,
         "tidemark_backup_running",
-        "1 while a backup is made.",
+        "1 while a backup is running.",
         |s| s.backups().running.is_some().into(),
     ),
     field(
         "backup_bytes_done",
         Gauge,
         "tidemark_backup_done",
-        "Bytes of the backup under way, or the last one, that are there: copied or linked.",
+        "Bytes done in the current or last backup, copied or linked.",
         |s| (s.backups().copied + s.backups().linked).into(),
     )
     .bytes(),
@@ -75,7 +75,7 @@ pub const PERSISTENCE: &[M] = &[
         "backup_bytes_copied",
         Gauge,
         "tidemark_backup_copied",
-        "Bytes of them that were copied.",
+        "Bytes copied in the current or last backup.",
         |s| s.backups().copied.into(),
     )
     .bytes(),
@@ -83,7 +83,7 @@ pub const PERSISTENCE: &[M] = &[
         "backup_bytes_expected",
         Gauge,
         "tidemark_backup_expected",
-        "Bytes that it has when it is complete.",
+        "Total size of the current or last backup.",
         |s| s.backups().expected.into(),
     )
     .bytes(),
@@ -95,21 +95,18 @@ pub const PERSISTENCE: &[M] = &[
         "backup_last_time",
         Gauge,
         "tidemark_backup_last_success_timestamp",
-        "Unix time of the last backup that succeeded; 0 if there is none.",
+        "Unix time of the last successful backup; 0 if there is none.",
         |s| s.backups().made_s.into(),
     )
     .seconds(),
-    apart(
-        Gauge,
-        "tidemark_backup_log_kept",
-        "0 while the log that is to be kept beside the backups cannot be.",
-        |s| (!matches!(s.backups().kept, Kept::Failed(_))).into(),
-    ),
+    apart(Gauge, "tidemark_backup_log_kept", "0 if archiving the log fails.", |s| {
+        (!matches!(s.backups().kept, Kept::Failed(_))).into()
+    }),
     field(
         "backup_log_offset",
         Gauge,
         "tidemark_backup_log_position",
-        "End of the log that is kept beside the backups; 0 if it is not, or cannot be.",
+        "End offset of the archived log; 0 if archiving is off or fails.",
         |s| match s.backups().kept {
             Kept::UpTo(offset) => offset.into(),
             Kept::Off | Kept::Failed(_) => 0u64.into(),
@@ -127,7 +124,7 @@ pub const PERSISTENCE: &[M] = &[
         "log_written_offset",
         Gauge,
         "tidemark_log_written_position",
-        "End of the log, written.",
+        "End offset of the written log.",
         |s| s.positions().0.offset.into(),
     )
     .bytes(),
@@ -135,7 +132,7 @@ pub const PERSISTENCE: &[M] = &[
         "log_synced_offset",
         Gauge,
         "tidemark_log_synced_position",
-        "End of the log, synced.",
+        "End offset of the synced log.",
         |s| s.positions().1.offset.into(),
     )
     .bytes(),
@@ -152,7 +149,7 @@ pub const PERSISTENCE: &[M] = &[
     field("log_marks", Counter, "tidemark_log_keys", "Distinct keys in these batches.", |s| {
         s.commits().keys.into()
     }),
-    field("log_queue_bytes", Gauge, "tidemark_log_queue", "Changes that wait for the log.", |s| {
+    field("log_queue_bytes", Gauge, "tidemark_log_queue", "Changes waiting to be logged.", |s| {
         s.node.durability.committer().queue_bytes().into()
     })
     .bytes(),
@@ -163,7 +160,7 @@ pub const PERSISTENCE: &[M] = &[
         "log_sync_usec",
         Counter,
         "tidemark_log_sync_time",
-        "Time that fsyncs of the log took.",
+        "Time spent in fsyncs of the log.",
         |s| s.commits().sync_us.into(),
     )
     .microseconds(),
@@ -179,7 +176,7 @@ pub const PERSISTENCE: &[M] = &[
         "log_failed_rounds",
         Counter,
         "tidemark_log_failed_rounds",
-        "Group commits that the disk refused.",
+        "Group commits that failed.",
         |s| s.commits().failed_rounds.into(),
     ),
 ];

@@ -15,23 +15,18 @@ pub(super) const REPLICATION: &[M] = &[
     apart(
         Gauge,
         "tidemark_replication_link_up",
-        "1 if the link to the master is up; 1 on a master, which has none.",
+        "1 if the link to the master is up, and always on a master.",
         |s| s.link().is_none_or(|link| link.state == LinkState::Connected).into(),
     ),
-    apart(
-        Gauge,
-        "tidemark_replication_lag",
-        "How far this replica is behind its master; 0 on a master.",
-        |s| {
-            let shown = s.node.durability.acknowledged_offset();
-            s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
-        },
-    )
+    apart(Gauge, "tidemark_replication_lag", "Lag behind the master; 0 on a master.", |s| {
+        let shown = s.node.durability.acknowledged_offset();
+        s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
+    })
     .bytes(),
     apart(
         Gauge,
         "tidemark_replication_link_silence",
-        "Time since the master was heard; 0 on a master.",
+        "Time since the last message from the master; 0 on a master.",
         |s| Value::Rate(s.link().map_or(0.0, |link| link.heard.elapsed().as_secs_f64())),
     )
     .seconds(),
@@ -42,7 +37,7 @@ pub(super) const REPLICATION: &[M] = &[
         "master_repl_offset",
         Gauge,
         "tidemark_replication_position",
-        "End of the log as others may have it.",
+        "End offset of the log visible to replicas.",
         |s| s.node.durability.acknowledged_offset().into(),
     )
     .bytes(),
@@ -50,39 +45,39 @@ pub(super) const REPLICATION: &[M] = &[
         "repl_refusing_replicas",
         Gauge,
         "tidemark_replication_refusing_replicas",
-        "Replicas that have data of another history and refuse to follow this master.",
+        "Replicas that have diverged and refuse to follow this master.",
         |s| s.node.replication.feeds.refusing().into(),
     ),
     field(
         "repl_fenced",
         Gauge,
         "tidemark_replication_fenced",
-        "1 if this node refuses writes because another may be the master.",
+        "1 if this node is fenced: it rejects writes because another node may be the master.",
         |s| s.node.replication.is_fenced().into(),
     ),
     apart(
         Counter,
         "tidemark_cluster_peer_requests",
-        "Parts of pages that other nodes were asked for.",
+        "Parts of pages requested from other nodes.",
         |s| s.node.cluster.asked.load(Relaxed).into(),
     ),
     apart(
         Counter,
         "tidemark_cluster_peer_requests_failed",
-        "Those that came to nothing: no answer in time, or no connection.",
+        "Failed requests for parts of pages: timeouts and connection errors.",
         |s| s.node.cluster.unanswered.load(Relaxed).into(),
     ),
     apart(
         Gauge,
         "tidemark_cluster_nodes_failed",
-        "Nodes of the topology that do not answer this one.",
+        "Nodes of the topology that do not reply.",
         |s| (s.node.cluster_failed() as u64).into(),
     ),
     field(
         "repl_full_syncs",
         Counter,
         "tidemark_replication_full_syncs",
-        "Full syncs of this node from its master.",
+        "Full syncs of this replica.",
         |s| s.node.replication.full_syncs.load(Relaxed).into(),
     ),
 ];
@@ -92,19 +87,16 @@ pub(super) struct Replica {
     end: u64,
 }
 
-pub(super) const REPLICA_LAG: Metric<Replica> = Metric::new(
-    "",
-    Gauge,
-    "tidemark_replica_lag",
-    "How far each replica is behind.",
-    |r: &Replica| r.end.saturating_sub(r.fed.written).into(),
-)
-.bytes();
+pub(super) const REPLICA_LAG: Metric<Replica> =
+    Metric::new("", Gauge, "tidemark_replica_lag", "Lag of each replica.", |r: &Replica| {
+        r.end.saturating_sub(r.fed.written).into()
+    })
+    .bytes();
 pub(super) const REPLICA_HEARD: Metric<Replica> = Metric::new(
     "",
     Gauge,
     "tidemark_replica_silence",
-    "Time since each replica was heard.",
+    "Time since the last message of each replica.",
     |r: &Replica| Value::Rate(r.fed.heard.elapsed().as_secs_f64()),
 )
 .seconds();

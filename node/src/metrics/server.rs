@@ -13,7 +13,7 @@ pub(super) const SERVER: &[M] = &[
         Value::Rate(unix_us() as f64 / 1e6 - s.node.started.elapsed().as_secs_f64())
     })
     .seconds(),
-    apart(Counter, "process_cpu", "Processor time of the process, user and system.", |_| {
+    apart(Counter, "process_cpu", "CPU time of the process, user and system.", |_| {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         Value::Rate(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
     })
@@ -22,7 +22,7 @@ pub(super) const SERVER: &[M] = &[
         "used_memory_rss",
         Gauge,
         "process_resident_memory",
-        "Memory of the process that is in RAM.",
+        "Resident memory of the process.",
         |_| resident_bytes().into(),
     )
     .bytes(),
@@ -33,9 +33,13 @@ pub(super) const SERVER: &[M] = &[
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         limit.current.unwrap_or(u64::MAX).into()
     }),
-    field("uptime_in_seconds", Gauge, "tidemark_uptime", "Time since the start.", |s| {
-        s.node.started.elapsed().as_secs().into()
-    })
+    field(
+        "uptime_in_seconds",
+        Gauge,
+        "tidemark_uptime",
+        "Time since the start of the server.",
+        |s| s.node.started.elapsed().as_secs().into(),
+    )
     .seconds(),
     field("io_threads_active", Gauge, "tidemark_workers", "Worker threads.", |s| {
         s.node.tallies.len().into()
@@ -51,14 +55,14 @@ pub const CLIENTS: &[M] = &[
         "maxclients",
         Gauge,
         "tidemark_clients_limit",
-        "Most clients (server.max_clients).",
+        "Limit of connected clients (server.max_clients).",
         |s| s.node.config().server.max_clients.into(),
     ),
     field(
         "blocked_clients",
         Gauge,
         "tidemark_clients_blocked",
-        "Clients that wait in WAIT, WAITAOF or a pause.",
+        "Clients blocked in WAIT, WAITAOF or a pause.",
         |s| s.count_clients(Client::is_blocked),
     ),
     field(
@@ -68,13 +72,9 @@ pub const CLIENTS: &[M] = &[
         "Clients with CLIENT TRACKING.",
         |s| s.node.tracking.clients().into(),
     ),
-    field(
-        "pubsub_clients",
-        Gauge,
-        "tidemark_clients_pubsub",
-        "Clients that are subscribed.",
-        |s| s.count_clients(|c| c.kind() == ClientKind::Pubsub),
-    ),
+    field("pubsub_clients", Gauge, "tidemark_clients_pubsub", "Clients with subscriptions.", |s| {
+        s.count_clients(|c| c.kind() == ClientKind::Pubsub)
+    }),
     field(
         "watching_clients",
         Gauge,
@@ -85,13 +85,12 @@ pub const CLIENTS: &[M] = &[
     field("acl_users", Gauge, "tidemark_acl_users", "ACL users.", |s| {
         s.node.acl.all().len().into()
     }),
-    field("slowlog_entries", Gauge, "tidemark_slowlog_entries", "Entries of SLOWLOG.", |s| {
+    field("slowlog_entries", Gauge, "tidemark_slowlog_entries", "Entries in the slow log.", |s| {
         s.node.slow.entries().into()
     }),
 ];
 
-const PARTS: &str = "Memory by part. What the process has beyond their sum is the program \
-                     and the allocator's reserve.";
+const PARTS: &str = "Memory used, by part. The rest of the process is code and allocator overhead.";
 
 const fn part(of: &'static str, name: &'static str, read: Read) -> M {
     field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
@@ -102,7 +101,8 @@ pub(super) const MEMORY: &[M] = &[
         "used_memory",
         Gauge,
         "tidemark_memory_used",
-        "Memory that server.memory_bytes limits: of the process, and at least of the tables.",
+        "Memory counted against server.memory_bytes: that of the process, at least that of the \
+         tables.",
         |s| {
             let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
             tables.max(resident_bytes()).into()
@@ -113,7 +113,7 @@ pub(super) const MEMORY: &[M] = &[
         "maxmemory",
         Gauge,
         "tidemark_memory_limit",
-        "Memory that it may take (server.memory_bytes).",
+        "Memory limit (server.memory_bytes).",
         |s| s.node.config().memory_bytes().into(),
     )
     .bytes(),

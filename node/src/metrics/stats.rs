@@ -7,15 +7,15 @@ use crate::runtime::counters::LongestTurns;
 use crate::runtime::pubsub;
 use std::sync::atomic::Ordering::Relaxed;
 
-const DISCONNECTED: &str = "Clients that the server disconnected: by its limits of buffers, memory \
-                            and time, and failed TLS handshakes.";
+const DISCONNECTED: &str =
+    "Clients disconnected by the server: buffer, memory and time limits, failed TLS handshakes.";
 
 const fn disconnected(of: &'static str, reason: &'static str, read: Read) -> M {
     field(of, Counter, "tidemark_client_disconnections", DISCONNECTED, read).label("reason", reason)
 }
 
 const fn denied(of: &'static str, reason: &'static str, read: Read) -> M {
-    let help = "Refusals by the ACL, failed logins included.";
+    let help = "Requests denied by the ACL, including failed logins.";
     field(of, Counter, "tidemark_acl_denied", help, read).label("reason", reason)
 }
 
@@ -42,8 +42,7 @@ pub const STATS: &[M] = &[
         "longest_turn_usec",
         Gauge,
         "tidemark_longest_turn",
-        "Longest time for which requests of one client kept others of their worker waiting, since \
-         the start.",
+        "Longest time requests of one client blocked others of their worker, since the start.",
         |s| LongestTurns::ever_us(&s.node.tallies).into(),
     )
     .microseconds(),
@@ -59,19 +58,23 @@ pub const STATS: &[M] = &[
         "total_net_input_bytes",
         Counter,
         "tidemark_network_received",
-        "Received from clients.",
+        "Bytes received from clients.",
         |s| s.totals().bytes_in.into(),
     )
     .bytes(),
-    field("total_net_output_bytes", Counter, "tidemark_network_sent", "Sent to clients.", |s| {
-        s.totals().bytes_out.into()
-    })
+    field(
+        "total_net_output_bytes",
+        Counter,
+        "tidemark_network_sent",
+        "Bytes sent to clients.",
+        |s| s.totals().bytes_out.into(),
+    )
     .bytes(),
     field(
         "total_net_repl_input_bytes",
         Counter,
         "tidemark_replication_received",
-        "Received from the master.",
+        "Bytes received from the master.",
         |s| s.totals().link_bytes_in.into(),
     )
     .bytes(),
@@ -79,7 +82,7 @@ pub const STATS: &[M] = &[
         "total_net_repl_output_bytes",
         Counter,
         "tidemark_replication_sent",
-        "Sent to replicas.",
+        "Bytes sent to replicas.",
         |s| s.totals().link_bytes_out.into(),
     )
     .bytes(),
@@ -87,40 +90,44 @@ pub const STATS: &[M] = &[
         "rejected_connections",
         Counter,
         "tidemark_connections_rejected",
-        "Connections refused by max_clients or protected mode.",
+        "Connections rejected by max_clients or protected mode.",
         |s| s.node.clients.rejected.load(Relaxed).into(),
     ),
     field(
         "sync_full",
         Counter,
         "tidemark_replication_full_syncs_sent",
-        "Replicas that got files first.",
+        "Full syncs sent to replicas.",
         |s| s.node.replication.feeds.by_files.load(Relaxed).into(),
     ),
     field(
         "sync_partial_ok",
         Counter,
         "tidemark_replication_partial_syncs_sent",
-        "Replicas that got the log alone.",
+        "Partial syncs sent to replicas.",
         |s| s.node.replication.feeds.by_log.load(Relaxed).into(),
     ),
     field(
         "sync_partial_err",
         Counter,
         "tidemark_replication_partial_syncs_refused",
-        "Replicas that got files because our log does not lead on from their data.",
+        "Full syncs forced by a diverged replica.",
         |s| s.node.replication.feeds.refused_log.load(Relaxed).into(),
     ),
     field(
         "keyspace_hits",
         Counter,
         "tidemark_keyspace_hits",
-        "Rows that were there when read by key.",
+        "Successful lookups of rows by key.",
         |s| s.totals().hits.into(),
     ),
-    field("keyspace_misses", Counter, "tidemark_keyspace_misses", "Rows that were not.", |s| {
-        s.totals().misses.into()
-    }),
+    field(
+        "keyspace_misses",
+        Counter,
+        "tidemark_keyspace_misses",
+        "Failed lookups of rows by key.",
+        |s| s.totals().misses.into(),
+    ),
     field(
         "pubsub_channels",
         Gauge,
@@ -146,7 +153,7 @@ pub const STATS: &[M] = &[
         "tracking_evicted_items",
         Counter,
         "tidemark_tracking_evictions",
-        "Keys that the tracking table forgot at its limit (max_tracked_keys).",
+        "Keys evicted from the tracking table (max_tracked_keys).",
         |s| s.node.tracking.evicted.load(Relaxed).into(),
     ),
     field("total_error_replies", Counter, "tidemark_error_replies", "Error replies.", |s| {
@@ -185,39 +192,42 @@ pub const STATS: &[M] = &[
     field("changes_groups", Gauge, "tidemark_changes_groups", "Consumer groups.", |s| {
         s.groups().groups.into()
     }),
-    field("changes_consumers", Gauge, "tidemark_changes_consumers", "Their consumers.", |s| {
-        s.groups().consumers.into()
-    }),
+    field(
+        "changes_consumers",
+        Gauge,
+        "tidemark_changes_consumers",
+        "Consumers of all groups.",
+        |s| s.groups().consumers.into(),
+    ),
     field(
         "changes_pending",
         Gauge,
         "tidemark_changes_pending",
-        "Entries that were delivered to consumers and not acknowledged.",
+        "Entries delivered to consumers and not acknowledged.",
         |s| s.groups().pending.into(),
     ),
-    field("tokens", Gauge, "tidemark_tokens", "Tokens of increments that are known.", |s| {
+    field("tokens", Gauge, "tidemark_tokens", "Stored tokens of increments.", |s| {
         s.tokens().tokens.into()
     }),
     field(
         "tokens_repeated",
         Counter,
         "tidemark_tokens_repeated",
-        "Increments that came again with their token, and were not counted again.",
+        "Increments ignored because their token was already used.",
         |s| s.tokens().repeated.into(),
     ),
     field(
         "tokens_dropped",
         Counter,
         "tidemark_tokens_dropped",
-        "Tokens dropped before their time, as there were more than tokens.max_tokens, or than an \
-         eighth of the memory holds.",
+        "Tokens evicted early, by tokens.max_tokens or the limit of an eighth of the memory.",
         |s| s.tokens().dropped.into(),
     ),
     field(
         "tokens_dropped_age_s",
         Gauge,
         "tidemark_tokens_dropped_age",
-        "Age of the last token that was dropped before its time: so short is the window; else 0.",
+        "Age of the last token evicted early, which is the effective window; 0 if none was.",
         |s| s.tokens().dropped_age_s.into(),
     )
     .seconds(),

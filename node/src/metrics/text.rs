@@ -49,7 +49,7 @@ pub fn encode(node: Arc<Node>, format: Format) -> String {
         }
         Format::OpenMetrics => prometheus_client::encoding::text::encode(&mut text, &registry),
     };
-    written.expect("writing to a string does not fail");
+    written.expect("writing to a string cannot fail");
     text
 }
 

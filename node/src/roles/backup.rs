@@ -35,13 +35,13 @@ const MANUAL: &str = "backup-";
 pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     let root = &config.backup.dir;
     if root.as_os_str().is_empty() {
-        return Err("no folder for backups is configured (backup.dir)".to_owned());
+        return Err("backups are disabled, set backup.dir".to_owned());
     }
     let root = std::path::absolute(root).map_err(|error| format!("backup.dir: {error}"))?;
     let path = Path::new(text);
     let below = if path.is_absolute() {
         path.strip_prefix(&root)
-            .map_err(|_| format!("backups are written below {} (backup.dir)", root.display()))?
+            .map_err(|_| format!("backups must be below {} (backup.dir)", root.display()))?
     } else {
         path
     };
@@ -68,8 +68,8 @@ pub fn place(config: &Config, text: &str) -> Result<PathBuf, String> {
     let is_taken = first == ARCHIVE || first.as_encoded_bytes().starts_with(AUTO.as_bytes());
     if parts.len() > 4 || !parts.iter().all(legal) || is_taken {
         return Err(
-            "a backup's name has 1 to 4 parts (a/b), each of 1 to 100 of a-z, A-Z, 0-9, -, _ and \
-             . (not at its beginning); 'log' and 'auto-*' are the server's own"
+            "invalid backup name: use 1 to 4 parts (a/b), each of 1 to 100 characters of a-z, A-Z, \
+             0-9, -, _ and . (not leading). 'log' and 'auto-*' are reserved"
                 .to_owned(),
         );
     }
@@ -94,7 +94,7 @@ pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
             Err(format!("{} is a backup", there.display()))
         }
         Ok(true) => Ok(()),
-        Ok(false) => Err(format!("{} leads out of backup.dir", there.display())),
+        Ok(false) => Err(format!("{} is outside backup.dir", there.display())),
         Err(error) => Err(format!("{}: {error}", there.display())),
     }
 }
@@ -109,7 +109,7 @@ pub fn backups(host: &Host) {
         if node.is_loaded() {
             keeper.step(host, &node, asked);
         } else if let Some(folder) = asked {
-            let error = Error::Refused("another data set is being loaded".to_owned());
+            let error = Error::Refused("the server is loading another data set".to_owned());
             host.backups.ended(folder, Duration::ZERO, Err(error));
         }
     }
@@ -202,9 +202,11 @@ impl Keeper {
         let root = folder.parent().unwrap_or(&folder);
         for (old, _) in autos(root, node.store.lineage()).iter().rev().skip(keep) {
             match store::remove(old) {
-                Ok(()) => tracing::info!("backup {}: removed, {keep} are kept", old.display()),
+                Ok(()) => {
+                    tracing::info!("backup {}: removed, keeping the newest {keep}", old.display())
+                }
                 Err(error) => {
-                    tracing::warn!("backup {}: cannot be removed: {error}", old.display());
+                    tracing::warn!("backup {}: cannot remove it: {error}", old.display());
                 }
             }
         }
@@ -215,7 +217,9 @@ impl Keeper {
         let root = self.take_root(&config.dir)?;
         // An empty backup would look like a good one.
         if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
-            return Err(Error::Refused("this replica has no data of its master yet".to_owned()));
+            return Err(Error::Refused(
+                "this replica has not received its master's data yet".to_owned(),
+            ));
         }
         let parent = folder.parent().unwrap_or(&root);
         store::sweep(parent)?;
@@ -252,7 +256,7 @@ impl Keeper {
         shared.kept = match outcome {
             Ok(offset) => {
                 if let Kept::Failed(_) = shared.kept {
-                    tracing::info!("the log is kept beside the backups again, to offset {offset}");
+                    tracing::info!("log archiving resumed, archived up to offset {offset}");
                 }
                 Kept::UpTo(offset)
             }
@@ -264,7 +268,7 @@ impl Keeper {
                     _ => false,
                 };
                 if !is_known {
-                    tracing::error!("the log cannot be kept beside the backups: {why}");
+                    tracing::error!("cannot archive the log: {why}");
                 }
                 Kept::Failed(why.into())
             }
@@ -292,7 +296,7 @@ impl Keeper {
         let next = archive.follow(&node.store, durable, &|bytes| {
             copied.set(copied.get() + bytes);
             pace.after(copied.get());
-            if is_over() { Err(Error::Refused("it was given up".to_owned())) } else { Ok(()) }
+            if is_over() { Err(Error::Refused("cancelled".to_owned())) } else { Ok(()) }
         })?;
         node.store.keep_log_from(next);
         if self.trimmed.is_none_or(|at| at.elapsed() >= TRIM_EVERY) {
@@ -351,7 +355,7 @@ impl BackupProgress for Run<'_> {
             self.pace.after(backups.copied.fetch_add(bytes, Relaxed) + bytes);
         }
         if (self.is_over)() {
-            return Err(Error::Refused("it was given up".to_owned()));
+            return Err(Error::Refused("cancelled".to_owned()));
         }
         (self.follow.borrow_mut())();
         Ok(())
@@ -426,7 +430,7 @@ mod tests {
         let outside = folder.path().join("outside");
         std::fs::create_dir(&outside).unwrap();
         std::os::unix::fs::symlink(&outside, place("out")).unwrap();
-        assert!(look(&config, &place("out/a")).unwrap_err().contains("leads out"));
+        assert!(look(&config, &place("out/a")).unwrap_err().contains("is outside"));
         assert!(look(&config, &place("out")).unwrap_err().contains("exists already"));
         std::os::unix::fs::symlink("/nowhere", place("dead")).unwrap();
         assert!(look(&config, &place("dead/a")).is_err());

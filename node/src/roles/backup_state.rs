@@ -175,7 +175,7 @@ impl Backups {
         let fate = match outcome {
             Ok(backup) => {
                 tracing::info!(
-                    "backup {}: up to offset {}, {copied} of {} bytes copied in {:.1} s",
+                    "backup {}: done up to offset {}, {copied} of {} bytes copied in {:.1} s",
                     folder.display(),
                     backup.position.offset,
                     backup.bytes(),
@@ -184,7 +184,7 @@ impl Backups {
                 Fate::Made { backup: Arc::new(backup), copied }
             }
             Err(_) if self.stopped.load(Relaxed) => {
-                tracing::info!("backup {}: given up", folder.display());
+                tracing::info!("backup {}: cancelled", folder.display());
                 Fate::Stopped
             }
             Err(error) => {

@@ -49,11 +49,10 @@ pub const NO: &str = "NOFAILOVER";
 /// Error codes of replicas that may accept a later request.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
 /// Error of FAILOVER on a fenced master.
-pub const FENCED: &str = "another node may be the master by now";
+pub const FENCED: &str = "another node may have become the master";
 /// Error of FAILOVER ABORT after the request was sent.
-const IN_DOUBT: &str = "ERR The replica was asked to take over and has not answered, so it may be \
-                        the master by now. It is asked again. REPLICAOF NO ONE makes this node a \
-                        master all the same.";
+const IN_DOUBT: &str = "ERR the replica did not reply to the takeover request and may already be \
+    the master. This node keeps retrying. Use REPLICAOF NO ONE to make this node the master anyway";
 
 /// Arguments of FAILOVER.
 pub struct Wanted {
@@ -99,7 +98,7 @@ impl Failover {
         let replication = &node.replication;
         match replication.master() {
             Some(master) if master == *successor => return Ok(()),
-            Some(master) => return Err(format!("it follows {master}")),
+            Some(master) => return Err(format!("this node follows {master}")),
             None => {}
         }
         // Ends a failover that still waits for a replica: the successor takes precedence.
@@ -108,13 +107,13 @@ impl Failover {
         match self.give(node, order, self.stage.lock()) {
             Ok(_) => {
                 replication.note_stepped_down();
-                tracing::info!("{successor} takes over: this node accepts no more writes");
+                tracing::info!("{successor} takes over: this node no longer accepts writes");
             }
             Err(error) => {
                 // The next start is fenced in any case, because the role file lists other nodes.
                 replication.raise_fence(&node.config());
                 tracing::error!(
-                    "{successor} takes over, and that cannot be written down: this node is \
+                    "{successor} takes over, but the new role cannot be saved: this node is \
                      fenced: {error}"
                 );
             }
@@ -135,7 +134,7 @@ impl Failover {
         let given = self.give(node, order, self.stage.lock());
         let is_given = given.as_ref().is_ok_and(|&is_new| is_new);
         if is_given {
-            replication.note_error(format!("REPLICAOF {master} was taken back: {why}"));
+            replication.note_error(format!("REPLICAOF {master} was reverted: {why}"));
         }
         is_given
     }
@@ -236,7 +235,7 @@ impl Failover {
                 // fenced.
                 let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
                 let unwritten =
-                    |error| format!("ERR the role cannot be written to the data folder: {error}");
+                    |error| format!("ERR cannot write the role to the data folder: {error}");
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
@@ -288,7 +287,7 @@ impl Failover {
 }
 
 pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
-    format!("{verb} was answered {reply}")
+    format!("{verb} failed: {reply}")
 }
 
 /// A request to take over, from before it is sent until it is answered. Dropping it without an
@@ -351,7 +350,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             _ if !is_wanted() => return,
             _ => {
                 // Cannot fail, as the role has not been handed over.
-                let _ = failover.abort(&node, "no replica has caught up before the time was over");
+                let _ = failover.abort(&node, "no replica caught up before the timeout");
                 return;
             }
         }
@@ -387,11 +386,11 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
         return;
     }
     if let Some(target) = &order.master {
-        tracing::info!("failover: {target} is to take over at offset {offset}");
+        tracing::info!("failover: asking {target} to take over at offset {offset}");
     }
     if let Err(error) = node.replication.order(&node.config(), order, || ()) {
         failover.end(node);
-        tracing::error!("failover aborted: the role cannot be written down: {error}");
+        tracing::error!("failover aborted: cannot save the role: {error}");
     }
 }
 
@@ -469,7 +468,7 @@ mod tests {
         assert_eq!((failover.name(), node.pause.now()), ("no-failover", Paused::Nothing));
         assert!(
             node.durability.refusal().unwrap().contains("no room"),
-            "each waiter gets that answer"
+            "every waiter gets that reply"
         );
         // The task that waits for a replica ends without effect.
         tokio::task::yield_now().await;
@@ -495,7 +494,7 @@ mod tests {
             assert_eq!(
                 node.replication.is_master(),
                 is_stopped,
-                "a replica that is asked when this node is back"
+                "the replica is asked again after a restart"
             );
         }
     }

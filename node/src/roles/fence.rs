@@ -290,8 +290,8 @@ mod tests {
     fn a_sentinel_that_was_away_says_nothing_new() {
         let fence = Fence::default();
         fence.raise();
-        assert_eq!(named(&fence, false, 6, true), None, "another name, for all that we know");
-        assert_eq!(named(&fence, true, 5, true), None, "what was true before epoch 6");
+        assert_eq!(named(&fence, false, 6, true), None, "possibly another name");
+        assert_eq!(named(&fence, true, 5, true), None, "known before epoch 6");
         assert_eq!(fence.now(), Fenced::Unknown);
         assert_eq!(named(&fence, true, 6, true), Some(Fenced::No));
         assert_eq!(named(&fence, true, 6, true), None);
@@ -332,10 +332,14 @@ mod tests {
     fn a_master_that_was_replaced_is_told_so() {
         let fence = Fence::default();
         fence.raise();
-        assert_eq!(named(&fence, true, 5, true), Some(Fenced::No), "by the one that was away");
-        assert_eq!(named(&fence, false, 5, true), None, "an equal epoch is no failover");
+        assert_eq!(
+            named(&fence, true, 5, true),
+            Some(Fenced::No),
+            "a Sentinel that was away repeats old news"
+        );
+        assert_eq!(named(&fence, false, 5, true), None, "an equal epoch is not a failover");
         assert_eq!(named(&fence, false, 6, true), Some(Fenced::Deposed));
-        assert!(!fence.followed(), "a replica that was not told either");
+        assert!(!fence.followed(), "neither does an uninformed replica");
         assert_eq!(named(&fence, true, 5, true), None);
         assert_eq!(fence.now(), Fenced::Deposed);
         assert_eq!(named(&fence, true, 7, true), Some(Fenced::No), "chosen again");
@@ -370,13 +374,13 @@ mod tests {
     fn where_sentinels_have_spoken_a_replica_that_follows_says_nothing() {
         let fence = Fence::default();
         fence.raise();
-        assert!(fence.followed(), "no other node could say it");
+        assert!(fence.followed(), "no other node can confirm it");
         named(&fence, true, 5, true);
         let again = Fence::default();
         again.recall(&fence.epochs());
         again.raise();
         assert!(!again.followed());
-        assert_eq!(named(&again, true, 4, true), None, "one that was away");
+        assert_eq!(named(&again, true, 4, true), None, "a Sentinel that was away");
         assert_eq!(again.now(), Fenced::Unknown);
         assert_eq!(named(&again, true, 5, true), Some(Fenced::No));
         // Replicas cannot lift the fence either while a Sentinel group names another master.
@@ -386,7 +390,7 @@ mod tests {
         assert!(!late.followed());
         late.forget();
         late.raise();
-        assert!(late.followed(), "an operator has said that they are gone");
+        assert!(late.followed(), "the operator has removed the group");
     }
 
     /// Two groups watch this node under different names and have different epochs.
@@ -398,19 +402,19 @@ mod tests {
         assert_eq!(
             by(&fence, "new", true, 5, true),
             Some(Fenced::No),
-            "those at epoch 100 may be gone"
+            "the Sentinels of epoch 100 may be gone"
         );
         assert_eq!(
             by(&fence, "old", false, 101, true),
             None,
-            "has never named this node, though others have"
+            "this group has never named this node"
         );
         assert_eq!(
             by(&fence, "new", false, 6, true),
             Some(Fenced::Deposed),
-            "less than 101, and its own next one"
+            "below 101, and above its own last one"
         );
-        assert_eq!(by(&fence, "old", true, 102, true), None, "the others have deposed it");
+        assert_eq!(by(&fence, "old", true, 102, true), None, "the other group has deposed it");
         assert_eq!(by(&fence, "new", true, 7, true), Some(Fenced::No));
         assert_eq!(by(&fence, "old", false, 103, true), Some(Fenced::Deposed));
         fence.ordered();
@@ -452,7 +456,7 @@ mod tests {
         );
         assert_eq!(fence.named("m", true, 8, true), Effect { change: None, is_news: true });
         assert_eq!(fence.named("m", false, 9, true), Effect { change: None, is_news: true });
-        assert_eq!(fence.kept(&fence.epochs()), None, "deposed again meanwhile");
+        assert_eq!(fence.kept(&fence.epochs()), None, "deposed again in the meantime");
         assert_eq!(fence.now(), Fenced::Deposed);
     }
 }

@@ -49,8 +49,8 @@ pub fn saves_first(node: &Node) -> bool {
 
 /// Writes a snapshot for a shutdown, and returns the snapshot's error.
 pub async fn save(node: &Node, cause: &str) -> Result<(), String> {
-    tracing::info!("{cause}: writing a snapshot, then stopping");
-    service_manager::status("writing a snapshot before the stop");
+    tracing::info!("{cause}: saving a snapshot before stopping");
+    service_manager::status("saving a snapshot before stopping");
     node.snapshots.save().await
 }
 
@@ -61,7 +61,7 @@ pub fn signalled(node: &Arc<Node>, signal: &str) {
         let (node, signal) = (node.clone(), signal.to_owned());
         tokio::spawn(async move {
             if let Err(why) = save(&node, &signal).await {
-                tracing::warn!("{signal}: no snapshot, so the next start replays the log: {why}");
+                tracing::warn!("{signal}: snapshot failed, the next start replays the log: {why}");
             }
             if node.stop.end_save() {
                 stop_by(&node, &signal);
@@ -85,7 +85,7 @@ async fn follow_later(node: Arc<Node>, signal: String) {
         if !node.stop.is_warned() || node.stop.is_stopped() {
             return;
         }
-        tracing::info!("{signal}: the log is written again, so it is followed now");
+        tracing::info!("{signal}: the log is writable again, stopping now");
         if leave(&node, &signal, How { now: false, forced: false, insists: true }) {
             return;
         }
@@ -103,7 +103,7 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     }
     // As in Redis, a second order waits with the first one, even with NOW.
     if node.stop.leaves().is_some() {
-        tracing::info!("{cause}: stopping already, when the replicas have everything");
+        tracing::info!("{cause}: already stopping, waiting for replicas");
         return true;
     }
     if is_refused(node, cause, how) {
@@ -124,9 +124,9 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
         .leave_by(until, || node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR))
     {
         let what = if replication.failover.is_under_way() {
-            "the FAILOVER is over"
+            "the FAILOVER ends"
         } else {
-            "the replicas have everything"
+            "the replicas have caught up"
         };
         tracing::info!("{cause}: stopping when {what}, or after {} s", timeout.as_secs());
         tokio::spawn(wait(node.clone(), cause.to_owned(), how, until));
@@ -150,9 +150,9 @@ fn is_refused(node: &Node, cause: &str, how: How) -> bool {
     let why = if is_free { None } else { node.durability.refusal() };
     if let Some(why) = &why {
         tracing::error!(
-            "{cause}: not stopping, as changes that were acknowledged would be lost; SHUTDOWN \
-             FORCE, or a second signal, stops all the same. A signal is followed when there is \
-             room again, unless SHUTDOWN ABORT comes first. {why}"
+            "{cause}: not stopping, since acknowledged changes would be lost. Free disk space to \
+             let the signal proceed, or cancel it with SHUTDOWN ABORT. A second signal or SHUTDOWN \
+             FORCE stops anyway. {why}"
         );
         if how.insists {
             node.stop.warn();
@@ -200,10 +200,10 @@ async fn over(node: &Node, how: How) -> u64 {
 fn say_what_is_left(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
         let then = match node.replication.sentinel_groups() {
-            0 => "the replica is asked again to take over when this node is back",
-            _ => "Sentinel decides which node is the master when this node is back",
+            0 => "this node asks the replica again after its next start",
+            _ => "Sentinel decides which node is the master after the next start",
         };
-        tracing::warn!("a FAILOVER is under way: {then}");
+        tracing::warn!("stopping during a FAILOVER: {then}");
     }
     let all = node.replication.feeds.reachable();
     let behind: Vec<_> =
@@ -257,17 +257,17 @@ mod tests {
         node.engines().set(&node.engines().counters()[0], 7, &[(0, 1)]).unwrap();
         for (forced, is_stopped) in [(false, false), (true, true)] {
             node.durability.able();
-            assert_eq!(node.stop.is_warned(), forced, "a second order is a confirmation");
+            assert_eq!(node.stop.is_warned(), forced, "a second order confirms the first");
             signalled(&node, "a test");
             assert_eq!(node.pause.now(), Paused::Writes);
-            let until = node.stop.leaves().expect("it waits");
+            let until = node.stop.leaves().expect("the stop waits");
             node.durability.unable(&store::Error::Refused("no room".to_owned()));
             node.stop.waited(until).await;
             assert_eq!(node.stop.is_stopped(), is_stopped);
             assert_eq!(
                 node.pause.now() == Paused::Writes,
                 is_stopped,
-                "no replica would have what is written then"
+                "no replica would have the last writes"
             );
         }
         assert!(!abort(&node));
@@ -298,7 +298,7 @@ mod tests {
             assert_eq!(node.durability.would_lose(), is_refused);
             signalled(&node, "a test");
             assert_eq!(!node.stop.is_stopped(), is_refused, "{policy:?} {changes} {later:?}");
-            assert_eq!(abort(&node), is_refused, "a signal that waits for room is forgotten");
+            assert_eq!(abort(&node), is_refused, "SHUTDOWN ABORT forgets a delayed signal");
             assert!(!node.stop.is_warned());
         }
     }

@@ -80,7 +80,7 @@ mod tests {
     fn a_link_is_down_since_it_was_lost() {
         let mut link = Link::new();
         link.fail("nobody listens".to_owned(), now());
-        assert_eq!(link.down_since, None, "there was none");
+        assert_eq!(link.down_since, None, "the replica had no link");
         (link.state, link.down_since) = (LinkState::Connected, None);
         link.fail("reset".to_owned(), now());
         let lost = link.down_since;

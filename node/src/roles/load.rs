@@ -31,7 +31,7 @@ fn wait_for_folder(node: &Node, disk: &dyn Disk) {
     {
         if !is_said {
             tracing::warn!(
-                "{} is in use by another process: waiting up to {} s for its end",
+                "{} is in use by another process: waiting up to {} s for it to exit",
                 disk.path("").display(),
                 FOLDER_TIMEOUT.as_secs()
             );
@@ -62,7 +62,7 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
             tracing::info!("{text}");
         })?;
     tracing::info!(
-        "loaded in {:.1} s: {} log records; {} torn bytes cut; the log goes on at {}",
+        "loaded in {:.1} s: {} log records, {} torn bytes truncated, log continues at {}",
         started.elapsed().as_secs_f64(),
         recovered.end.records,
         recovered.end.torn_bytes,
@@ -70,8 +70,8 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     );
     if recovered.end.torn_bytes > 0 {
         tracing::warn!(
-            "the log's last {} bytes were no whole batch and were cut off: a crash leaves such a \
-             tail, but so does damage of what was written last; if there was none, check the disk",
+            "truncated an incomplete batch of {} bytes at the end of the log. This is normal after \
+             a crash; otherwise check the disk",
             recovered.end.torn_bytes
         );
     }

@@ -49,7 +49,7 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
                     return closed(&node, &log, outcome);
                 }
                 if node.replication.renews() {
-                    tracing::info!("chosen again: a new term begins");
+                    tracing::info!("elected again: starting a new term");
                     through_files(host, node, log)
                 } else {
                     Held::Own(Box::new(log))
@@ -57,7 +57,7 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
             }
             (None, Held::Follows(log)) => promote(host, &node, *log),
             (Some(_), Held::Own(log)) => {
-                tracing::info!("a replica from now on; the own log ends at {}", log.durable());
+                tracing::info!("becoming a replica; the own log ends at {}", log.durable());
                 through_files(host, node, *log)
             }
             (Some(master), Held::Follows(log)) => {
@@ -93,8 +93,8 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     match outcome.and_then(|()| node.store.note_durable(log)) {
         Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
             tracing::warn!(
-                "stopped without room on the disk; nothing acknowledged is lost: {error}; make \
-                 room before the next start"
+                "stopped with a full disk, no acknowledged write is lost: {error}. Free disk space \
+                 before the next start"
             );
             Ok(())
         }
@@ -230,7 +230,7 @@ pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
         Ok(log) => {
             node.replication.renewed();
             tracing::info!(
-                "promoted: the log goes on at {} with term {:x}",
+                "promoted: log continues at {} with term {:x}",
                 log.written(),
                 log.term()
             );
@@ -238,7 +238,7 @@ pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
         }
         Err(error) => {
             if node.replication.failover.stuck(node, &error) {
-                tracing::error!("cannot be promoted yet, trying again: {error}");
+                tracing::error!("promotion failed, retrying: {error}");
             }
             wait(host, RETRY, || !node.replication.is_master());
             Held::Follows(Box::new(reopen_log(host, node, end)))
@@ -261,13 +261,13 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
         match FollowLog::open(node.store.disk().clone(), node.store.lineage(), end) {
             Ok(log) => return log,
             Err(error) if host.stop.is_stopped() => {
-                tracing::error!("the log cannot be opened: {error}");
+                tracing::error!("cannot open the log: {error}");
                 std::process::exit(1);
             }
             Err(error) => {
                 node.replication.failover.stuck(node, &error);
                 if reported != error.gist() {
-                    tracing::error!("the log cannot be opened, trying again: {error}");
+                    tracing::error!("cannot open the log, retrying: {error}");
                     reported = error.gist();
                 }
             }
@@ -313,7 +313,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
                 settle(&node, held.is_own(), held.term());
                 return held;
             }
-            Err(error) => tracing::error!("the data cannot be opened: {error}"),
+            Err(error) => tracing::error!("cannot open the data set: {error}"),
         }
         if host.stop.is_stopped() {
             std::process::exit(1);
@@ -363,7 +363,9 @@ mod tests {
             };
             log.begin(head).unwrap();
             for _ in 0..2 {
-                let Held::Own(own) = promote(&host, &node, log) else { panic!("it is no master") };
+                let Held::Own(own) = promote(&host, &node, log) else {
+                    panic!("the node is not a master")
+                };
                 assert!(own.term() >= term && own.written().byte == SEGMENT_HEAD_BYTES);
                 let end = own.durable();
                 drop(own);

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 /// Poll interval of a long change while changes are paused.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const NOT_LOADED: &str = "a command that asks for data is not admitted before they are loaded";
+const NOT_LOADED: &str = "commands that need the data set are rejected while loading";
 
 /// A value that is available once the data are loaded. Until then the dispatcher rejects commands
 /// that need it.
@@ -52,7 +52,7 @@ impl<T> Default for Loaded<T> {
 
 impl<T> Loaded<T> {
     pub(crate) fn fill(&self, value: T) {
-        assert!(self.0.set(value).is_ok(), "data are loaded once");
+        assert!(self.0.set(value).is_ok(), "the data set loads once");
     }
 
     /// Returns the value, or `None` before the data are loaded.
@@ -274,10 +274,10 @@ impl Host {
         let options = config.data_set();
         let catalogue = Catalogue::default().completed(&options);
         let engines = Engines::new(&options, &catalogue, node.durability.clone());
-        node.fill(engines.expect("spaces that agree"));
+        node.fill(engines.expect("the spaces match"));
         let disk = Arc::new(store::SimDisk::new(1));
         let store = store::Store::open(disk, store::StoreOptions::default());
-        node.store.fill(store.expect("an empty disk"));
+        node.store.fill(store.expect("the disk is empty"));
         node.replication.settle(config, true, 0);
         node
     }
@@ -401,7 +401,7 @@ impl Node {
             let guard = self.long_changes.read();
             let is_paused = self.pause.now() != Paused::Nothing;
             if is_paused && self.stop.is_stopped() {
-                return Err(Refusal::fixed(b"ERR the server is ending"));
+                return Err(Refusal::fixed(b"ERR the server is shutting down"));
             }
             if !is_paused {
                 return self.refusal().map_or(Ok(guard), Err);
@@ -471,13 +471,13 @@ impl Process {
         let refused = |why| SetError::Refused { name: "tls".to_owned(), why };
         let read = |_: &Config, now: &Config| self.tls.configure(&now.tls).map_err(refused);
         match self.settings.change(|_| Ok(()), read) {
-            Ok(()) => tracing::info!("SIGHUP: the TLS certificates are read again"),
+            Ok(()) => tracing::info!("SIGHUP: reloaded the TLS certificates"),
             // Omits the prefix of CONFIG SET's errors.
             Err(SetError::Refused { why, .. }) => {
-                tracing::error!("SIGHUP: the TLS certificates stay as they are: {why}");
+                tracing::error!("SIGHUP: keeping the old TLS certificates: {why}");
             }
             Err(error) => {
-                tracing::error!("SIGHUP: the TLS certificates stay as they are: {error}");
+                tracing::error!("SIGHUP: keeping the old TLS certificates: {error}");
             }
         }
     }

@@ -54,7 +54,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     tracing::info!("replica {peer}: link up");
     match run(&place.node, place.client, stream).await {
-        Ok(()) => tracing::info!("replica {peer}: it has gone"),
+        Ok(()) => tracing::info!("replica {peer}: disconnected"),
         Err(error) => tracing::warn!("replica {peer}: link down: {error}"),
     }
 }
@@ -83,7 +83,7 @@ async fn step<T: Send + 'static>(
     work: impl FnOnce(&mut Sender, &LogSource<'_>) -> Result<T, LinkError> + Send + 'static,
 ) -> Result<T, Ended> {
     let Some(mut taken) = feed.take() else {
-        return Err(Ended::Io(std::io::Error::other("the feed has ended")));
+        return Err(Ended::Io(std::io::Error::other("the sender has stopped")));
     };
     let origin_of = |node: &Node| (node.durability.shown(), node.replication.term.load(Relaxed));
     let (end, term) = origin_of(node);
@@ -188,7 +188,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             stepped_down = done(&mut steps_down), if steps_down.is_some() => {
                 steps_down = None;
-                let feed = feed.as_mut().expect("no step is under way");
+                let feed = feed.as_mut().expect("no step is in progress");
                 match stepped_down {
                     Ok(end) => feed.stepped_down(end),
                     Err(why) => feed.refuse(&mut out, &why),
@@ -261,10 +261,10 @@ mod tests {
         let ended = tokio::select! {
             ended = run(&node, 1, &mut here) => ended,
             () = greets => unreachable!(),
-            () = tokio::time::sleep(Duration::from_secs(60)) => panic!("it is still being fed"),
+            () = tokio::time::sleep(Duration::from_secs(60)) => panic!("still connected"),
         };
-        assert!(ended.is_err_and(|e| e.to_string().contains("nothing was heard")));
-        assert!(replica.read_u8().await.is_ok(), "the answer had begun");
+        assert!(ended.is_err_and(|e| e.to_string().contains("received nothing")));
+        assert!(replica.read_u8().await.is_ok(), "the reply had started");
     }
 
     /// A slow disk may block the sender for longer than the timeout. It reads the pending messages
@@ -287,7 +287,7 @@ mod tests {
         let talks = async move {
             replica.write_all(&message(0, &hello)).await.unwrap();
             let mut input = [0; 4096];
-            assert!(replica.read(&mut input).await.unwrap() > 0, "it is welcome");
+            assert!(replica.read(&mut input).await.unwrap() > 0, "the replica is accepted");
             let (tell_busy, busy) = tokio::sync::oneshot::channel();
             let (end, ended) = std::sync::mpsc::channel::<()>();
             std::thread::spawn(move || {
@@ -302,7 +302,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(2)).await;
             end.send(()).unwrap();
             // The sender replies, and the replica disconnects.
-            assert!(replica.read(&mut input).await.unwrap() > 0, "it is given up");
+            assert!(replica.read(&mut input).await.unwrap() > 0, "the link is closed");
         };
         // Moves the sender's end, so that the replica sees the link close.
         let feeds = async move { run(&node, 1, &mut here).await };

@@ -40,7 +40,7 @@ pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
     let mut link = open(process, &member.host, member.port).await?;
     match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
         OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
-        _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
+        _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
     }
 }
 

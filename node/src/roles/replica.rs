@@ -134,7 +134,7 @@ impl ReplicaHost for Here {
             // Checks that the catalogue can be opened here, without loading rows.
             let mut engines = Engines::empty(&options, self.node.durability.clone());
             let opened = engines.adopt(&told.filled(&options));
-            opened.map_err(|e| format!("the master's data cannot be taken over: {e}"))?;
+            opened.map_err(|e| format!("cannot adopt the master's data: {e}"))?;
         }
         Ok(())
     }
@@ -156,8 +156,8 @@ impl ReplicaHost for Here {
         let end = self.log.written();
         let Some(kept) = salvage::keep(&self.node, from, end)? else { return Ok(()) };
         tracing::warn!(
-            "our log from offset {from} to {} is dropped, of which the master does not have all; \
-             kept in {}; look at it with `tidemark dump`, then remove it",
+            "discarding the local log from offset {from} to {}, which the master lacks in part; a \
+             copy is in {}; inspect it with `tidemark dump`, then remove it",
             end.offset,
             kept.display()
         );
@@ -166,7 +166,7 @@ impl ReplicaHost for Here {
 
     fn gives_up(&mut self) -> Result<(), store::Error> {
         let kept = self.node.replication.gives_up(&self.node.config());
-        kept.map_err(|e| store::Error::Refused(format!("the role cannot be written down: {e}")))
+        kept.map_err(|e| store::Error::Refused(format!("cannot save the role: {e}")))
     }
 
     fn settled(&mut self) {
@@ -221,7 +221,7 @@ impl Here {
             apply_record(&engines, parts, &record, u64::MAX)?;
         }
         if records != head.records {
-            return Err("a batch holds another number of records".to_owned());
+            return Err("the batch's record count does not match its header".to_owned());
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ pub(crate) fn run(
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!("no link to the master: {error}");
+            tracing::error!("cannot connect to the master: {error}");
             std::thread::sleep(RECONNECT);
             return (log, FollowEnd::Ordered);
         }
@@ -308,7 +308,7 @@ async fn keep_up(
             return match here.log.secure() {
                 Ok(()) => FollowEnd::Ordered,
                 Err(error) => {
-                    tracing::error!("the log has lost what was applied: {error}");
+                    tracing::error!("the log lost applied records: {error}");
                     FollowEnd::Replace { is_whole: false }
                 }
             };
@@ -317,7 +317,7 @@ async fn keep_up(
             Ok(()) => return FollowEnd::Replace { is_whole: here.is_whole },
             // The batch is in the log, but memory has only a part of it.
             Err(error @ LinkError::Apply(_)) => {
-                tracing::error!("{}: the data are opened anew", one_line(&error.to_string()));
+                tracing::error!("{}: reloading the data set", one_line(&error.to_string()));
                 return FollowEnd::Replace { is_whole: false };
             }
             Err(error) => error,
@@ -325,7 +325,7 @@ async fn keep_up(
         if let LinkError::Foreign(why) = &error
             && node.replication.failover.returns(&node, master, why)
         {
-            tracing::error!("REPLICAOF {master} is taken back: {}", one_line(why));
+            tracing::error!("REPLICAOF {master} is reverted: {}", one_line(why));
             continue;
         }
         let is_unfit = matches!(error, LinkError::Unfit(_));
@@ -349,7 +349,7 @@ async fn keep_up(
         here.node.replication.link.lock().fail(error.clone(), due);
         if is_refused {
             tracing::warn!(
-                "what the master {master} has is refused here: {error}; tried again in {} s",
+                "cannot use the data of master {master}: {error}; retrying in {} s",
                 patience.as_secs()
             );
         } else if is_unfit {
@@ -361,8 +361,7 @@ async fn keep_up(
             }
         } else if error != said {
             tracing::warn!(
-                "the link to the master {master} is down: {error}; tried again, reads \
-                            go on"
+                "the link to the master {master} is down: {error}; retrying, still serving reads"
             );
         }
         said = error;
@@ -423,7 +422,7 @@ async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, 
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {
         if line.len() > 1024 {
-            return Err(other("the master's answer is too long"));
+            return Err(other("the master's reply is too long"));
         }
         line.push(within(stream.read_u8()).await?);
     }
@@ -439,8 +438,8 @@ fn is_foreign(reply: &str) -> bool {
 /// Error of REPLICAOF when the master is a Redis server.
 fn foreign(master: &Master) -> LinkError {
     LinkError::Foreign(format!(
-        "{master} is no Tidemark server, and only such a server can be followed; to copy data from \
-         Redis use `tidemark import`, redis-cli --pipe or RedisShake"
+        "{master} is not a Tidemark server, and replication needs one. To copy data from Redis, \
+         use `tidemark import`, redis-cli --pipe or RedisShake"
     ))
 }
 
@@ -498,7 +497,7 @@ async fn connect(
                 return Err(refused("PING", &reply));
             }
             let asking = replication.failover.asking();
-            let asking = asking.ok_or_else(|| other("the failover was taken back"))?;
+            let asking = asking.ok_or_else(|| other("the failover was aborted"))?;
             let (lineage, term) =
                 (node.store.lineage().to_string(), format!("{:x}", replication.term.load(Relaxed)));
             let request =
@@ -549,7 +548,7 @@ async fn link(
     }
     let error = one_line(&error.to_string());
     tracing::error!(
-        "the data are opened anew, since what came cannot be made true or durable: {error}"
+        "reloading the data set, since received data cannot be applied or synced: {error}"
     );
     Ok(())
 }
@@ -608,7 +607,7 @@ async fn carry(
             let mut taken = 0;
             loop {
                 if length == 0 {
-                    return Err(other("the master has closed the link"));
+                    return Err(other("the master closed the link"));
                 }
                 taken += length;
                 replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
@@ -641,7 +640,7 @@ async fn carry(
             let is_silent = out.is_empty() && silent_ms >= SILENT.as_millis() as u64;
             if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
                 tracing::warn!(
-                    "the old master {master} has not stepped down: it was silent for {silent_ms} ms"
+                    "the old master {master} has not stepped down: silent for {silent_ms} ms"
                 );
                 return Err(other("the old master has not stepped down"));
             }
@@ -682,8 +681,7 @@ async fn carry(
 pub(crate) fn forget_full_sync(node: &Node) {
     if let Err(error) = store::Staging::clear(node.store.disk()) {
         tracing::warn!(
-            "what is left of a full sync cannot be removed: {error}; remove staged-* \
-                        while the server is stopped"
+            "cannot remove the files of a full sync: {error}. Stop the server and remove staged-*"
         );
     }
 }
@@ -712,7 +710,7 @@ fn replaced(here: &mut Here, course: LinkStep, fetched: bool) -> Result<(), Link
     here.is_whole = course == LinkStep::Adopt;
     if fetched {
         here.node.replication.full_syncs.fetch_add(1, Relaxed);
-        tracing::info!("a full sync is complete: the data are opened anew");
+        tracing::info!("full sync complete: reloading the data set");
     }
     Ok(())
 }
@@ -746,7 +744,7 @@ mod tests {
             Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
         let plays = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "it asks for the log");
+            assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "the replica asks for the log");
             does(&node, &mut stream);
             // Waits until the replica has disconnected.
             let _ = stream.read_to_end(&mut Vec::new());
@@ -755,8 +753,10 @@ mod tests {
         let linked = async {
             tokio::time::timeout(Duration::from_secs(60), link(&mut here, &master, &dial)).await
         };
-        let ended =
-            runtime.block_on(linked).expect("it does not end").expect_err("it brought nothing");
+        let ended = runtime
+            .block_on(linked)
+            .expect("the link does not end")
+            .expect_err("the link received nothing");
         plays.join().unwrap();
         ended
     }
@@ -808,18 +808,18 @@ mod tests {
             Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
         assert!(!node.engines().is_spilling());
         here.wait_for_room();
-        assert_eq!(here.waits_until, None, "there is room");
+        assert_eq!(here.waits_until, None, "the engines have room");
 
         space.set_memory_limit_bytes(1);
         assert!(node.engines().is_spilling());
         let began = Instant::now();
         here.wait_for_room();
-        assert!(began.elapsed() >= SPILLED_WITHIN, "room was being made");
+        assert!(began.elapsed() >= SPILLED_WITHIN, "the test freed memory");
         let deadline = here.waits_until.unwrap();
         here.wait_for_room();
-        assert_eq!(here.waits_until, Some(deadline), "the batches of a turn wait once");
+        assert_eq!(here.waits_until, Some(deadline), "the batches of a round wait once");
         here.settled();
-        assert_eq!(here.waits_until, None, "and those of the next one again");
+        assert_eq!(here.waits_until, None, "the batches of the next round wait again");
 
         // The deadline must not end the wait in this part.
         let far = Some(Instant::now() + Duration::from_secs(3600));

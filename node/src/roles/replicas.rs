@@ -140,10 +140,10 @@ impl Feeds {
         if it.logged.is_none_or(|at| since(at) >= REFUSAL_LOG_INTERVAL) {
             it.logged = Some(now());
             tracing::error!(
-                "replica {address} has data of another history (its log ends at offset {end}) and \
-                 refuses to follow this master. If this node has lost its data: send REPLICAOF NO \
-                 ONE to the replica, then REPLICAOF with the replica's address and FORCE here. If \
-                 the replica's data are not needed: send it REPLICAOF with this address and FORCE"
+                "replica {address} has diverged (its log ends at offset {end}) and refuses to \
+                 follow this master. If this node lost its data: send REPLICAOF NO ONE to the \
+                 replica, then REPLICAOF with the replica's address and FORCE here. To discard the \
+                 replica's data: send it REPLICAOF with this address and FORCE"
             );
         }
     }
@@ -238,7 +238,7 @@ mod tests {
         feeds.end(1);
         assert_eq!(feeds.refusing(), 0);
         connects(2, Sending::Nothing, Some(100));
-        assert_eq!(feeds.refusing(), 0, "it may ask for the files");
+        assert_eq!(feeds.refusing(), 0, "the replica may request the files");
         feeds.end(2);
         assert_eq!(feeds.refusing(), 1);
         assert!(feeds.is_behind_replica(99) && !feeds.is_behind_replica(100));

@@ -178,31 +178,31 @@ impl Replication {
             let until = if !role.sentinels.is_empty() {
                 "Sentinel names this node"
             } else if is_alone {
-                "the other nodes of the cluster have been asked"
+                "the other cluster nodes have replied"
             } else {
                 "a replica follows"
             };
             let order = if config.cluster.enabled {
-                "CLUSTERX SETNODES of a later version"
+                "CLUSTERX SETNODES with a later version"
             } else {
                 "REPLICAOF NO ONE"
             };
             tracing::warn!(
-                "this was one of several nodes: writes are refused until {until}, or {order}"
+                "this master had replicas or peers: rejecting writes until {until}, or {order}"
             );
             self.fence.raise();
         }
         if let Some((to, offset)) = role.master.as_ref().zip(role.handing) {
             if role.sentinels.is_empty() {
                 tracing::warn!(
-                    "a FAILOVER was under way: {to} is asked again to take over, unless REPLICAOF \
+                    "a FAILOVER was in progress: asking {to} again to take over, unless REPLICAOF \
                      names the master"
                 );
                 self.failover.resume(offset);
             } else {
                 // The Sentinels may have chosen another node.
                 tracing::warn!(
-                    "a FAILOVER was under way: Sentinel decides which node is the master"
+                    "a FAILOVER was in progress: Sentinel decides which node is the master"
                 );
             }
         }
@@ -253,7 +253,7 @@ impl Replication {
     /// Like `change`, for a fact that takes effect even if the disk fails.
     fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
         if let Err(error) = self.change(config, &next, || ()) {
-            tracing::error!("the role cannot be written down: {error}");
+            tracing::error!("cannot save the role: {error}");
             let _one = self.changing.lock();
             if let Some(next) = next(&self.role.load()) {
                 self.role.store(Arc::new(next));
@@ -510,8 +510,8 @@ impl Replication {
 
     /// Logs once that a server with another protocol tries to follow this one.
     pub fn note_foreign_replica(&self, peer: std::net::IpAddr, why: &str) {
-        if self.note_error(format!("a server at {peer} was told to follow this one: {why}")) {
-            tracing::warn!("a server at {peer} was told to follow this one: refused, as {why}");
+        if self.note_error(format!("rejected replica {peer}: {why}")) {
+            tracing::warn!("rejected replica {peer}: {why}");
         }
     }
 
@@ -580,7 +580,7 @@ impl Replication {
     /// is lifted.
     pub(crate) fn followed(&self, config: &Config, knows: bool) {
         if knows && self.fence.followed() {
-            tracing::info!("this node is the master still: writes are taken again");
+            tracing::info!("this node is still the master: accepting writes again");
         }
         self.judge(config);
     }
@@ -597,7 +597,7 @@ impl Replication {
             *self.deposed_by.lock() = Master::parse(address);
             tracing::warn!(
                 "Sentinel has made another node the master ('{group}' at {address}, epoch \
-                 {epoch}): writes are refused; clients find the new one through Sentinel"
+                 {epoch}): rejecting writes; clients find the new master through Sentinel"
             );
         }
         self.fence_changed(config, effect.change);
@@ -624,13 +624,13 @@ impl Replication {
         };
         match self.change(config, keep, || ()) {
             Ok(_) => self.fence_changed(config, self.fence.kept(&epochs)),
-            Err(error) => tracing::error!("what Sentinel says cannot be written down: {error}"),
+            Err(error) => tracing::error!("cannot save the state of Sentinel: {error}"),
         }
     }
 
     fn fence_changed(&self, config: &Config, change: Option<Fenced>) {
         if change == Some(Fenced::No) {
-            tracing::info!("Sentinel names this node as the master: writes are taken again");
+            tracing::info!("Sentinel names this node as the master: accepting writes again");
         }
         if change.is_some() {
             self.judge(config);

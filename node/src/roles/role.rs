@@ -170,7 +170,7 @@ impl Role {
 
     /// Reads the role; `None` if the folder has none.
     pub fn read(dir: &Path) -> io::Result<Option<Role>> {
-        checked_file::read(dir, NAME, Role::decode, "remove it to begin as a master")
+        checked_file::read(dir, NAME, Role::decode, "remove it to start as a master")
     }
 
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {

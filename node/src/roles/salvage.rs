@@ -23,7 +23,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     let Some(folder) = disk.place().map(Path::to_path_buf) else { return Ok(None) };
     let io = |source| store::Error::Io {
         path: folder.clone(),
-        doing: "keeping what will be dropped",
+        doing: "copying the discarded log in",
         source,
     };
     let (mut segments, mut oldest) = (Vec::new(), u64::MAX);

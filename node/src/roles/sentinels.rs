@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(sentinels.announcements(None), [wanted("b", 8), wanted("c", 8)]);
         assert_eq!(sentinels.announcements(None)[0], wanted("b", 9), "the last one may be lost");
         sentinels.ordered(true);
-        assert_eq!(sentinels.announcements(None)[0], wanted("b", 11), "its successor's is 10");
+        assert_eq!(sentinels.announcements(None)[0], wanted("b", 11), "its successor has 10");
     }
 
     #[test]

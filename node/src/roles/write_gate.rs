@@ -108,24 +108,24 @@ fn text(shut: Shut) -> Option<&'static str> {
         Shut::No => return None,
         // Cluster clients reload the topology and retry on this error.
         Shut::FencedInCluster => {
-            "CLUSTERDOWN This master was started again and is fenced, as another node may be the \
-             master by now: until a replica of its topology follows it, or CLUSTERX SETNODES of a \
-             later version, or Sentinel names it."
+            "CLUSTERDOWN This master was restarted and is fenced, since another node may be the \
+             master. Writes resume when a replica of its topology follows it, Sentinel names it, \
+             or CLUSTERX SETNODES sends a later version."
         }
         Shut::Leased => {
-            "CLUSTERDOWN master lease expired: another node may be the master by now; writes are \
-             taken again after a HEARTBEAT that names this one"
+            "CLUSTERDOWN master lease expired: another node may be the master. Writes resume after \
+             a HEARTBEAT that names this node"
         }
         Shut::Replica => "READONLY You can't write against a read only replica.",
         Shut::Fenced => {
-            "READONLY This master was started again, or told to follow a server that cannot be \
-             followed, and is fenced until its role is known: until Sentinel names it, a replica \
-             follows it where there is no Sentinel, or REPLICAOF NO ONE."
+            "READONLY This master is fenced until its role is known: it was restarted, or could \
+             not follow the server in REPLICAOF. Writes resume when Sentinel names it, a replica \
+             follows it (without Sentinel), or after REPLICAOF NO ONE."
         }
         Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
         Shut::Deposed => {
-            "READONLY Sentinel has made another node the master: this one is fenced until Sentinel \
-             names it again, or makes it a replica, or REPLICAOF NO ONE."
+            "READONLY Sentinel has made another node the master, so this one is fenced. Writes \
+             resume when Sentinel names it again, or after REPLICAOF NO ONE."
         }
     })
 }
@@ -144,11 +144,11 @@ mod tests {
         gate.lease(Duration::from_millis(100));
         assert_eq!(gate.refusal(), None);
         std::thread::sleep(Duration::from_millis(110));
-        assert!(gate.refusal().is_some(), "nothing has set it");
+        assert!(gate.refusal().is_some(), "no lease is set");
         gate.lease(Duration::MAX);
         assert_eq!(gate.refusal(), None);
         gate.lease(Duration::ZERO);
-        assert!(gate.refusal().is_some(), "taken back");
+        assert!(gate.refusal().is_some(), "the lease has expired");
     }
 
     /// A process that was frozen reads all stale messages at once.
@@ -169,6 +169,6 @@ mod tests {
         }
         std::thread::sleep(Duration::from_millis(110));
         gate.renew(lease);
-        assert_eq!(gate.refusal(), None, "it was sent after the freeze");
+        assert_eq!(gate.refusal(), None, "sent after the freeze");
     }
 }

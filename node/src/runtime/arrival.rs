@@ -77,13 +77,13 @@ mod tests {
         let at = |ms| began + Duration::from_millis(ms);
         let mut watch = Watch::new(at(0));
         (0..=20).for_each(|n| watch.tick(at(n * 50)));
-        assert_eq!(watch.came(at(1020)), at(950), "a tick before the last");
+        assert_eq!(watch.came(at(1020)), at(950), "one tick before the last");
         // Stopped from 1.0 s to 3.0 s. Either the request or the tick is processed first.
         assert_eq!(watch.came(at(3000)), at(1000));
         watch.tick(at(3000));
         assert_eq!(watch.came(at(3001)), at(1000));
         watch.tick(at(3050));
-        assert_eq!(watch.came(at(3090)), at(1000), "it is still reading what waited");
+        assert_eq!(watch.came(at(3090)), at(1000), "the backlog is not read yet");
         // Stopped again before it has read all input.
         watch.tick(at(3250));
         assert_eq!(watch.came(at(3251)), at(3050));

@@ -31,7 +31,7 @@ where
     if let Err(work) = store::time::spawn(work) {
         drop(tokio::task::spawn_blocking(work));
     }
-    async { came.await.map_err(|_| "the work behind it failed; see the server's log") }
+    async { came.await.map_err(|_| "a background task failed; see the server's log") }
 }
 
 #[cfg(test)]

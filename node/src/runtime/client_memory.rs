@@ -101,7 +101,7 @@ mod tests {
         budget.set_most(100 << 10);
         let (a, b) = (Share::of(&budget), Share::of(&budget));
         a.set(GRAIN - 1);
-        assert_eq!((a.counted(), budget.taken()), (0, 0), "small ones are not counted");
+        assert_eq!((a.counted(), budget.taken()), (0, 0), "small shares are not counted");
         a.set(90 << 10);
         b.set(33 << 10);
         assert_eq!((a.counted(), b.counted(), budget.taken()), (80 << 10, 32 << 10, 112 << 10));
@@ -130,6 +130,6 @@ mod tests {
         share.set(1 << 20);
         let told =
             tokio::time::timeout(std::time::Duration::from_millis(20), budget.exceeded()).await;
-        assert!(told.is_err(), "less is no reason to look");
+        assert!(told.is_err(), "a smaller share wakes no collector");
     }
 }

@@ -271,8 +271,7 @@ impl Client {
         if !taken && !self.killed.load(Relaxed) {
             self.ended.by_output.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} does not read its messages: disconnected; make it read, or raise \
-                 max_push_buffer_bytes",
+                "closing client {}: unread messages exceed max_push_buffer_bytes",
                 self.peer
             );
             self.kill();
@@ -449,8 +448,8 @@ impl Clients {
         while taken > most {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
-                "client {} disconnected: of all it takes most memory, {bytes} bytes, and together \
-                 they take more than max_clients_memory_bytes; raise it, or have clients read",
+                "evicting client {}: it uses {bytes} bytes, the most of all, and clients exceed \
+                 max_clients_memory_bytes",
                 client.peer
             );
             self.ended.by_memory.fetch_add(1, Relaxed);

@@ -360,7 +360,7 @@ mod tests {
         all.reset();
         calls.took(4, Duration::from_micros(3));
         assert_eq!((all.sums(4).calls, all.sums(4).distribution()), (1, vec![(4, 1)]));
-        assert!(calls.begins(3), "it is the first one since");
+        assert!(calls.begins(3), "the first call since the reset");
         calls.took(3, Duration::from_micros(3));
         assert!((1..SAMPLED).all(|_| !calls.begins(3)) && calls.begins(3));
         assert_eq!(all.sums(3).calls, SAMPLED + 1);

@@ -120,11 +120,13 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
 
 pub(crate) fn why_fixed(name: &str) -> &'static str {
     match name {
-        "appendonly" => "the log is always written; durability.fsync says when it is synced",
-        "latency-tracking" | "latency-tracking-info-percentiles" => "latencies are always tracked",
-        "loglevel" => "the environment variable RUST_LOG says so when the server starts",
-        "maxmemory-policy" => "nothing is evicted",
-        "notify-keyspace-events" => "keys have no events here: PUBLISH what others are to hear",
+        "appendonly" => "the log cannot be disabled; durability.fsync sets when it is synced",
+        "latency-tracking" | "latency-tracking-info-percentiles" => {
+            "latency tracking cannot be disabled"
+        }
+        "loglevel" => "set the environment variable RUST_LOG before the start instead",
+        "maxmemory-policy" => "eviction is not supported",
+        "notify-keyspace-events" => "keyspace events are not supported; use PUBLISH",
         _ => IMMUTABLE,
     }
 }

@@ -119,12 +119,12 @@ mod tests {
         pause.begin(By::Command, Paused::All, later(60));
         assert_eq!(pause.now(), Paused::All);
         pause.end(By::Command);
-        assert_eq!(pause.now(), Paused::Writes, "CLIENT UNPAUSE does not end a FAILOVER's");
+        assert_eq!(pause.now(), Paused::Writes, "CLIENT UNPAUSE does not end a FAILOVER's pause");
         pause.begin(By::Command, Paused::Writes, later(60));
         pause.end(By::Role);
-        assert_eq!(pause.now(), Paused::Writes, "nor the other way round");
+        assert_eq!(pause.now(), Paused::Writes, "a FAILOVER does not end CLIENT PAUSE");
         pause.begin(By::Command, Paused::All, Instant::now());
-        assert_eq!(pause.now(), Paused::All, "the later end and the wider kind hold");
+        assert_eq!(pause.now(), Paused::All, "the later end and the wider mode win");
         pause.end(By::Command);
         assert_eq!(pause.now(), Paused::Nothing);
         pause.begin(By::Command, Paused::All, Instant::now());
@@ -144,13 +144,13 @@ mod tests {
         pause.begin(By::Command, Paused::All, later(60));
         pause.end(By::Command);
         pause.begin(By::Command, Paused::Writes, Instant::now());
-        assert!(waits().await, "a FAILOVER is still under way");
+        assert!(waits().await, "a FAILOVER is still in progress");
         pause.end(By::Role);
         assert!(!waits().await);
         pause.begin(By::Command, Paused::All, Instant::now() + Duration::from_millis(1));
         pause.begin(By::Role, Paused::Writes, later(60));
         pause.eased().await;
-        assert_eq!(pause.now(), Paused::Writes, "reads go on");
+        assert_eq!(pause.now(), Paused::Writes, "reads continue");
         pause.begin(By::Command, Paused::Writes, later(60));
         pause.end(By::Role);
         pause.begin(By::Role, Paused::Changes, later(60));
@@ -159,6 +159,6 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err());
         pause.end(By::Command);
         eased.await;
-        assert_eq!(pause.now(), Paused::Changes, "a client with a message for others goes on");
+        assert_eq!(pause.now(), Paused::Changes, "clients that only publish continue");
     }
 }

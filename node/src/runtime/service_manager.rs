@@ -21,8 +21,8 @@ pub(crate) fn stopping() {
 fn tell(states: &[NotifyState]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(
-            "the service manager cannot be told: {error}; with Type=notify it will end this \
-             process after TimeoutStartSec, so check NotifyAccess= of the unit"
+            "cannot notify the service manager: {error}. With Type=notify it kills this process \
+             after TimeoutStartSec; check NotifyAccess= of the unit"
         );
     }
 }

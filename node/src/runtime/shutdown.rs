@@ -154,7 +154,7 @@ impl Stop {
     /// Stops a server that is loading, at once, since no write can be lost. A server embedded in
     /// another program stops after loading.
     pub(crate) fn while_loading(&self, cause: &str) {
-        tracing::info!("{cause} while the data are loaded: leaving at once");
+        tracing::info!("{cause} while loading: exiting now");
         if self.0.has_signals.load(Relaxed) {
             std::process::exit(0);
         }
@@ -245,7 +245,7 @@ impl Stop {
                         Act::Stop => stop.stop_by(name),
                         Act::Reload => match stop.0.reload.get() {
                             Some(reload) => reload(),
-                            None => tracing::info!("{name}: there is nothing to reload yet"),
+                            None => tracing::info!("{name}: nothing to reload yet"),
                         },
                         Act::Say => tracing::info!("{name}: ignored"),
                         Act::Ignore => {}
@@ -265,12 +265,12 @@ impl Stop {
             return;
         }
         if self.is_stopped() {
-            tracing::warn!("{name} again: leaving at once");
+            tracing::warn!("{name} again: exiting now");
             std::process::exit(1);
         }
         let insists = name == "SIGINT" && self.leaves().is_some();
         if insists || !self.0.leave.get().is_some_and(|leave| leave(name)) {
-            tracing::info!("{name}: stopping at once");
+            tracing::info!("{name}: stopping now");
             self.now();
         }
     }

@@ -23,8 +23,8 @@ use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, cry
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Error of a replication link with TLS but without authorities.
-const NO_AUTHORITIES: &str = "tls.ca_file is empty, and replication.tls = true needs it: set it to \
-                              a PEM file with the authorities that sign the master's certificate";
+const NO_AUTHORITIES: &str = "tls.ca_file is empty, but replication.tls = true needs it: set it to \
+    a PEM file with the CA certificates that sign the master's certificate";
 
 /// Current TLS configurations of both sides.
 #[derive(Default)]
@@ -92,7 +92,7 @@ fn bad_file(setting: &str, path: &str, error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("{setting}: cannot read '{path}': {error}"),
         pem::Error::NoItemsFound => no_item(setting, path),
-        error => format!("{setting}: '{path}' is no PEM file: {error}"),
+        error => format!("{setting}: '{path}' is not a PEM file: {error}"),
     }
 }
 
@@ -105,13 +105,13 @@ fn no_item(setting: &str, path: &str) -> String {
     let text = std::fs::read(path).unwrap_or_default();
     let has = |label: &str| text.windows(label.len()).any(|w| w == label.as_bytes());
     let found = if has("BEGIN ENCRYPTED PRIVATE KEY") || has("Proc-Type: 4,ENCRYPTED") {
-        "the key there is encrypted: decrypt it first (openssl pkey -in FILE -out FILE)"
+        "the key is encrypted, decrypt it first (openssl pkey -in FILE -out FILE)"
     } else if has("BEGIN CERTIFICATE-----") {
-        "it holds a certificate: are the two files exchanged?"
+        "it contains a certificate, are the two files swapped?"
     } else if has("PRIVATE KEY-----") {
-        "it holds a private key: are the two files exchanged?"
+        "it contains a private key, are the two files swapped?"
     } else {
-        "it is no PEM file; DER is converted by openssl x509 (or pkey) -inform DER -in FILE -out \
+        "it is not a PEM file, convert DER with openssl x509 (or pkey) -inform DER -in FILE -out \
          FILE"
     };
     format!("{setting}: '{path}' has no {what} (-----BEGIN {label}-----): {found}")
@@ -126,9 +126,9 @@ fn certificates(setting: &str, path: &str) -> Result<Vec<CertificateDer<'static>
 pub(crate) fn roots(setting: &str, path: &str) -> Result<Arc<RootCertStore>, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(setting, path)? {
-        roots.add(certificate).map_err(|e| {
-            format!("{setting}: '{path}' has a certificate that cannot be an authority: {e}")
-        })?;
+        roots
+            .add(certificate)
+            .map_err(|e| format!("{setting}: '{path}' contains an invalid CA certificate: {e}"))?;
     }
     Ok(Arc::new(roots))
 }
@@ -142,7 +142,7 @@ fn identity(names: &Names, cert_file: &str, key_file: &str) -> Result<Identity, 
         .map_err(|e| bad_file(names.key_file, key_file, &e))?;
     CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider()).map_err(|e| match e {
         Error::InconsistentKeys(_) => format!(
-            "{}: '{key_file}' is not the key of the certificate in {} ('{cert_file}')",
+            "{}: '{key_file}' does not match the certificate in {} ('{cert_file}')",
             names.key_file, names.cert_file
         ),
         e => format!("{} '{cert_file}' and {} '{key_file}': {e}", names.cert_file, names.key_file),
@@ -159,7 +159,7 @@ fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
     ] {
         if value.is_empty() {
             return Err(format!(
-                "{name} is empty, and tls.port = {port} needs it: set it to a PEM file with \
+                "{name} is empty, but tls.port = {port} needs it: set it to a PEM file with \
                  {what}, or set tls.port = 0"
             ));
         }
@@ -174,9 +174,9 @@ fn server_config(settings: &Settings) -> Result<ServerConfig, String> {
             let word = if ask == AuthClients::Yes { "yes" } else { "optional" };
             if settings.ca_file.is_empty() {
                 return Err(format!(
-                    "{} is empty, and tls.auth_clients = \"{word}\" needs it: set it to a PEM file \
-                     with the authorities that sign clients' certificates, or set tls.auth_clients \
-                     = \"no\" to ask clients for none",
+                    "{} is empty, but tls.auth_clients = \"{word}\" needs it: set it to a PEM file \
+                     with the CA certificates that sign client certificates, or set \
+                     tls.auth_clients = \"no\" to disable client certificates",
                     SETTINGS.ca_file
                 ));
             }
@@ -216,7 +216,7 @@ pub(crate) fn client_side(
         (names.cert_file, cert_file, (names.key_file, key_file)),
     ] {
         if value.is_empty() && !of.1.is_empty() {
-            return Err(format!("{name} is empty, and {} '{}' needs it: set both", of.0, of.1));
+            return Err(format!("{name} is empty, but {} '{}' needs it: set both", of.0, of.1));
         }
     }
     if cert_file.is_empty() {

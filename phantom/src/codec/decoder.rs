@@ -108,7 +108,7 @@ impl TableDecoder {
                 let buffer = std::mem::take(&mut self.buffer);
                 let (body, check) = buffer.split_at(needs - CHECK);
                 if self.verify && xxh3_64(body).to_le_bytes() != check {
-                    return Err(self.corrupt("a checksum that does not match"));
+                    return Err(self.corrupt("checksum mismatch"));
                 }
                 self.take(body)?;
                 self.offset += needs as u64;
@@ -171,7 +171,7 @@ impl TableDecoder {
     /// Returns the table, if it is complete.
     pub fn finish(self) -> Result<StoredTable, DecodeError> {
         let Some(header) = self.header.as_ref().filter(|_| self.next == Next::End) else {
-            return Err(self.corrupt("the end, too early"));
+            return Err(self.corrupt("unexpected end"));
         };
         assert!(
             header.links == self.filters.len() && header.pages == self.filters[0].pages(),

@@ -87,7 +87,7 @@ impl Space {
         });
         let parts = parts.collect();
         let space = Space::from_parts(options, parts, frontier)
-            .map_err(|_| DecodeError::Corrupt { offset: 0, what: "options that cannot work" })?;
+            .map_err(|_| DecodeError::Corrupt { offset: 0, what: "invalid options" })?;
         space.put_layout(layout).map_err(|_| DecodeError::NoMemory)?;
         let has_moved =
             |pair: &&Pair| later.iter().any(|&(low, last)| (low..=last).contains(&pair.id));
@@ -99,14 +99,14 @@ impl Space {
 fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), DecodeError> {
     let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
     let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
-        return Err(corrupt(0, "a head that is too short"));
+        return Err(corrupt(0, "truncated head"));
     };
     let has_ranges = head[..8] == HEAD_MAGIC_RANGES[..];
     if head[..8] != HEAD_MAGIC[..] && !has_ranges {
-        return Err(corrupt(0, "no head of version 1 or 2"));
+        return Err(corrupt(0, "not a head of version 1 or 2"));
     }
     if xxh3_64(&head[..body]) != u64_at(head, body) {
-        return Err(corrupt(0, "a checksum that does not match"));
+        return Err(corrupt(0, "checksum mismatch"));
     }
     if u64_at(head, 8) != seed.fingerprint() {
         return Err(DecodeError::OtherSeed);
@@ -120,7 +120,7 @@ fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), Decod
         pairs = first + lower * 24;
         numbers.extend((first..pairs.min(body)).step_by(8).map(|at| u64_at(head, at)));
     }
-    let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "ranges that overlap"))?;
+    let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "overlapping ranges"))?;
     if pairs > body || !(body - pairs).is_multiple_of(ASIDE_PAIR) {
         return Err(corrupt(HEAD_FIXED, "half a pair"));
     }

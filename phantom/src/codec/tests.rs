@@ -98,7 +98,7 @@ fn what_is_restored_is_what_was_stored() {
         restored.add(40_000 + i, &Member::Number(i)).unwrap();
     }
     assert_eq!(restored.layout(), space.layout());
-    assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table begins there");
+    assert!(!space.encode_table(3, |_| Ok::<(), ()>(())).unwrap(), "no table starts there");
 }
 
 /// A missing table or a gap between tables does not count as recycling.
@@ -121,14 +121,22 @@ fn restored_ring_begins_where_the_layout_says() {
     let newest = lows[lows.len() - 1];
     for part in [&lows[..], &lows[1..], &[lows[0], lows[1], newest], &lows[..2], &[]] {
         assert_eq!(restored(part, 1, &layout), layout, "{part:?}");
-        assert_eq!(restored(part, 1, &layout[2..]), layout[2..], "{part:?}, two are recycled");
+        assert_eq!(
+            restored(part, 1, &layout[2..]),
+            layout[2..],
+            "{part:?}, two tables are recycled"
+        );
         let begins = |from: &[Layout]| restored(part, 1, from)[0].low;
-        assert_eq!(begins(&[]), 0, "{part:?}, the log says the rest");
+        assert_eq!(begins(&[]), 0, "{part:?}, the log has the rest");
     }
-    assert_eq!(restored(&lows[..2], lows[1], &layout), layout, "the newest of its time has no end");
+    assert_eq!(
+        restored(&lows[..2], lows[1], &layout),
+        layout,
+        "the newest table at that time has no end"
+    );
     let alone = restored(&lows[1..2], 1, &[]);
     let lows_of = |layout: &[Layout]| layout.iter().map(|at| at.low).collect::<Vec<_>>();
-    assert_eq!(lows_of(&alone), [0, lows[1], lows[2]], "what it leaves out is filled up");
+    assert_eq!(lows_of(&alone), [0, lows[1], lows[2]], "gaps are filled");
 }
 
 #[test]

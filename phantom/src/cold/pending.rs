@@ -65,10 +65,10 @@ impl Note {
         let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
         let (at, end) = (Header::BYTES + 8, Header::BYTES + 8 + header.revoked * 16);
         if bytes.len() != end + CHECK {
-            return Err(corrupt(bytes.len(), "a note of another length than its header says"));
+            return Err(corrupt(bytes.len(), "the note's length differs from its header"));
         }
         if xxh3_64(&bytes[..end]) != u64_at(bytes, end) {
-            return Err(corrupt(end, "a checksum that does not match"));
+            return Err(corrupt(end, "checksum mismatch"));
         }
         let chain = Chain::new(header.rate, header.pages, &header.pairs[..header.links]);
         let next_pages = usize::try_from(u64_at(bytes, Header::BYTES))
@@ -76,7 +76,7 @@ impl Note {
             .filter(|pages| (1..=1 << 36).contains(pages));
         Ok(Note {
             next_pages: next_pages
-                .ok_or(corrupt(Header::BYTES, "an impossible size of the next table"))?,
+                .ok_or(corrupt(Header::BYTES, "invalid size of the next table"))?,
             revoked: bytes[at..end]
                 .as_chunks()
                 .0

@@ -280,19 +280,19 @@ fn a_check_reads_one_page_of_each_filter() {
     assert_eq!(
         reads(&|| assert_eq!(space.contains(100, &member(1000)).unwrap(), Answer::Yes)),
         0,
-        "it is late"
+        "the pair is late"
     );
     assert_eq!(reads(&|| assert_eq!(space.remove(100, &member(0)).unwrap(), Change::Changed)), 1);
     assert_eq!(
         reads(&|| assert_eq!(space.contains(100, &member(0)).unwrap(), Answer::No)),
         0,
-        "it is revoked"
+        "the pair is revoked"
     );
     assert_eq!(reads(&|| assert_eq!(space.add(100, &member(0)).unwrap(), Change::Changed)), 0);
     assert_eq!(
         reads(&|| space.put(&space.pair(101, &member(5000)), true).unwrap()),
         0,
-        "a log that is read again"
+        "replaying the log again"
     );
     // More pairs than planned extend the chain. A lookup of a pair in the last filter reads all
     // filters.
@@ -362,7 +362,10 @@ fn merging_again_and_again_keeps_the_rate() {
             .filter(|n| space.contains(100 + n % 900, &member(1 << 40 | n)).unwrap() == Answer::Yes)
             .count();
         // Four standard deviations, plus a few percent for filters with few pages.
-        assert!((yes as f64) < 400.0 * 1.05 + 4.0 * 20.0, "{yes} wrong of {asked} at {rate}");
+        assert!(
+            (yes as f64) < 400.0 * 1.05 + 4.0 * 20.0,
+            "{yes} false positives in {asked} lookups at {rate}"
+        );
     }
 }
 
@@ -511,7 +514,7 @@ fn late_pairs_leave_no_filter_empty_before_another() {
     assert!(chain.rate() <= 0.001);
     let never = |n: &u64| space.contains(100 + n % 10_000, &member(1 << 40 | n)).unwrap();
     let wrong = (0..200_000).filter(|n| never(n) == Answer::Yes).count();
-    assert!(wrong < 260, "{wrong} of 200,000 at a rate of 0.001");
+    assert!(wrong < 260, "{wrong} false positives in 200,000 at a rate of 0.001");
     assert!((0..number).all(|n| space.contains_pair(&late(n)).unwrap() == Answer::Yes));
     // Replay delivers the pairs again; few reads suffice to recognize them.
     let stored = shelf.tables.lock()[&0].clone();

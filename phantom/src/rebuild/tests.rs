@@ -89,7 +89,7 @@ fn outliers_are_in_no_new_filter() {
     assert!(matches!(space.end_rebuild(rebuild), Rebuilt::Done));
     unset(&space, &list, FAR, 1);
     space.put_frontier(&[rolling::Range { start: 0, high: FAR, window: 1 }]);
-    assert_ne!(space.origin(FAR, &Member::Number(2)), Origin::Outlier, "it is let in");
+    assert_ne!(space.origin(FAR, &Member::Number(2)), Origin::Outlier, "the id is admitted");
     assert_eq!([1, 2].map(|viewer| is_set(&space, (FAR, viewer))), [false, true]);
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
@@ -106,7 +106,7 @@ fn rebuild_begins_behind_moves_of_outliers() {
     let (began, begins) = std::sync::mpsc::channel();
     let is_inside = || {
         let at_once = begins.recv_timeout(std::time::Duration::from_millis(100));
-        assert!(at_once.is_err(), "it has begun beside a change of outliers");
+        assert!(at_once.is_err(), "it started during a change of outliers");
         Ok::<(), Error>(())
     };
     std::thread::scope(|scope| {
@@ -120,7 +120,7 @@ fn rebuild_begins_behind_moves_of_outliers() {
         };
         assert_eq!(space.add_with(FAR, &Member::Number(2), first).unwrap(), Change::Changed);
     });
-    assert!(begins.recv().is_ok(), "it begins when that is over");
+    assert!(begins.recv().is_ok(), "it starts after the change");
 }
 
 /// R6: ids are forgotten before a rebuild, between the list and the put, and after the put; some
@@ -213,7 +213,10 @@ fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
         }
         is_over.store(true, Relaxed);
     });
-    assert!(rounds.load(Relaxed) > 12 && list.0.lock().len() > 1000, "it was worth it");
+    assert!(
+        rounds.load(Relaxed) > 12 && list.0.lock().len() > 1000,
+        "the rebuild removed false positives"
+    );
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
     assert!(space.to_rebuild().is_empty());
     let gone: Vec<_> = forgotten.lock().difference(&list.0.lock()).copied().collect();
@@ -232,7 +235,7 @@ fn tables_have_the_other_rate_then() {
     let before = measured(&space);
     assert!((0.01..0.06).contains(&before), "{before}");
     space.set_options(&options(0.0001)).unwrap();
-    assert_eq!(measured(&space), before, "the tables are as they were");
+    assert_eq!(measured(&space), before, "the tables are unchanged");
     let due = space.to_rebuild();
     assert_eq!(due, space.layout().iter().map(|at| at.low).collect::<Vec<_>>());
     for low in due {
@@ -322,7 +325,9 @@ fn a_table_elsewhere_is_built_anew() {
         assert_eq!(space.add(150, &Member::Number(viewer)).unwrap(), Change::Unchanged);
         set(&space, &list, 150, viewer);
     }
-    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else { panic!("it is elsewhere") };
+    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else {
+        panic!("the table is cold")
+    };
     shelf.take(&space, written.rewrite, || {
         (1000..1020).for_each(|n| set(&space, &list, 100 + n, 1 << 21 | n));
     });
@@ -342,8 +347,10 @@ fn a_table_elsewhere_is_built_anew() {
     list.put_all(&space, &rebuild);
     (0..300).for_each(|n| set(&space, &list, 100 + n, 1 << 22 | n));
     shelf.write(&space, 0, || {});
-    assert_eq!(space.to_rebuild().len(), 2, "a merge builds nothing anew");
-    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else { panic!("it is elsewhere") };
+    assert_eq!(space.to_rebuild().len(), 2, "a merge rebuilds nothing");
+    let Rebuilt::Elsewhere(written) = space.end_rebuild(rebuild) else {
+        panic!("the table is cold")
+    };
     shelf.take(&space, written.rewrite, || {});
     assert!(list.0.lock().iter().all(|&pair| is_set(&space, pair)));
     assert_eq!(space.to_rebuild().len(), 1);

@@ -447,7 +447,7 @@ impl Table {
     fn chain_up(&self, last: usize, filter: Filter) {
         assert!(
             self.more[last].set(Link::new(filter, 0)).is_ok(),
-            "only this extends the chain, under a lock"
+            "only the lock holder extends the chain"
         );
         self.last.store(last + 1, Release);
     }
@@ -625,7 +625,7 @@ mod tests {
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
             // Four pages are a small sample, so the slack is wide.
             let slack = 1.0 + 4.0 / (rate * 1e6).sqrt() + 0.05;
-            assert!(measured <= rate * slack, "{measured} for {rate}");
+            assert!(measured <= rate * slack, "measured {measured}, configured {rate}");
             assert!(table.expected_rate() <= rate);
         }
     }
@@ -646,16 +646,19 @@ mod tests {
             let slack = crate::sizing::uncertainty(by_bits) + 1000;
             assert!(
                 by_bits.abs_diff(table.capacity()) < slack,
-                "{by_bits} for {} at {rate}",
+                "{by_bits} by bits, {} expected at {rate}",
                 table.capacity()
             );
             assert!(
                 member.abs_diff(sizing.pairs(pages)) < slack,
-                "{member} came for {} at {rate}",
+                "{member} pairs, expected {} at {rate}",
                 sizing.pairs(pages)
             );
             let measured = table.probe(Seed::new(9), 1, 1_000_000).rate().unwrap();
-            assert!(measured < rate && measured > rate * 0.93, "{measured} for {rate}");
+            assert!(
+                measured < rate && measured > rate * 0.93,
+                "measured {measured}, configured {rate}"
+            );
         }
     }
 

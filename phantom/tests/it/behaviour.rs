@@ -16,7 +16,7 @@ fn space(pairs_per_table: u64, max_tables: usize) -> Space {
 }
 
 fn add(space: &Space, id: u64, member: u64) -> Change {
-    space.add(id, &Member::Number(member)).expect("nothing is at a bound")
+    space.add(id, &Member::Number(member)).expect("no limit is reached")
 }
 
 fn contains(space: &Space, id: u64, member: u64) -> Answer {
@@ -67,7 +67,7 @@ fn the_order_of_ids_does_not_matter() {
         let wrong = (n..n + 200_000)
             .filter(|&i| contains(&space, pair(i % n).0, i * 7) == Answer::Yes)
             .count();
-        assert!(wrong < 200 + 4 * 15, "{name}: {wrong} of 200000 at 0.001");
+        assert!(wrong < 200 + 4 * 15, "{name}: {wrong} false positives in 200000 at 0.001");
         assert_eq!(space.outlier_pairs(), 0, "{name}");
         // New ids still go to new tables.
         let before = space.layout().len();
@@ -102,12 +102,12 @@ fn lowered_limits_recycle_at_once() {
         assert_eq!(space.wants_maintenance(), std::ptr::eq(space, &leads));
         while space.maintain() {}
     }
-    assert!(leads.take_news(), "the log is to know");
+    assert!(leads.take_news(), "the log receives it");
     let pages: usize = leads.layout().iter().map(|at| at.pages).sum();
     let grown = leads.layout().iter().map(|at| at.pages).max().unwrap_or(0);
     assert!(leads.horizon() > FIRST && pages <= 2 * grown, "{:?}", leads.layout());
     assert_eq!(follows.horizon(), 0);
-    follows.put_layout(&leads.layout()).expect("it is the same");
+    follows.put_layout(&leads.layout()).expect("the table is unchanged");
     assert_eq!(follows.layout(), leads.layout());
     // A space that spills keeps all tables, or `keep_tables` of them, until it stops spilling.
     let spills = filled();
@@ -289,7 +289,7 @@ fn the_forecast_comes_true() {
             next(&mut i);
         }
         let took = i - started;
-        assert!(took.abs_diff(forecast) <= forecast / 20 + 50, "{took} for {forecast}");
+        assert!(took.abs_diff(forecast) <= forecast / 20 + 50, "took {took}, forecast {forecast}");
         (0..100).for_each(|_| _ = next(&mut i));
     }
 }
@@ -338,7 +338,7 @@ fn strays_anywhere_let_traffic_move_on() {
     let newest = space.layout().last().map(|at| at.low);
     assert!(
         newest > Some(later) && newest < Some(later + 3 * 5000),
-        "the ring is where the traffic is: {newest:?}"
+        "the ring covers the traffic: {newest:?}"
     );
     assert!((0..200).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
 }
@@ -418,7 +418,7 @@ fn small_space_takes_small_clusters_far_apart() {
         taken_for_set += u32::from(add(&space, id, 7) != Change::Changed);
         most = most.max(space.outlier_pairs());
     }
-    assert!((1000..5000).contains(&most), "{most} pairs aside");
+    assert!((1000..5000).contains(&most), "{most} outlier pairs");
     // False positives: 40,000 pairs at a rate of 1 in 10,000.
     assert!(taken_for_set < 15, "{taken_for_set}");
     assert!(ids().all(|id| contains(&space, id, 7) == Answer::Yes));
@@ -438,8 +438,8 @@ fn outlying_ids_are_refused_at_the_memory_limit() {
     .expect("small tables");
     (0..200).for_each(|i| _ = add(&space, FIRST + i, i));
     let full = |i| matches!(space.add(u64::MAX - i, &Member::Number(1)), Err(Error::Full));
-    let first = (0..200_000).find(|&i| full(i)).expect("not within the limit");
-    assert!((10_000..40_000).contains(&first), "{first} of some 150 bytes");
+    let first = (0..200_000).find(|&i| full(i)).expect("outside the limit");
+    assert!((10_000..40_000).contains(&first), "{first} of about 150 bytes");
     assert!(space.memory_bytes() < limit + (1 << 20), "{}", space.memory_bytes());
     // Deleted outliers free memory.
     (0..1000).for_each(|i| _ = space.remove(u64::MAX - i, &Member::Number(1)).unwrap());
@@ -475,7 +475,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
             tables.iter().partition(|table| table.low < FIRST + (1 << 51));
         assert!(lower.len() > 40 && upper.len() > 2, "{} {}", lower.len(), upper.len());
         assert!(tables.iter().all(|table| table.expected_rate <= 0.001 && table.extensions == 0));
-        assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open ones");
+        assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open tables");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
         // Both ranges continue after a restart from a snapshot alone.
@@ -509,15 +509,15 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     let open = |space: &Space| space.tables().iter().filter(|table| table.early == 0).count();
     let upper = FIRST + (1 << 52);
     (0..500).for_each(|i| _ = add(&space, FIRST + i, i));
-    assert!(!space.has_ranges() && !space.close_range(), "the newest stays open");
+    assert!(!space.has_ranges() && !space.close_range(), "the newest table stays open");
     (0..5000).for_each(|i| _ = add(&space, upper + i / 10, i));
     assert_eq!((open(&space), space.has_ranges(), space.oldest_in_memory()), (2, true, None));
     space.follow();
-    assert!(!space.has_ranges() && !space.close_range(), "a log says when");
+    assert!(!space.has_ranges() && !space.close_range(), "the log records when");
     space.lead();
     space.take_news();
     assert!(space.close_range() && !space.has_ranges() && !space.close_range());
-    assert!(space.take_news(), "the log is to say so");
+    assert!(space.take_news(), "the log receives it");
     assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (1, Some(0)));
     (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!((0..900).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));
@@ -581,7 +581,7 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
                 assert_eq!(
                     space.highest_id(),
                     Some(FIRST + posts - 1),
-                    "{posts} posts, {max_aside} may wait, {strays} strays"
+                    "{posts} posts, max_aside {max_aside}, {strays} strays"
                 );
             }
         }

@@ -10,9 +10,9 @@ pub(crate) fn copy(space: &Space) -> Space {
         assert_eq!(
             space.encode_table(low, |piece| decoder.feed(piece)),
             Ok(true),
-            "nothing is recycled meanwhile"
+            "nothing is recycled in between"
         );
-        decoder.finish().expect("what was encoded")
+        decoder.finish().expect("the encoded table decodes")
     };
     let tables: Vec<_> = space.layout().iter().map(|at| table(at.low)).collect();
     let copy = Space::restore(space.options().clone(), &head, &space.layout(), tables)

@@ -1,5 +1,5 @@
 //! Tests of the public API: behaviour, a model, threads, recovery, memory and error rates.
-#![allow(clippy::unwrap_used, reason = "tests: a panic is the report")]
+#![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod behaviour;
 mod copies;

@@ -22,7 +22,7 @@ fn grown(space: &Space, change: impl FnOnce()) -> (f64, f64) {
 }
 
 fn agree((said, heap): (f64, f64), what: &str) {
-    assert!(said > heap * 0.75 && said < heap * 1.35, "{what}: {said} said, {heap} taken");
+    assert!(said > heap * 0.75 && said < heap * 1.35, "{what}: {said} reported, {heap} allocated");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn what_is_held_exactly_is_counted() {
         let far = |i: u64| u64::MAX - 1_000_000 + i * 7;
         let more = grown(&space, || (0..ids * pairs).for_each(|n| add(&space, far(n % ids), n)));
         assert_eq!(space.outlier_pairs() as u64, ids * pairs);
-        agree(more, &format!("{pairs} pairs of each of {ids} ids aside"));
+        agree(more, &format!("{pairs} outlier pairs of each of {ids} ids"));
     }
     for number in [1000, 100_000] {
         let space = space();
@@ -62,5 +62,5 @@ fn tables_are_counted() {
     });
     // The estimate for filters counts bits per pair, not whole pages.
     let (said, heap) = more;
-    assert!(heap > 300.0 * 1000.0 && said > heap * 0.75, "{said} said, {heap} taken");
+    assert!(heap > 300.0 * 1000.0 && said > heap * 0.75, "{said} reported, {heap} allocated");
 }

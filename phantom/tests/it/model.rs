@@ -145,7 +145,11 @@ impl Run {
             Ok(Change::Changed) => {
                 if before == set {
                     // Only a false positive of an unset pair can be deleted.
-                    assert!(!set, "step {}: ({id}, {member}) was set twice: a false no", self.step);
+                    assert!(
+                        !set,
+                        "step {}: ({id}, {member}) was set twice: a false negative",
+                        self.step
+                    );
                     self.wrong += 1;
                 }
                 self.asked += u64::from(!before);
@@ -157,7 +161,7 @@ impl Run {
                 if before != set {
                     assert!(
                         set,
-                        "step {}: ({id}, {member}) was set and could not be unset: a false no",
+                        "step {}: ({id}, {member}) was set and not unset: a false negative",
                         self.step
                     );
                     // A false positive counts as set from now on.
@@ -203,7 +207,7 @@ impl Run {
             let set = self.is_set(id, member);
             assert!(
                 !set || answer == Answer::Yes,
-                "step {}: ({id}, {member}) is set: a false no",
+                "step {}: ({id}, {member}) is set: a false negative",
                 self.step
             );
             self.asked += u64::from(!set);
@@ -253,13 +257,16 @@ fn random_operations_agree_with_a_map() {
             run.step();
         }
         run.check_all();
-        println!("seed {seed}: {} wrong of {} asked, {:?}", run.wrong, run.asked, run.events);
+        println!(
+            "seed {seed}: {} false positives in {} lookups, {:?}",
+            run.wrong, run.asked, run.events
+        );
         let expected = run.options.false_positive_rate * run.asked as f64;
         // Some pairs are looked up repeatedly, hence more than four standard deviations.
         let bound = expected + 8.0 * expected.sqrt() + 10.0;
         assert!(
             (run.wrong as f64) < bound,
-            "seed {seed}: P2: {} wrong, {expected} expected",
+            "seed {seed}: P2: {} false positives, expected {expected}",
             run.wrong
         );
         happened.revoked += run.events.revoked;
@@ -281,8 +288,11 @@ fn random_operations_agree_with_a_map() {
             happened.forgotten,
             happened.forgotten_full,
         ];
-        assert!(each.iter().all(|&count| count > 10), "not all of it happened: {happened:?}");
-        assert!(happened.extensions > 3, "hardly a table was overrun: {happened:?}");
-        assert!(happened.ranges > 1 && happened.revoked_full > 0, "no bound was met: {happened:?}");
+        assert!(each.iter().all(|&count| count > 10), "some events did not happen: {happened:?}");
+        assert!(happened.extensions > 3, "hardly a table overflowed: {happened:?}");
+        assert!(
+            happened.ranges > 1 && happened.revoked_full > 0,
+            "no limit was reached: {happened:?}"
+        );
     }
 }

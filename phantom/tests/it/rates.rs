@@ -33,7 +33,7 @@ fn measure(
         }
         // Additional members replace the pairs that were false positives.
         let (id, member) = if i < n { pair(i) } else { (pair(i % n).0, pair(i % n).1 ^ 1 << 63) };
-        space.add(id, &Member::Number(member)).expect("room for all");
+        space.add(id, &Member::Number(member)).expect("the pairs fit");
         set.push((id, member));
     }
     while space.maintain() {}
@@ -110,7 +110,7 @@ fn pairs_of_every_shape_meet_the_rate() {
             println!("{rate} {name}: {yes} of {asked}, {expected:.0} expected");
             assert!(
                 (yes - expected).abs() < 4.0 * expected.sqrt() + 0.02 * expected,
-                "{name}: {yes} for {expected}"
+                "{name}: {yes} positives, expected {expected}"
             );
         }
     }
@@ -150,7 +150,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
         // Few pages, so the rate varies between filters.
         assert!(
             (yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected,
-            "{yes} for {expected}"
+            "{yes} positives, expected {expected}"
         );
     }
 }

@@ -152,7 +152,7 @@ impl Traffic {
         let back = back.count();
         assert!(
             back <= 5,
-            "{what}: {back} unset pairs are back ({wrong} with those below the horizon)"
+            "{what}: {back} unset pairs are set again ({wrong} including those below the horizon)"
         );
     }
 }
@@ -161,9 +161,7 @@ impl Traffic {
 fn replay(space: &Space, log: &[Record], serves: bool) {
     for record in log {
         match record {
-            Record::Pair(pair, set) => {
-                space.put(pair, *set).expect("what was accepted is accepted")
-            }
+            Record::Pair(pair, set) => space.put(pair, *set).expect("an accepted pair is set"),
             Record::Layout(layout) => space.put_layout(layout).expect("small tables"),
             Record::Frontier(frontier) => space.put_frontier(frontier),
             Record::Generation(id, generation) => space.put_generation(*id, *generation),
@@ -191,7 +189,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             let whole = traffic.space.encode_table(at.low, |piece| decoder.feed(piece));
             // The table was recycled in between.
             if whole == Ok(true) {
-                tables.push(decoder.finish().expect("what was encoded"));
+                tables.push(decoder.finish().expect("the encoded table decodes"));
             }
             (0..500).for_each(|_| traffic.step());
         }
@@ -227,7 +225,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         }
         assert!(
             traffic.space.horizon() > 0 && traffic.space.layout().len() > 3,
-            "it rolled and recycled: seed {seed} {:?} {:?}",
+            "the ring rolled and recycled: seed {seed} {:?} {:?}",
             traffic.space.layout(),
             traffic.space.course(0).ranges
         );
@@ -238,5 +236,5 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         happened.forgotten += forgotten;
     }
     println!("{happened:?}");
-    assert!(happened.forgotten > 100, "not all of it happened: {happened:?}");
+    assert!(happened.forgotten > 100, "some events did not happen: {happened:?}");
 }

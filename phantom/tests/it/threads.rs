@@ -24,7 +24,7 @@ fn of_two_equal_writes_one_changes() {
             true => space.add_with(id, &Member::Number(member), add),
             false => space.remove_with(id, &Member::Number(member), add),
         };
-        u64::from(done.expect("nothing is at a bound") == Change::Changed)
+        u64::from(done.expect("no limit is reached") == Change::Changed)
     };
     let work = || {
         let mut changed = 0;
@@ -48,7 +48,7 @@ fn of_two_equal_writes_one_changes() {
     let most = 400 * 300;
     // A false positive suppresses a change; a few are expected at 0.0001.
     assert!(changed <= most && changed > most - 100, "{changed} of {most}");
-    assert!(space.tables().len() > 1, "it rolled");
+    assert!(space.tables().len() > 1, "the ring rolled");
 }
 
 const PAGE: u64 = 40;
@@ -95,7 +95,7 @@ fn readers_find_what_was_set_before_they_asked() {
             }
         }
     });
-    assert!(space.horizon() > 0, "it recycled");
+    assert!(space.horizon() > 0, "the ring recycled");
 }
 
 #[test]
@@ -116,13 +116,13 @@ fn a_failed_first_step_changes_nothing() {
         assert_eq!(space.remove_with(id, &member, || Err(Failed)), Err(Failed));
         assert_eq!(space.contains(id, &member).unwrap(), Answer::Yes);
         assert_eq!(
-            space.add_with(id, &member, || panic!("it is set")),
+            space.add_with(id, &member, || panic!("the pair is set")),
             Ok::<_, Failed>(Change::Unchanged)
         );
         assert_eq!(space.remove(id, &member).unwrap(), Change::Changed);
         assert_eq!(space.contains(id, &member).unwrap(), Answer::No);
         assert_eq!(
-            space.remove_with(id, &member, || panic!("it is not set")),
+            space.remove_with(id, &member, || panic!("the pair is not set")),
             Ok::<_, Failed>(Change::Unchanged)
         );
         assert_eq!(space.add_with(id, &member, || Err(Failed)), Err(Failed));

@@ -35,7 +35,7 @@ impl Link {
             let (said, kept) = (sender.peer().durable, self.kept);
             assert!(
                 said <= kept,
-                "node {} called {said} durable, and has {kept} after a power cut",
+                "node {} reported {said} durable, but has {kept} after a power cut",
                 self.replica
             );
         }
@@ -302,7 +302,7 @@ impl World {
             let safe = from.map_or(!self.truth.holds_after(own, parting), |from| from <= parting);
             assert!(
                 safe,
-                "node {replica} gives up {parting} to {} for {master}, and hands out from {from:?}",
+                "node {replica} discards {parting} to {} for {master}, and serves from {from:?}",
                 own.0
             );
             self.figures.parted += u64::from(from.is_some());

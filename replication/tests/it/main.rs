@@ -20,7 +20,7 @@
 //!   contains the divergence.
 //!
 //! `cargo xtask sim replication --runs 20000` runs more seeds; `--seed 7` replays one.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+#![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 mod fate;
 mod link;

@@ -202,7 +202,7 @@ impl World {
                 }
                 println!("{:?}", self.nodes[last].disk.list_names());
                 panic!(
-                    "not equal after {round} calm steps; {:?}; {}",
+                    "not equal after {round} fault-free steps; {:?}; {}",
                     self.figures, self.last_error
                 );
             }

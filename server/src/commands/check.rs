@@ -60,7 +60,7 @@ pub(crate) fn checked(
 /// Bounds the time that a request may block others (promise 9).
 #[cold]
 fn too_many(most: usize) -> Refusal {
-    refuse!("ERR a request may have {most} arguments (max_request_args)")
+    refuse!("ERR too many arguments: at most {most} per request (max_request_args)")
 }
 
 /// Bounds the work of hashing one member for many ids.
@@ -75,7 +75,9 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
         return Ok(());
     }
     let most = (MOST_HASHED / length).max(1);
-    Err(refuse!("ERR a viewer or member of {length} bytes may come with {most} ids"))
+    Err(refuse!(
+        "ERR too many ids: a viewer or member of {length} bytes is allowed with at most {most} ids"
+    ))
 }
 
 #[cold]
@@ -93,8 +95,8 @@ fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     // without a reply, so that the page cannot read one.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!(
-            "client {} speaks HTTP: closed (a cross-site attack?); find the program at \
-                        that address",
+            "client {} sent HTTP: connection closed (possibly a cross-site attack); find the \
+             program at that address",
             session.client.peer
         );
         session.leaving = true;

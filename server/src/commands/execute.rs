@@ -192,20 +192,22 @@ fn queue(
     if !transaction.has_room_for(spec, args, node, most_args) {
         transaction.spoil();
         return Err(refuse!(
-            "ERR the commands of a transaction may have {most_args} arguments, of which messages \
-             and sets of exact flags count as several (max_transaction_args)"
+            "ERR too many arguments in the transaction: at most {most_args}, where messages and \
+             sets of exact flags count as several (max_transaction_args)"
         ));
     }
     if !transaction.may_change_spaces(spec) {
         transaction.spoil();
         return Err(refuse!(
-            "ERR a transaction may have {} changes of spaces at most: others \
-             wait for each of them",
+            "ERR too many changes of spaces in the transaction: at most {} are allowed, because \
+             each blocks other clients",
             MOST_SPACE_CHANGES
         ));
     }
     if !transaction.push(spec, args, most) {
-        return Err(refuse!("ERR a transaction may take {most} bytes (max_transaction_bytes)"));
+        return Err(refuse!(
+            "ERR transaction too large: at most {most} bytes (max_transaction_bytes)"
+        ));
     }
     session.client.queued.store(i64::try_from(transaction.len()).unwrap_or(i64::MAX), Relaxed);
     reply.simple("QUEUED");

@@ -15,7 +15,7 @@ use crate::commands::{pubsub, replication, transaction};
 /// Titles in the reference, with the commands of each family.
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
-    ("The page", &[page::COMMANDS]),
+    ("Feed pages", &[page::COMMANDS]),
     ("Forgetting", &[forget::COMMANDS]),
     ("Counters", &[cnt::COMMANDS]),
     ("Flags", &[phantom::COMMANDS, members::COMMANDS]),
@@ -24,7 +24,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Sets: the members of one id", &[set::COMMANDS]),
     ("Bloom filters: the members of one id", &[bloom::COMMANDS]),
     ("Cuckoo filters: the members of one id", &[cuckoo::COMMANDS]),
-    ("As the clients of Weibo's service", &[weibo::COMMANDS]),
+    ("Compatibility with Weibo's counter service", &[weibo::COMMANDS]),
     ("Changes", &[
         read::XREAD, range::READS, info::XINFO, group::XGROUP, read::XREADGROUP, group::PENDING,
         claim::COMMANDS, range::REFUSED,
@@ -32,7 +32,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Keys", &[keyspace::COMMANDS, restore::COMMANDS, walk::COMMANDS, keyspace::OBJECT]),
     ("Spaces and tables", &[spaces::COMMANDS]),
     ("Views and actions", &[views::COMMANDS]),
-    ("Events of brokers", &[ingest::COMMANDS]),
+    ("Ingest from brokers", &[ingest::COMMANDS]),
     ("Connection", &[client::COMMANDS]),
     ("Channels", &[pubsub::COMMANDS]),
     ("Transactions", &[transaction::COMMANDS]),

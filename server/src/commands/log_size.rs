@@ -89,7 +89,7 @@ fn closely<'a>(
         return Ok(bytes);
     }
     Err(refuse!(
-        "ERR changes that belong together may take {MOST_BYTES} bytes of the log, and these may \
-         take {bytes}: none was made"
+        "ERR atomic change too large: it may need {bytes} bytes of the log, and the maximum is \
+         {MOST_BYTES}"
     ))
 }

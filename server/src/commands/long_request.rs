@@ -135,9 +135,7 @@ impl LongRequest {
         if self.step == Step::Check(0) {
             self.shape = shape;
         } else if self.shape != shape {
-            return Err(refuse!(
-                "ERR the rows are others now: spaces or views were changed meanwhile"
-            ));
+            return Err(refuse!("ERR spaces or views changed during the request: retry it"));
         }
         Ok(())
     }
@@ -389,7 +387,7 @@ mod tests {
         }
         let rows =
             answer(&mut guest, &words("CNT.GET post", ids().map(|id| id.to_string()), "")).await;
-        assert_eq!(rows.matches("*-1\r\n").count() as u64, IDS, "no row has come to be");
+        assert_eq!(rows.matches("*-1\r\n").count() as u64, IDS, "no row was created");
     }
 
     #[tokio::test]
@@ -406,7 +404,7 @@ mod tests {
             if is_fine {
                 assert!(told.starts_with('$'), "{told:.200}");
             } else {
-                let error = "-ERR the page takes more than 1048576 bytes (max_output_buffer_bytes)";
+                let error = "-ERR the page exceeds 1048576 bytes (max_output_buffer_bytes)";
                 assert_eq!(told, format!("{error}\r\n"));
             }
         }
@@ -510,7 +508,7 @@ mod tests {
         let told = in_turns(&mut guest, &request(&many), |_| ());
         assert!(told.starts_with("-NOPERM") && forbidden(&mut guest).await == "2", "{told}");
         let told = in_turns(&mut guest, &deletion("post:1"), |turn| turns = turn);
-        assert_eq!(told, format!(":{IDS}\r\n"), "none was deleted before");
+        assert_eq!(told, format!(":{IDS}\r\n"), "no row was deleted before");
         assert!(turns > IDS / 512, "{turns} turns");
     }
 
@@ -524,7 +522,7 @@ mod tests {
         let both = words("DEL", [keys("post"), keys("user")].concat().into_iter(), "");
         assert!(answer(&mut guest, &both).await.starts_with("-NOPERM"));
         let told = in_turns(&mut guest, &deletion("post:1"), |_| ());
-        assert_eq!(told, format!(":{IDS}\r\n"), "none was deleted before");
+        assert_eq!(told, format!(":{IDS}\r\n"), "no row was deleted before");
     }
 
     /// Otherwise each remaining key would be refused and logged.

@@ -27,43 +27,47 @@ const LOOK: u32 = ALWAYS | flag::PUBSUB;
 pub(crate) const COMMANDS: &[Command] = &[
     PUBSUB.row("subscribe", -2, LISTEN,
         "channel [channel ...]", Once(|c| subscribe(c, Kind::Channel)),
-        "Listens to channels.").linear("channels"),
+        "Subscribes to channels.").linear("channels"),
     PUBSUB.row("unsubscribe", -1, LISTEN,
         "[channel [channel ...]]", Once(|c| unsubscribe(c, Kind::Channel)),
-        "Listens no more to these channels, or to any.").linear("channels"),
+        "Unsubscribes from the given channels, or from all.").linear("channels"),
     PUBSUB.row("psubscribe", -2, LISTEN,
         "pattern [pattern ...]", Once(|c| subscribe(c, Kind::Pattern)),
-        "Listens to all channels that match a pattern.").linear("patterns"),
+        "Subscribes to all channels that match one of the patterns.").linear("patterns"),
     PUBSUB.row("punsubscribe", -1, LISTEN,
         "[pattern [pattern ...]]", Once(|c| unsubscribe(c, Kind::Pattern)),
-        "Listens no more to these patterns, or to any.").linear("patterns"),
+        "Unsubscribes from the given patterns, or from all.").linear("patterns"),
     PUBSUB.row("ssubscribe", -2, LISTEN,
         "shardchannel [shardchannel ...]", Once(|c| subscribe(c, Kind::Shard)),
-        "Listens to shard channels.").since("7.0.0").linear("channels"),
+        "Subscribes to shard channels.").since("7.0.0").linear("channels"),
     PUBSUB.row("sunsubscribe", -1, LISTEN,
         "[shardchannel [shardchannel ...]]", Once(|c| unsubscribe(c, Kind::Shard)),
-        "Listens no more to these shard channels, or to any.").since("7.0.0").linear("channels"),
+        "Unsubscribes from the given shard channels, or from all.")
+        .since("7.0.0").linear("channels"),
     PUBSUB.row("publish", 3, PUBLISH, "channel message", Once(|c| publish(c, Kind::Channel)),
-        "Sends a message to the channel's subscribers on this server; answers how many there are.")
+        "Posts a message to a channel. Returns the number of subscribers on this server that \
+         received it.")
         .cost(
-            "O(N+M) where N is the number of listeners of the channel and M the number of \
+            "O(N+M) where N is the number of subscribers of the channel and M the number of \
              patterns"),
     PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, Kind::Shard)),
-        "The same for a shard channel.").since("7.0.0").linear("listeners of the channel"),
+        "Posts a message to a shard channel.").since("7.0.0").linear("subscribers of the channel"),
     PUBSUB.container("pubsub", "A container for commands about channels.", &[
         PUBSUB.row("pubsub|channels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Channel)),
-            "Channels with listeners.").since("2.8.0").linear("channels"),
+            "Lists the channels with subscribers.").since("2.8.0").linear("channels"),
         PUBSUB.help("pubsub|help").since("6.2.0"),
         PUBSUB.row("pubsub|numpat", 2, LOOK, "", Once(numpat),
-            "How many patterns have listeners.").since("2.8.0"),
+            "Returns the number of patterns with subscribers.").since("2.8.0"),
         PUBSUB.row("pubsub|numsub", -2, LOOK,
             "[channel [channel ...]]", Once(|c| counts(c, Kind::Channel)),
-            "Per channel how many listen to it by name.").since("2.8.0").linear("channels"),
+            "Returns the number of subscribers of each channel, without patterns.")
+            .since("2.8.0").linear("channels"),
         PUBSUB.row("pubsub|shardchannels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Shard)),
-            "Shard channels with listeners.").since("7.0.0").linear("channels"),
+            "Lists the shard channels with subscribers.").since("7.0.0").linear("channels"),
         PUBSUB.row("pubsub|shardnumsub", -2, LOOK,
             "[shardchannel [shardchannel ...]]", Once(|c| counts(c, Kind::Shard)),
-            "Per shard channel how many listen to it.").since("7.0.0").linear("channels"),
+            "Returns the number of subscribers of each shard channel.")
+            .since("7.0.0").linear("channels"),
     ]).since("2.8.0"),
 ];
 
@@ -96,7 +100,11 @@ fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize
 fn check_name(kind: Kind, name: &[u8]) -> Outcome {
     let (what, most) =
         if kind == Kind::Pattern { ("pattern", MAX_PATTERN) } else { ("channel", MAX_CHANNEL) };
-    if name.len() > most { Err(refuse!("ERR a {what} may have {most} bytes")) } else { Ok(()) }
+    if name.len() > most {
+        Err(refuse!("ERR {what} too long: at most {most} bytes"))
+    } else {
+        Ok(())
+    }
 }
 
 pub(crate) fn check_pattern(pattern: &[u8]) -> Outcome {
@@ -112,14 +120,15 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let own = &call.session.subscriptions;
     if own.of(kind).len() + names.len() > most {
         return Err(refuse!(
-            "ERR a client may have {most} subscriptions of a kind (max_subscriptions)"
+            "ERR too many subscriptions: at most {most} of each kind per client (max_subscriptions)"
         ));
     }
     names.iter().try_for_each(|name| check_name(kind, name))?;
     let new = names.iter().filter(|name| !own.of(kind).contains(*name));
     if own.bytes() + new.map(bytes_of).sum::<usize>() > most_bytes {
         return Err(refuse!(
-            "ERR a client's subscriptions may take {most_bytes} bytes (max_subscription_bytes)"
+            "ERR the subscriptions of a client are limited to {most_bytes} bytes \
+             (max_subscription_bytes)"
         ));
     }
     for name in names.iter() {

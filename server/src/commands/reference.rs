@@ -53,7 +53,7 @@ mod tests {
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             shipped == reference(),
-            "docs/commands.md is not what the table says: write it anew with `cargo xtask \
+            "docs/commands.md differs from the command table: regenerate it with `cargo xtask \
              print`"
         );
     }

@@ -23,31 +23,37 @@ const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::STALE;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.row("replicaof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
-        "Follows a master, or becomes one. Kept in the data folder before it answers. FORCE: the \
-         data are given up for whatever the master has. NO ONE on a connected replica: its master \
-         steps down and follows it, and no write is lost.").since("5.0.0"),
+        "Makes this node a replica of a master, or a master. Saves the role in the data folder \
+         before the reply. FORCE discards this node's data for the data of the master. NO ONE on \
+         a connected replica first makes the old master its replica, so that no write is lost.")
+        .since("5.0.0"),
     SERVER.row("slaveof", -3, ADMIN, "<host port [FORCE]|NO ONE>", Once(replicaof),
-        "The same as REPLICAOF."),
+        "Same as REPLICAOF."),
     SERVER.row("role", 1, ALWAYS | flag::FAST, "", Once(role),
-        "Master or slave, the offset, and the replicas or the master.").since("2.8.12")
+        "Returns master or slave, the replication offset, and the replicas or the master.")
+        .since("2.8.12")
         .linear("replicas"),
     SERVER.row("wait", 3, flag::NOSCRIPT, "numreplicas timeout", Once(wait),
-        "Answers when so many replicas have all that was written before, or after so many \
-         milliseconds (0: never): with how many have it.").group("generic").since("3.0.0")
+        "Blocks until the given number of replicas have received all earlier writes of this \
+         connection, or until the timeout in milliseconds (0: none). Returns the number of \
+         replicas that have.").group("generic").since("3.0.0")
         .tips(&["request_policy:all_shards", "response_policy:agg_min"]),
     SERVER.row("waitaof", 4, flag::NOSCRIPT, "numlocal numreplicas timeout", Once(waitaof),
-        "Waits for disks, the own one and those of replicas: answers with 1 or 0 for it, and with \
-         how many replicas have all synced.").group("generic").since("7.2.0"),
+        "Blocks until this server and the given number of replicas have synced all earlier writes \
+         of this connection to disk. Returns 1 or 0 for this server, and the number of replicas.")
+        .group("generic").since("7.2.0"),
     SERVER.row("failover", -1, ADMIN,
         "[TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]", Once(failover),
-        "Pauses writes until a replica has everything, and makes it the master; this node follows \
-         it. ABORT ends that, unless the replica was asked and its answer is missing.")
+        "Pauses writes until a replica has caught up and makes it the master; this node then \
+         follows it. ABORT cancels the failover, unless the replica was asked to take over and \
+         has not answered.")
         .since("6.2.0"),
     SERVER.row("tm.replicate", -2, ADMIN | flag::NO_MULTI,
         "protocol [FAILOVER offset lineage term]", Once(replicate),
-        "Turns the connection into a replica's. For Tidemark's own replicas. FAILOVER: takes over \
-         first, if this node has that history, up to the offset.").since("0.1.0")
-        .cost("what the replica lacks: its files, or the log since it was away"),
+        "Turns the connection into a replication link. Internal command of Tidemark replicas. \
+         With FAILOVER this node first becomes the master, if it has that history up to the \
+         offset.").since("0.1.0")
+        .cost("bytes of files or log that the replica lacks"),
     SERVER.row("replconf", -1, ADMIN, "[option value [option value ...]]", Once(foreign),
         NOT_TO_REDIS).since("3.0.0"),
     SERVER.row("psync", -3, ADMIN | flag::NO_MULTI, "replicationid offset", Once(foreign),
@@ -55,14 +61,14 @@ pub(crate) const COMMANDS: &[Command] = &[
     SERVER.row("sync", 1, ADMIN | flag::NO_MULTI, "", Once(foreign), NOT_TO_REDIS),
 ];
 
-const NOT_TO_REDIS: &str = "Refused: a Redis server cannot replicate from Tidemark.";
+const NOT_TO_REDIS: &str = "Not supported: a Redis server cannot replicate from Tidemark.";
 
 /// Handles the handshake of a Redis server configured to replicate from this one. NOMASTERLINK as
 /// the reply to PSYNC makes it retry once a second. After any other error it sends SYNC, fails, and
 /// reconnects in a tight loop.
 fn foreign(call: &mut Call<'_>) -> Outcome {
-    let why = "only a Tidemark server can replicate from Tidemark; to copy rows to Redis, read \
-               them with SCAN and HGETALL and write them with redis-cli --pipe";
+    let why = "a Redis server cannot replicate from Tidemark; to copy rows to Redis, read them \
+               with SCAN and HGETALL and write them with redis-cli --pipe";
     if call.spec.name != "replconf" {
         call.node.replication.note_foreign_replica(call.session.client.peer.ip(), why);
     }
@@ -146,7 +152,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
 pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
     let given = node.replication.failover.order(node, order);
     let given = given.ok_or_else(|| refuse!("{FAILING_OVER}"))?;
-    given.map_err(|e| refuse!("ERR the role cannot be written to the data folder: {e}"))
+    given.map_err(|e| refuse!("ERR cannot save the role in the data folder: {e}"))
 }
 
 /// Ensures that a master's acknowledged writes are in the log before it becomes a replica; fails if
@@ -161,7 +167,7 @@ pub(crate) fn all_logged(node: &Node) -> Outcome {
         // Another change of role came first.
         Err(_) if is_writer() => {
             let why = node.durability.refusal().unwrap_or_default();
-            Err(refuse!("ERR what was written is not in the log yet, and would be lost: {why}"))
+            Err(refuse!("ERR earlier writes are not in the log yet and would be lost: {why}"))
         }
         _ => Ok(()),
     }
@@ -248,7 +254,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     let is_news = node.replication.named(&config, &hello);
     if !was_deposed && node.replication.is_deposed() && node.replication.is_master() {
         let users = node.clients.part_with_users(sender.id);
-        tracing::info!("{users} clients disconnected: Sentinel tells them which is the master");
+        tracing::info!("disconnected {users} clients: Sentinel announces the new master to them");
     }
     if is_news {
         let node = node.clone();
@@ -333,8 +339,8 @@ impl FailoverAsked {
         }
         if let Some(group) = replication.lonely_group() {
             return Err(refuse!(
-                "ERR FAILOVER needs two Sentinels that can be told of the new master, and only one \
-                 watches '{group}': use SENTINEL FAILOVER {group}"
+                "ERR FAILOVER needs two Sentinels that accept the new master, but only one \
+                 monitors '{group}': use SENTINEL FAILOVER {group}"
             ));
         }
         let (force, timeout) = (self.force, self.timeout);
@@ -397,7 +403,7 @@ impl TakeOver {
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
-                "{} this replica has another history than the node that hands its role over",
+                "{} this replica has a different history than the node that hands over its role",
                 failover::NO
             ));
         }
@@ -412,12 +418,12 @@ impl TakeOver {
         let ours = node.durability.shown().offset;
         if ours < self.offset {
             return Err(refuse!(
-                "{} this replica has the log up to {ours} only, not up to {}",
+                "{} this replica's log ends at {ours}, before {}",
                 failover::NO,
                 self.offset
             ));
         }
-        tracing::info!("the master hands its role to us, by {}", self.peer);
+        tracing::info!("taking over from the master, by {}", self.peer);
         let promotion = Promotion::HandedOver;
         order(node, Order { promotion, ..Order::default() }).map(|_| ())
     }
@@ -427,7 +433,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     let node = call.node;
     if integer(call.args.at(1))? != i64::from(::replication::PROTOCOL) {
         return Err(refuse!(
-            "ERR this server speaks version {} of the replication protocol",
+            "ERR this server uses version {} of the replication protocol",
             ::replication::PROTOCOL
         ));
     }
@@ -450,7 +456,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
         let ready = call.suspension(move |node| {
             let noted = node.replication.note_replicated(&node.config());
-            noted.map_err(|e| refuse!("ERR the role cannot be written down: {e}"))?;
+            noted.map_err(|e| refuse!("ERR cannot save the role: {e}"))?;
             let is_handed = take_over.is_some();
             take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;
             if is_handed || is_beginning {

@@ -45,20 +45,22 @@ const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     TRANSACTIONS.row("multi", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(multi),
-        "From now on commands are queued, for EXEC."),
+        "Starts a transaction: EXEC executes the commands that follow."),
     TRANSACTIONS.row("exec", 1, ALWAYS | flag::SKIP_SLOWLOG | flag::AT_ONCE, "", Once(exec),
-        "Executes what was queued: no other client's change comes between, and the log has all of \
-         it or nothing. Per command its reply; nil if a watched key has changed. A command that \
-         fails does not stop the others.").cost("what the commands of the transaction cost"),
+        "Executes the queued commands atomically: no change of another client comes between, and \
+         the log contains all changes or none. Returns one reply per command, or nil if a watched \
+         key has changed. A failed command does not stop the others.")
+        .cost("the cost of the queued commands"),
     TRANSACTIONS.row("discard", 1, ALWAYS | flag::FAST | flag::AT_ONCE, "", Once(discard),
-        "Forgets what was queued, and what is watched.").since("2.0.0").linear("queued commands"),
+        "Discards the queued commands and the watched keys.")
+        .since("2.0.0").linear("queued commands"),
     TRANSACTIONS.row("watch", -2, flag::FAST | flag::STALE | flag::NOSCRIPT | flag::AT_ONCE,
         "key [key ...]", Once(watch),
-        "The next EXEC does nothing if one of these keys has changed by then. A cell's key watches \
-         its whole row; a change of a space's schema, or a roll, counts as a change of all its \
-         keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
+        "Makes the next EXEC fail if one of the keys changes before it. The key of a counter \
+         watches its whole row. A schema change or a roll of a space counts as a change of all \
+         its keys.").keys(ALL_KEYS).since("2.2.0").linear("keys").uses("RO"),
     TRANSACTIONS.row("unwatch", 1, ALWAYS | flag::FAST, "", Once(unwatch),
-        "Forgets what is watched.").since("2.2.0"),
+        "Discards the watched keys.").since("2.2.0"),
 ];
 
 /// Drops a transaction and all watches when a connection ends.
@@ -125,7 +127,7 @@ fn watch(call: &mut Call<'_>) -> Outcome {
     places.retain(|place| !watched.contains_key(place));
     if watched.len() + places.len() > most {
         return Err(node::command::error::refuse!(
-            "ERR a client may watch {most} keys (max_watched_keys)"
+            "ERR too many watched keys: at most {most} per client (max_watched_keys)"
         ));
     }
     watched.extend(places.into_iter().map(|place| (place, engines.watch(place))));
@@ -312,8 +314,8 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
             }
             if full || *aside > ASIDE {
                 return Err(Refusal::fixed(
-                b"ERR too much that is not about data in one transaction: the rest of it is not \
-                 executed",
+                b"ERR administrative commands take too long in this transaction: the rest of them \
+                  is not executed",
             ));
             }
             let began = thread_time();

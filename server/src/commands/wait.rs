@@ -88,8 +88,8 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     if call.session.wrote_elsewhere {
         return Err(refuse!(
-            "ERR {what} says nothing of ids of other shards, and this connection has changed some \
-             of them: change them at their master, and wait there (RESET begins anew)"
+            "ERR {what} does not cover other shards, and this connection changed ids of other \
+             shards: send these changes and the wait to their master (RESET clears this)"
         ));
     }
     Ok(())

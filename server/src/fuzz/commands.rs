@@ -60,7 +60,10 @@ static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
 impl Guest {
     pub(crate) fn new(node: &Arc<Node>) -> Guest {
         let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-        let client = node.clients.admit(nowhere, nowhere, usize::MAX).expect("room for a client");
+        let client = node.clients.admit(nowhere, nowhere, usize::MAX).expect(
+            "one more client is \
+            allowed",
+        );
         Guest {
             talk: RequestLoop::new(node, client, 0),
             node: node.clone(),
@@ -97,7 +100,7 @@ impl Guest {
             let (used, mut given) = self.step(&bytes[at..]);
             let stalled = self.talk.stalled.take();
             let is_taken = used > 0 || stalled.is_some() || self.talk.more;
-            assert!(is_taken, "a whole request was not taken");
+            assert!(is_taken, "an incomplete request");
             if let Some(stalled) = stalled {
                 self.talk.pins = stalled.await;
             }
@@ -122,7 +125,7 @@ fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
     while !bytes.is_empty() {
         let Ok(Some((frame, length))) = decode(bytes) else {
-            panic!("half a reply: {:?}", String::from_utf8_lossy(bytes))
+            panic!("an incomplete reply: {:?}", String::from_utf8_lossy(bytes))
         };
         frames.push(frame);
         bytes = &bytes[length..];
@@ -152,7 +155,7 @@ pub fn commands(input: &[u8]) {
             continue;
         }
         let replies = frames(&guest.ask(&batch));
-        assert_eq!(replies.len(), batch.len(), "one reply each: {batch:?}");
+        assert_eq!(replies.len(), batch.len(), "number of replies: {batch:?}");
         for (words, reply) in batch.drain(..).zip(replies) {
             let shown = words
                 .iter()

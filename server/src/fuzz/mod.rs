@@ -78,7 +78,7 @@ pub fn scanner(input: &[u8]) {
                 .collect();
             assert_eq!(theirs, whole.0[0]);
         }
-        other => panic!("we found a request, redis-protocol {other:?}"),
+        other => panic!("our parser found a request, redis-protocol {other:?}"),
     }
 }
 
@@ -93,7 +93,7 @@ pub fn users(input: &[u8]) {
     };
     let written = lines(&users);
     let again = acl::parse_file(&written, &security)
-        .unwrap_or_else(|e| panic!("{text:?} was read, and {written:?} not: {e}"));
+        .unwrap_or_else(|e| panic!("parsed {text:?}, but not its printed form {written:?}: {e}"));
     assert_eq!(lines(&again), written);
 }
 
@@ -130,7 +130,7 @@ pub fn words(input: &[u8]) {
         // A negated class may match less when case is ignored.
         assert!(
             glob::matches(pattern, text, true) || pattern.contains(&b'^'),
-            "with case ignored it matches all the more"
+            "a case-insensitive match includes every case-sensitive one"
         );
         assert!(
             glob::matches(&[pattern, b"*"].concat(), text, false)

@@ -49,25 +49,25 @@ impl Door {
     ) -> Result<(), Answer> {
         let user = if asked.authorization.is_empty() {
             let is_free = self.is_local && node.acl.is_open();
-            node.acl.get(DEFAULT).filter(|_| is_free).ok_or_else(|| login("log in"))?
+            node.acl.get(DEFAULT).filter(|_| is_free).ok_or_else(|| login("log in first"))?
         } else {
             let (name, password) = credentials(asked.authorization)
-                .ok_or_else(|| login("basic authentication only"))?;
+                .ok_or_else(|| login("only basic authentication is supported"))?;
             let Some(user) = node.acl.login(name.as_bytes(), password.as_bytes()) else {
                 node.acl.refused[Reason::Auth as usize].fetch_add(1, Relaxed);
                 let info = format!("addr={} name=admin-port", asked.peer).into_bytes();
                 node.acl.log.lock().note(Reason::Auth, b"HTTP", name.as_bytes(), info);
                 tokio::time::sleep(WRONG_PASSWORD).await;
-                return Err(login("wrong name or password"));
+                return Err(login("wrong user name or password"));
             };
             user
         };
         let mut kept = Kept::default();
         kept.push_words(command);
-        let Some(args) = kept.iter().next() else { return Err(login("log in")) };
+        let Some(args) = kept.iter().next() else { return Err(login("log in first")) };
         let numbers = numbers_named(&full_name(command));
         let Some((number, spec)) = with_numbers().nth(numbers.start) else {
-            return Err(login("log in"));
+            return Err(login("log in first"));
         };
         match node.acl.dry_run(&user, &Request { spec, number, args }, node.loaded().as_deref()) {
             None => Ok(()),

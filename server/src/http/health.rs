@@ -40,7 +40,7 @@ fn reason(node: &Node) -> Option<String> {
         return Some("the server is stopping".to_owned());
     }
     if !node.is_loaded() {
-        return Some("the data are being loaded".to_owned());
+        return Some("the server is loading its data".to_owned());
     }
     if node.replication.is_master() {
         if let Some(why) = node.durability.refusal() {
@@ -61,7 +61,7 @@ fn reason(node: &Node) -> Option<String> {
     let link = node.replication.link.lock();
     let why = match link.state {
         LinkState::Connected => return None,
-        LinkState::Sync => "the replica copies its master's data",
+        LinkState::Sync => "the replica is copying its master's data",
         LinkState::Connect | LinkState::Connecting => "the link to the master is down",
     };
     let error = if link.error.is_empty() { String::new() } else { format!(": {}", link.error) };
@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn errors_are_shown_without_the_path_of_the_data_folder() {
         let shown = |error| without_folder(error, Path::new("/srv/a b/data"), "data");
-        let full = "no room on the disk while writing /srv/a b/data/log-000007: No space left";
-        assert_eq!(shown(full), "no room on the disk while writing log-000007: No space left");
+        let full = "disk full while writing /srv/a b/data/log-000007: No space left";
+        assert_eq!(shown(full), "disk full while writing log-000007: No space left");
         assert_eq!(
             shown("/srv/a b/data/snap-3 is damaged at byte 7: checksum"),
             "snap-3 is damaged at byte 7: checksum"

@@ -33,17 +33,19 @@ impl Query {
                     let words = value.split([',', ' ', '\n']).filter(|word| !word.is_empty());
                     for word in words {
                         let id = resp::natural(word.as_bytes());
-                        query.ids.push(id.ok_or_else(|| format!("'{word}' is no id"))?);
+                        query.ids.push(id.ok_or_else(|| format!("'{word}' is not a valid id"))?);
                     }
                 }
-                other => return Err(format!("'{other}' is not known: view, viewer, ids")),
+                other => {
+                    return Err(format!("unknown parameter '{other}': use view, viewer and ids"));
+                }
             }
         }
         if query.viewer.is_empty() || query.ids.is_empty() {
-            return Err("name a viewer and at least one id".to_owned());
+            return Err("give a viewer and at least one id".to_owned());
         }
         if query.ids.len() > MAX_IDS {
-            return Err(format!("at most {MAX_IDS} ids"));
+            return Err(format!("at most {MAX_IDS} ids are allowed"));
         }
         Ok(query)
     }
@@ -66,10 +68,10 @@ pub(super) async fn page(
         return refusal;
     }
     let Some(engines) = node.loaded() else {
-        return wrong(StatusCode::SERVICE_UNAVAILABLE, "the data are being loaded");
+        return wrong(StatusCode::SERVICE_UNAVAILABLE, "the server is loading its data");
     };
     let Some(view) = engines.view(query.view.as_bytes()) else {
-        return wrong(StatusCode::BAD_REQUEST, &format!("there is no view '{}'", query.view));
+        return wrong(StatusCode::BAD_REQUEST, &format!("no such view '{}'", query.view));
     };
     let viewer = Member::parse(query.viewer.as_bytes());
     let mut fetching = Fetching::default();
@@ -167,10 +169,10 @@ mod tests {
         let query = Query::parse("view=home&viewer=a%20b&ids=1%2C2+3").unwrap();
         assert_eq!((&*query.view, &*query.viewer, &query.ids[..]), ("home", "a b", &[1, 2, 3][..]));
         let why = |text: &str| Query::parse(text).err().unwrap_or_default();
-        assert_eq!(why("view=home&viewer=1&ids=1,-2"), "'-2' is no id");
-        assert_eq!(why("view=home&ids=1"), "name a viewer and at least one id");
-        assert_eq!(why("nope=1"), "'nope' is not known: view, viewer, ids");
+        assert_eq!(why("view=home&viewer=1&ids=1,-2"), "'-2' is not a valid id");
+        assert_eq!(why("view=home&ids=1"), "give a viewer and at least one id");
+        assert_eq!(why("nope=1"), "unknown parameter 'nope': use view, viewer and ids");
         let many: Vec<String> = (0..201).map(|id| id.to_string()).collect();
-        assert_eq!(why(&format!("viewer=1&ids={}", many.join(","))), "at most 200 ids");
+        assert_eq!(why(&format!("viewer=1&ids={}", many.join(","))), "at most 200 ids are allowed");
     }
 }

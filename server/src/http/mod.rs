@@ -54,8 +54,8 @@ pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpList
         Ok(listener) => Ok(Some(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             tracing::warn!(
-                "the admin port {}:{} is taken, so this server runs without metrics and dashboard: \
-                 give it another one (admin.port, or --admin-port), or 0 to switch it off",
+                "admin port {}:{} is in use, so the server runs without metrics and dashboard: \
+                 choose another port (admin.port, or --admin-port), or disable it with 0",
                 admin.bind,
                 admin.port
             );
@@ -129,8 +129,8 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                 // Usually out of file descriptors; retry after a pause.
                 if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
                     tracing::warn!(
-                        "the admin port cannot accept: {error}. Allow more open files (ulimit -n, \
-                         LimitNOFILE)"
+                        "the admin port cannot accept connections: {error}; allow more open files \
+                         (ulimit -n, LimitNOFILE)"
                     );
                     said = Some(Instant::now());
                 }
@@ -183,7 +183,7 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
     if !guard::is_own_host(header(header::HOST), names) {
         return text(
             StatusCode::MISDIRECTED_REQUEST,
-            "Host is no name of this server: use its address, or add the name to admin.hosts\n",
+            "unknown Host header: use the server's address, or add the name to admin.hosts\n",
         );
     }
     let path = request.uri().path();
@@ -209,7 +209,7 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
         "/api/page" => inspect::page(&admin.door, node, &asked, request.uri().query()).await,
         _ => match dashboard::file(path) {
             Some((media, content)) => body(StatusCode::OK, media, content),
-            None => text(StatusCode::NOT_FOUND, "there is no such page\n"),
+            None => text(StatusCode::NOT_FOUND, "not found\n"),
         },
     }
 }

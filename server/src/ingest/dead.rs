@@ -41,7 +41,7 @@ impl Letters {
     pub(super) fn put(&mut self, source: &Source, letter: &Letter<'_>) {
         source.poison.fetch_add(1, Relaxed);
         let shown = source.shown(letter.message);
-        let text = format!("poison at {shown}, event {}: {}", letter.event, letter.why);
+        let text = format!("poison event {} of message {shown}: {}", letter.event, letter.why);
         if source.note_error(&text) {
             tracing::warn!(
                 "ingest '{}', partition {}: {text}",
@@ -52,7 +52,10 @@ impl Letters {
         let written = self.write(source, letter, &shown);
         if let Err(why) = written {
             source.poison_dropped.fetch_add(1, Relaxed);
-            let text = format!("{}: dead letters are only counted: {why}", self.path.display());
+            let text = format!(
+                "{}: cannot write dead letters, which are only counted: {why}",
+                self.path.display()
+            );
             if source.note_error(&text) {
                 tracing::error!("ingest '{}': {text}", source.config.name);
             }
@@ -90,7 +93,7 @@ impl Letters {
         let most = source.config.dead_letter_bytes;
         let there = file.metadata().map_err(text)?.len();
         if there + line.len() as u64 > most {
-            return Err(format!("the file has dead_letter_bytes = {most} already"));
+            return Err(format!("the file has reached dead_letter_bytes = {most}"));
         }
         file.write_all(line.as_bytes()).map_err(text)
     }

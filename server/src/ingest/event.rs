@@ -82,7 +82,7 @@ fn read_binary<'a>(rest: &mut &'a [u8], mapped: &[Mapped]) -> Read<'a> {
     let head = take_number(rest)?;
     let (place, is_text) = ((head >> 1) as usize, head & 1 == 1);
     let verb = mapped.get(place).map(|mapped| mapped.verb);
-    let verb = verb.ok_or_else(|| format!("event {place} is not in the list of events"))?;
+    let verb = verb.ok_or_else(|| format!("event number {place} is not in the list of events"))?;
     let id = take_number(rest)?;
     let name = Name::Place(place);
     let mut event = Event { name, id, member: None, number: None, field: None, value: None };
@@ -91,12 +91,12 @@ fn read_binary<'a>(rest: &mut &'a [u8], mapped: &[Mapped]) -> Read<'a> {
             let length = usize::try_from(take_number(rest)?).ok();
             let length = length.filter(|length| *length <= MAX_MEMBER_BYTES);
             let split = length.and_then(|length| rest.split_at_checked(length));
-            let (member, behind) = split.ok_or("a member is cut off, or too long")?;
+            let (member, behind) = split.ok_or("member truncated or too long")?;
             *rest = behind;
             event.member = Some(Cow::Borrowed(member));
         }
         Verb::Act | Verb::Undo => event.number = Some(take_number(rest)?),
-        Verb::Increment | Verb::Set if is_text => return Err("a member where none belongs".into()),
+        Verb::Increment | Verb::Set if is_text => return Err("unexpected member".into()),
         Verb::Increment | Verb::Set => {
             let value = take_number(rest)?;
             event.value = Some((value >> 1) as i64 ^ -((value & 1) as i64));
@@ -144,23 +144,24 @@ impl<'de> Visitor<'de> for Object<'_> {
         while let Some(Word(key)) = map.next_key_seed(AsWord)? {
             match names.iter().position(|name| **name == key) {
                 Some(place) if found[place].is_some() => {
-                    return Err(A::Error::custom(format!("'{key}' is there twice")));
+                    return Err(A::Error::custom(format!("duplicate field '{key}'")));
                 }
                 Some(place) => found[place] = Some(map.next_value_seed(AsScalar)?),
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        let wrong = |name: &str, what: &str| A::Error::custom(format!("'{name}' is no {what}"));
-        let missing = |name: &str| A::Error::custom(format!("there is no '{name}'"));
+        let wrong =
+            |name: &str, what: &str| A::Error::custom(format!("'{name}' is not a valid {what}"));
+        let missing = |name: &str| A::Error::custom(format!("missing field '{name}'"));
         // Some serializers write null for an absent field.
         let is_there = |scalar: &Scalar<'de>| !matches!(scalar, Scalar::Null);
         let [name, id, member, field, value] = found.map(|scalar| scalar.filter(is_there));
         let name = match name.ok_or_else(|| missing(&config.event_name))? {
             Scalar::Text(text) => Name::Text(text),
-            _ => return Err(wrong(&config.event_name, "text")),
+            _ => return Err(wrong(&config.event_name, "string")),
         };
         let id = id.ok_or_else(|| missing(&config.id_name))?;
-        let id = id.natural().ok_or_else(|| wrong(&config.id_name, "id: 0 to 2^64-1"))?;
+        let id = id.natural().ok_or_else(|| wrong(&config.id_name, "id (0 to 2^64-1)"))?;
         let (number, member) = match member {
             None => (None, None),
             Some(Scalar::Number(number)) => (Some(number), None),
@@ -177,12 +178,12 @@ impl<'de> Visitor<'de> for Object<'_> {
                     "'{name}' is longer than {MAX_MEMBER_BYTES} bytes"
                 )));
             }
-            Some(_) => return Err(wrong(&config.member_name, "member: a number or a text")),
+            Some(_) => return Err(wrong(&config.member_name, "member (number or string)")),
         };
         let field = match field {
             None => None,
             Some(Scalar::Text(text)) => Some(text),
-            Some(_) => return Err(wrong(&config.field_name, "text")),
+            Some(_) => return Err(wrong(&config.field_name, "string")),
         };
         let integer = |value: Scalar<'de>| {
             value.integer().ok_or_else(|| wrong(&config.value_name, "64-bit integer"))
@@ -208,7 +209,7 @@ impl<'de> Visitor<'de> for AsWord {
     type Value = Word<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
+        f.write_str("a string")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Word<'de>, E> {
@@ -262,7 +263,7 @@ impl<'de> Visitor<'de> for AsScalar {
     type Value = Scalar<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text or an integer")
+        f.write_str("a string or an integer")
     }
 
     fn visit_unit<E>(self) -> Result<Scalar<'de>, E> {
@@ -304,11 +305,11 @@ fn target<'e>(verb: Verb, name: &str, engines: &'e Engines) -> Result<Target<'e>
     match verb {
         Verb::Act | Verb::Undo => {
             let action = engines.action(name.as_bytes());
-            let action = action.ok_or_else(|| format!("there is no action '{}'", shown(name)))?;
+            let action = action.ok_or_else(|| format!("no such action '{}'", shown(name)))?;
             Ok(Target::Action(action))
         }
         Verb::Increment | Verb::Set => {
-            let none = || format!("there is no counter '{}'", shown(name));
+            let none = || format!("no such counter '{}'", shown(name));
             let (space, field) = name.split_once('.').ok_or_else(none)?;
             let space = engines.counter(space.as_bytes()).ok_or_else(none)?;
             let field = space.index_of(field.as_bytes()).ok_or_else(none)?;
@@ -340,7 +341,7 @@ pub(super) fn resolve<'e>(
             let member = match (&event.member, event.number) {
                 (_, Some(number)) => Member::Number(number),
                 (Some(text), None) => Member::parse(text),
-                (None, None) => return Err("an action without a member".to_owned()),
+                (None, None) => return Err("action without a member".to_owned()),
             };
             Ok(if verb == Verb::Act {
                 Doing::Act(action, member)
@@ -350,7 +351,7 @@ pub(super) fn resolve<'e>(
         }
         Target::Counter(space, field) => match (verb, event.value) {
             (Verb::Set, Some(value)) => Ok(Doing::Set(space, field, value)),
-            (Verb::Set, None) => Err("nothing to set: there is no value".to_owned()),
+            (Verb::Set, None) => Err("missing value to set".to_owned()),
             (_, value) => Ok(Doing::Add(space, field, value.unwrap_or(1))),
         },
     }
@@ -365,7 +366,7 @@ fn by_its_own_name<'e>(
 ) -> Result<(Verb, &'e str), String> {
     let of_field = |verb| match &event.field {
         Some(field) => Ok((verb, &**field)),
-        None => Err(format!("'{}' names no field", shown(name))),
+        None => Err(format!("'{}' has no field", shown(name))),
     };
     if engines.action(name.as_bytes()).is_some() {
         return Ok((Verb::Act, name));
@@ -411,30 +412,33 @@ mod tests {
         let cases = [
             ("{", "EOF"),
             ("[]", "an object"),
-            ("{}", "there is no 'event'"),
-            ("{\"event\":\"like\"}", "there is no 'id'"),
-            ("{\"event\":1,\"id\":1}", "'event' is no text"),
-            ("{\"event\":\"like\",\"id\":-1}", "'id' is no id"),
+            ("{}", "missing field 'event'"),
+            ("{\"event\":\"like\"}", "missing field 'id'"),
+            ("{\"event\":1,\"id\":1}", "'event' is not a valid string"),
+            ("{\"event\":\"like\",\"id\":-1}", "'id' is not a valid id"),
             ("{\"event\":\"like\",\"id\":18446744073709551616}", "invalid type: floating point"),
-            ("{\"event\":\"like\",\"id\":\"18446744073709551616\"}", "'id' is no id"),
-            ("{\"event\":\"like\",\"id\":\"017\"}", "'id' is no id"),
+            ("{\"event\":\"like\",\"id\":\"18446744073709551616\"}", "'id' is not a valid id"),
+            ("{\"event\":\"like\",\"id\":\"017\"}", "'id' is not a valid id"),
             ("{\"event\":\"like\",\"id\":1.5}", "floating point"),
-            ("{\"event\":\"like\",\"id\":null}", "there is no 'id'"),
-            ("{\"event\":null,\"id\":1}", "there is no 'event'"),
+            ("{\"event\":\"like\",\"id\":null}", "missing field 'id'"),
+            ("{\"event\":null,\"id\":1}", "missing field 'event'"),
             (
                 "{\"event\":\"like\",\"id\":1,\"member\":null,\"member\":7}",
-                "'member' is there twice",
+                "duplicate field 'member'",
             ),
-            ("{\"event\":\"like\",\"id\":1,\"id\":2}", "'id' is there twice"),
-            ("{\"event\":\"like\",\"id\":1,\"member\":-7}", "'member' is no member"),
-            ("{\"event\":\"set\",\"id\":1,\"value\":9223372036854775808}", "'value' is no 64-bit"),
+            ("{\"event\":\"like\",\"id\":1,\"id\":2}", "duplicate field 'id'"),
+            ("{\"event\":\"like\",\"id\":1,\"member\":-7}", "'member' is not a valid member"),
+            (
+                "{\"event\":\"set\",\"id\":1,\"value\":9223372036854775808}",
+                "'value' is not a valid 64-bit",
+            ),
             ("{\"event\":\"like\",\"id\":1} x", "trailing"),
             ("{\"event\":\"\u{7f}\",\"id\":1,\"field\":{}}", "invalid type: map"),
         ];
         for (line, expected) in cases {
             let found = read(&format!("{line}\n{{\"event\":\"like\",\"id\":1}}"));
             assert!(found[0].as_ref().is_some_and(|e| e.contains(expected)), "{line}: {found:?}");
-            assert_eq!(found[1..], [None], "{line}: the next line is one again");
+            assert_eq!(found[1..], [None], "{line}: the next line is a separate event");
         }
         assert!(all(b"{\"event\":\"\xff\",\"id\":1}", &config, &[])[0].is_err());
     }
@@ -507,7 +511,7 @@ mod tests {
         let read = all(&spoilt, &config, &mapped);
         assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
         assert!(all(&bytes[..2], &config, &mapped)[0].is_err());
-        assert!(all(&[5, 1, 1], &config, &mapped)[0].is_err(), "an increment has no member");
+        assert!(all(&[5, 1, 1], &config, &mapped)[0].is_err(), "an increment takes no member");
     }
 
     /// Each call must consume bytes, whatever the input.

@@ -65,7 +65,7 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
     let topics = client.list_topics().await?;
     let topic = topics.into_iter().find(|topic| topic.name == config.stream);
     let topic = topic
-        .ok_or_else(|| Trouble::Broken(format!("Kafka: there is no topic '{}'", config.stream)))?;
+        .ok_or_else(|| Trouble::Broken(format!("Kafka: no such topic '{}'", config.stream)))?;
     Ok(topic.partitions.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
 }
 
@@ -171,8 +171,8 @@ impl Reader {
     fn say_nothing_comes(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
-            "Kafka gives nothing of {many} messages: a batch of more than {} MiB, which is not \
-             read, or marks of transactions (TM.INGEST SETOFFSET passes over it)",
+            "Kafka returns none of {many} messages: a batch exceeds {} MiB, or only transaction \
+             markers are left (skip them with TM.INGEST SETOFFSET)",
             MOST_BYTES >> 20
         );
         if source.note_trouble(self.partition, &why) {
@@ -197,6 +197,8 @@ impl Reader {
             chunk.pass_over(first - 1);
             return Ok(());
         }
-        Err(Trouble::Broken("Kafka: the offset is out of range, though it is within".to_owned()))
+        Err(Trouble::Broken(
+            "Kafka: offset out of range, although it is within the partition".to_owned(),
+        ))
     }
 }

@@ -92,7 +92,11 @@ impl Reader {
                 (Reader::Redis(Box::new(reader)), next)
             }
             #[cfg(not(all(feature = "nats", feature = "kafka")))]
-            _ => return Err(Trouble::Halt("this program was built without it".to_owned())),
+            _ => {
+                return Err(Trouble::Halt(
+                    "this program was built without support for the broker".to_owned(),
+                ));
+            }
         };
         let _ = partition;
         if let Some(at) = at.filter(|at| at.hash != 0) {
@@ -184,7 +188,7 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
         let all = all.map(|mut all| {
             if all.len() > MOST_PARTITIONS {
                 let why = format!(
-                    "the topic has {} partitions, of which {MOST_PARTITIONS} are read",
+                    "the topic has {} partitions, but only {MOST_PARTITIONS} are read",
                     all.len()
                 );
                 all.sort_unstable();

@@ -60,8 +60,8 @@ fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), Trouble> {
         return Ok(());
     }
     Err(Trouble::Halt(format!(
-        "the stream '{}' was deleted and made anew: what was read is of the one before; TM.INGEST \
-         SETOFFSET says where it is to be read from",
+        "the stream '{}' was deleted and created again, so the stored offset is invalid: set a \
+         new one with TM.INGEST SETOFFSET",
         source.config.stream
     )))
 }
@@ -144,7 +144,7 @@ impl Reader {
         chunk: &mut Chunk,
     ) -> Result<(), Trouble> {
         if self.client.connection_state() != async_nats::connection::State::Connected {
-            return Err(broken("the link is lost"));
+            return Err(broken("connection lost"));
         }
         // An idle reader waits for one message; otherwise fetch everything available.
         let mut batch = if self.is_idle {
@@ -164,7 +164,7 @@ impl Reader {
             };
             let info = message.info().map_err(broken)?;
             if info.consumer_sequence != self.delivered + 1 {
-                return Err(broken("messages were lost on the way"));
+                return Err(broken("lost messages in transit"));
             }
             self.delivered = info.consumer_sequence;
             let sequence = u128::from(info.stream_sequence);
@@ -180,7 +180,7 @@ impl Reader {
                 }
             }
             if sequence < expected {
-                return Err(broken("a message was delivered twice"));
+                return Err(broken("duplicate message"));
             }
             if sequence > expected {
                 jumps.push((expected, sequence));

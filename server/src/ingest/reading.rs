@@ -87,7 +87,10 @@ pub(super) async fn in_time<T>(
     let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(PATIENCE);
     tokio::time::timeout(IDLE + patience, answer).await.map_err(|_| {
         source.patience_s.store((2 * patience).min(PATIENCE_MOST).as_secs(), Relaxed);
-        Trouble::Broken(format!("the broker does not answer in {} s", (IDLE + patience).as_secs()))
+        Trouble::Broken(format!(
+            "no reply from the broker within {} s",
+            (IDLE + patience).as_secs()
+        ))
     })
 }
 
@@ -102,8 +105,8 @@ pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from:
         Broker::Nats | Broker::Redis => String::new(),
     };
     let text = format!(
-        "gap: {many} messages{of} from {} to before {} are lost: the broker removed them before \
-         they were read",
+        "gap: lost {many} messages{of} from {} to before {}: the broker removed them before they \
+         were read",
         source.shown(from),
         source.shown(to)
     );
@@ -115,8 +118,8 @@ pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from:
 pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
     let (end, next) = (source.shown(end), source.shown(next));
     Trouble::Halt(format!(
-        "the stream ends at {end}, and it was read up to {next} already: it is another one, or has \
-         lost its end; TM.INGEST SETOFFSET says where it is to be read from"
+        "the stream ends at {end}, before the stored offset {next}: it was replaced or truncated; \
+         set the offset with TM.INGEST SETOFFSET"
     ))
 }
 
@@ -132,9 +135,8 @@ pub(super) fn compare(
         return Ok(());
     }
     Err(Trouble::Halt(format!(
-        "the stream has another message at {} than the one that was read there: it has lost its \
-         end and grown again, or is another one; TM.INGEST SETOFFSET says where it is to be read \
-         from",
+        "the message at {} differs from the one that was read there: the stream was replaced or \
+         truncated; set the offset with TM.INGEST SETOFFSET",
         source.shown(last)
     )))
 }

@@ -42,7 +42,7 @@ struct Info {
 fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), Trouble> {
     let place = config.url.split_once("://").map_or("", |(_, place)| place);
     let (address, db) = place.split_once('/').unwrap_or((place, ""));
-    let wrong = || Trouble::Halt("url: the form is redis://host[:port][/db]".to_owned());
+    let wrong = || Trouble::Halt("url: must have the form redis://host[:port][/db]".to_owned());
     let db = if db.is_empty() { 0 } else { db.parse().map_err(|_| wrong())? };
     let (host, port) = match address.rsplit_once(':') {
         Some((host, port)) if !address.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
@@ -140,7 +140,7 @@ impl Reader {
             }
             if before > 0 {
                 return Err(Trouble::Broken(format!(
-                    "there is no stream '{}' any more, which was read up to {behind}",
+                    "the stream '{}' no longer exists, after it was read up to {behind}",
                     self.key
                 )));
             }
@@ -258,7 +258,7 @@ impl Reader {
 }
 
 fn strange() -> Trouble {
-    Trouble::Broken("the Redis answers what XINFO and XREAD do not".to_owned())
+    Trouble::Broken("unexpected reply of Redis to XINFO or XREAD".to_owned())
 }
 
 /// Parses an id such as `1700000000000-7`.
@@ -400,7 +400,11 @@ mod tests {
         assert_eq!(events(&fields), like);
         assert_eq!(events(&[&[("payload", "")], &fields[..]].concat()), like);
         assert_eq!(events(&[("payload", like), ("event", "other")]), like);
-        assert_eq!(events(&[("event", ""), ("id", "")]), "{}", "required, so it is no event");
+        assert_eq!(
+            events(&[("event", ""), ("id", "")]),
+            "{}",
+            "an event without its required fields is empty"
+        );
         assert_eq!([events(&[]), events(&[("payload", "")])], ["", ""]);
     }
 }

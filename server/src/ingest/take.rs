@@ -186,7 +186,7 @@ impl<'a> Taker<'a> {
             if self.source.config.poison == IngestPoison::Stop {
                 let shown = self.source.shown(item.at.message);
                 let text = format!(
-                    "poison at {shown}, event {}: {why}; TM.INGEST SETOFFSET passes over it",
+                    "poison event {} of message {shown}: {why}; skip it with TM.INGEST SETOFFSET",
                     item.at.events
                 );
                 return Some((place, text));
@@ -293,7 +293,7 @@ impl<'a> Taker<'a> {
     async fn wait(&self, why: &str) -> Result<(), Trouble> {
         self.source.stand(self.partition, State::Waiting);
         if self.source.note_trouble(self.partition, why) {
-            tracing::warn!("ingest '{}' waits: {why}", self.source.config.name);
+            tracing::warn!("ingest '{}' is waiting: {why}", self.source.config.name);
         }
         tokio::select! {
             () = tokio::time::sleep(AGAIN) => Ok(()),
@@ -305,7 +305,7 @@ impl<'a> Taker<'a> {
 /// Returns why the node refuses changes: pause, role, or disk.
 fn refusal(node: &Node) -> Option<String> {
     if node.pause.now() != Paused::Nothing {
-        return Some("changes are paused".to_owned());
+        return Some("writes are paused".to_owned());
     }
     node.refusal().map(|refusal| String::from_utf8_lossy(refusal.text()).into_owned())
 }

@@ -422,8 +422,8 @@ impl Connection {
         if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
             node.clients.ended.by_input.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} sent a request beyond max_query_buffer_bytes: disconnected; send less \
-                 at a time, or raise it",
+                "client {} exceeded max_query_buffer_bytes: disconnected; send smaller requests, \
+                 or raise the limit",
                 self.talk.session.client.peer
             );
             return Err(());
@@ -600,7 +600,7 @@ mod tests {
             let (mut talk, mut turn) = (RequestLoop::new(&node, client, 0), TurnBuffers::default());
             let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
             while talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0 {
-                talk.stalled.take().expect("it waits for the disk").await;
+                talk.stalled.take().expect("the request waits for the disk").await;
             }
             (talk, String::from_utf8(turn.out).unwrap())
         };

@@ -36,7 +36,7 @@ impl Local {
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let used = self.turn_on(requests);
-        assert_eq!(used, requests.len(), "a request waits: that is for Local::answers");
+        assert_eq!(used, requests.len(), "the request is suspended: use Local::answers");
         &self.turn.out
     }
 
@@ -71,7 +71,7 @@ impl Local {
             if self.talk.stalled.is_some() {
                 break;
             }
-            assert!(used > 0 || self.talk.more, "the requests end with half a one");
+            assert!(used > 0 || self.talk.more, "incomplete request");
         }
         at
     }

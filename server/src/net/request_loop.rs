@@ -504,8 +504,8 @@ impl RequestLoop {
     #[cold]
     pub(crate) fn end_by_output(&mut self, process: &Process) {
         tracing::warn!(
-            "client {} asked for more than max_output_buffer_bytes: disconnected; ask for less at \
-             a time, or raise it",
+            "client {} exceeded max_output_buffer_bytes: disconnected; request less at a time, or \
+             raise the limit",
             self.session.client.peer
         );
         process.clients.ended.by_output.fetch_add(1, Relaxed);
@@ -517,8 +517,8 @@ impl RequestLoop {
     fn refuse(&mut self, why: &Malformed, node: Now<'_>, tallies: &Tallies, out: &mut Vec<u8>) {
         if matches!(why, Malformed::Http) {
             tracing::warn!(
-                "client {} speaks HTTP: closed (a cross-site attack?); find the program at that \
-                 address",
+                "client {} sent HTTP: connection closed (possibly a cross-site attack); find the \
+                 program at that address",
                 self.session.client.peer
             );
             self.closing = Closing::Politely;

@@ -35,10 +35,10 @@ const RETIRE_EVERY: Duration = Duration::from_secs(1);
 const SLOW_THREADS: usize = 2;
 
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
-    let address = (host.trim_matches(['[', ']']), port)
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))?;
+    let address =
+        (host.trim_matches(['[', ']']), port).to_socket_addrs()?.next().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, "the name resolves to no address")
+        })?;
     let socket =
         socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
     // Allows a restart while old connections are in TIME_WAIT.
@@ -152,7 +152,7 @@ pub(crate) fn background<T: Send + 'static>(
         let nicer = rustix::process::getpriority_process(own)
             .and_then(|now| rustix::process::setpriority_process(own, now + NICER));
         if let Err(error) = nicer {
-            tracing::debug!("work in the background is as urgent as clients' requests: {error}");
+            tracing::debug!("cannot lower the priority of background threads: {error}");
         }
         body()
     })
@@ -164,8 +164,8 @@ fn lower_max_clients(process: &Process) -> io::Result<()> {
     let allowed = allowed_clients(wanted);
     if allowed < wanted {
         tracing::warn!(
-            "the limit of open files leaves room for {allowed} clients instead of {wanted}: raise \
-             LimitNOFILE (ulimit -n), or lower max_clients"
+            "the open file limit allows {allowed} clients instead of {wanted}: raise LimitNOFILE \
+             (ulimit -n), or lower max_clients"
         );
         let change = |config: &mut Config| {
             config.server.max_clients = allowed;
@@ -190,14 +190,14 @@ async fn accept(
                 match listener.accept().await {
                     Ok((stream, peer)) => {
                         if let Err(error) = admit(&host, &workers, stream, peer, encrypted) {
-                            tracing::debug!("connection from {peer} failed at its start: {error}");
+                            tracing::debug!("cannot set up the connection from {peer}: {error}");
                         }
                     }
                     Err(error) => {
                         // Usually out of file descriptors; retry after a pause.
                         tracing::warn!(
-                            "cannot accept: {error}; tried again every 100 ms, check \
-                                        the limit of open files"
+                            "cannot accept connections: {error}; retrying every 100 ms, check the \
+                             open file limit"
                         );
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
@@ -283,7 +283,7 @@ fn admit(
         if let Err(error) =
             socket2::SockRef::from(&stream).set_tcp_keepalive(&probes.with_retries(3))
         {
-            tracing::debug!("connection from {peer}: no keepalive probes: {error}");
+            tracing::debug!("connection from {peer}: cannot enable keepalive: {error}");
         }
     }
     let local = stream.local_addr()?;
@@ -346,7 +346,7 @@ async fn work(
                         Ok(socket) => Connection::new(host, index, socket, of_task).serve().await,
                         Err(error) => {
                             host.tls.failed.fetch_add(1, Relaxed);
-                            tracing::debug!("no TLS with {}: {error}", of_task.peer);
+                            tracing::debug!("TLS handshake with {} failed: {error}", of_task.peer);
                         }
                     }
                 });
@@ -423,7 +423,7 @@ fn retire(node: &Node, engines: &Engines) {
         }
         let may = || node.refusal().map_or(Ok(()), Err);
         match node.current.edit(may, |now| now.retire(&name, horizon)) {
-            Ok(()) => tracing::info!("space '{name}': ids below {horizon} were retired"),
+            Ok(()) => tracing::info!("space '{name}': retired ids below {horizon}"),
             // The log refuses changes at the moment, or the space was dropped; the next check
             // retries.
             Err(refusal) => {

@@ -132,13 +132,13 @@ mod tests {
             let mut waits = guest.talk.stalled.take().unwrap();
             assert!(
                 tokio::time::timeout(Duration::from_millis(20), &mut waits).await.is_err(),
-                "there is no room"
+                "the command waits for room in the log"
             );
             change(&node);
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
             let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
-            assert!(!guest.talk.session.suspension.is_back(), "it belongs to no client any more");
+            assert!(!guest.talk.session.suspension.is_back(), "the result was consumed");
             drop(all);
             // The next client's suspension gets its own result.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;

@@ -1,5 +1,5 @@
 //! Seeds of the simulator (`simulator/src/lib.rs`).
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+#![allow(clippy::unwrap_used, reason = "tests panic to report a failure")]
 
 use simulator::{RunCounts, Section, run};
 

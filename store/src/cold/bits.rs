@@ -92,12 +92,12 @@ mod tests {
                     (0..).zip(numbers).collect::<Vec<_>>(),
                     "{width} bits from {start}"
                 );
-                assert!(!each(bytes, start, width, 4, |index, _| index < 2), "it is enough");
+                assert!(!each(bytes, start, width, 4, |index, _| index < 2), "more than needed");
             }
         }
-        assert_eq!(get(&[0xff], 4, 64), 0xf, "beyond the end are zeros");
+        assert_eq!(get(&[0xff], 4, 64), 0xf, "bits beyond the end are zero");
         assert_eq!(get(&[0xff], 400, 64), 0);
-        assert!(each(&[0xff; 16], 0, 0, 3, |_, n| n == 0), "of no bits");
+        assert!(each(&[0xff; 16], 0, 0, 3, |_, n| n == 0), "values of zero bits");
         assert_eq!([width_of(0), width_of(1), width_of(u64::MAX)], [0, 1, 64]);
     }
 }

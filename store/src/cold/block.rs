@@ -294,10 +294,10 @@ impl<'a> Block<'a> {
         let head = u32_at(bytes, 4);
         let (rows, found) = ((head & 0xffff) as usize, (head >> 16) as usize);
         if rows == 0 || rows > MAX_BLOCK_ROWS {
-            return Err("the block says that it holds an impossible number of rows");
+            return Err("the block's row count is out of bounds");
         }
         if found != columns || columns > MAX_COLUMNS {
-            return Err("the block has another number of columns than its file");
+            return Err("the block's column count differs from its file");
         }
         let mut runs = Vec::with_capacity(columns + 1);
         let mut at = HEAD;
@@ -308,7 +308,7 @@ impl<'a> Block<'a> {
             let n = if index == 0 { rows - 1 } else { rows };
             let (width, high, exceptions) = (word & 0x7f, word >> 8 & 0xff, (word >> 16) as usize);
             if width > 64 || high > 64 || width + high > 64 || exceptions > n {
-                return Err("a column is packed in an impossible way");
+                return Err("invalid packing of a column");
             }
             let base = match word >> 7 & 1 {
                 0 => None,
@@ -330,7 +330,7 @@ impl<'a> Block<'a> {
             at = run.highs + exceptions * high as usize;
         }
         if at > BLOCK_BYTES * 8 {
-            return Err("the block's columns do not fit into it");
+            return Err("the block's columns exceed its size");
         }
         let distances = runs.remove(0);
         Ok(Block { bytes, rows, first: u64_at(bytes, 8), distances, columns: runs })
@@ -438,7 +438,7 @@ mod tests {
         for (i, &id) in ids[..n].iter().enumerate() {
             assert!(block.get(id, &mut out));
             assert_eq!(out[..columns], values[i * columns..][..columns]);
-            assert_eq!(out[columns], 0, "a field that the file does not know");
+            assert_eq!(out[columns], 0, "an unknown field");
             for near in [id.wrapping_sub(1), id.wrapping_add(1)] {
                 assert_eq!(block.get(near, &mut out), ids[..n].binary_search(&near).is_ok());
             }
@@ -519,6 +519,9 @@ mod tests {
                 }
             }
         }
-        assert!(bad > 1000 && read > 1000, "{bad} {read}: the test must see both");
+        assert!(
+            bad > 1000 && read > 1000,
+            "{bad} damaged and {read} readable blocks, expected both"
+        );
     }
 }

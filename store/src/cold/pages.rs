@@ -117,13 +117,13 @@ impl Head {
     /// Decodes a header. An error contains the offset and the reason.
     fn decode(bytes: &[u8]) -> std::result::Result<Head, (u64, &'static str)> {
         if bytes.len() < BLOCK_BYTES {
-            return Err((bytes.len() as u64, "it ends inside its head"));
+            return Err((bytes.len() as u64, "the file ends inside its header"));
         }
         if &bytes[..8] != MAGIC {
-            return Err((0, "it does not begin as a cold file does"));
+            return Err((0, "not a cold file"));
         }
         if Check::new().bytes(&bytes[..CHECKED]).value() != u32_at(bytes, CHECKED) {
-            return Err((CHECKED as u64, "the head's checksum does not match"));
+            return Err((CHECKED as u64, "header checksum mismatch"));
         }
         if bytes[UNUSED..CHECKED].iter().chain(&bytes[CHECKED + 4..]).any(|&b| b != 0) {
             return Err((UNUSED as u64, "a reserved field is not zero"));
@@ -150,7 +150,7 @@ impl Head {
             && (1..=MAX_PAGES).contains(&head.pages)
             && head.note_bytes <= MAX_NOTE
             && head.tag.low <= head.tag.high;
-        if plausible { Ok(head) } else { Err((44, "the head describes an impossible file")) }
+        if plausible { Ok(head) } else { Err((44, "the header is inconsistent")) }
     }
 
     /// Returns the length of the checksums after the pages in bytes.
@@ -270,15 +270,13 @@ impl PageFile {
     ) -> Result<(PageFile, Vec<u8>)> {
         let (mut file, note) = PageFile::open_any(disk, &entry.name)?;
         if file.entry.bytes != entry.bytes {
-            return Err(
-                file.corrupt_at(entry.bytes, "it has another length than the manifest says")
-            );
+            return Err(file.corrupt_at(entry.bytes, "its size differs from the manifest"));
         }
         if file.head.lineage != lineage {
             return Err(file.corrupt_at(16, "it belongs to another lineage than the manifest"));
         }
         if file.head.tag != entry.tag {
-            return Err(file.corrupt_at(12, "it holds something else than the manifest says"));
+            return Err(file.corrupt_at(12, "its contents differ from the manifest entry"));
         }
         file.entry.check = entry.check;
         Ok((file, note))
@@ -293,7 +291,7 @@ impl PageFile {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
         if size != head.length() {
-            let what = format!("{size} bytes long, its head says {}", head.length());
+            let what = format!("the file has {size} bytes, its header says {}", head.length());
             return Err(Error::corrupt(path, size, what));
         }
         // Best effort. Without this hint the kernel may read more than one page per lookup.
@@ -303,7 +301,7 @@ impl PageFile {
         let n = read_full_at(&*file, &mut sums, at).map_err(|e| Error::io(&path, "reading", e))?;
         let check = Check::new().u64(head.identity).bytes(&sums).value();
         if n != sums.len() || check != head.note_check {
-            return Err(Error::corrupt(path, at, "the checksum of its note does not match"));
+            return Err(Error::corrupt(path, at, "checksum mismatch of the note"));
         }
         let note = sums.split_off(head.sums_bytes() as usize);
         let name = name.to_owned();
@@ -376,7 +374,7 @@ impl PageFile {
         let mut numbered = (first..).zip(pages[..n].chunks(BLOCK_BYTES));
         numbered.try_for_each(|(number, page)| self.verify(number, page))?;
         if n < pages.len() {
-            return Err(self.corrupt(first + (n / BLOCK_BYTES) as u64, "it has no such page"));
+            return Err(self.corrupt(first + (n / BLOCK_BYTES) as u64, "no such page"));
         }
         Ok(())
     }
@@ -394,7 +392,7 @@ impl PageFile {
         if is_sound {
             return Ok(());
         }
-        Err(self.corrupt(number, "the page's checksum does not match"))
+        Err(self.corrupt(number, "checksum mismatch of the page"))
     }
 
     /// Marks a file that no manifest names: its last reader removes it.
@@ -440,7 +438,7 @@ mod tests {
             for (at, page) in pages.iter().enumerate() {
                 assert!(file.verify(at as u64, page).is_ok());
                 let is_known = other.verify(at as u64, page).is_ok();
-                assert_eq!(is_known, !has_rows, "the other file has its own checksums");
+                assert_eq!(is_known, !has_rows, "the other file has other checksums");
                 for place in (0..4).filter(|&place| place != at as u64) {
                     assert!(file.verify(place, page).is_err(), "page {at} at place {place}");
                 }

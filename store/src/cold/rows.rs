@@ -54,7 +54,7 @@ pub struct ColdHead {
 impl ColdHead {
     fn decode(file: &PageFile, note: &[u8]) -> std::result::Result<ColdHead, &'static str> {
         if !file.has_rows() || note.len() <= NOTE_HEAD {
-            return Err("it holds no rows");
+            return Err("the file has no rows");
         }
         let tag = file.entry().tag;
         let head = ColdHead {
@@ -70,7 +70,7 @@ impl ColdHead {
             && tag.low <= head.first
             && head.first <= head.last
             && head.last <= tag.high;
-        if is_plausible { Ok(head) } else { Err("the note describes an impossible file") }
+        if is_plausible { Ok(head) } else { Err("the note is inconsistent") }
     }
 }
 
@@ -97,7 +97,7 @@ impl Index {
     fn decode(bytes: &[u8], head: &ColdHead) -> std::result::Result<Index, &'static str> {
         let (&width, packed) = bytes.split_first().ok_or("the index is empty")?;
         if width > 64 || packed.len() as u64 != (head.blocks * u64::from(width)).div_ceil(8) {
-            return Err("the index has another length than its blocks need");
+            return Err("the size of the index does not match the number of blocks");
         }
         let index = Index { first: head.first, width: u32::from(width), packed: packed.into() };
         let mut before = None;
@@ -107,7 +107,7 @@ impl Index {
                 || id > head.last - head.first
                 || (block == 0 && id != 0)
             {
-                return Err("the ids of the index do not rise from the lowest to the highest");
+                return Err("ids in the index are not ascending");
             }
             before = Some(id);
         }
@@ -233,7 +233,7 @@ impl ColdRows {
         let rises = self.last.is_none_or(|last| last < ids[0]);
         self.last = ids.last().copied();
         if ids[0] != start || !rises || self.last > Some(file.head.last) {
-            return Err(file.corrupt(number, "the block's ids are not those of the index"));
+            return Err(file.corrupt(number, "the block's ids differ from the index"));
         }
         self.block += 1;
         Ok(true)
@@ -270,9 +270,9 @@ impl ColdWriter {
     /// Adds a row. Ids must be ascending and within the tag's range. Missing values are 0.
     pub fn push(&mut self, id: u64, values: &[i64]) -> Result<()> {
         let tag = self.pages.tag();
-        assert!(self.last.is_none_or(|last| last < id), "a cold file's ids rise");
-        assert!((tag.low..=tag.high).contains(&id), "a cold file's ids lie within its range");
-        assert!(values.len() <= self.columns, "a row has at most the file's columns");
+        assert!(self.last.is_none_or(|last| last < id), "ids of a cold file are ascending");
+        assert!((tag.low..=tag.high).contains(&id), "ids of a cold file are within its range");
+        assert!(values.len() <= self.columns, "a row has no more columns than the file");
         self.last = Some(id);
         self.ids.push(id);
         self.values.extend_from_slice(values);
@@ -293,7 +293,7 @@ impl ColdWriter {
 
     /// Lowers the highest id that the file answers for.
     pub fn end_at(&mut self, high: u64) {
-        assert!(self.last.is_none_or(|last| last <= high), "the file answers for its ids");
+        assert!(self.last.is_none_or(|last| last <= high), "the file covers its ids");
         self.pages.end_at(high);
     }
 

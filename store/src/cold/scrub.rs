@@ -53,7 +53,7 @@ impl Scrub {
         let body_bytes = (entry.bytes - BLOCK_BYTES as u64) as usize;
         let whole = crc32c::crc32c_combine(crc32c::crc32c(&head), body_check, body_bytes);
         if whole != entry.check {
-            let what = "it is not the file that the manifest names";
+            let what = "it is not the file in the manifest";
             return Err(Error::corrupt(disk.path(&entry.name), 0, what));
         }
         Scrub::new(disk, pages, &note)
@@ -115,7 +115,7 @@ impl Scrub {
         self.at += wanted as u64;
         self.is_damaged |= found.len() > before;
         if self.at == total && !self.is_damaged && self.check != self.pages.head().1 {
-            let what = "what stands behind the blocks is not as it was written";
+            let what = "the data after the blocks has changed";
             let offset = page_offset(self.pages.pages());
             let error = Error::corrupt(self.pages.path(), offset, what);
             found.push(Damage { offset, is_block: false, error });
@@ -129,11 +129,11 @@ impl Scrub {
         let bytes = &self.memory[self.start + at..][..n];
         let corrupt = |what| Err(Error::corrupt(self.pages.path(), offset, what));
         if n < wanted {
-            return corrupt("it is cut short");
+            return corrupt("the file is truncated");
         }
         if offset == 0 {
             let is_same = bytes == self.pages.head().0;
-            return if is_same { Ok(()) } else { corrupt("the head is not as it was written") };
+            return if is_same { Ok(()) } else { corrupt("the header has changed") };
         }
         self.check = crc32c::crc32c_append(self.check, bytes);
         let number = offset / BLOCK_BYTES as u64 - 1;

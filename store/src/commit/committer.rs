@@ -310,8 +310,7 @@ impl<K: Copy + Ord> Committer<K> {
             }
             if self.failed() >= ticket {
                 return Err(Error::Refused(
-                    "the log takes no writes now; see the server's log for the disk's error"
-                        .to_string(),
+                    "the log is not writable; see the server's log for the disk error".to_string(),
                 ));
             }
             if orders.ended {

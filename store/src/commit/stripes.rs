@@ -266,7 +266,7 @@ impl<K: Copy + Ord> Committer<K> {
         #[cfg(debug_assertions)]
         assert!(
             !HOLDS_SEVERAL.get() || self.stripes[index].lock.is_owned_by_current_thread(),
-            "a writer that holds several stripes enters another one"
+            "a writer that holds several stripes must not lock another"
         );
         let stripe = self.stripes[index].lock.lock();
         let sight = (self.policy() == SyncPolicy::Always).then(|| self.sights.begin(hash));

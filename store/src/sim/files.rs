@@ -171,7 +171,7 @@ impl DiskFile for SimFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        assert!(self.writable, "a file opened for reading is written to");
+        assert!(self.writable, "write to a file opened for reading");
         let mut state = self.enter()?;
         let (inode, offset) = (self.inode, offset as usize);
         if state.dies(|state| state.write(inode, offset, bytes)) {
@@ -211,7 +211,7 @@ impl DiskFile for SimFile {
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        assert!(self.writable, "a file opened for reading is resized");
+        assert!(self.writable, "resize of a file opened for reading");
         let mut state = self.enter()?;
         let (inode, size) = (self.inode, bytes as usize);
         let resize = |state: &mut State| {

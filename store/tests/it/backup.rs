@@ -43,9 +43,9 @@ fn open(dir: &Path) -> (Store, Log, u64) {
         .replay(
             |record| {
                 let n = number(record.payload);
-                assert!(last.is_none_or(|last| n == last + 1), "{n} behind {last:?}");
+                assert!(last.is_none_or(|last| n == last + 1), "{n}, expected {last:?}");
                 let before = state.load(std::sync::atomic::Ordering::Relaxed);
-                assert!(n <= before + 1, "{n} behind a snapshot of {before}");
+                assert!(n <= before + 1, "{n} after a snapshot of {before}");
                 last = Some(n);
                 set(n.max(before));
                 Ok(())
@@ -202,7 +202,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
             for early in [Until::Offset(backup.from.wrapping_sub(1)), Until::Time(0)] {
                 let is_early = backup.from > 0 && backup.from_ms > 0;
                 let refused = planned(there, &archives, early).err().map(|e| e.to_string());
-                let is_refused = refused.is_some_and(|why| why.contains("take an older backup"));
+                let is_refused = refused.is_some_and(|why| why.contains("Use an older backup"));
                 assert!(!is_early || is_refused);
             }
             let refused = planned(there, &archives, Until::Offset(end + 1));
@@ -346,7 +346,7 @@ fn a_hole_in_the_archive_is_no_end_of_the_log() {
     std::fs::remove_file(&path).unwrap();
     for until in [Until::Latest, Until::Time(node.now_ms), Until::Offset(end.offset)] {
         let refused = planned(&there, &archives, until).err().unwrap().to_string();
-        assert!(refused.contains("not all between"), "{until:?}: {refused}");
+        assert!(refused.contains("segments before it are missing"), "{until:?}: {refused}");
     }
     planned(&there, &archives, Until::Offset(before.offset + 1)).unwrap();
     let mut bytes = whole.clone();
@@ -388,7 +388,7 @@ fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     archive.follow(&store, end, &|_| Ok(())).unwrap();
     let archives = [root.join(ARCHIVE)];
     let plan = planned(&early, &archives, Until::Latest).unwrap();
-    assert_eq!(plan.end, end, "the later promotion counts");
+    assert_eq!(plan.end, end, "the later promotion wins");
     let plan = planned(&late, &archives, Until::Backup).unwrap();
     assert_eq!(restored(&plan, &folder.path().join("to")), node.written.len() as u64);
     let latest = planned(&late, &archives, Until::Latest);
@@ -435,7 +435,7 @@ fn an_archive_keeps_what_is_not_old_and_the_newest() {
     assert_eq!(archive.trim(now + hour).unwrap() as usize, all.len() - 5);
     assert_eq!(names(), all[all.len() - 1..]);
     let refused = planned(&there, &archives, Until::Latest).err().unwrap().to_string();
-    assert!(refused.contains("not all between"), "{refused}");
+    assert!(refused.contains("segments before it are missing"), "{refused}");
     // The folder of an abandoned history is removed as a whole.
     assert_eq!(Archive::new(&root).trim(now + hour).unwrap(), 1);
     assert!(!of_term.exists());

@@ -114,7 +114,7 @@ fn no_more_is_unsynced_than_was_said() {
         let unsynced = log.written().offset - log.durable().offset;
         assert!(unsynced <= 16384, "{unsynced} bytes after batch {i}");
     }
-    assert!(log.stats().syncs >= 6, "only the window asked for a sync");
+    assert!(log.stats().syncs >= 6, "only the loss window requires a sync");
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
     assert_eq!(chunks, [b"chunk one".to_vec(), b"chunk two of 0".to_vec(), b"rewritten".to_vec()]);
     assert_eq!(records, Vec::<Vec<u8>>::new());
     assert_eq!(store.manifest().files.len(), 2);
-    assert!(disk.list().is_err(), "the old handle is dead");
+    assert!(disk.list().is_err(), "the old handle is closed");
 }
 
 #[test]

@@ -122,7 +122,7 @@ impl Machine {
         let key = world.random.usize(0..KEYS);
         let seen = self.engine.counters[key].load(Ordering::Acquire) as usize;
         let round = self.committer.sight(key as u64);
-        assert!(round < Ticket::MAX, "no turn is under way");
+        assert!(round < Ticket::MAX, "no turn is in progress");
         // Changes of a failed round are visible, but not reported as safe.
         if round > 0 || self.committer.synced() >= self.committer.failed() {
             world.reading.push((key, seen, round));
@@ -257,7 +257,7 @@ fn run(seed: u64) -> Ended {
     for (key, &value) in found.iter().enumerate() {
         assert!(
             value == 0 || world.history[value - 1].key == key,
-            "{what}: key {key} has another's value {value}"
+            "{what}: key {key} has the value {value} of another key"
         );
     }
     let is_there = |number: usize, change: &Change| found[change.key] >= number;
@@ -267,16 +267,16 @@ fn run(seed: u64) -> Ended {
         let last = *found.iter().max().unwrap();
         assert!(
             all().all(|(number, change)| is_there(number, change) == (number <= last)),
-            "{what}: no prefix: {found:?}"
+            "{what}: not a prefix: {found:?}"
         );
     }
     let lost: Vec<_> = all().filter(|&(number, change)| !is_there(number, change)).collect();
     let told =
         || lost.iter().filter_map(|(number, change)| Some((*number, change.acknowledged_ms?)));
     if policy == SyncPolicy::Always {
-        assert_eq!(told().next(), None, "{what}: acknowledged, and lost");
+        assert_eq!(told().next(), None, "{what}: an acknowledged write was lost");
         let unsafe_key = (0..KEYS).find(|&key| found[key] < world.shown[key]);
-        assert_eq!(unsafe_key, None, "{what}: {:?} was shown, {found:?} is there", world.shown);
+        assert_eq!(unsafe_key, None, "{what}: showed {:?}, found {found:?}", world.shown);
     } else {
         let (first, last) = (
             told().map(|(_, ms)| ms).min().unwrap_or(0),
@@ -284,7 +284,7 @@ fn run(seed: u64) -> Ended {
         );
         assert!(
             last - first <= SECOND_MS,
-            "{what}: {} ms of what was acknowledged are lost",
+            "{what}: {} ms of acknowledged writes are lost",
             last - first
         );
         let is_new = told().all(|(_, ms)| ms + SECOND_MS >= world.now_ms);
@@ -326,10 +326,10 @@ fn what_is_lost_is_no_older_than_was_said() {
     let [_, lost, acknowledged, ms] = sums.map(AtomicU64::into_inner);
     println!(
         "{total} runs of {} simulated seconds: {acknowledged} changes acknowledged, {lost} lost, \
-         told or not",
+         reported or not",
         ms / 1000
     );
-    assert!(lost > total && acknowledged > 20 * total, "they show nothing");
+    assert!(lost > total && acknowledged > 20 * total, "too few events to prove anything");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
         assert!(!file.get(id + 500_000, &mut out).unwrap());
     }
     for id in [0, rows[0].0 - 1, rows[rows.len() - 1].0 + 1, u64::MAX] {
-        assert_eq!(file.block_of(id), None, "an id outside costs no read");
+        assert_eq!(file.block_of(id), None, "an id outside the file costs no read");
     }
     let (mut all, mut ids, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let file = Arc::new(file);
@@ -89,11 +89,15 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     assert_eq!(out[..3], [i64::MIN, 5, 0]);
     assert!(
         store.begin_cold(tag(0, 9), 4).unwrap().finish().unwrap().is_none(),
-        "a file of no rows is none"
+        "a file without rows is invalid"
     );
     drop(store);
     let store = open(&disk.kill());
-    assert_eq!(store.cold_files().len(), 1, "the second was never named, and is swept");
+    assert_eq!(
+        store.cold_files().len(),
+        1,
+        "the second file was never in a manifest and is removed"
+    );
     assert_eq!(disk.list_names().iter().filter(|n| n.starts_with("cold-")).count(), 1);
 }
 
@@ -121,7 +125,7 @@ fn a_log_that_ends_before_what_a_cold_file_has_seen_is_refused() {
     let report = check(&disk).unwrap();
     assert_eq!(report.severity(), Severity::Damage, "{:?}", report.findings);
     let error = open(&disk).replay(|_| Ok(()), |_| ()).err().unwrap().to_string();
-    assert!(error.contains("something acknowledged is missing"), "{error}");
+    assert!(error.contains("acknowledged writes are missing"), "{error}");
 }
 
 #[test]
@@ -171,7 +175,7 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
                 }
                 assert!(
                     refused > 0 && refused < rows.len(),
-                    "byte {at}: a block costs its own rows: {refused}"
+                    "byte {at}: a block affects only its own rows: {refused}"
                 );
             }
         }
@@ -257,7 +261,7 @@ fn a_crash_at_any_step_leaves_the_old_files_or_the_new_one() {
         }
     }
     let all_states = [(0, 0), (1, 1000), (1, 2000), (2, 2000)];
-    assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was met");
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), all_states, "every state was reached");
 }
 
 /// Returns row `n` of the fixture: small numbers, some large ones, the extremes.
@@ -329,7 +333,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         for file in store.manifest().files.clone() {
             assert!(
                 names.contains(&file.name),
-                "seed {seed}: {} is named and was removed",
+                "seed {seed}: {} is in the manifest but was removed",
                 file.name
             );
             let is_new =

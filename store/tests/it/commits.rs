@@ -266,7 +266,7 @@ fn a_failure_that_lasts_is_reported_once_a_minute() {
         let now = began + Duration::from_millis(200) * attempt;
         messages.insert(thread.round_at(now).unwrap_err().to_string());
     }
-    assert!(messages.len() > 3, "the messages are all alike: {messages:?}");
+    assert!(messages.len() > 3, "all messages are equal: {messages:?}");
     assert!((4..=8).contains(&thread.source.errors), "{} in 200 s", thread.source.errors);
     meeting.disk.set_faults(Faults::default());
     thread.round_at(began + Duration::from_secs(201)).unwrap();
@@ -405,13 +405,13 @@ fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
     thread.round().unwrap();
     assert!(
         !committer.is_late() && thread.log.durable() != thread.log.written(),
-        "it need not be synced yet"
+        "no sync is due yet"
     );
     std::thread::sleep(Duration::from_millis(1010));
     assert!(committer.is_late());
     disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
     thread.round().unwrap_err();
-    assert!(committer.is_late(), "it still is not");
+    assert!(committer.is_late(), "still no sync is due");
     disk.set_faults(Faults::default());
     thread.round().unwrap();
     assert!(!committer.is_late());
@@ -437,7 +437,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     turn.mark(1);
     // Earlier rounds do not contain the change.
     drop(committer.enter(1));
-    assert_eq!(sights(), [Ticket::MAX, 0, 0], "a turn within a turn, that changes nothing");
+    assert_eq!(sights(), [Ticket::MAX, 0, 0], "a nested turn without changes");
     let ticket = turn.leave();
     assert_eq!(sights(), [ticket, 0, 0]);
     assert_eq!(committer.first_busy(0), None);

@@ -145,10 +145,10 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
             assert_eq!(
                 tried.last(),
                 Some(body),
-                "seed {seed}: acknowledged batch {sequence} is another one"
+                "seed {seed}: acknowledged batch {sequence} has changed"
             );
         }
-        assert!(tried.contains(body), "seed {seed}: batch {sequence} is none that was written");
+        assert!(tried.contains(body), "seed {seed}: batch {sequence} was never written");
         *tried = vec![body.clone()];
     }
     model.losses += model.tried.len() as u64 - reached;

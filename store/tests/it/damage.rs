@@ -64,7 +64,7 @@ fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
         log.sync().unwrap();
         let mut expected = prefix(batches);
         expected.push(b"after".to_vec());
-        assert_eq!(load(&disk.power_cut()).unwrap(), expected, "cut at {cut}, then went on");
+        assert_eq!(load(&disk.power_cut()).unwrap(), expected, "cut at {cut}, then appended");
     }
 }
 
@@ -207,7 +207,7 @@ fn refusal(disk: &SimDisk) -> String {
         Err(error @ Error::Corrupt { .. }) => {
             assert!(!error.advice().is_empty());
             let report = check(&disk.kill()).unwrap();
-            assert_eq!(report.severity(), Severity::Damage, "check finds it too");
+            assert_eq!(report.severity(), Severity::Damage, "check finds the damage too");
             error.to_string()
         }
         Err(error) => panic!("{error}"),
@@ -219,7 +219,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     let disk = many_segments(1);
     disk.take(&segment(3));
     assert!(refusal(&disk).contains(
-        "log-0000000000000003.tlog is damaged at byte 0: missing; segment 4 continues it"
+        "log-0000000000000003.tlog is damaged at byte 0: missing, but segment 4 continues it"
     ));
 
     let disk = many_segments(1);
@@ -235,21 +235,21 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     let mut newest = names.iter().rev().filter(|n| n.starts_with("log-"));
     disk.take(newest.next().unwrap()); // empty
     disk.take(newest.next().unwrap()); // with batches
-    assert!(refusal(&disk.kill()).contains("something acknowledged is missing"));
+    assert!(refusal(&disk.kill()).contains("acknowledged writes are missing"));
 
     let disk = many_segments(1);
     disk.put(&segment(9999), &disk.contents(&segment(2)).unwrap());
-    assert!(refusal(&disk).contains("its header says that it is segment 2"));
+    assert!(refusal(&disk).contains("its header has segment number 2"));
 
     let disk = many_segments(1);
     disk.put("log-3.tlog", &disk.contents(&segment(3)).unwrap());
-    assert!(refusal(&disk).contains("not spelled as a segment's"));
+    assert!(refusal(&disk).contains("invalid name of a segment"));
 
     let disk = many_segments(1);
     let (two, three) = (disk.contents(&segment(2)).unwrap(), disk.contents(&segment(3)).unwrap());
     disk.put(&segment(2), &three);
     disk.put(&segment(3), &two);
-    assert!(refusal(&disk).contains("its header says that it is segment 2"));
+    assert!(refusal(&disk).contains("its header has segment number 2"));
 
     // A segment of another data set under a valid number.
     let disk = many_segments(1);
@@ -266,12 +266,14 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.put(&segment(2), &bytes[..bytes.len() - 1]);
     assert!(refusal(&disk).contains("log-0000000000000002.tlog is damaged"));
     disk.put(&segment(2), &[&bytes[..], b"x"].concat());
-    assert!(refusal(&disk.kill()).contains("bytes follow the place where segment 3 continues"));
+    assert!(
+        refusal(&disk.kill()).contains("extra bytes after the position where segment 3 continues")
+    );
 
     // A missing and an empty manifest.
     let disk = many_segments(1);
     disk.take("tidemark.manifest");
-    assert!(refusal(&disk).contains("this folder held data"));
+    assert!(refusal(&disk).contains("this folder contained data"));
     disk.put("tidemark.manifest", b"");
     assert!(refusal(&disk.kill()).contains("tidemark.manifest is damaged"));
 }
@@ -289,7 +291,7 @@ fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
     let disk = disk.kill();
     let bytes = disk.contents(NAME).unwrap();
     disk.put(NAME, &bytes[..begun.byte as usize]);
-    assert!(refusal(&disk).contains("something acknowledged is missing"));
+    assert!(refusal(&disk).contains("acknowledged writes are missing"));
 }
 
 /// F23. Whatever the durable offset is, a log that ends before the replay position is damaged. The
@@ -317,7 +319,7 @@ fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset(
         assert!(path.ends_with(NAME), "cut at {cut}: {path:?}");
         if cut >= header {
             assert_eq!(offset, cut, "{what}");
-            assert!(what.contains("something acknowledged is missing"), "{what}");
+            assert!(what.contains("acknowledged writes are missing"), "{what}");
         }
         assert!(report.findings.iter().any(|f| f.text.contains(&what)), "{:?}", report.findings);
     }
@@ -362,7 +364,7 @@ fn each_flipped_bit_of_a_snapshot_file_is_found() {
         assert!(matches!(start(&disk, options(1000)), Err(Error::Corrupt { .. })), "cut at {cut}");
     }
     disk.take(&name);
-    assert!(refusal(&disk).contains("missing; the manifest names it"));
+    assert!(refusal(&disk).contains("missing, but listed in the manifest"));
 }
 
 #[test]
@@ -419,11 +421,7 @@ fn check_goes_on_behind_damage_and_syncs_nothing() {
         let found = damaged(&disk);
         let about = |name: &str| found.iter().filter(|text| text.contains(name)).count();
         assert!(about(&names[1]) == 1 && about(&names[3]) == 1, "{found:?}");
-        assert_eq!(
-            about("tidemark.manifest: the checksum") + about("the checksum does not match"),
-            usize::from(manifest_too),
-            "{found:?}"
-        );
+        assert_eq!(about("tidemark.manifest"), usize::from(manifest_too), "{found:?}");
         assert_eq!(found.len(), 2 + usize::from(manifest_too), "{found:?}");
     }
 }

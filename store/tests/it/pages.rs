@@ -6,7 +6,7 @@ use std::sync::Arc;
 use store::{BLOCK_BYTES, Error, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
 
 const TAG: Tag = Tag { space: 2, kind: 5, low: 10, high: 900, stamp: 0 };
-const NOTE: &[u8] = b"what the server must know of them";
+const NOTE: &[u8] = b"metadata for the server";
 
 fn open(disk: &SimDisk) -> Store {
     Store::open(Arc::new(disk.clone()), StoreOptions::default()).unwrap()
@@ -95,7 +95,7 @@ fn each_damaged_byte_is_found_by_a_check_and_never_served() {
             Ok((file, _)) => {
                 let mut read = [0; BLOCK_BYTES];
                 let bad: Vec<u64> = (0..5).filter(|&n| file.read(n, &mut read).is_err()).collect();
-                assert_eq!(bad, [at / 4096 - 1], "byte {at}: a page costs itself");
+                assert_eq!(bad, [at / 4096 - 1], "byte {at}: a page affects only itself");
             }
         }
     }
@@ -145,7 +145,7 @@ fn a_crash_at_any_step_leaves_the_old_file_or_the_new_one() {
             break;
         }
     }
-    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [20, 30], "both were met");
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [20, 30], "both cases occurred");
 
     let disk = SimDisk::new(1);
     let store = open(&disk);
@@ -169,7 +169,7 @@ pub(crate) fn compare_with_fixture(disk: &SimDisk, entry: &FileEntry, name: &str
         std::fs::write(folder.join(name), &today).unwrap();
     }
     let kept = std::fs::read(folder.join(name)).unwrap();
-    assert!(today == kept, "what is written differs from version 2");
+    assert!(today == kept, "the encoding differs from version 2");
     disk.take(&entry.name);
     disk.put(&entry.name, &kept);
 }

@@ -80,7 +80,7 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
         let found = state[key];
         assert!(
             found >= acknowledged,
-            "seed {seed}: key {key} has {found}, {acknowledged} was acknowledged"
+            "seed {seed}: key {key} has {found}, but {acknowledged} was acknowledged"
         );
         total += acknowledged;
     }
@@ -149,13 +149,13 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         let total = assert_acknowledged(seed, &state, &acknowledged);
         for shown in shown {
             let lost = (0..2 * KEYS).find(|&key| shown[key] > state[key]);
-            assert_eq!(lost, None, "seed {seed}: {shown:?} was shown, {state:?} is there");
+            assert_eq!(lost, None, "seed {seed}: showed {shown:?}, found {state:?}");
             seen += shown.iter().filter(|&&value| value > 0).count();
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
     // A single run may end before its readers begin.
-    assert!(seen > 0, "nothing was shown in any run");
+    assert!(seen > 0, "no run showed anything");
 }
 
 /// One thread changes keys of several stripes atomically while others change single keys. Every

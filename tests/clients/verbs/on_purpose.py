@@ -10,20 +10,20 @@ def purpose(reason, calls, reply=""):
     PURPOSE.append((re.compile(calls, re.IGNORECASE), re.compile(reply), reason))
 
 
-purpose("a counter is a number, not a text", "(append|setrange) .*", "does not go with a counter")
-purpose("a counter is an integer", "h?incrbyfloat .*", "a counter is an integer")
+purpose("a counter is a number, not a string", "(append|setrange) .*", "is not supported: a counter")
+purpose("a counter is an integer", "h?incrbyfloat .*", "counters are integers")
 purpose("a counter's value is an integer", "(set|setnx|getset|mset|msetnx|hset|hsetnx|hmset) .*", "is not an integer")
 purpose("nothing expires", "((p?(expire|expireat|setex))|set|getex) .*", "do not expire")
 purpose("nothing expires", "getex .* EX 1 EX 1", "syntax error")  # Redis takes EX twice
-purpose("where a row lies follows from its id", "(rename|renamenx|copy|move) .*", "follows from its id")
-purpose("a filter cannot tell which members one id has", "dump .*", "is not possible here")
+purpose("a key is derived from its id", "(rename|renamenx|copy|move) .*", "derived from its id")
+purpose("a filter cannot tell which members one id has", "dump .*", "needs a ledger")
 purpose("a row has the fields of its schema, and a version that old servers restore", "dump .*")
 purpose("nothing expires", "restore(-asking)? .*", "do not expire")
 purpose("pairs are added to those that are there", "restore(-asking)? liked:.*")
 purpose("an error of a copy names the key", "restore(-asking)? .*", r"\(key .*\)")
-purpose("what is there is deleted row by row", "flush(all|db).*", "is not possible here")
+purpose("what is there is deleted row by row", "flush(all|db).*", "is not supported")
 purpose("a filter cannot tell which members one id has", "s(card|members|pop|randmember|scan|inter|intercard|union|diff|interstore|unionstore|diffstore) .*",
-        "a filter cannot tell")
+        "a filter cannot count or list")
 purpose("what a key holds follows from its name, also before anything is there", ".*", "^WRONGTYPE")
 purpose("a key must fit a pattern of a space", ".*", "ERR Invalid key")
 purpose("a row has the fields of its schema", "(hset|hmset|hincrby|hsetnx) .*", "ERR No schema field")

@@ -166,7 +166,7 @@ def answered(client, call):
         client.connect()
         return "closed", ""
     except TimeoutError:
-        raise SystemExit(f"no answer on port {client.port} to {call}") from None
+        raise SystemExit(f"no reply on port {client.port} to {call}") from None
 
 
 # ---- Comparing.
@@ -289,7 +289,7 @@ def documented(ports, comparison):
     for name in sorted(ours.keys() & theirs.keys()):
         mine, other = ours[name], theirs[name]
         same = arguments(mine.get("arguments", [])) == arguments(other.get("arguments", []))
-        assert not (same and name in OTHER_ARGUMENTS), f"{name} is no exception any more"
+        assert not (same and name in OTHER_ARGUMENTS), f"{name} is no longer an exception"
         comparison.add(f"docs of {name}", *[(doc["since"], doc["group"]) for doc in (mine, other)])
         if name in OTHER_ARGUMENTS:
             comparison.meant[OTHER_ARGUMENTS[name]] += 1
@@ -320,7 +320,7 @@ def categorised(ports, comparison):
         if name in OTHER_CATEGORIES and ours[name] != theirs[name]:
             comparison.meant[OTHER_CATEGORIES[name]] += 1
         else:
-            assert name not in OTHER_CATEGORIES, f"{name} is no exception any more"
+            assert name not in OTHER_CATEGORIES, f"{name} is no longer an exception"
             comparison.add(f"categories of {name}", ("", str(ours[name])), ("", str(theirs[name])))
 
 
@@ -377,7 +377,7 @@ class Played:
             self.closed = True
             replies.append(("closed", ""))
         except TimeoutError:
-            raise SystemExit(f"no answer on port {self.client.port} to {words}") from None
+            raise SystemExit(f"no reply on port {self.client.port} to {words}") from None
         return replies
 
 

@@ -379,7 +379,7 @@ fn readiness_says_what_is_missing() {
     );
     assert_eq!(get(of_replica, "/healthz", &[]).status, 200);
     cmd("REPLICAOF").arg("127.0.0.1").arg(master.port()).exec(&mut c).unwrap();
-    eventually("the replica is in step", || get(of_replica, "/readyz", &[]).status == 200);
+    eventually("the replica has caught up", || get(of_replica, "/readyz", &[]).status == 200);
     // The master identifies the replica by address.
     let lag = format!("tidemark_replica_lag_bytes{{replica=\"127.0.0.1:{}\"}}", replica.port());
     eventually("the replica has all", || {

@@ -315,7 +315,7 @@ fn arrows_between_crates_are_those_of_the_page() {
         format!("{from} -> {}\n", to.iter().cloned().collect::<Vec<_>>().join(", "))
     };
     let text: String = arrows.iter().map(line).collect();
-    assert!(arrows == listed(), "docs/arrows.md lists other arrows than these:\n{text}");
+    assert!(arrows == listed(), "docs/arrows.md differs from the code:\n{text}");
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn no_files_form_a_circle() {
             wrong += &format!("\n{name}/{file} -> {}", to.join(", "));
         }
     }
-    assert!(wrong.is_empty(), "files form a circle; move what they share below them:{wrong}");
+    assert!(wrong.is_empty(), "cycle of files; move the shared items below them:{wrong}");
 }
 
 fn arrows_of(texts: &[(&str, &str)]) -> Arrows {

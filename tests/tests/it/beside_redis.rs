@@ -35,7 +35,7 @@ pub(crate) fn redis() -> Redis {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .expect("redis-server runs: tests/clients/setup installs it");
+        .expect("cannot run redis-server: tests/clients/setup installs it");
     let redis = Redis { child, port, _folder: folder };
     eventually("redis-server is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
     redis

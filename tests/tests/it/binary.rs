@@ -68,7 +68,7 @@ fn a_reply_of_another_shape_is_an_error() {
         [None, Some(true), Some(false)]
     );
     assert!(decode(&[0; 33], &[1], 4, 2).is_err(), "a byte is missing");
-    assert!(decode(&[0; 35], &[1], 4, 2).is_err(), "a byte too many");
+    assert!(decode(&[0; 35], &[1], 4, 2).is_err(), "one extra byte");
     assert!(decode(&[2], &[1], 0, 1).is_err(), "no flag");
 }
 

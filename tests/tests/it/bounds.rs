@@ -53,7 +53,7 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
         assert_eq!(call::<Vec<i64>>(c, &format!("FEED.UNDO like {member} 1001")).unwrap(), [1]);
     }
     assert_eq!((figure(c, "most_revoked"), in_info(c, "most_revoked")), (20, 20));
-    let text = "too many pairs were unset in this table (max_revoked)";
+    let text = "too many unset pairs in this table (max_revoked)";
     for command in [
         "FEED.UNDO like 20 1001",
         "PH.DEL liked 20 1001",
@@ -146,11 +146,7 @@ fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
         call::<Vec<i64>>(c, &format!("PH.EXISTS reposted 8 {} 1100", u64::MAX)).unwrap(),
         [0, 0]
     );
-    assert_eq!(
-        call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(),
-        [1],
-        "new ids are taken as ever"
-    );
+    assert_eq!(call::<Vec<i64>>(c, "PH.ADD reposted 7 1201").unwrap(), [1], "new ids are accepted");
 }
 
 /// A member is hashed for each id: megabytes of member times a thousand ids would take seconds.
@@ -172,7 +168,10 @@ fn a_long_member_comes_with_few_ids() {
         ("FEED.GET", "home"),
     ] {
         let error = ask(c, command, name, &member, &ids).unwrap_err().to_string();
-        assert!(error.contains("of 8192 bytes may come with 512 ids"), "{command}: {error}");
+        assert!(
+            error.contains("of 8192 bytes is allowed with at most 512 ids"),
+            "{command}: {error}"
+        );
         ask(c, command, name, &member, &ids[..512]).unwrap();
         ask(c, command, name, &member[..1024], &ids).unwrap();
     }
@@ -182,7 +181,7 @@ fn a_long_member_comes_with_few_ids() {
     let mut page = cmd("FEED.GET");
     page.arg("home").arg(&member).arg(ids[0]).arg("BINARY").query::<Value>(c).unwrap();
     let error = ask(c, "PH.ADD", "read", &member, &ids[..2]).unwrap_err().to_string();
-    assert!(error.contains("may come with 1 ids"), "{error}");
+    assert!(error.contains("is allowed with at most 1 ids"), "{error}");
     let added = cmd("SADD").arg("read:1000").arg(&member).arg("2").query::<i64>(c).unwrap();
-    assert_eq!(added, 1, "one of them was there");
+    assert_eq!(added, 1, "one pair was already set");
 }

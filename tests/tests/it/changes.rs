@@ -45,7 +45,7 @@ fn who_waits_longest_for_a_group_is_served_first() {
             );
             raw.request(&words.split(' ').collect::<Vec<_>>());
             waiting.push(raw);
-            eventually("it waits", || {
+            eventually("the client is blocked", || {
                 let info: String = redis::cmd("INFO").arg("clients").query(&mut c).unwrap();
                 info.contains(&format!("blocked_clients:{}\r\n", number + 1))
             });
@@ -53,7 +53,7 @@ fn who_waits_longest_for_a_group_is_served_first() {
         for served in 1..=3 {
             run(&mut c, "HINCRBY post:1 like 1");
             let mut consumers: Vec<String> = Vec::new();
-            eventually("it is delivered", || {
+            eventually("the entry is delivered", || {
                 let pending: Vec<(String, String, u64, u64)> = redis::cmd("XPENDING")
                     .arg(&["tm:changes:post", &group, "-", "+", "10"])
                     .query(&mut c)

@@ -72,7 +72,7 @@ fn messages_reach_all_listeners_on_all_workers() {
     raw.request(&["PUBSUB", "CHANNELS", "n*"]).expect("*1\r\n$4\r\nnews\r\n");
     raw.request(&["PUBSUB", "SHARDCHANNELS"]).expect("*1\r\n$4\r\nnews\r\n");
     drop((listeners, patterns, shard));
-    eventually("the registry forgets a client that has gone", || {
+    eventually("the registry removes a closed client", || {
         raw.ask(&["PUBLISH", "news", "x"]) == ":0"
     });
     raw.request(&["PUBSUB", "CHANNELS"]).expect("*0\r\n");
@@ -203,7 +203,7 @@ fn a_subscriber_that_does_not_read_is_disconnected() {
         if got == ":1" {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "it was never disconnected");
+        assert!(started.elapsed() < PATIENCE, "the client was not disconnected");
     }
     // The client receives what was written before the disconnect.
     deaf.rest();
@@ -220,10 +220,16 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     let mut raw = server.raw();
     assert_eq!(
         raw.ask(&["SUBSCRIBE", "a", "b", "c"]),
-        "-ERR a client may have 2 subscriptions of a kind (max_subscriptions)"
+        "-ERR too many subscriptions: at most 2 of each kind per client (max_subscriptions)"
     );
-    assert_eq!(raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]), "-ERR a channel may have 4096 bytes");
-    assert_eq!(raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]), "-ERR a pattern may have 256 bytes");
+    assert_eq!(
+        raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]),
+        "-ERR channel too long: at most 4096 bytes"
+    );
+    assert_eq!(
+        raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]),
+        "-ERR pattern too long: at most 256 bytes"
+    );
     // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
     admin_sets(&server, "server.max_subscription_bytes", "2048");
     raw.request(&["HELLO", "3"]);
@@ -233,7 +239,8 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     let (long, other) = ("x".repeat(1000), "y".repeat(1000));
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));
-    let error = "-ERR a client's subscriptions may take 2048 bytes (max_subscription_bytes)";
+    let error =
+        "-ERR the subscriptions of a client are limited to 2048 bytes (max_subscription_bytes)";
     assert_eq!(raw.ask(&["SSUBSCRIBE", &other]), error);
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));
@@ -313,11 +320,11 @@ fn a_pause_holds_only_what_would_be_executed() {
     assert_eq!(blocked(&mut admin), "0");
     writer.request(&["HINCRBY", "post:1", "like", "1"]);
     raw.request(&["HINCRBY", "post:1", "like", "1"]);
-    eventually("two are blocked", || blocked(&mut admin) == "2");
+    eventually("two clients are blocked", || blocked(&mut admin) == "2");
     // Subcommands that write are paused too.
     let mut schema = server.raw();
     schema.request(&["TM.SPACE", "ALTER", "post", "ADD", "share:4"]);
-    eventually("three are blocked", || blocked(&mut admin) == "3");
+    eventually("three clients are blocked", || blocked(&mut admin) == "3");
     assert_eq!(admin.ask(&["CLIENT", "UNPAUSE"]), "+OK");
     assert!(writer.line().starts_with(':') && raw.line().starts_with(':'));
     assert!(!schema.line().starts_with('-'));

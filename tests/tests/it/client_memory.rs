@@ -153,10 +153,10 @@ fn what_the_scanner_knows_counts_until_the_request_is_done() {
     eventually("it has most", || info(&server, "evicted_clients") == 1);
     let mut raw = server.raw();
     raw.send(format!("*100001\r\n$6\r\nEXISTS\r\n{}", "$1\r\n1\r\n".repeat(99_999)));
-    eventually("it is counted", || info(&server, "mem_clients_normal") > 600_000);
+    eventually("the event is counted", || info(&server, "mem_clients_normal") > 600_000);
     raw.send("$1\r\n1\r\n");
     assert_eq!(raw.line(), ":0", "1 is a key of no space");
-    eventually("nothing is left", || info(&server, "mem_clients_normal") < 10_000);
+    eventually("the lag is 0", || info(&server, "mem_clients_normal") < 10_000);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_limit_holds_at_once_except_for_no_evict() {
     let mut small = queued(&server, MIB);
     assert!(info(&server, "mem_clients_normal") >= 9_000_000);
     assert_eq!(operator.ask(&["CONFIG", "SET", "maxmemory-clients", "8mb"]), "+OK");
-    assert_eq!(large.rest(), "", "it took most of those that may be closed");
+    assert_eq!(large.rest(), "", "the largest client was not closed");
     assert_eq!(small.ask(&["PING"]), "+QUEUED");
     assert_eq!(info(&server, "evicted_clients"), 1);
     assert_eq!(operator.ask(&["CONFIG", "RESETSTAT"]), "+OK");
@@ -182,5 +182,5 @@ fn the_limit_holds_at_once_except_for_no_evict() {
     assert_eq!(kept.ask(&["DISCARD"]), "+OK");
     assert_eq!(operator.ask(&["CONFIG", "SET", "maxmemory-clients", "0"]), "+OK");
     let mut again = queued(&server, 3 * MIB);
-    assert_eq!(again.ask(&["DISCARD"]), "+OK", "there is no limit any more");
+    assert_eq!(again.ask(&["DISCARD"]), "+OK", "the limit still applies");
 }

@@ -95,7 +95,7 @@ fn replicas_are_nodes_of_the_shard() {
         format!("{of_master} 127.0.0.1:{}@0 master - 0 0 1 connected 0-16383", master.port()),
         format!("{of_replica} 127.0.0.1:{}@0 slave {of_master} 0 0 1 connected", replica.port()),
     ];
-    eventually("the master knows the replica", || lines(&master) == expected);
+    eventually("the master lists the replica", || lines(&master) == expected);
     assert_eq!(lines(&replica), expected);
     let slots = |server: &TestServer| {
         let mut client = server.connection();

@@ -145,7 +145,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
     assert!(info(&mut connection, "cold_files") >= 3);
     verify(&server, &truth, &[1_000_001, 1_000_036, 5, 999_999]);
     assert!(info(&mut connection, "cold_reads") > 10);
-    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "all reads were prefetched");
     was_read_ahead(&mut connection);
 
     // Every kind of change, on cold rows.
@@ -288,7 +288,7 @@ fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() 
         })
         .collect();
     assert!(drawn.iter().all(|id| truth.contains_key(id)), "{drawn:?}");
-    assert!(drawn.iter().any(|&id| id < ids[8_000]), "most of them are on the disk: {drawn:?}");
+    assert!(drawn.iter().any(|&id| id < ids[8_000]), "most tables are on disk: {drawn:?}");
     let advice: redis::Value = call(&mut connection, "TM.ADVISE post").unwrap();
     let redis::Value::Array(advice) = advice else { panic!("{advice:?}") };
     let redis::Value::Int(looked_at) = advice[1] else { panic!("{advice:?}") };
@@ -319,9 +319,7 @@ fn changes_are_merged_by_themselves() {
         truth.retain(|id, _| !(ids[0]..=ids[499]).contains(id));
     }
     let waiting = |connection: &mut Connection| info(connection, "merge_backlog_rows") * 24;
-    tidemark_tests::eventually("what was deleted is merged", || {
-        waiting(&mut connection) < (1 << 20) / 8
-    });
+    tidemark_tests::eventually("deletions are merged", || waiting(&mut connection) < (1 << 20) / 8);
     assert!(info(&mut connection, "merges") > 3);
     verify(&server, &truth, &ids[..500]);
     assert_eq!(info(&mut connection, "spill_failures"), 0);
@@ -400,7 +398,7 @@ fn small_neighbours_become_one_file() {
         truth.retain(|id, _| !(some[0]..=some[some.len() - 1]).contains(id) || id % 100 == 0);
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 8").unwrap();
-    tidemark_tests::eventually("neighbours are one", || {
+    tidemark_tests::eventually("adjacent files are merged", || {
         info(&mut connection, "merge_backlog_rows") == 0
             && info(&mut connection, "cold_files") + 4 <= before
     });
@@ -450,7 +448,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             between += u32::from(before && saving(&mut connection));
             change(&mut connection, &mut truth);
         }
-        tidemark_tests::eventually("it is saved", || !saving(&mut connection));
+        tidemark_tests::eventually("the snapshot is saved", || !saving(&mut connection));
         if round % 4 == 1 {
             server = if round % 8 == 1 { server.killed() } else { server.restart() };
             gone.retain(|id| !truth.contains_key(id));
@@ -710,7 +708,7 @@ fn hundreds_of_connections_read_cold_pages() {
             }
         }
     }
-    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "everything was read ahead");
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), 0, "all reads were prefetched");
     was_read_ahead(&mut connection);
 }
 

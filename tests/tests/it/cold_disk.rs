@@ -38,7 +38,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
         if let Err(error) = add(&mut connection, &mut truth) {
             break error.to_string();
         }
-        assert!(truth.len() < 400_000, "no write was refused");
+        assert!(truth.len() < 400_000, "no write was rejected");
     };
     assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
     let rows = info(&mut connection, "cold_rows");
@@ -51,7 +51,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
             std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.to_string_lossy().contains(".tcold")).count() as u64
     };
-    tidemark_tests::eventually("nothing is left over", || {
+    tidemark_tests::eventually("files were left over", || {
         files() == info(&mut connection, "cold_files")
     });
     // Old rows can still be read, changed and deleted.
@@ -88,17 +88,17 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     assert!(told.contains("no room") && told.contains("max_bytes"), "{told}");
     verify(&server, &truth, &[]);
     let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
-    tidemark_tests::eventually("it spills without an error", || {
+    tidemark_tests::eventually("spilling works", || {
         let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
         text.contains("spill_last_status:ok")
     });
     add(&mut connection, &mut truth).unwrap();
     let more = truth.len() as u64;
     fill_from(&mut connection, more, 50_000, &mut truth);
-    tidemark_tests::eventually("it spills again", || {
+    tidemark_tests::eventually("spilling works again", || {
         info(&mut connection, "cold_rows") > rows + 10_000
     });
-    assert_eq!(some(&mut truth, &mut connection), 0, "there is room again");
+    assert_eq!(some(&mut truth, &mut connection), 0, "space is available again");
     verify(&server, &truth, &[]);
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
     assert!(text.contains("spill_last_status:ok"), "{text}");
@@ -161,7 +161,7 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
         assert!(told.starts_with(&format!("*{wanted}|")), "{text}: {told}");
         assert_eq!(told.matches("cannot be read").count(), wanted / 2, "{text}: {told}");
     }
-    assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8, and not by 7 any more");
+    assert_eq!(likes(&mut connection, 7, &[other]), [[1, 0]], "liked by 8 and no longer by 7");
     // Setting a flag without its counter needs no row; neither does a repeated like.
     let _: Value = call(&mut connection, &format!("PH.ADD liked 9 {spoiled}")).unwrap();
     let again: Vec<i64> = call(&mut connection, &format!("FEED.ACT like 7 {spoiled}")).unwrap();
@@ -212,12 +212,14 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
         }
     };
     change(&mut connection, &mut truth, &ids[2_000..]);
-    tidemark_tests::eventually("merging it fails", || info(&mut connection, "spill_failures") > 0);
+    tidemark_tests::eventually("merging the table fails", || {
+        info(&mut connection, "spill_failures") > 0
+    });
     let merges = info(&mut connection, "merges");
     for round in 0..4 {
         let others: Vec<u64> = truth.range(last + 1..).map(|(&id, _)| id).take(5_000).collect();
         change(&mut connection, &mut truth, &others);
-        tidemark_tests::eventually("others are merged", || {
+        tidemark_tests::eventually("the other tables are merged", || {
             info(&mut connection, "merges") > merges + round
         });
     }
@@ -298,7 +300,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
         (right, refused)
     };
     let (right, refused) = told(&mut connection);
-    assert!((1..4_000).contains(&refused), "{refused} rows of two blocks");
+    assert!((1..4_000).contains(&refused), "{refused} rejected rows of two blocks");
     let merges = info(&mut connection, "merges");
     for page in ids.chunks(500) {
         let mut pipe = redis::pipe();
@@ -309,7 +311,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     for _ in 0..9 {
         let _ = call::<u64>(&mut connection, "TM.SPILL post 1");
     }
-    assert!(info(&mut connection, "merges") > merges, "others are merged");
+    assert!(info(&mut connection, "merges") > merges, "the other tables are merged");
     assert!(server.folder().join(&rows.name).exists());
     assert_eq!(told(&mut connection), (right, refused));
     // Restores the content, as from a backup.

@@ -117,7 +117,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     fill(&mut connection, 0, 6_000, &mut truth);
     // When memory runs short, the oldest tables are spilled and no pair is lost.
     let (mut cold, mut still) = (0, 0);
-    eventually("it spills by itself, as much as it wants", || {
+    eventually("background spills have ended", || {
         let before = std::mem::replace(&mut cold, info(&mut connection, "cold_pairs"));
         still = if before == cold && cold > 5_000 { still + 1 } else { 0 };
         still == 40
@@ -128,7 +128,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     let in_place = info(&mut connection, "cold_reads_in_place");
     verify(&server, &truth);
     assert!(info(&mut connection, "cold_reads") > 1000);
-    assert_eq!(info(&mut connection, "cold_reads_in_place"), in_place, "everything was read ahead");
+    assert_eq!(info(&mut connection, "cold_reads_in_place"), in_place, "all reads were prefetched");
     for round in 0..3 {
         let mut connection = server.connection();
         let merges = info(&mut connection, "merges");
@@ -180,7 +180,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     for space in ["read", "user"] {
         let told =
             call::<Value>(&mut connection, &format!("TM.SPILL {space}")).unwrap_err().to_string();
-        assert!(told.contains("not configured to spill"), "{told}");
+        assert!(told.contains("spilling is not enabled"), "{told}");
     }
     let told = call::<Value>(&mut connection, "TM.SPILL liked -1").unwrap_err().to_string();
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
@@ -199,9 +199,7 @@ fn late_likes_wait_for_merges_and_are_not_refused() {
         let mut connection = server.connection();
         let mut truth = Truth::new();
         fill(&mut connection, 0, posts, &mut truth);
-        eventually("the oldest tables are on the disk", || {
-            info(&mut connection, "cold_pairs") > posts
-        });
+        eventually("the oldest tables are on disk", || info(&mut connection, "cold_pairs") > posts);
         let merges = info(&mut connection, "merges");
         // Many more late likes than memory can hold, for a few posts of the oldest table.
         for viewers in (10_000u64..20_000).collect::<Vec<_>>().chunks(500) {
@@ -210,7 +208,7 @@ fn late_likes_wait_for_merges_and_are_not_refused() {
                 let post = FIRST + viewer % 10;
                 pipe.cmd("FEED.ACT").arg("like").arg(viewer).arg(post);
             }
-            let done: Vec<Vec<i64>> = pipe.query(&mut connection).expect("no like is refused");
+            let done: Vec<Vec<i64>> = pipe.query(&mut connection).expect("a like was rejected");
             for (viewer, done) in viewers.iter().zip(done) {
                 if done == [1] {
                     truth.insert((FIRST + viewer % 10, *viewer), true);
@@ -254,7 +252,7 @@ fn a_cold_flag_is_one_read() {
     assert_eq!(info(&mut connection, "cold_reads") - before, 50);
     let _: Value =
         cmd("PH.EXISTS").arg("liked").arg(777_777).arg(&page).query(&mut connection).unwrap();
-    assert_eq!(info(&mut connection, "cold_reads") - before, 50, "they are cached");
+    assert_eq!(info(&mut connection, "cold_reads") - before, 50, "the pages are cached");
     was_read_ahead(&mut connection);
 }
 
@@ -342,7 +340,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
         ids.retain(|id| id % 7 == 0);
         truth.extend(ids.iter().flat_map(|id| (2..500).map(|viewer| ((*id, viewer), true))));
         post += 20;
-        assert!(post < FIRST + 8_000, "no write was refused");
+        assert!(post < FIRST + 8_000, "no write was rejected");
     };
     assert!(refused.contains("OOM") && refused.contains("memory limit"), "{refused}");
     verify(&server, &truth);
@@ -378,7 +376,7 @@ fn a_replica_has_the_spilled_flags_and_is_promoted() {
     fill(&mut connection, 6_000, 12_000, &mut truth);
     change(&mut connection, &mut truth, 1);
     in_step(&master, &replica);
-    eventually("the replica spills by itself", || {
+    eventually("the replica spills in the background", || {
         info(&mut replica.connection(), "cold_files") > before
     });
     verify(&replica, &truth);
@@ -404,10 +402,10 @@ fn a_space_that_recycles_again_lets_its_files_go() {
     eventually("it spills", || info(&mut connection, "cold_files") > 1);
     let _: String = call(&mut connection, "TM.SPACE ALTER liked SET spill no").unwrap();
     fill(&mut connection, 6_000, 12_000, &mut Truth::new());
-    eventually("the files go", || info(&mut connection, "cold_files") == 0);
+    eventually("the files are removed", || info(&mut connection, "cold_files") == 0);
     assert!(horizon(&mut connection) > FIRST);
     let old: Option<i64> = call(&mut connection, &format!("SISMEMBER liked:{FIRST} 0")).unwrap();
-    assert_eq!(old, None, "it is not known any more");
+    assert_eq!(old, None, "the pair is still known");
     let names = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().file_name());
     let cold = names.filter(|name| name.to_string_lossy().contains(".tcold")).count();
     assert_eq!(cold, 0);

@@ -24,10 +24,10 @@ fn counters() {
             ("CNT.INCRBY post 1 like 5", "*1\r\n:5\r\n"),
             ("CNT.INCRBY post 1 like 2 read 100000", "*2\r\n:7\r\n:100000\r\n"),
             ("CNT.GET post 1 2", "*2\r\n*4\r\n:7\r\n:0\r\n:0\r\n:100000\r\n*-1\r\n"),
-            ("CNT.INCRBY post 1 like -10 MIN 0", "-ERR the new value would leave the bounds\r\n"),
+            ("CNT.INCRBY post 1 like -10 MIN 0", "-ERR the new value would be out of bounds\r\n"),
             ("CNT.INCRBY post 1 like -10 MIN 0 SAT", "*1\r\n:0\r\n"),
             ("CNT.INCRBY post 1 like 10 MAX 7 SAT", "*1\r\n:7\r\n"),
-            ("CNT.INCRBY post 1 like 10 min 9 max 3", "-ERR MIN 9 is above MAX 3\r\n"),
+            ("CNT.INCRBY post 1 like 10 min 9 max 3", "-ERR MIN 9 is greater than MAX 3\r\n"),
             (
                 "CNT.INCRBY post 1 like 1 read 9223372036854775807",
                 "-ERR increment or decrement would overflow\r\n",
@@ -162,8 +162,8 @@ fn hashes_strings_and_keys() {
             ("SET post:1:like 10", "+OK\r\n"),
             (
                 "SET post:1:like 10 EX 5",
-                "-ERR SET with an expiry is not possible here: counters, rows and pairs do not \
-                 expire (expire = \"ignore\" in the space's configuration ignores it)\r\n",
+                "-ERR SET with an expiry is not supported: counters, rows and pairs do not expire \
+                 (set expire = \"ignore\" in the space's configuration to accept it)\r\n",
             ),
             ("SET post:1:like ten", "-ERR value is not an integer or out of range\r\n"),
             ("INCR post:1:like", ":11\r\n"),
@@ -182,12 +182,12 @@ fn hashes_strings_and_keys() {
             ("GET post:1:nope", "-ERR No schema field 'nope' in space 'post'\r\n"),
             (
                 "INCR post:01:like",
-                "-ERR Invalid key 'post:01:like': its id begins with zeros (padded_ids = true in \
-                 the space's configuration accepts them)\r\n",
+                "-ERR Invalid key 'post:01:like': the id has leading zeros (set padded_ids = true \
+                 in the space to accept them)\r\n",
             ),
             (
                 "HSET post:18446744073709551616 like 1",
-                "-ERR Invalid key 'post:18446744073709551616': its id is larger than \
+                "-ERR Invalid key 'post:18446744073709551616': the id exceeds \
                  18446744073709551615\r\n",
             ),
             ("HINCRBY post:18446744073709551615 like 1", ":1\r\n"),
@@ -205,8 +205,8 @@ fn hashes_strings_and_keys() {
             ("EXISTS post:1", ":0\r\n"),
             (
                 "DEL post:18446744073709551615 read:1",
-                "-ERR the pairs of an id cannot be deleted together: name the members (SISMEMBER, \
-                 SREM, PH.EXISTS, PH.DEL)\r\n",
+                "-ERR the pairs of an id cannot be deleted as a whole: name the members \
+                 (SISMEMBER, SREM, PH.EXISTS, PH.DEL)\r\n",
             ),
             ("EXISTS post:18446744073709551615", ":1\r\n"),
             ("HSET user:1 follower 5", ":1\r\n"),
@@ -280,18 +280,9 @@ fn ids_below_the_horizon_are_unknown_and_not_no() {
             ("BF.EXISTS liked:1 7", ":0\r\n"),
             ("BF.MEXISTS liked:1 7 8", "*2\r\n:0\r\n:0\r\n"),
             ("CF.EXISTS liked:1 7", ":0\r\n"),
-            (
-                "CF.ADD liked:1 7",
-                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
-            ),
-            (
-                "CF.DEL liked:1 7",
-                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
-            ),
-            (
-                "SADD liked:1 7",
-                "-ERR the id lies below the horizon: its pairs are no longer kept\r\n",
-            ),
+            ("CF.ADD liked:1 7", "-ERR the id is below the horizon, its pairs were dropped\r\n"),
+            ("CF.DEL liked:1 7", "-ERR the id is below the horizon, its pairs were dropped\r\n"),
+            ("SADD liked:1 7", "-ERR the id is below the horizon, its pairs were dropped\r\n"),
             ("FEED.ACT like 7 1", "*1\r\n$-1\r\n"),
             ("FEED.GET home 7 1", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n$-1\r\n:0\r\n"),
             ("CNT.GET post 1", "*1\r\n*-1\r\n"),

@@ -169,7 +169,7 @@ fn rewritten_file_starts_a_new_replica() {
         let mut own = loaded();
         own.durability.dir = new.path().to_path_buf();
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let error = tidemark_server::start(own, listener).err().expect("it does not start");
+        let error = tidemark_server::start(own, listener).err().expect("the server started");
         assert!(error.to_string().contains("there is no counter 'post.share'"), "{error}");
 
         let views = |words: &[&str]| {

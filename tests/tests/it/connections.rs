@@ -138,7 +138,7 @@ fn one_client_too_many_is_told_so() {
     two.request(&["PING"]).expect("+PONG\r\n");
     assert_eq!(server.raw().rest(), "-ERR max number of clients reached\r\n");
     drop(one);
-    eventually("there is room again", || server.raw().ask(&["PING"]) == "+PONG");
+    eventually("space is available again", || server.raw().ask(&["PING"]) == "+PONG");
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn subscribers_replicas_and_blocked_clients_are_not_idle() {
     let replica = TestServer::start();
     let (host, port) = ("127.0.0.1", server.port().to_string());
     redis::cmd("REPLICAOF").arg(host).arg(&port).query::<()>(&mut replica.connection()).unwrap();
-    eventually("the replica follows", || server.raw().ask(&["WAIT", "1", "100"]) == ":1");
+    eventually("the replica is connected", || server.raw().ask(&["WAIT", "1", "100"]) == ":1");
     let link = || {
         let info = redis::cmd("INFO").query::<redis::InfoDict>(&mut replica.connection()).unwrap();
         ["master_link_status", "repl_continued", "repl_full_syncs"]
             .map(|name| info.get::<String>(name).unwrap())
     };
-    eventually("its link is up", || link()[0] == "up");
+    eventually("the link is up", || link()[0] == "up");
     let before = link();
     let mut listener = server.raw();
     listener.request(&["SUBSCRIBE", "a"]).expect("*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n");
@@ -177,7 +177,7 @@ fn subscribers_replicas_and_blocked_clients_are_not_idle() {
     assert_eq!(server.raw().ask(&["PUBLISH", "a", "x"]), ":1");
     listener.expect("*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n");
     while !monitor.line().contains("\"PUBLISH\"") {}
-    assert_eq!(link(), before, "one link all the time");
+    assert_eq!(link(), before, "the link was reopened");
 }
 
 fn connected(server: &TestServer) -> usize {
@@ -197,12 +197,12 @@ fn a_client_that_leaves_while_blocked_is_noticed() {
         for _ in 0..20 {
             server.raw().request(gone);
         }
-        eventually("they are gone", || connected(&server) == 1);
+        eventually("the clients are closed", || connected(&server) == 1);
     }
     let mut operator = server.raw();
     let mut waits = server.raw();
     waits.request(&["WAIT", "1", "0"]);
-    eventually("it is seen to wait", || {
+    eventually("the client is blocked", || {
         redis::cmd("INFO")
             .query::<redis::InfoDict>(&mut server.connection())
             .unwrap()
@@ -215,7 +215,7 @@ fn a_client_that_leaves_while_blocked_is_noticed() {
     }
     let mut stays = server.raw();
     stays.request(&["HINCRBY", "post:1", "like", "1"]);
-    eventually("they are gone", || connected(&server) == 4);
+    eventually("the clients are closed", || connected(&server) == 4);
     assert_eq!(operator.ask(&["CLIENT", "UNPAUSE"]), "+OK");
     stays.expect(":1\r\n");
 }
@@ -307,7 +307,7 @@ fn client_with_a_full_output_buffer_loses_no_reply() {
     // Until the buffers of both sides are full.
     while let Ok(n) = slow.stream.write(&batch[sent % batch.len()..]) {
         sent += n;
-        assert!(sent < 200 << 20, "the server reads on and on");
+        assert!(sent < 200 << 20, "the server did not stop reading");
     }
     let mut other = server.raw();
     let list = bulk(&mut other, &["CLIENT", "LIST"]);
@@ -317,7 +317,7 @@ fn client_with_a_full_output_buffer_loses_no_reply() {
         .map(|l| l.split(' ').next().unwrap().parse::<usize>().unwrap())
         .max()
         .unwrap();
-    assert!((LIMIT..2 * LIMIT).contains(&waiting), "{waiting} bytes wait: {list}");
+    assert!((LIMIT..2 * LIMIT).contains(&waiting), "{waiting} bytes pending: {list}");
     // Once the client reads, every reply arrives complete and in order.
     let whole = sent / ping.len();
     let reply = format!("$1000\r\n{}\r\n", "x".repeat(1000));

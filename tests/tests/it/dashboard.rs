@@ -60,7 +60,7 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
         let before = info(connection);
         // The current refresh may have started before INFO was read.
         let now = browser.run(&format!("return {rounds}")).as_u64().unwrap();
-        browser.wait("a round began and ended", &format!("return {rounds} > {now} + 1"));
+        browser.wait("a refresh has completed", &format!("return {rounds} > {now} + 1"));
         let shown = figures(browser);
         let after = info(connection);
         wrong.retain(|name| {
@@ -73,7 +73,7 @@ fn shows_what_info_tells(browser: &Browser, connection: &mut Connection) {
             return;
         }
     }
-    panic!("never as INFO tells: {wrong:?}");
+    panic!("values differ from INFO: {wrong:?}");
 }
 
 /// Values without an INFO counterpart: rates of the last interval, sums, and counters of the
@@ -106,7 +106,7 @@ fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
         cmd("FEED.ACT").arg("like").arg(3).arg(id).query::<Vec<Option<i64>>>(&mut c).unwrap();
     }
     cmd("BACKUP").arg("TO").arg("first").exec(&mut c).unwrap();
-    eventually("the backup is there", || info(&mut c)["backup_last_time"] != "0");
+    eventually("the backup is listed", || info(&mut c)["backup_last_time"] != "0");
     browser.resize(1440);
     open(&browser, address);
 
@@ -145,7 +145,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
     let mut c = server.connection();
     is_seen(&browser, "empty", address, &mut c);
     let compared = "return document.getElementById('memory-bars').textContent";
-    assert!(browser.run(compared).as_str().unwrap().contains("no data yet to compare"));
+    assert!(browser.run(compared).as_str().unwrap().contains("Comparison with Redis: no data yet"));
 
     let (server, address) = with_admin(|config| {
         for existence in &mut config.existence {
@@ -180,12 +180,12 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
         });
         let is = |name: &str| info(&mut server.connection())[name] != "0";
         eventually("tables roll, and the oldest are recycled", || is("existence_liked.horizon"));
-        eventually("the oldest rows are on the disk", || is("cold_files"));
+        eventually("the oldest rows are on disk", || is("cold_files"));
         is_seen(&browser, "busy", address, &mut c);
         is_over.store(true, Relaxed);
     });
     let bars = |state: &str| browser.run(&format!("return !!document.querySelector('{state}')"));
-    assert_eq!(bars("#space-list .cold"), json!(true), "a ring shows what is on the disk");
+    assert_eq!(bars("#space-list .cold"), json!(true), "a ring shows the tables on disk");
     assert_eq!(bars("#space-list .closed"), json!(true));
 }
 
@@ -204,7 +204,7 @@ fn the_dashboard_shows_a_replica_that_lags_and_a_full_disk() {
         replica.ask(&follow),
         redis_protocol::resp2::types::OwnedFrame::SimpleString(b"OK".into())
     );
-    eventually("it follows", || info(&mut c)["connected_slaves"] == "1");
+    eventually("the node is a connected replica", || info(&mut c)["connected_slaves"] == "1");
     eventually("in step", || info(&mut c).get("slave0.state").is_some_and(|s| s == "online"));
     replica.freeze(true);
     for id in 0..200_000u64 {
@@ -220,11 +220,11 @@ fn the_dashboard_shows_a_replica_that_lags_and_a_full_disk() {
     let lag = "return document.querySelector('#topology .node:last-child').textContent";
     let told = browser.run(lag);
     let told = told.as_str().unwrap();
-    assert!(told.contains("Behind by") && !told.contains("Behind by0 B"), "{told}");
+    assert!(told.contains("Lag") && !told.contains("Lag0 B"), "{told}");
     drop((master, replica));
 
     let Some(disk) = SmallDisk::mount(96) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let options = ["--fsync", "always", "--admin-port", &port];
     let program = Program::start_as(&[], disk.path(), &options).unwrap();
@@ -246,7 +246,8 @@ fn the_dashboard_shows_a_replica_that_lags_and_a_full_disk() {
 fn fits_and_is_accessible(browser: &Browser, state: &str) {
     for width in [1440, 390] {
         browser.resize(width);
-        browser.wait("it is drawn anew", "return document.querySelector('#rates svg') !== null");
+        browser
+            .wait("the chart is redrawn", "return document.querySelector('#rates svg') !== null");
         assert_eq!(browser.overflowing(), json!([]), "{state}, {width} px");
         browser.screenshot(&format!("{state} {width}"));
     }
@@ -262,7 +263,7 @@ fn walks_along_a_ring(browser: &Browser) {
     assert!(newest.as_str().unwrap().contains("live, ids "), "{newest}");
     browser.press("ArrowLeft");
     browser.wait(
-        "the table before is described",
+        "the previous table is described",
         &format!("return {ring}.getAttribute('aria-valuetext').includes('closed, ids ')"),
     );
     // A refresh redraws the ring and keeps selection and focus.
@@ -292,7 +293,7 @@ fn inspects_a_page(browser: &Browser, server: &TestServer) {
     let script = format!("return [...{shown}].map(e => [e.dataset.raw, e.dataset.from])");
     let cells: Vec<(String, String)> = serde_json::from_value(browser.run(&script)).unwrap();
     let values: Vec<Option<i64>> = cells.iter().map(|(raw, _)| raw.parse().ok()).collect();
-    assert_eq!(values, page.concat(), "they are those of FEED.GET");
+    assert_eq!(values, page.concat(), "the values differ from FEED.GET");
     let from: Vec<&str> = cells.iter().map(|(_, from)| from.as_str()).collect();
     assert_eq!(from[..6], ["aux", "bits", "bits", "bits", "filter", "filter"], "post 3999");
     assert_eq!(from[6..12], ["bits", "bits", "bits", "bits", "filter", "filter"], "post 3998");
@@ -305,7 +306,7 @@ fn inspects_a_page(browser: &Browser, server: &TestServer) {
     );
     browser.wait(
         "an error is shown",
-        "const e = document.getElementById('inspect-error'); \
-         return !e.hidden && e.textContent === \"'x' is no id\"",
+        "const e = document.getElementById('inspect-error'); return !e.hidden && e.textContent === \
+         \"'x' is not a valid id\"",
     );
 }

@@ -166,7 +166,7 @@ fn a_stock_of_a_hundred_is_sold_a_hundred_times() {
     c.request(&["CNT.INCRBY", "post", "7", "like", "-70", "MIN", "0"]).expect("*1\r\n:30\r\n");
     assert_eq!(
         c.ask(&["CNT.INCRBY", "post", "7", "repost", "1", "like", "-31", "MIN", "0"]),
-        "-ERR the new value would leave the bounds"
+        "-ERR the new value would be out of bounds"
     );
     c.request(&["CNT.INCRBY", "post", "7", "repost", "1", "like", "-31", "MIN", "0", "SAT"])
         .expect("*2\r\n:1\r\n:0\r\n");

@@ -114,11 +114,11 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     // Every attempt starts with a manifest, and the snapshot changes between attempts.
-    eventually("it is cut", || link.cuts.load(SeqCst) >= 2);
+    eventually("the link is cut", || link.cuts.load(SeqCst) >= 2);
     call("HSET post:3 like 33");
     call("PH.ADD liked 8 5");
     call("SAVE");
-    eventually("it is cut again", || link.cuts.load(SeqCst) >= 3);
+    eventually("the link is cut again", || link.cuts.load(SeqCst) >= 3);
     let replica = replica.stopped().started();
     in_step(&master, &replica);
     let (passed, cuts) = (link.passed.load(SeqCst), link.cuts.load(SeqCst));
@@ -166,7 +166,7 @@ fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
     let words = ["127.0.0.1", &port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
     assert_eq!(number(&replica, "slave_priority"), 0);
-    eventually("it can be promoted", || {
+    eventually("the node can be promoted", || {
         number(&replica, "slave_priority") == 100 && number(&replica, "repl_full_syncs") == 1
     });
     let status = info(&mut replica.connection(), "master_link_status");
@@ -206,7 +206,7 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
     };
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
-    eventually("some of it has come", || link.cuts.load(SeqCst) >= 1 && staged() > 1);
+    eventually("a part is received", || link.cuts.load(SeqCst) >= 1 && staged() > 1);
     redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query::<()>(&mut replica.connection()).unwrap();
     let like = || {
         redis::cmd("HINCRBY")
@@ -215,7 +215,7 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
             .query::<u64>(&mut replica.connection())
     };
     assert_eq!(like().unwrap(), 2);
-    eventually("the rest of it is gone", || staged() == 0);
+    eventually("the partial files are removed", || staged() == 0);
     let replica = replica.stopped().started();
     assert_eq!(number(&replica, "repl_full_syncs"), 0);
     let row: u64 =
@@ -243,7 +243,7 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     let mut connection = replica.connection();
     eventually("it refuses", || {
         info(&mut connection, "master_link_error")
-            .is_some_and(|error| error.contains("another data set"))
+            .is_some_and(|error| error.contains("a different data set"))
     });
     assert_eq!(
         redis::cmd("HGET").arg("post:1").arg("like").query::<u64>(&mut connection).unwrap(),
@@ -268,14 +268,16 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     let mut attempts = attempts_at(&master);
     follow(&replica, &master);
     let mut connection = replica.connection();
-    eventually("it says why", || {
+    eventually("the error names the reason", || {
         info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum"))
     });
     less_and_less_often(&mut attempts, 4);
     let left_s = |connection: &mut _| {
         info(connection, "master_link_retry_seconds").and_then(|s| s.parse::<u64>().ok())
     };
-    eventually("it says when", || left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s)));
+    eventually("the time of the error is reported", || {
+        left_s(&mut connection).is_some_and(|s| (4..=8).contains(&s))
+    });
     let asked = Instant::now();
     redis::cmd("CONFIG")
         .arg(&["SET", "slowlog-max-len", "7"])
@@ -284,7 +286,7 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     eventually("at once", || attempts() == 5);
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     let asked = Instant::now();
-    eventually("and a second later", || attempts() == 6);
+    eventually("one second later", || attempts() == 6);
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     bytes[last] ^= 1;
     std::fs::write(&largest, &bytes).unwrap();
@@ -348,7 +350,10 @@ fn a_replica_takes_its_masters_spaces_over() {
         let replica = replica.stopped().started();
         in_step(&master, &replica);
         assert_eq!(ask(&replica, &["HGET", "shop:1", "like"]).unwrap(), 5, "saved: {is_saved}");
-        assert!(ask(&replica, &["HSET", "post:1", "share", "1"]).is_err(), "it has no such field");
+        assert!(
+            ask(&replica, &["HSET", "post:1", "share", "1"]).is_err(),
+            "the replica accepted an unknown field"
+        );
         let page: Vec<Vec<i64>> = redis::cmd("FEED.GET")
             .arg(&["home", "7", "1"])
             .query(&mut replica.connection())

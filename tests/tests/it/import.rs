@@ -52,7 +52,7 @@ fn import_speaks_tls_and_logs_in() {
         (ConnectArgs { cacert: other_ca, ..good.clone() }, "invalid peer certificate"),
         (ConnectArgs { cacert: path("gone.pem"), ..good.clone() }, "--cacert: cannot read"),
         (ConnectArgs { cert: path("gone.pem"), ..good.clone() }, "--cert: cannot read"),
-        (ConnectArgs { key: path("server.key"), ..good.clone() }, "is not the key of the"),
+        (ConnectArgs { key: path("server.key"), ..good.clone() }, "does not match the"),
         (
             ConnectArgs { sni: Some("elsewhere".to_owned()), ..good.clone() },
             "invalid peer certificate",

@@ -71,10 +71,10 @@ fn import_copies_what_the_servers_key_patterns_name() {
     cmd("HSET").arg("post:5001").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     cmd("HSET").arg("post:17").arg("like").arg(3).query::<i64>(&mut ours).unwrap();
     let words = ["5,102 keys", "5,001 rows set, 5,000 flags", "0 bad keys", "0 keys differ"];
-    let words = [&words[..], &["1 keys fit no pattern (session:1)"]].concat();
+    let words = [&words[..], &["1 keys match no pattern (session:1)"]].concat();
     let more = ["--verify", "--allow-extra"];
     done(import(folder.path(), redis.port, server.port(), &more), &words);
-    assert!(!folder.path().join("tidemark-import.state").exists(), "it is complete");
+    assert!(!folder.path().join("tidemark-import.state").exists(), "the import is complete");
     assert_eq!(row(&mut ours, "post:17")["like"], 17);
     assert_eq!(row(&mut ours, "post:5001")["like"], 3);
     assert_eq!(row(&mut ours, "post:9000")["like"], 12);
@@ -89,15 +89,17 @@ fn import_copies_what_the_servers_key_patterns_name() {
     let output = import(folder.path(), redis.port, server.port(), &more).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let said = said(&output);
-    for word in
-        ["2 keys differ", "1 keys not readable", "post:18: field 'comment'", "1 rows are here only"]
+    for word in ["2 keys differ", "1 keys not readable", "post:18: field 'comment'", "1 extra rows"]
     {
         assert!(said.contains(word), "{word}: {said}");
     }
     let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
-    assert!(report.contains("post:17: like is 18 there and 17 here\n"), "{report}");
+    assert!(
+        report.contains("post:17: like is 18 on the source and 17 on the server\n"),
+        "{report}"
+    );
     assert!(report.contains("liked:1: member stranger is not set\n"), "{report}");
-    assert!(report.contains("post 5001: like 3 only here\n"), "{report}");
+    assert!(report.contains("post 5001: like 3 exists only on the server\n"), "{report}");
     assert!(report.contains("post:18: field 'comment'"), "{report}");
 }
 
@@ -121,7 +123,7 @@ fn import_of_nothing_fails() {
             .query::<i64>(&mut theirs)
             .unwrap();
     }
-    fails("none of 20 keys fits a pattern (post:*");
+    fails("none of 20 keys matches a pattern (post:*");
     let layout = ["--layout", "hash key=article:{id} space=post"];
     done(import(folder.path(), redis.port, server.port(), &layout), &["20 rows set"]);
 }
@@ -144,7 +146,7 @@ fn deleted_keys_are_found_and_deleted() {
     // Padded ids are not mistaken for deleted keys.
     run(&mut ours, &["TM.SPACE ALTER post SET padded_ids yes"]);
     run(&mut theirs, &["HSET post:0009000 like 9", "SET post:0009001:read 9"]);
-    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["; 0 rows are here"]);
+    done(import(folder.path(), redis.port, server.port(), &["--verify"]), &["; 0 extra rows"]);
     run(
         &mut theirs,
         &["DEL post:17", "UNLINK post:18 liked:18", "HDEL post:21 like", "SREM liked:1 100 200"],
@@ -156,19 +158,19 @@ fn deleted_keys_are_found_and_deleted() {
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
     for line in [
-        "post 17: like 17, comment 70000, read -17 only here\n",
-        "post 18: like 18 only here\n",
-        "post 21: like 21 only here\n",
-        "post 8000: like 3 only here\n",
+        "post 17: like 17, comment 70000, read -17 exists only on the server\n",
+        "post 18: like 18 exists only on the server\n",
+        "post 21: like 21 exists only on the server\n",
+        "post 8000: like 3 exists only on the server\n",
     ] {
         assert!(report.contains(line), "{line}: {report}");
     }
-    assert_eq!(report.matches("only here").count(), 4, "{report}");
+    assert_eq!(report.matches("exists only on the server").count(), 4, "{report}");
     // Nothing is deleted without the option.
     done(import(folder.path(), redis.port, server.port(), &[]), &[]);
     assert_eq!(row(&mut ours, "post:17")["like"], 17);
     let more = ["--delete-missing", "--verify"];
-    let words = ["4 rows deleted that are missing there", "; 0 keys differ; 0 rows are here only"];
+    let words = ["4 rows deleted that the source lacks", "; 0 keys differ; 0 extra rows"];
     done(import(folder.path(), redis.port, server.port(), &more), &words);
     for (key, there) in [("post:17", 0), ("post:18", 0), ("post:21", 0), ("post:8000", 0)] {
         assert_eq!(cmd("EXISTS").arg(key).query::<i64>(&mut ours).unwrap(), there, "{key}");
@@ -178,8 +180,8 @@ fn deleted_keys_are_found_and_deleted() {
     let is_set = |ours: &mut Connection, key: &str, member: u64| {
         cmd("SISMEMBER").arg(key).arg(member).query::<i64>(ours).unwrap() == 1
     };
-    assert!(!is_set(&mut ours, "liked:18", 17), "its post is gone");
-    assert!(is_set(&mut ours, "liked:1", 100), "a scan does not say that it was removed");
+    assert!(!is_set(&mut ours, "liked:18", 17), "the post is deleted");
+    assert!(is_set(&mut ours, "liked:1", 100), "a scan removed a member");
     done(import(folder.path(), redis.port, server.port(), &["--renew-sets", "--verify"]), &[]);
     assert!(!is_set(&mut ours, "liked:1", 100) && is_set(&mut ours, "liked:1", 300));
 }
@@ -204,18 +206,18 @@ fn deleted_fields_of_buckets_are_found() {
     let import = |options: &[&str]| {
         import(folder.path(), redis.port, server.port(), &[&more[..], options].concat())
     };
-    done(import(&["--verify"]), &["; 0 rows are here only"]);
+    done(import(&["--verify"]), &["; 0 extra rows"]);
     run(&mut theirs, &["HDEL likes:2 5", "HDEL reads:0 7", "DEL likes:1"]);
     run(&mut ours, &["HSET post:5000 like 1 comment 2"]);
     let output = import(&["--only-verify", "--report", "differences"]).output().unwrap();
-    assert!(said(&output).contains("1,003 rows are here only"), "{}", said(&output));
+    assert!(said(&output).contains("1,003 extra rows"), "{}", said(&output));
     let report = std::fs::read_to_string(folder.path().join("differences")).unwrap();
     for line in ["post 5000: like 1 ", "post 2005: like 2005 ", "post 7: read 14 ", "post 1000: "] {
         assert!(report.contains(line), "{line}: {report}");
     }
     done(import(&["--delete-missing"]), &[]);
     let now = row(&mut ours, "post:5000");
-    assert_eq!((now["like"], now["comment"]), (0, 2), "no layout has its comments");
+    assert_eq!((now["like"], now["comment"]), (0, 2), "comments were not in a layout");
 
     let set = ["SET", "notify-keyspace-events", "KA"];
     cmd("CONFIG").arg(&set).query::<()>(&mut theirs).unwrap();
@@ -254,8 +256,10 @@ fn import_follows_deletions() {
     let is_set = |ours: &mut Connection, key: &str, member: u64| {
         cmd("SISMEMBER").arg(key).arg(member).query::<i64>(ours).unwrap() == 1
     };
-    eventually("all is copied", || exists(&mut ours, "post:2000") && exists(&mut ours, "post:1"));
-    eventually("all is copied", || is_set(&mut ours, "liked:1", 100));
+    eventually("all keys are copied", || {
+        exists(&mut ours, "post:2000") && exists(&mut ours, "post:1")
+    });
+    eventually("all keys are copied", || is_set(&mut ours, "liked:1", 100));
     run(
         &mut theirs,
         &[
@@ -272,18 +276,21 @@ fn import_follows_deletions() {
             .iter()
             .all(|(key, member)| !is_set(&mut ours, key, *member))
     });
-    assert!(is_set(&mut ours, "liked:1", 200), "the others are set anew");
-    eventually("what a hash loses beside keys of single counters", || {
+    assert!(is_set(&mut ours, "liked:1", 200), "the other members are set again");
+    eventually("fields removed from hashes with keys of single counters", || {
         row(&mut ours, "post:30")["like"] == 0 && row(&mut ours, "post:30")["read"] == 7
     });
     run(&mut theirs, &["FLUSHALL", "HSET post:7 like 70"]);
-    eventually("all others are gone", || {
+    eventually("all other rows are deleted", || {
         !exists(&mut ours, "post:1") && !exists(&mut ours, "post:30")
     });
-    eventually("a later key is here", || row(&mut ours, "post:7").get("like") == Some(&70));
+    eventually("a later key is copied", || row(&mut ours, "post:7").get("like") == Some(&70));
     let output = running.wait_with_output().unwrap();
     let text = said(&output);
-    assert!(output.status.success() && text.contains("all of its keys were deleted"), "{text}");
+    assert!(
+        output.status.success() && text.contains("all keys of the source were deleted"),
+        "{text}"
+    );
 }
 
 /// A set deleted while no import runs appears in no scan; once recreated, it has the new members
@@ -310,13 +317,13 @@ fn renewed_sets_lose_members_from_before_the_import() {
     let mut line = String::new();
     while !line.contains("following changes") {
         line.clear();
-        assert!(text.read_line(&mut line).unwrap() > 0, "it has ended");
+        assert!(text.read_line(&mut line).unwrap() > 0, "the import has exited");
     }
     run(&mut theirs, &["SADD liked:1 9", "SADD liked:3 9"]);
     let members = |ours: &mut Connection, key: &str| -> Vec<i64> {
         cmd("SMISMEMBER").arg(key).arg(&[7, 8, 9]).query(ours).unwrap()
     };
-    eventually("new members are here", || {
+    eventually("new members are copied", || {
         members(&mut ours, "liked:1") == [0, 0, 1] && members(&mut ours, "liked:3") == [1, 0, 1]
     });
     assert_eq!(members(&mut ours, "liked:2"), [0, 1, 0]);
@@ -377,9 +384,12 @@ fn import_reads_older_layouts() {
     assert_eq!(row(&mut ours, "user:7")["following"], -5);
     // Layouts that name an unknown space, field or kind.
     for (layout, why) in [
-        ("hash key=post:{id} space=nope", "the server has no counter space 'nope'; it has: post"),
-        ("string key=r:{id} space=post fields=nope", "has no field 'nope'; it has: like, repost"),
-        ("zset key=r:{id} space=post", "none of hash, string, set, bits, buckets"),
+        ("hash key=post:{id} space=nope", "no such counter space 'nope'; the server has: post"),
+        (
+            "string key=r:{id} space=post fields=nope",
+            "no such field 'nope' in the space 'post'; it has: like, repost",
+        ),
+        ("zset key=r:{id} space=post", "expected hash, string, set, bits or buckets"),
     ] {
         let output =
             import(folder.path(), redis.port, server.port(), &["--layout", layout]).output();
@@ -437,13 +447,13 @@ fn import_goes_on_after_kills_of_either_side() {
     let output = running.unwrap().wait_with_output().unwrap();
     let text = said(&output);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("trying again") && text.contains("; 0 keys differ"), "{text}");
+    assert!(text.contains("retrying") && text.contains("; 0 keys differ"), "{text}");
     assert!(!state.exists());
     // The state of another import is refused.
     let other = "{\"import\":[\"redis://other:1\"],\"places\":[]}";
     std::fs::write(&state, other).unwrap();
     let output = import(folder.path(), port, server.port(), &[]).output().unwrap();
-    assert!(!output.status.success() && said(&output).contains("is of another import"));
+    assert!(!output.status.success() && said(&output).contains("belongs to another import"));
     redis.kill().unwrap();
     redis.wait().unwrap();
     // Without a reachable server the program reports an error and ends.
@@ -489,9 +499,9 @@ fn import_follows_changes_until_both_are_equal() {
     let output = running.wait_with_output().unwrap();
     let text = said(&output);
     assert!(output.status.success() && text.contains("; 0 keys differ"), "{text}");
-    assert!(text.contains("1 removals of members, which a notification does not name"), "{text}");
+    assert!(text.contains("1 removals of members not copied"), "{text}");
     let there: i64 = cmd("EXISTS").arg("post:17").query(&mut ours).unwrap();
-    assert_eq!(there, 0, "its key was deleted");
+    assert_eq!(there, 0, "the key was deleted");
 }
 
 /// Password, database and TLS, and the error texts.
@@ -525,7 +535,7 @@ fn import_logs_in_at_the_source() {
         let output = command.args(["--retry", "60"]).output().unwrap();
         let text = said(&output);
         assert!(!output.status.success() && text.contains(why), "{text}");
-        assert!(!text.contains("wrong@") && !text.contains("trying again"), "{text}");
+        assert!(!text.contains("wrong@") && !text.contains("retrying"), "{text}");
         assert!(started.elapsed() < Duration::from_secs(20), "{text}");
     };
     let from_again = |url: &str| tidemark(folder.path(), &["import", "--port", &to, "--from", url]);
@@ -620,10 +630,10 @@ fn hash_and_keys_of_single_counters_make_one_row() {
         pipe.cmd("HINCRBY").arg(format!("post:{id}")).arg("like").arg(1).ignore();
     });
     pipe.cmd("DEL").arg("post:7").ignore().query::<()>(&mut theirs).unwrap();
-    eventually("the changes are here", || {
+    eventually("the changes are copied", || {
         (1..=2000).filter(|id| *id != 7).all(|id| is_right(&mut ours, id, 1))
     });
-    assert_eq!(row(&mut ours, "post:7")["read"], 14, "its key is there still");
+    assert_eq!(row(&mut ours, "post:7")["read"], 14, "the key still exists");
     let output = follows.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
 }
@@ -673,10 +683,10 @@ fn json_lines_are_rows_flags_or_events() {
     let text =
         file("rows", "{\"id\": 1, \"like\": 5}\n{\"id\": 2}\n\n{\"read\": 7, \"id\": \"2\"}\nx\n");
     assert!(text.contains("2 rows set; 2 bad lines"), "{text}");
-    assert!(text.contains("rows, line 2: it names no counters"), "{text}");
-    assert!(text.contains("rows, line 5: no JSON object"), "{text}");
+    assert!(text.contains("rows, line 2: the line has no counters"), "{text}");
+    assert!(text.contains("rows, line 5: not a JSON object"), "{text}");
     let text = file("flags", "{\"id\": 1, \"member\": 18446744073709551616}\n");
-    assert!(text.contains("\"member\" is no integer of 64 bits"), "{text}");
+    assert!(text.contains("\"member\" is not a 64-bit integer"), "{text}");
     let text = file("flags", "{\"id\": 1, \"member\": \"a\"}\n{\"id\": 1, \"member\": 7}\n");
     assert!(text.contains("2 flags; 2 changed"), "{text}");
     let text = file("events", "{\"user\": 8, \"id\": 1}\n{\"user\": 8, \"id\": 1}\n");

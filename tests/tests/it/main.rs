@@ -1,5 +1,5 @@
 //! End-to-end tests against real servers and sockets: one binary, one module per topic.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where it stopped")]
+#![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 mod acl;
 mod admin;

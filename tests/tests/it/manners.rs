@@ -131,9 +131,9 @@ fn one_strange_key_does_not_fail_an_mget() {
 fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     let server = TestServer::start();
     let mut raw = server.raw();
-    let elsewhere = "-ERR Invalid key 'lock:a': it fits no key pattern of any space (post:{id}, \
-                     post:{id}:{field}, user:{id}, liked:{id}, reposted:{id}, read:{id}). Counters \
-                     and flags are kept here; locks, sessions and texts belong in another store";
+    let elsewhere = "-ERR Invalid key 'lock:a': it matches no key pattern (post:{id}, \
+        post:{id}:{field}, user:{id}, liked:{id}, reposted:{id}, read:{id}). Only counters and \
+        flags can be stored here, not locks, sessions or texts";
     for request in [
         "SET lock:a token NX PX 1000",
         "SET lock:a 1",
@@ -152,8 +152,8 @@ fn writes_of_a_key_of_no_space_say_what_belongs_here() {
     ] {
         assert_eq!(ask(&mut raw, request), elsewhere, "{request}");
     }
-    let number = "an id is an integer from 0 to 18446744073709551615. Give each other id (a text, \
-                  a UUID) a number of your own, or take the first 8 bytes of a hash of it";
+    let number = "an id is an integer from 0 to 18446744073709551615. Map other ids (text, UUID) \
+                  to integers, for example the first 8 bytes of a hash";
     for (request, key) in [
         ("HSET post:abc like 1", "post:abc"),
         ("INCR post:abc:like", "post:abc:like"),
@@ -241,8 +241,8 @@ fn a_space_may_accept_padded_ids() {
         // Only spaces with the option accept padded ids.
         (
             "INCR post:007:like",
-            "-ERR Invalid key 'post:007:like': its id begins with zeros (padded_ids = true in the \
-             space's configuration accepts them)\r\n",
+            "-ERR Invalid key 'post:007:like': the id has leading zeros (set padded_ids = true in \
+             the space to accept them)\r\n",
         ),
     ];
     check(&mut server.raw(), &script);
@@ -330,7 +330,7 @@ fn counters_and_flags_may_share_bare_ids() {
         ];
     });
     let mut raw = server.raw();
-    let whole = "-ERR Invalid key '44': it names a whole row, and not one of its counters";
+    let whole = "-ERR Invalid key '44': it names a whole row, not a counter";
     let asked = [
         ("INCR 44.like", ":1"),
         ("BFGET 44", ":0"),
@@ -673,11 +673,11 @@ fn hello_names_the_modules_and_widen_does_not_narrow() {
     for (request, reply) in [
         (
             "TM.SPACE ALTER post WIDEN read:12",
-            "-ERR WIDEN does not take the field 'read' from 16 to 12 bits: use NARROW",
+            "-ERR WIDEN cannot change field 'read' from 16 to 12 bits: use NARROW",
         ),
         (
             "TM.SPACE ALTER post NARROW like:13",
-            "-ERR NARROW does not take the field 'like' from 12 to 13 bits: use WIDEN",
+            "-ERR NARROW cannot change field 'like' from 12 to 13 bits: use WIDEN",
         ),
         ("TM.SPACE ALTER post NARROW nope:13", "-ERR no field 'nope'"),
     ] {

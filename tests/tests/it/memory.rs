@@ -37,7 +37,7 @@ fn used_memory_is_what_maxmemory_limits() {
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     };
     let (resident, tables) = (field("used_memory_rss"), field("used_memory_dataset"));
-    assert!(resident > 2 * tables, "the test shows nothing: {text}");
+    assert!(resident > 2 * tables, "the test has no effect: {text}");
     assert_eq!(field("used_memory"), resident);
 }
 
@@ -58,7 +58,7 @@ fn spaces_share_one_budget_and_refuse_nothing() {
         }
         pipe.exec(&mut c).unwrap();
     }
-    eventually("memory is within the tables' part", || {
+    eventually("memory is within the limit of the tables", || {
         info(&mut c, "used_memory_dataset") < BUDGET / 4
     });
     for id in (1..200_000).step_by(1987) {
@@ -78,7 +78,7 @@ fn the_budget_is_maxmemory() {
     });
     let mut c = server.connection();
     let get = |c: &mut Connection| -> Vec<String> { call(c, "CONFIG GET maxmemory").unwrap() };
-    assert!(get(&mut c)[1].parse::<u64>().unwrap() > 64 << 20, "70 % of the machine");
+    assert!(get(&mut c)[1].parse::<u64>().unwrap() > 64 << 20, "70 % of the machine's memory");
     call::<()>(&mut c, "CONFIG SET maxmemory 33mb").unwrap();
     assert_eq!(get(&mut c)[1], (33 << 20).to_string());
     assert_eq!(info(&mut c, "maxmemory"), 33 << 20);
@@ -91,10 +91,10 @@ fn the_budget_is_maxmemory() {
             pipe.exec(c).err()
         })
     };
-    let refused = fill(&mut c, 1).expect("it does not spill").to_string();
+    let refused = fill(&mut c, 1).expect("no row was rejected").to_string();
     assert!(refused.contains("command not allowed when used memory > 'maxmemory'"), "{refused}");
     // Existing data can be read, and changed if that needs no more memory.
     assert_eq!(call::<i64>(&mut c, "HINCRBY post:1 like 1").unwrap(), 4);
     call::<()>(&mut c, "CONFIG SET maxmemory 0").unwrap();
-    eventually("there is room", || call::<i64>(&mut c, "HSET post:9000000 like 1").is_ok());
+    eventually("space is available", || call::<i64>(&mut c, "HSET post:9000000 like 1").is_ok());
 }

@@ -97,7 +97,7 @@ impl Run {
         let mut row = [0; 4];
         let post = self.engines.counter(b"post").unwrap();
         let found = post.get(id, &mut row).unwrap();
-        assert_eq!(found, self.truth.rows.contains_key(&id), "row {id}: is it there");
+        assert_eq!(found, self.truth.rows.contains_key(&id), "row {id}: existence differs");
         assert_eq!(row, self.truth.rows.get(&id).copied().unwrap_or_default(), "row {id}");
     }
 
@@ -109,10 +109,13 @@ impl Run {
         match answer {
             Answer::Unknown => assert!(id < horizon, "{id} is unknown, the horizon is {horizon}"),
             Answer::No => {
-                assert!(id >= horizon && !is_set, "a false no: {id}, {member}, horizon {horizon}")
+                assert!(
+                    id >= horizon && !is_set,
+                    "false negative: {id}, {member}, horizon {horizon}"
+                )
             }
             Answer::Yes => {
-                assert!(id >= horizon, "{id} is answered below the horizon {horizon}");
+                assert!(id >= horizon, "{id} is known below the horizon {horizon}");
                 self.truth.wrong += u64::from(!is_set);
             }
         }
@@ -137,10 +140,7 @@ impl Run {
             false => self.engines.act(action, &viewer, id, &mut scratch).unwrap(),
             true => self.engines.undo(action, &viewer, id, &mut scratch).unwrap(),
         };
-        assert!(
-            !(full && !undo && change == Change::Changed),
-            "{id}: counted beyond the last number"
-        );
+        assert!(!(full && !undo && change == Change::Changed), "{id}: counted beyond the maximum");
         let members = self.truth.flags[which].entry(id).or_default();
         let was_set = members.contains(&member);
         let field = [0, 3][which];
@@ -260,7 +260,7 @@ impl Run {
                 let is_set = self.truth.flags[which].get(&id).is_some_and(|m| m.contains(&member));
                 assert!(
                     !(is_set && page.flag(index, which) == Answer::No),
-                    "page, a false no: {id}, {member}"
+                    "page, false negative: {id}, {member}"
                 );
             }
         }

@@ -214,7 +214,7 @@ fn latencies_above_the_threshold_have_a_history() {
         .expect(&format!("*1\r\n*2\r\n{at}\r\n{latest}\r\n"));
     assert!(raw.ask(&["LATENCY", "DOCTOR"]).starts_with('$'));
     let told = raw.line();
-    assert!(told.starts_with("fast-command: 1 seconds with at least 10 ms"), "{told}");
+    assert!(told.starts_with("fast-command: 1 seconds with a latency of at least 10 ms"), "{told}");
     raw.request(&["LATENCY", "RESET", "nope", "fast-command"]).expect(":1\r\n");
     raw.request(&["LATENCY", "HISTORY", "fast-command"]).expect("*0\r\n");
 }
@@ -365,7 +365,7 @@ fn a_scan_finds_every_row_while_others_write() {
             if cursor == "0" {
                 break;
             }
-            assert!(calls < 10_000, "it never ends");
+            assert!(calls < 10_000, "the loop does not end");
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         let missing: Vec<_> = expected.difference(&found).collect();
@@ -381,7 +381,7 @@ fn a_scan_finds_every_row_while_others_write() {
         .unwrap();
     assert!(users.iter().all(|key| key.len() == 6), "{users:?}");
     let error = cmd("KEYS").arg("*").query::<Vec<String>>(&mut c).unwrap_err().to_string();
-    assert!(error.contains("too many to list at once: use SCAN"), "{error}");
+    assert!(error.contains("to list at once: use SCAN"), "{error}");
     let key: String = cmd("RANDOMKEY").query(&mut c).unwrap();
     assert_eq!(cmd("EXISTS").arg(key).query::<i64>(&mut c).unwrap(), 1);
 }

@@ -76,7 +76,7 @@ fn many_connections_that_like_at_the_same_moment_count_once() {
     let ids: Vec<u64> = (0..rounds).collect();
     let rows = page(c, "7", &ids);
     let likes: i64 = rows.iter().map(|r| r.0).sum();
-    assert_eq!(likes, changed, "the counters and the answers say the same");
+    assert_eq!(likes, changed, "counters and replies differ");
     assert!(rows.iter().all(|r| r.0 <= 1 && r.4 == Some(1)));
     // Allows for false positives: rate 1 in 10,000, with 300 flags.
     assert!(changed >= rounds as i64 - 2, "{changed}");
@@ -172,11 +172,7 @@ fn the_highest_id_leaves_others_as_they_are() {
     assert_eq!(act(c, "FEED.ACT", "like", "7", &[100, 200, u64::MAX]), [Some(0), Some(0), Some(0)]);
     assert_eq!(page(c, "7", &[100, 20_299, u64::MAX]), [(1, 0, 0, 0, Some(1), Some(0)); 3]);
     let horizon: RedisResult<Value> = cmd("PH.EXISTS").arg("liked").arg(7).arg(0).query(c);
-    assert_eq!(
-        horizon.unwrap(),
-        Value::Array(vec![Value::Int(0)]),
-        "0 still lies above the horizon"
-    );
+    assert_eq!(horizon.unwrap(), Value::Array(vec![Value::Int(0)]), "0 is still above the horizon");
 }
 
 /// Pages longer than a lookup batch, with repeated ids: each position shows its own id's values.

@@ -71,9 +71,9 @@ fn over(&(what, most): &(&str, f64)) -> Option<String> {
     let collected =
         said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse::<f64>().ok());
     let per_turn = collected.unwrap_or_else(|| panic!("no count in {said}")) / f64::from(TURNS);
-    println!("{what}: {per_turn:.0} instructions a turn (written down: {most})");
-    assert!(per_turn > 500.0, "{what}: nothing was counted");
-    (per_turn > most * TOLERANCE).then(|| format!("{what}: {per_turn:.0} instead of {most}"))
+    println!("{what}: {per_turn:.0} instructions per turn (limit: {most})");
+    assert!(per_turn > 500.0, "{what}: no instruction was counted");
+    (per_turn > most * TOLERANCE).then(|| format!("{what}: {per_turn:.0}, more than {most}"))
 }
 
 /// Reads do not allocate once the worker's buffers have reached their size.

@@ -79,7 +79,7 @@ fn generated_reposts_are_counted_once_per_user() {
 fn real_reposts_are_counted_once_per_user() {
     if let Some(path) = real_file() {
         let found = reposts_are_counted_once_per_user(&path);
-        assert_eq!(found, (521, 63_172, 113_110), "the data set is another one");
+        assert_eq!(found, (521, 63_172, 113_110), "the data set differs");
     }
 }
 
@@ -97,7 +97,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     let lost = pairs - summary.changed;
     assert!(
         lost as f64 <= 3.0 + 3.0 * 0.0001 * pairs as f64,
-        "{lost} first reposts were taken for repeated ones"
+        "{lost} first reposts were not counted"
     );
 
     let mut connection = server.connection();
@@ -112,9 +112,9 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
             check.arg(user);
         }
         let found: Vec<u8> = check.query(&mut connection).unwrap();
-        assert!(found.iter().all(|&f| f == 1), "{origin}: a pair that happened answers no");
+        assert!(found.iter().all(|&f| f == 1), "{origin}: a set pair was reported as unset");
     }
-    assert_eq!(off, lost, "counts and flags disagree");
+    assert_eq!(off, lost, "counters and flags differ");
 
     // A million absent pairs: real posts with users that are not in the file.
     let origins: Vec<u64> = users.keys().copied().collect();
@@ -133,7 +133,7 @@ fn reposts_are_counted_once_per_user(path: &Path) -> (usize, u64, u64) {
     }
     let rate = wrong as f64 / asked as f64;
     eprintln!(
-        "{asked} pairs that never happened: {wrong} answer yes, {:.4} %; {lost} reposts lost",
+        "{asked} unset pairs: {wrong} false positives, {:.4} %; {lost} reposts lost",
         rate * 100.0
     );
     assert!(asked >= 1_000_000 && rate <= 0.0002, "{rate}");
@@ -171,7 +171,7 @@ fn bad_lines_are_named_and_skipped() {
     // The header names an unknown field: no line is sent.
     std::fs::write(&file, "id,like,share\n1,2,3\n").unwrap();
     let error = run(&arguments(&server, file.clone(), false)).unwrap_err().to_string();
-    assert!(error.contains("the space 'post' has no field 'share'"), "{error}");
+    assert!(error.contains("no such field 'share' in the space 'post'"), "{error}");
     // A truncated gzip stream is an error that names the file.
     let whole = {
         let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());

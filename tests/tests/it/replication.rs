@@ -50,7 +50,7 @@ pub(crate) fn detach(replica: &TestServer) {
 
 /// Waits until the replica has everything that the master has synced.
 pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
-    eventually("the replica is in step", || {
+    eventually("the replica has caught up", || {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");
         // After a promotion the node may not be a master yet.

@@ -79,10 +79,9 @@ fn layout(server: &TestServer) -> Vec<(u64, u64)> {
 #[test]
 fn filters_and_sets_under_other_names() {
     let server = TestServer::start();
-    let unknowable = "-ERR a filter cannot tell how many or which members one id has: it holds \
-                      those of all ids of its table together. Ask for members one by one, keep a \
-                      counter for their number (FEED.ACT moves both), and see TM.TABLES for the \
-                      table\r\n";
+    let unknowable = "-ERR a filter cannot count or list the members of one id. Query members one \
+        by one, or keep their number in a counter (FEED.ACT updates both). TM.TABLES shows the \
+        table\r\n";
     let wrong_type = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
     check(
         &mut server.raw(),
@@ -107,7 +106,7 @@ fn filters_and_sets_under_other_names() {
             ),
             (
                 "BF.INSERT read:2 ERROR 0.000001 ITEMS c",
-                "-ERR the space 'read' was made for an error rate of 0.0001\r\n",
+                "-ERR the space 'read' has the error rate 0.0001: a lower one is not supported\r\n",
             ),
             ("BF.INSERT read:2 ERROR x ITEMS c", "-ERR Bad error rate\r\n"),
             ("BF.INSERT read:2 CAPACITY x ITEMS c", "-ERR Bad capacity\r\n"),
@@ -123,7 +122,7 @@ fn filters_and_sets_under_other_names() {
             ("BF.RESERVE read:3 0.01 1000 EXPANSION 2", "+OK\r\n"),
             (
                 "BF.RESERVE read:2 0.00001 1000",
-                "-ERR the space 'read' was made for an error rate of 0.0001\r\n",
+                "-ERR the space 'read' has the error rate 0.0001: a lower one is not supported\r\n",
             ),
             ("BF.RESERVE read:2 0.01 x", "-ERR bad capacity\r\n"),
             ("BF.SCANDUMP read:2 0", unknowable),

@@ -21,8 +21,8 @@ fn always_whole() -> TestServer {
 /// Reply of TM.SPACE ALTER: the schema, and a warning about the width of `home`.
 fn warned(schema: &str, values: usize) -> String {
     let text = format!(
-        "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages have {values} \
-         values per id from now on"
+        "{schema}\nwarning: the view 'home' shows the whole space 'post': its pages now have \
+         {values} values per id"
     );
     format!("${}\r\n{text}\r\n", text.len())
 }
@@ -123,8 +123,8 @@ fn bounded() -> TestServer {
     })
 }
 
-const STOCK: &str = "-ERR the value of 'stock' would leave its bounds {0..}\r\n";
-const LIKES: &str = "-ERR the value of 'like' would leave its bounds {..2}\r\n";
+const STOCK: &str = "-ERR the value of 'stock' would be out of bounds {0..}\r\n";
+const LIKES: &str = "-ERR the value of 'like' would be out of bounds {..2}\r\n";
 
 /// Every command that writes a counter, outside and inside the bounds of a field.
 #[test]
@@ -222,7 +222,7 @@ fn declared_bounds_are_altered_and_stay_so() {
                 &answer("like:12{..1} stock:20{0..} level:8{0..3}sat"),
             ),
             // A value outside new bounds may only move toward them.
-            ("HINCRBY post:1 like 1", "-ERR the value of 'like' would leave its bounds {..1}\r\n"),
+            ("HINCRBY post:1 like 1", "-ERR the value of 'like' would be out of bounds {..1}\r\n"),
             ("HINCRBY post:1 like 0", ":2\r\n"),
             ("HINCRBY post:1 like -1", ":1\r\n"),
             (
@@ -236,12 +236,13 @@ fn declared_bounds_are_altered_and_stay_so() {
             ("TM.SPACE ALTER post ADD seats:9{0..2}", &warned(schema, 5)),
             (
                 "TM.SPACE ALTER post BOUND stock {1..}",
-                "-ERR bad schema: the bounds {1..} lack 0, which a field has that was never \
-                 written\r\n",
+                "-ERR bad schema: the bounds {1..} must include 0, the initial value of a \
+                 field\r\n",
             ),
             (
                 "TM.SPACE ALTER post BOUND stock 1..",
-                "-ERR bad schema: '1..' is not {min..max}, {min..}, {..max} or {..}\r\n",
+                "-ERR bad schema: invalid bounds '1..', expected {min..max}, {min..}, {..max} or \
+                 {..}\r\n",
             ),
             ("TM.SPACE ALTER post BOUND nope {0..}", "-ERR no field 'nope'\r\n"),
         ],
@@ -253,7 +254,7 @@ fn declared_bounds_are_altered_and_stay_so() {
                 ("DECR post:1:stock", STOCK),
                 (
                     "HSET post:1 seats 3",
-                    "-ERR the value of 'seats' would leave its bounds {0..2}\r\n",
+                    "-ERR the value of 'seats' would be out of bounds {0..2}\r\n",
                 ),
                 ("HSET post:1 like 9", ":0\r\n"),
             ],
@@ -271,10 +272,9 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
     let server = TestServer::with(|config| {
         config.view[0].counters = vec!["post.comment".to_owned(), "post".to_owned()];
     });
-    let reserved =
-        "-ERR a field must not be called 'max': CNT.INCRBY has an option of that name\r\n";
-    let in_action = "-ERR the action 'like' names the field 'like'\r\n";
-    let in_view = "-ERR the view 'home' names the field 'comment'\r\n";
+    let reserved = "-ERR invalid field name 'max': it is an option of CNT.INCRBY\r\n";
+    let in_action = "-ERR the action 'like' uses the field 'like'\r\n";
+    let in_view = "-ERR the view 'home' uses the field 'comment'\r\n";
     check(
         &mut server.raw(),
         &[
@@ -287,18 +287,18 @@ fn what_cannot_be_altered_is_refused_and_changes_nothing() {
             ("TM.SPACE ALTER post ADD like:3", "-ERR bad schema: field 'like' twice\r\n"),
             (
                 "TM.SPACE ALTER post ADD x:65",
-                "-ERR bad schema: field 'x' has 65 bits, not 1 to 64\r\n",
+                "-ERR bad schema: field 'x' has 65 bits, expected 1 to 64\r\n",
             ),
             (
                 "TM.SPACE ALTER post ADD x:600",
-                "-ERR bad schema: '600' is no number of bits from 1 to 64\r\n",
+                "-ERR bad schema: invalid width '600', expected 1 to 64 bits\r\n",
             ),
-            ("TM.SPACE ALTER post ADD x", "-ERR bad schema: 'x' is not name:bits\r\n"),
+            ("TM.SPACE ALTER post ADD x", "-ERR bad schema: 'x' is not in the form name:bits\r\n"),
             (
                 "TM.SPACE ALTER post WIDEN like:600",
-                "-ERR '600' is no number of bits from 1 to 64\r\n",
+                "-ERR Invalid number of bits '600': must be 1 to 64\r\n",
             ),
-            ("TM.SPACE ALTER post WIDEN like", "-ERR 'like' is not field:bits\r\n"),
+            ("TM.SPACE ALTER post WIDEN like", "-ERR Invalid field 'like': must be field:bits\r\n"),
             ("TM.SPACE ALTER post SHRINK x", "-ERR syntax error\r\n"),
             (
                 "TM.SPACE ALTER post DROP",
@@ -421,7 +421,7 @@ fn default_view_keeps_its_values_when_a_field_is_added() {
             page,
             (
                 "TM.SPACE ALTER post DROP comment",
-                "-ERR the view 'home' names the field 'comment'\r\n",
+                "-ERR the view 'home' uses the field 'comment'\r\n",
             ),
         ],
     );
@@ -522,7 +522,7 @@ fn advice_is_given_and_can_be_followed() {
     let server = TestServer::start();
     assert_eq!(
         server.raw().ask(&["TM.ADVISE", "post"]),
-        "-ERR the space 'post' has 0 rows; advice needs at least 1000"
+        "-ERR the space 'post' has 0 rows; TM.ADVISE needs at least 1000"
     );
     assert_eq!(server.raw().ask(&["TM.ADVISE", "liked"]), "-ERR no such counter space 'liked'");
     let c = &mut server.connection();
@@ -611,7 +611,11 @@ fn tables_tell_of_themselves() {
     for space in ["liked", "post"] {
         let before = redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len();
         assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 1);
-        assert_eq!(redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(), 0, "it is empty");
+        assert_eq!(
+            redis::cmd("TM.ROLL").arg(space).query::<i64>(c).unwrap(),
+            0,
+            "an empty table was rolled"
+        );
         assert_eq!(redis::cmd("TM.TABLES").arg(space).query::<Maps>(c).unwrap().len(), before + 1);
     }
     assert!(redis::cmd("TM.ROLL").arg("nope").query::<i64>(c).is_err());
@@ -634,7 +638,7 @@ fn late_answers_keep_their_order() {
     for line in [
         "+PONG",
         "-ERR no such space 'nope'",
-        "-ERR the space 'post' has 0 rows; advice needs at least 1000",
+        "-ERR the space 'post' has 0 rows; TM.ADVISE needs at least 1000",
         "+PONG",
         "-ERR no such space 'gone'",
         "+PONG",

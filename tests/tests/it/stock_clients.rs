@@ -124,7 +124,7 @@ fn redis_cli_hotkeys_says_that_access_is_not_tracked() {
     let server = TestServer::start();
     let port = server.port().to_string();
     let hot_keys = || Command::new("redis-cli").args(["-p", &port, "--hotkeys"]).output().unwrap();
-    assert!(hot_keys().status.success(), "there is no key to ask about");
+    assert!(hot_keys().status.success(), "redis-cli --hotkeys found no key");
     cli(&server, &["HSET", "post:1", "like", "1"]);
     let said = hot_keys();
     let error = String::from_utf8_lossy(&said.stderr);
@@ -362,7 +362,7 @@ fn twemproxy_keeps_a_post_together_by_hash_tags() {
                 .unwrap()
         });
         let at = pages.iter().position(|page| page[0] == [2, 0, 3, 0, 1, 1]);
-        let at = at.unwrap_or_else(|| panic!("post {id} is divided: {pages:?}"));
+        let at = at.unwrap_or_else(|| panic!("post {id} is on several servers: {pages:?}"));
         assert_eq!(pages[1 - at][0], [0; 6], "post {id}");
         posts[at] += 1;
     }

@@ -159,7 +159,7 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     count(c, &mut bad(700, 6000));
     count(c, &mut good(20_000, 60_000));
     let mut before = vec![];
-    eventually("the tables come to rest", || {
+    eventually("the tables stop changing", || {
         let now: Vec<_> = tables(c, "post")
             .iter()
             .map(|t| (number(t, "low") as u64, number(t, "rows") as u64))
@@ -168,7 +168,7 @@ fn rows_of_ids_near_the_end_of_all_take_nothing_from_others() {
     });
     let all = tables(c, "post");
     let rows: f64 = all.iter().map(|table| number(table, "rows")).sum();
-    assert_eq!(rows, 60_000.0, "strays are in no table");
+    assert_eq!(rows, 60_000.0, "outliers are not in tables");
     assert!(number(&all[all.len() - 1], "low") as u64 > FIRST + 50_000 * 16, "{all:#?}");
     for table in &all[..all.len() - 1] {
         // An extension may be a third of a small table.
@@ -253,11 +253,11 @@ fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
     };
     assert_eq!(count(c, &mut (FIRST..FIRST + 30_000)), 0);
     let near_the_end = count(c, &mut (0..40_000).map(|i| u64::MAX - i));
-    assert!((20_000..30_000).contains(&near_the_end), "{near_the_end} of 40,000 are refused");
+    assert!((20_000..30_000).contains(&near_the_end), "{near_the_end} of 40,000 were rejected");
     for to in [FIRST << 1, FIRST << 4, FIRST << 8] {
         assert_eq!(count(c, &mut (to..to + 20_000)), 0, "{to}");
     }
-    assert_eq!(count(c, &mut (FIRST + 30_000..FIRST + 60_000)), 0, "the old range goes on");
+    assert_eq!(count(c, &mut (FIRST + 30_000..FIRST + 60_000)), 0, "the old range continues");
     let mut page = cmd("CNT.GET");
     page.arg("post").arg(u64::MAX).arg(FIRST << 8).arg(FIRST + 59_999).arg(u64::MAX - 39_999);
     let rows: Vec<Option<Vec<i64>>> = page.query(c).unwrap();

@@ -47,7 +47,7 @@ fn load(c: &mut redis::Connection, rng: &mut fastrand::Rng, posts: u64) -> BTree
             pipe.clear();
         }
     }
-    assert_eq!(posts % 1000, 0, "all are sent");
+    assert_eq!(posts % 1000, 0, "all posts are sent");
     let doomed: Vec<u64> = rows.keys().copied().filter(|_| rng.u32(0..30) == 0).collect();
     let deleted: u64 = redis::cmd("CNT.DEL").arg("post").arg(&doomed).query(c).unwrap();
     assert_eq!(deleted, doomed.len() as u64);
@@ -63,7 +63,7 @@ fn every_figure_is_that_of_the_rows() {
     let rows = load(c, &mut rng, 40_000);
     // A table being rewritten counts twice, so wait until no rewrite remains.
     let (mut all, mut still) = (tables(c), 0);
-    eventually("the tables come to rest", || {
+    eventually("the tables stop changing", || {
         let before = std::mem::replace(&mut all, tables(c));
         still = if before == all && all.iter().all(|t| count(t, "draining_bytes") == 0) {
             still + 1
@@ -128,7 +128,7 @@ fn every_figure_is_that_of_the_rows() {
         all.iter().any(|t| number(t, "fill") > 0.85),
         all.iter().any(|t| count(t, "extend_rows") > 0),
     );
-    assert!(full && extended, "there is something to tell: {all:?}");
+    assert!(full && extended, "no full table with an extension: {all:?}");
 
     // INFO agrees, and the space's totals are the sums.
     let info: String = redis::cmd("INFO").arg("tables").query(c).unwrap();

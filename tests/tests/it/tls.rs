@@ -268,7 +268,7 @@ fn a_server_without_its_certificates_does_not_start() {
         config.durability.dir = folder.path().to_owned();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let error =
-            tidemark_server::start(config, listener).err().expect("it must not start").to_string();
+            tidemark_server::start(config, listener).err().expect("the server started").to_string();
         assert!(error.starts_with("tls."), "{error}");
     }
 }
@@ -371,13 +371,13 @@ fn bad_certificate_names_setting_and_cure() {
         (&|s| s.cert_file = text.clone(), &["tls.cert_file", "no certificate", "DER"]),
         (&|s| s.key_file = text.clone(), &["tls.key_file", "no private key", "DER"]),
         (&|s| s.ca_file = text.clone(), &["tls.ca_file", "no certificate", "DER"]),
-        (&|s| s.cert_file = cut.clone(), &["tls.cert_file", "is no PEM file"]),
+        (&|s| s.cert_file = cut.clone(), &["tls.cert_file", "is not a PEM file"]),
         (&|s| s.key_file = encrypted.clone(), &["tls.key_file", "encrypted", "openssl pkey"]),
-        (&|s| s.key_file = s.cert_file.clone(), &["tls.key_file", "exchanged"]),
-        (&|s| s.cert_file = s.key_file.clone(), &["tls.cert_file", "exchanged"]),
+        (&|s| s.key_file = s.cert_file.clone(), &["tls.key_file", "swapped"]),
+        (&|s| s.cert_file = s.key_file.clone(), &["tls.cert_file", "swapped"]),
         (
             &|s| s.key_file = other_key.clone(),
-            &["tls.key_file", "other.key", "is not the key of the certificate in tls.cert_file"],
+            &["tls.key_file", "other.key", "does not match the certificate in tls.cert_file"],
         ),
     ];
     for (change, words) in cases {
@@ -388,6 +388,6 @@ fn bad_certificate_names_setting_and_cure() {
     }
     let link = Settings { port: 0, key_file: String::new(), ..good.clone() };
     let error = Tls::default().configure(&link).unwrap_err();
-    assert!(error.contains("tls.key_file is empty, and tls.cert_file"), "{error}");
+    assert!(error.contains("tls.key_file is empty, but tls.cert_file"), "{error}");
     Tls::default().configure(&good).unwrap();
 }

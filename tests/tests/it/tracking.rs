@@ -466,7 +466,7 @@ fn keys_beyond_the_limit_are_forgotten_and_told() {
     told.extend(keys(&mut raw));
     told.sort();
     told.dedup();
-    assert_eq!(told.len(), 999, "each once");
+    assert_eq!(told.len(), 999, "one invalidation per key");
     let left = names.iter().find(|name| !told.contains(name)).unwrap();
     run(&mut writer, &[&["INCR", left]]);
     assert_eq!(keys(&mut raw), [left.as_str()]);
@@ -522,7 +522,7 @@ fn a_change_of_a_schema_invalidates_everything() {
     assert_eq!(keys(&mut reader), ["(all)"]);
     assert_eq!(keys(&mut all), ["(all)"]);
     run(&mut writer, &[&["INCR", "post:7:like"]]);
-    assert_eq!(keys(&mut reader), [""; 0], "it was told already");
+    assert_eq!(keys(&mut reader), [""; 0], "a second invalidation was sent");
 }
 
 /// Recycling a table makes its pairs unknown.
@@ -740,12 +740,15 @@ fn prefixes_are_limited_and_counted() {
         names.iter().for_each(|name| words.extend(["PREFIX", name.as_str()]));
         raw.ask(&words)
     };
-    assert_eq!(ask(&mut raw, &names), "-ERR a client may track 20 prefixes (max_subscriptions)");
+    assert_eq!(
+        ask(&mut raw, &names),
+        "-ERR too many prefixes: at most 20 per client (max_subscriptions)"
+    );
     assert_eq!(
         ask(&mut raw, &names[..20]),
-        "-ERR a client's prefixes may take 4096 bytes (max_subscription_bytes)"
+        "-ERR the prefixes of a client are limited to 4096 bytes (max_subscription_bytes)"
     );
-    assert_eq!(ask(&mut raw, &["x".repeat(257)]), "-ERR a prefix may have 256 bytes");
+    assert_eq!(ask(&mut raw, &["x".repeat(257)]), "-ERR prefix too long: at most 256 bytes");
     assert_eq!(ask(&mut raw, &names[..10]), "+OK");
     assert_eq!(info(&mut writer, "mem_clients_subscriptions"), 10 * (256 + 2 * 7));
     raw.request(&["CLIENT", "TRACKING", "OFF"]).expect("+OK\r\n");
@@ -769,7 +772,7 @@ fn broadcasts_need_the_right_to_read_all_that_they_tell() {
     run(&mut admin, &[&["HINCRBY", "post:1", "like", "1"]]);
     assert_eq!(keys(&mut raw)[0], "post:1");
     admin.request(&["ACL", "SETUSER", "feed", "resetkeys", "~user:*"]).expect("+OK\r\n");
-    assert_eq!(raw.rest(), "", "it is disconnected");
+    assert_eq!(raw.rest(), "", "the client received more data");
     // Clients within their rights stay connected.
     let mut raw = modern(&server);
     raw.request(&["AUTH", "feed", "x"]).expect("+OK\r\n");

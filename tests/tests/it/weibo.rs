@@ -116,8 +116,7 @@ fn a_space_without_members_has_bare_ids() {
         }];
     });
     let mut raw = server.raw();
-    let none =
-        "ERR the space 'seen' has no members: its ids are set or not (BFSET, BFGET, EXISTS, DEL)";
+    let none = "ERR the space 'seen' has no members, use BFSET, BFGET, EXISTS or DEL on its ids";
     for (request, reply) in [
         ("BFGET 44", ":0"),
         ("EXISTS 44", ":0"),

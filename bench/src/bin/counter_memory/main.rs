@@ -151,7 +151,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let rows = space.rows();
         let per_row = |bytes: u64| bytes as f64 / rows as f64;
         println!(
-            "\n{when}: {rows} rows in {} tables, {:.3} bytes per row, everything counted",
+            "\n{when}: {rows} rows in {} tables, {:.3} bytes per row in total",
             tables.len(),
             per_row(space.memory_bytes())
         );
@@ -159,14 +159,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let closed_rows: u64 = closed.iter().map(|t| t.rows).sum();
         let closed_bytes: u64 = closed.iter().map(|t| t.bytes).sum();
         println!(
-            "  closed tables alone: {:.3} bytes per row",
+            "  closed tables only: {:.3} bytes per row",
             closed_bytes as f64 / closed_rows.max(1) as f64
         );
         let fills: Vec<f64> =
             closed.iter().filter(|t| t.rows > 100_000).map(|t| 100.0 * t.fill).collect();
         let least = fills.iter().copied().fold(f64::INFINITY, f64::min);
         let mean = fills.iter().sum::<f64>() / fills.len() as f64;
-        println!("  fill of those with over 100,000 rows: least {least:.1} %, mean {mean:.1} %");
+        println!(
+            "  fill of tables with more than 100,000 rows: minimum {least:.1} %, mean {mean:.1} %"
+        );
         let sum =
             |f: fn(&counter::TableStats) -> f64| tables.iter().map(f).sum::<f64>() / rows as f64;
         let fields = space.schema().row_bits();
@@ -182,7 +184,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let slots = sum(|t| t.capacity as f64 * f64::from(t.slot_bits) / 8.0);
         let buckets = sum(|t| (t.bytes - t.aux_bytes - t.extend_bytes) as f64);
         println!(
-            "  empty slots {:.3}, bucket headers and remnants {:.3}",
+            "  empty slots {:.3}, bucket headers and padding {:.3}",
             slots - used,
             buckets - slots
         );
@@ -207,13 +209,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // A miss continues with the probability p of an overflow mark, up to seven buckets.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!(
-            "  a miss touches {:.3} buckets",
+            "  a miss reads {:.3} buckets",
             sum(|t| t.rows as f64 * t.past_share).clamp(0.0, 0.99).pipe(miss)
         );
     };
     println!(
-        "{n} posts by {} increments of 4 fields in {loaded:.1?}, {:.0} ns of processor time each, \
-         making the counts included",
+        "{n} posts: {} increments of 4 fields in {loaded:.1?}, {:.0} ns of CPU time each, \
+         including the generator",
         2 * n,
         cpu as f64 / (2 * n) as f64
     );
@@ -224,7 +226,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sums[2] as f64 / n as f64,
         sums[3] as f64 / n as f64
     );
-    show("as loaded");
+    show("after the load");
     while space.maintain() {}
     show("after background work");
     // Twice, so that the second call sees no changes since the first.
@@ -234,7 +236,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     while space.maintain() {}
     let cpu = tidemark_bench::cpu_ns() - cpu;
     show(&format!(
-        "at rest, after {:.1?} ({:.0} ns of processor time a row)",
+        "idle, after {:.1?} ({:.0} ns of CPU time per row)",
         begin.elapsed(),
         cpu as f64 / space.rows() as f64
     ));
@@ -250,7 +252,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
         while space.maintain() {}
         println!(
-            "rewritten in {:.1?}, {:.0} ns of processor time per row",
+            "rewritten in {:.1?}, {:.0} ns of CPU time per row",
             begin.elapsed(),
             (tidemark_bench::cpu_ns() - cpu) as f64 / space.rows() as f64
         );

@@ -115,7 +115,7 @@ impl Packed {
             }
             for _ in 0..number % 200 + 1 {
                 let OwnedFrame::BulkString(packed) = self.client.reply()? else {
-                    return Err(io::Error::other("a post is missing"));
+                    return Err(io::Error::other("a post was not found"));
                 };
                 let mut values = packed.split_inclusive(|byte| byte & 128 == 0);
                 for sum in &mut found {
@@ -124,11 +124,11 @@ impl Packed {
                 }
             }
         }
-        assert_eq!(found, sums, "all increments are there");
+        assert_eq!(found, sums, "all increments were applied");
         let encoding = self.client.call(&[b"OBJECT", b"ENCODING", &place(0).0])?;
         println!(
-            "\npacked by hand in Redis: {posts} posts, {:.3} bytes per row ({:.3} resident), \
-             {encoding:?}; {:.1?}, {:.0} ns of the server's processor time per increment",
+            "\npacked by a Lua script in Redis: {posts} posts, {:.3} bytes per row ({:.3} \
+             resident), {encoding:?}; {:.1?}, {:.0} ns of server CPU time per increment",
             (used(&self.server)? - before) as f64 / posts as f64,
             self.server.memory_mib() * 1048576.0 / posts as f64,
             took,

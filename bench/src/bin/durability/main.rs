@@ -208,8 +208,8 @@ fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> 
     let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
     let zipf = Zipf::new(1_000_000, &mut fastrand::Rng::with_seed(args.seed));
     println!(
-        "{clients} clients like by Zipf(1) over 1,000,000 posts, {readers} read pages of 20 random \
-         posts of these, each in turn"
+        "{clients} clients like posts, Zipf(1) over 1,000,000 posts; {readers} clients read pages \
+         of 20 random posts; no pipelining"
     );
     println!(
         "{:>8} {:>6} {:>9} {:>9} {:>8} {:>8} {:>8} {:>6}",
@@ -287,7 +287,7 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
         Ok(likes as f64 / seconds as f64)
     };
     println!(
-        "{clients} clients, one like each in turn, synced before the reply; acknowledged likes a \
+        "{clients} clients, one like at a time, synced before the reply; acknowledged likes per \
          second"
     );
     println!("{:>8} {:>10} {:>10} {:>7} {:>6}", "round", "tidemark", "redis", "ratio", "load");
@@ -297,15 +297,15 @@ fn always(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()
         println!("{round:>8} {a:>10.0} {b:>10.0} {:>7.2} {:>6}", a / b, load());
         ratios.push(a / b);
     }
-    println!("median ratio {:.2} (asked: at least 1)", median(ratios));
+    println!("median ratio {:.2} (target: at least 1)", median(ratios));
     Ok(())
 }
 
 fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> {
     let zipf = Zipf::new(posts, &mut fastrand::Rng::with_seed(args.seed));
     println!(
-        "{likes} pipelined likes by Zipf(1) over {posts} posts, {clients} connections, synced \
-         every second"
+        "{likes} pipelined likes, Zipf(1) over {posts} posts, {clients} connections, synced every \
+         second"
     );
     println!(
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
@@ -349,8 +349,8 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
     let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;
     let (theirs, their_bytes) = run("redis", &redis, like_redis, ".aof")?;
-    println!("likes per CPU second: {:.1} times Redis's (asked: at least 4)", ours / theirs);
-    println!("log bytes: {:.3} of Redis's (asked: at most 0.1)", our_bytes / their_bytes);
+    println!("likes per CPU second: {:.1} times Redis's (target: at least 4)", ours / theirs);
+    println!("log bytes: {:.3} of Redis's (target: at most 0.1)", our_bytes / their_bytes);
     Ok(())
 }
 

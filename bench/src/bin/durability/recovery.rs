@@ -37,7 +37,7 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let name = format!("tidemark-{}-{}", size.rows, size.pairs);
     let server = args.place.filled(&name, server, |server| fill_tidemark(server, size))?;
     println!(
-        "{} rows; {} pairs in filters of {:.0} MiB; there in {:.0} s, {:.0} MiB resident",
+        "{} rows; {} pairs in filters of {:.0} MiB; loaded in {:.0} s, {:.0} MiB resident",
         size.rows,
         size.pairs,
         filters_mib(&server)?,
@@ -93,8 +93,8 @@ pub(crate) fn measure(
     let (wall, cpu) = server.restart()?;
     let ours = size.rows as f64 / cpu;
     println!(
-        "recovery: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core, the filter \
-         included (asked: 5)",
+        "recovery: {wall:.2} s, {cpu:.2} CPU s: {:.2} million rows per second and core, including \
+         the filters (target: 5)",
         ours / 1e6
     );
     drop(server);

@@ -34,7 +34,7 @@ const CALM: Duration = Duration::from_secs(8);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Phases by concurrent activity.
-const PHASES: [&str; 3] = ["nothing else", "a snapshot", "dd, as large"];
+const PHASES: [&str; 3] = ["no other work", "a snapshot", "dd of the same size"];
 const CALM_AT: usize = 0;
 const SNAPSHOT_AT: usize = 1;
 const STRANGER_AT: usize = 2;
@@ -217,7 +217,7 @@ fn run(
 fn print(manner: &Manner, seen: &mut Seen) {
     println!(
         "{:>10} {:>14} {:>9} {:>9} {:>9} {:>9} {:>9}   microseconds",
-        manner.name, "beside", "pages", "p50", "p99", "p99.9", "p99.99"
+        manner.name, "during", "pages", "p50", "p99", "p99.9", "p99.99"
     );
     let mut ratios = [vec![], vec![], vec![]];
     let line = |name: &str, phase: usize, values: &mut Vec<f64>| {
@@ -246,8 +246,8 @@ fn print(manner: &Manner, seen: &mut Seen) {
     for phase in [SNAPSHOT_AT, STRANGER_AT] {
         let each: Vec<String> = ratios[phase].iter().map(|ratio| format!("{ratio:.2}")).collect();
         println!(
-            "p99.9 beside {}: {:.2} times that without, all pages; by rounds {}, median {:.2}; \
-             load {}",
+            "p99.9 during {}: {:.2} times the value without it, all pages; by round {}, median \
+             {:.2}; load {}",
             PHASES[phase],
             all[phase] / all[CALM_AT],
             each.join(" "),
@@ -261,7 +261,7 @@ fn print(manner: &Manner, seen: &mut Seen) {
 pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result<()> {
     let (ours, redis) = (recovery::filled(args, size)?, recovery::filled_redis(args, size)?);
     if traffic.wait {
-        println!("loaded; a line of input begins the measurement");
+        println!("loaded; press Enter to start the measurement");
         io::stdin().read_line(&mut String::new())?;
     }
     let manner =
@@ -269,8 +269,8 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
     let mut seen = run(args, &ours, &manner, traffic, ".tsnap")?;
     print(&manner, &mut seen);
     println!(
-        "a snapshot took {:.1} s (median), {:.0} MiB on the disk, and at most {:.0} MiB more \
-         memory (asked: at most 64); p99.9 asked: at most 1.5 times",
+        "a snapshot took {:.1} s (median), {:.0} MiB on disk, and up to {:.0} MiB more memory \
+         (target: at most 64); target for p99.9: at most 1.5 times",
         median(seen.took),
         ours.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         seen.extra.iter().copied().fold(0.0, f64::max)
@@ -280,8 +280,7 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
     let mut seen = run(args, &redis, &manner, traffic, ".rdb")?;
     print(&manner, &mut seen);
     println!(
-        "a BGSAVE of {} rows took {:.1} s (median), {:.0} MiB on the disk, and {:.0} MiB more \
-         memory",
+        "a BGSAVE of {} rows took {:.1} s (median), {:.0} MiB on disk, and {:.0} MiB more memory",
         size.redis_rows,
         median(seen.took),
         redis.bytes_of(".rdb") as f64 / (1 << 20) as f64,

@@ -228,8 +228,12 @@ impl Layout {
 
     pub(crate) fn read(self, page: &Page, replies: &[OwnedFrame]) -> io::Result<Shown> {
         let posts = page.posts.len();
-        let wrong =
-            || io::Error::other(format!("{}: not the reply of a page: {replies:?}", self.name()));
+        let wrong = || {
+            io::Error::other(format!(
+                "{}: unexpected reply to a page request: {replies:?}",
+                self.name()
+            ))
+        };
         match self {
             Layout::Feed => {
                 let rows = replies.first().and_then(array).ok_or_else(wrong)?;

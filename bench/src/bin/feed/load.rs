@@ -110,7 +110,7 @@ impl Conns {
         if !self.events.is_empty() {
             self.heard = now;
         } else if now.duration_since(self.heard) > PATIENCE {
-            return Err(io::Error::other("the server is silent"));
+            return Err(io::Error::other("the server does not reply"));
         }
         Ok(())
     }
@@ -230,7 +230,7 @@ pub(crate) fn closed(
                 let expected = pool.replies(batch.from, batch.to);
                 if expected.get(batch.got..batch.got + bytes.len()) != Some(bytes) {
                     return Err(io::Error::other(format!(
-                        "another reply than before: {}",
+                        "the reply differs from the previous one: {}",
                         String::from_utf8_lossy(bytes)
                     )));
                 }
@@ -308,7 +308,7 @@ pub(crate) fn open(
                 let expected = &pool.replies(at, at + 1)[got[index]..];
                 let (these, rest) = bytes.split_at(bytes.len().min(expected.len()));
                 if these != &expected[..these.len()] {
-                    return Err(io::Error::other("another reply than before"));
+                    return Err(io::Error::other("the reply differs from the previous one"));
                 }
                 bytes = rest;
                 got[index] += these.len();

@@ -377,7 +377,7 @@ impl Bench {
             // none.
             let most = if layout.is_ours() { 5 + checked.likes / 2_000 } else { 0 };
             eprintln!(
-                "       {name}: {} of {} likes were taken for given",
+                "       {name}: {} of {} likes were false positives",
                 checked.uncounted, checked.likes
             );
             if checked.uncounted > most {

@@ -34,7 +34,7 @@ pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
     draw(
         &folder.join("pages.svg"),
         "Pages of 20 per CPU second of the server",
-        "requests in a pipeline",
+        "pipeline depth",
         "per CPU second",
         &pages,
     )?;

@@ -251,36 +251,36 @@ impl Report {
         let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
         let lines = [
             (
-                "unpipelined, of PING",
+                "no pipeline, relative to PING",
                 0.8,
                 feed("read", 1).and_then(|cell| self.of_ceiling(cell, "ping")),
             ),
             (
-                "unpipelined, of an ECHO of its bytes",
+                "no pipeline, relative to an ECHO of equal size",
                 0.9,
                 feed("read", 1).and_then(|cell| self.of_ceiling(cell, "echo")),
             ),
             (
-                "unpipelined, times the strongest peer",
+                "no pipeline, times the strongest peer",
                 3.3,
                 feed("read", 1).and_then(|cell| self.times(cell)),
             ),
             (
-                "by 8, times the strongest peer",
+                "pipeline of 8, times the strongest peer",
                 12.0,
                 feed("read", 8).and_then(|cell| self.times(cell)),
             ),
             (
-                "by 32, times the strongest peer",
+                "pipeline of 32, times the strongest peer",
                 18.0,
                 feed("read", 32).and_then(|cell| self.times(cell)),
             ),
             (
-                "90/10 by 8, times the strongest peer",
+                "90/10, pipeline of 8, times the strongest peer",
                 10.0,
                 feed("90/10", 8).and_then(|cell| self.times(cell)),
             ),
-            ("two cores, times one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),
+            ("two cores relative to one, by CPU time", 1.8, self.two_cores().map(|(_, cpu)| cpu)),
         ];
         let line = |(what, at_least, found): (_, _, Option<Spread>)| {
             Some(Asked { what, at_least, found: found? })

@@ -15,19 +15,19 @@ pub(crate) fn markdown(report: &Report) -> String {
 fn write(report: &Report, out: &mut String) -> fmt::Result {
     writeln!(
         out,
-        "# Feed pages, side by side\n\n\
+        "# Feed pages compared with Redis\n\n\
          {} posts and {} flags; `cargo run --release -p tidemark-bench --bin feed` writes this \
          page.\n",
         report.posts, report.pairs
     )?;
     writeln!(
         out,
-        "Each server on one core, the client on another; all by turns, in rounds. Rates are \
-         medians of the rounds, ratios the median of the rounds' ratios, by CPU time, with the \
-         least and the most of them. `x` compares with the strongest layout of any peer under the \
-         same load; PING and ECHO are the same server's own, ECHO with as many bytes as a page.\n"
+        "Each server has one core, and the client another. The servers alternate in rounds. Rates \
+         are medians over the rounds. Ratios use CPU time and are medians over the rounds, with \
+         minimum and maximum. `x` is the ratio to the strongest layout of any peer under the same \
+         load. PING and ECHO are those of the same server; ECHO has as many bytes as a page.\n"
     )?;
-    writeln!(out, "## What is asked\n\n| | at least | found | |\n|---|---|---|---|")?;
+    writeln!(out, "## Targets\n\n| | target | measured | |\n|---|---|---|---|")?;
     for line in report.asked() {
         let verdict = if line.is_reached() { "reached" } else { "**not reached**" };
         writeln!(out, "| {} | {} | {} | {verdict} |", line.what, line.at_least, line.found)?;
@@ -36,14 +36,54 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
         let verdict = if idle < 0.005 { "reached" } else { "**not reached**" };
         writeln!(
             out,
-            "| idle, 100 connections: percent of a core | below 0.5 | {:.2} | {verdict} |",
+            "| idle with 100 connections, percent of a core | below 0.5 | {:.2} | {verdict} |",
             idle * 100.0
         )?;
     }
     cells(report, out)?;
+    loading(report, out)?;
+    if !report.latencies.is_empty() {
+        writeln!(
+            out,
+            "\n\
+             ## Latency\n\n\
+             Open loop, 8 connections, one page of 20 posts at a time, microseconds since the \
+             scheduled time of the page.\n\n\
+             | server, layout | max pages/s | at pages/s | p50 | p99 | p99.9 |\n\
+             |---|---|---|---|---|---|"
+        )?;
+    }
+    for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &report.latencies
+    {
+        writeln!(out, "| {subject} | {most:.0} | {rate:.0} | {p50:.0} | {p99:.0} | {p999:.0} |")?;
+    }
     writeln!(
         out,
-        "\n## Loading and memory\n\nOver one connection, pipelined; bytes by the server's own \
+        "\n\
+         ## Answers\n\n\
+         All counters of all pages equal the model, and no set flag is missing. False \
+         positives:\n\n\
+         | server, layout | flags compared | false positives |\n\
+         |---|---|---|"
+    )?;
+    for (subject, checked) in &report.checked {
+        writeln!(out, "| {subject} | {} | {} |", checked.flags, checked.false_yes)?;
+    }
+    if let Some((clock, cpu)) = report.two_cores() {
+        writeln!(
+            out,
+            "\n## Two cores\n\nPipeline of 8, 8 connections. Two workers and the client on two \
+             cores, compared with one worker and the client on one core, in alternating turns: \
+             {clock} times the pages by wall time, {cpu} times by CPU time."
+        )?;
+    }
+    Ok(())
+}
+
+fn loading(report: &Report, out: &mut String) -> fmt::Result {
+    writeln!(
+        out,
+        "\n## Loading and memory\n\nOver one pipelined connection. Bytes are the server's \
          `used_memory`.\n\n| server, layout | bytes per post | bytes per flag | posts/s | posts \
          per CPU second | flags per CPU second |\n|---|---|---|---|---|---|"
     )?;
@@ -59,44 +99,16 @@ fn write(report: &Report, out: &mut String) -> fmt::Result {
             l.pairs_per_cpu_s
         )?;
     }
-    if !report.latencies.is_empty() {
-        writeln!(
-            out,
-            "\n## Latency\n\nOpen loop, 8 connections, one page of 20 at a time, microseconds from \
-             the moment when the page was due.\n\n\
-             | server, layout | most pages/s | at pages/s | p50 | p99 | p99.9 |\n\
-             |---|---|---|---|---|---|"
-        )?;
-    }
-    for Latencies { subject, most, latency: Latency { rate, p50, p99, p999 } } in &report.latencies
-    {
-        writeln!(out, "| {subject} | {most:.0} | {rate:.0} | {p50:.0} | {p99:.0} | {p999:.0} |")?;
-    }
-    writeln!(
-        out,
-        "\n## Answers\n\nEvery counter of every page was equal to the model's, and no flag that \
-         was set was missing. Flags shown though not set:\n\n\
-         | server, layout | flags compared | shown though not set |\n|---|---|---|"
-    )?;
-    for (subject, checked) in &report.checked {
-        writeln!(out, "| {subject} | {} | {} |", checked.flags, checked.false_yes)?;
-    }
-    if let Some((clock, cpu)) = report.two_cores() {
-        writeln!(
-            out,
-            "\n## Two cores\n\nBy 8, 8 connections; two workers and the client on two cores beside \
-             one worker and the client on one, by turns: {clock} times the pages by the clock, \
-             {cpu} times by CPU time."
-        )?;
-    }
     Ok(())
 }
 
 fn cells(report: &Report, out: &mut String) -> fmt::Result {
     writeln!(
         out,
-        "\n## All cells\n\n| load | page | posts | connections | pipeline | server, layout | per \
-         second | per CPU second | x | of PING | of ECHO | bytes in, out |\n\
+        "\n\
+         ## All measurements\n\n\
+         | load | page | posts | connections | pipeline | server, layout | per second | per CPU \
+         second | x | of PING | of ECHO | bytes in, out |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|"
     )?;
     for cell in &report.cells {

@@ -45,7 +45,7 @@ enum Beside {
 
 const ALL: [(&str, Beside); 7] = [
     ("Redis: PING", Beside::Nothing),
-    ("nothing else", Beside::Nothing),
+    ("none", Beside::Nothing),
     ("snapshots", Beside::Snapshots),
     ("rolls of a table", Beside::Rolls),
     ("spills of 10,000 rows", Beside::Spills),
@@ -78,7 +78,9 @@ impl Bench {
                         scope.spawn(move || orders(ours, beside, (rows, replica, dir), over));
                     let latency = open(server, pool, CONNECTIONS, rate, time, &mut self.rng);
                     over.store(true, Relaxed);
-                    let times = orders.join().map_err(|_| io::Error::other("it panicked"))??;
+                    let times = orders
+                        .join()
+                        .map_err(|_| io::Error::other("the background work panicked"))??;
                     Ok::<_, io::Error>((latency?, times))
                 })?;
                 eprintln!("       {name}: p99.9 {:.0} us, {times} times", latency.p999);
@@ -204,16 +206,20 @@ fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
 
 fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
     let mut out = format!(
-        "# What pages wait beside other work\n\n\
+        "# Page latency during other work\n\n\
          `target/release/feed --tail --out docs/performance` writes this page.\n\n\
-         ![Latency by percentile beside each](tail.svg)\n\n\
-         Pages of 20, 8 connections, open loop, {rate:.0} a second: 0.7 of what the server gives \
-         to them.\nMicroseconds from the moment when a page was due; medians of {} rounds \
-         by turns; ratios are medians of the rounds' ratios, with the least and the most.\nThe \
-         server has one core, and what it does beside its pages has the same; a replica has the \
-         client's, by `nice`. The rows of a spill are written, too.\n\n\
-         | beside | times in a round | p50 | p99 | p99.9 | p99.9, times Redis's PING | times \
-         nothing else |\n|---|---|---|---|---|---|---|\n",
+         ![Percentiles of page latency during each kind of work](tail.svg)\n\n\
+         Open loop: pages of 20 posts over 8 connections, {rate:.0} per second, which is 0.7 of \
+         the server's maximum rate.\n\
+         Latency in microseconds from the scheduled time of a page; medians of {} alternating \
+         rounds.\n\
+         Ratios are medians over the rounds, with minimum and maximum.\n\
+         The server and its background work share one core; a replica shares the client's core, \
+         with `nice`.\n\
+         Spills include the writes of their rows.\n\n\
+         | other work | runs per round | p50 | p99 | p99.9 | p99.9, ratio to Redis's PING | ratio \
+         to no other work |\n\
+         |---|---|---|---|---|---|---|\n",
         seen[PING].len()
     );
     for ((name, _), rounds) in ALL.iter().zip(seen) {
@@ -251,7 +257,7 @@ fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
     let lines: Vec<_> = ALL.iter().zip(seen).map(line).collect();
     plot::draw(
         &out.join("tail.svg"),
-        &format!("Pages of 20 beside other work, and PING: {rate:.0} a second, open loop"),
+        &format!("Pages of 20 during other work, and PING: {rate:.0} per second, open loop"),
         plot::NINES,
         "microseconds",
         &lines,

@@ -166,7 +166,7 @@ fn look_up(keeper: &Pairs, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String
     for _ in 0..args.lookups {
         let (id, member) = pairs[random.usize(..pairs.len())];
         if !keeper.contains(id, member)? {
-            return Err(format!("{id} {member} is not there").into());
+            return Err(format!("the pair {id} {member} is missing").into());
         }
     }
     let found = format!("found: {}", step.end(args.lookups));
@@ -176,7 +176,7 @@ fn look_up(keeper: &Pairs, pairs: &[(u64, u64)], args: &Args) -> Outcome<[String
         let (id, _) = pairs[random.usize(..pairs.len())];
         there += usize::from(keeper.contains(id, random.u64(..) >> (64 - args.bits))?);
     }
-    Ok([found, format!("not found ({there} were there): {}", step.end(args.lookups))])
+    Ok([found, format!("absent pairs ({there} were found): {}", step.end(args.lookups))])
 }
 
 fn measure(folder: &Path, args: &Args) -> Outcome<()> {
@@ -188,19 +188,19 @@ fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     for &(id, member) in &pairs {
         keeper.insert(id, member)?;
     }
-    println!("inserted, each pair: {}", step.end(n));
-    println!("so far: {}", keeper.figures().1);
+    println!("per inserted pair: {}", step.end(n));
+    println!("total: {}", keeper.figures().1);
     // Once unmeasured, to fill the page cache.
     look_up(&keeper, &pairs, args)?;
     for line in look_up(&keeper, &pairs, args)? {
         println!("{line}");
     }
     keeper.sync()?;
-    println!("with all merges: {:.1} bytes written", step.written() as f64 / n as f64);
+    println!("including all merges: {:.1} bytes written", step.written() as f64 / n as f64);
     let (bytes, figures) = keeper.figures();
     println!("on disk: {:.2} bytes per pair; {figures}", bytes as f64 / n as f64);
     let more = of_process("status", "VmRSS:").saturating_sub(resident);
-    println!("resident memory beside the list of pairs: {:.1} MB", more as f64 / 1024.0);
+    println!("resident memory without the list of pairs: {:.1} MB", more as f64 / 1024.0);
     Ok(())
 }
 
@@ -245,7 +245,7 @@ fn kill(folder: &Path, args: &Args, round: u64) -> Outcome<()> {
     println!("killed after {durable} pairs: {missing} missing; opened in {opened:.1?}");
     drop(keeper);
     std::fs::remove_dir_all(&path)?;
-    if missing > 0 { Err("pairs that were durable are missing".into()) } else { Ok(()) }
+    if missing > 0 { Err("durable pairs are missing".into()) } else { Ok(()) }
 }
 
 fn run(args: &Args) -> Outcome<()> {

@@ -54,7 +54,7 @@ impl Pairs {
         let stats = self.ledger.stats();
         let pairs = stats.run_pairs as f64;
         let text = format!(
-            "{} runs in {} ranges, {:.2} bits of memory per pair, each written {:.1} times",
+            "{} runs in {} ranges, {:.2} bits of memory per pair, written {:.1} times each",
             stats.runs,
             stats.ranges,
             stats.index_bytes as f64 * 8.0 / pairs,

@@ -111,14 +111,16 @@ pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io
             .chain(ids.iter().map(String::as_bytes))
             .collect();
         use redis_protocol::resp2::types::OwnedFrame::{Array, Integer};
-        let Array(rows) = client.call(&words)? else { return Err(io::Error::other("no rows")) };
+        let Array(rows) = client.call(&words)? else {
+            return Err(io::Error::other("unexpected reply"));
+        };
         let mut seen = 0;
         for (row, &number) in rows.iter().zip(&numbers) {
             let Array(values) = row else { continue };
             let values: Vec<i64> =
                 values.iter().map(|v| if let Integer(n) = v { *n } else { i64::MIN }).collect();
             if values != all.row(number) {
-                return Err(io::Error::other(format!("row {number} is half there: {values:?}")));
+                return Err(io::Error::other(format!("row {number} is incomplete: {values:?}")));
             }
             seen += 1;
         }

@@ -26,7 +26,7 @@ impl Disk<'_> {
         if status.success() {
             Ok(Disk(path))
         } else {
-            Err(error("no tmpfs can be mounted: this needs root"))
+            Err(error("cannot mount a tmpfs: requires root"))
         }
     }
 
@@ -113,7 +113,7 @@ fn fill_in_the_middle(
         }
         disk.relieve()?;
     }
-    Err(error("each file was written before the disk was full"))
+    Err(error("every file was complete before the disk was full"))
 }
 
 /// Waits until a file is written and `figure` grows, or a write fails. Returns whether the write
@@ -130,7 +130,7 @@ fn was_written(node: &Node, data: &Path, figure: &str) -> io::Result<bool> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err(error(format!("{figure}: neither a file nor a failure in 60 s")))
+    Err(error(format!("{figure}: no file and no failure within 60 s")))
 }
 
 pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
@@ -141,71 +141,71 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     let mut node = Node::start(&data, setup)?;
     let cold_rows = |node: &Node| node.info("cold_rows");
 
-    println!("full in the middle of a spill");
+    println!("the disk fills up during a spill");
     node.begin_load(0, rows)?;
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
-    println!("  a spill has failed: {}", node.text("spill_last_error")?);
+    println!("  a spill failed: {}", node.text("spill_last_error")?);
     // The log is on the same disk and fills the rest, whether or not the load has ended.
     let mut told = None;
-    wait_for("new rows are refused", 60, || {
+    wait_for("rejection of new rows", 60, || {
         (rows, told) = set(&node, &all, rows, rows + 1000)?;
         Ok(told.is_some())
     })?;
     let told = told.unwrap_or_default();
-    println!("  a new row is refused: {told}");
+    println!("  a new row was rejected: {told}");
     let there = cold_rows(&node)? as u64;
     let read = check::whole_or_absent(&node, &all, 0, there)?;
-    println!("  reads go on: {read} of the {there} spilled rows are right");
+    println!("  reads continue: {read} of the {there} spilled rows are correct");
     if read != there {
         return Err(error("rows are missing"));
     }
     disk.relieve()?;
     node.end_load()?;
-    println!("  with room again the load went on to its end");
+    println!("  after space was freed, the load completed");
     check::every_row(&node, &all, rows, 0)?;
-    println!("  every one of {rows} rows is right");
+    println!("  all {rows} rows are correct");
 
-    println!("no room for cold files, but for the log");
+    println!("no space for cold files, only for the log");
     node.call(&["CONFIG", "SET", "spill.max_bytes", "1"])?;
     let (first, told) = set(&node, &all, rows, rows + 10_000_000)?;
-    let told = told.ok_or_else(|| error("no write was refused"))?;
-    println!("  after {} more rows one is refused: {told}", first - rows);
+    let told = told.ok_or_else(|| error("no write was rejected"))?;
+    println!("  after {} more rows, a row was rejected: {told}", first - rows);
     if !told.starts_with("OOM") {
-        return Err(error("that is not the memory limit"));
+        return Err(error("the error is not OOM"));
     }
     rows = first;
     check::every_row(&node, &all, rows, 0)?;
     node.call(&["CONFIG", "SET", "spill.max_bytes", "0"])?;
     let until = rows + 500_000;
-    wait_for("it goes on", 60, || {
+    wait_for("the load resumes", 60, || {
         rows = set(&node, &all, rows, until)?.0;
         Ok(rows == until)
     })?;
     check::every_row(&node, &all, rows, 0)?;
-    println!("  with room it goes on by itself; every one of {rows} rows is right");
+    println!("  after space was freed, the load resumed; all {rows} rows are correct");
 
-    println!("full in the middle of a merge");
+    println!("the disk fills up during a merge");
     // Slow enough that the disk can fill up during the merge.
     node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "merges"))?;
-    println!("  a merge has failed: {}", node.text("spill_last_error")?);
+    println!("  a merge failed: {}", node.text("spill_last_error")?);
     check::every_row(&node, &all, rows, 1)?;
-    println!("  every one of {rows} rows is right meanwhile");
+    println!("  all {rows} rows are correct during the failure");
     disk.relieve()?;
     node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "0"])?;
-    wait_for("merges go on", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
+    wait_for("merges resume", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
     check::every_row(&node, &all, rows, 1)?;
     println!(
-        "  and after merges with room again; {:.0} changed rows wait",
+        "  after space was freed, merges resumed; {:.0} changed rows pending",
         node.info("merge_backlog_rows")?
     );
     node.kill()?;
     let node = Node::start(&data, setup)?;
     check::every_row(&node, &all, rows, 1)?;
-    println!("  and after a kill -9");
+    println!("  all rows are correct after a kill -9");
     node.stop()?;
     drop(disk);
     Ok(())

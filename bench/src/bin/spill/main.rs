@@ -136,7 +136,7 @@ fn wait_for(
     let began = Instant::now();
     while !is()? {
         if began.elapsed().as_secs() > patience_s {
-            return Err(error(format!("not in {patience_s} s: {what}")));
+            return Err(error(format!("timed out after {patience_s} s: {what}")));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -161,10 +161,10 @@ fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f
     let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
     let planned = setup.limit_mib as f64 + overheads;
     println!(
-        "  {when}: resident {now:.0} MiB, at most {peak:.0} MiB since the last line: {:.2} of the \
-         planned {planned:.0} (limit {}, process without rows {base_mib:.0}, index of the files \
-         {index:.1}, cache {} of which {cached:.0} used, deleted rows {deleted:.1}, a spill \
-         {spill:.0}, the log {LOG_MIB:.0})",
+        "  {when}: resident {now:.0} MiB, peak {peak:.0} MiB since the last line: {:.2} of the \
+         planned {planned:.0} (limit {}, empty process {base_mib:.0}, file indexes {index:.1}, \
+         cache {} with {cached:.0} used, deleted rows {deleted:.1}, spill {spill:.0}, log \
+         {LOG_MIB:.0})",
         peak / planned,
         setup.limit_mib,
         setup.cache_mib,
@@ -182,8 +182,8 @@ fn check(
     when: &str,
 ) -> io::Result<()> {
     let took = check::one_in(node, all, rows, rounds, sample)?;
-    let of = if sample == 1 { "every one".to_owned() } else { format!("one in {sample}") };
-    println!("  {of} of {rows} rows is right {when} ({:.0} s)", took.as_secs_f64());
+    let of = if sample == 1 { "all".to_owned() } else { format!("one in {sample}") };
+    println!("  {of} of {rows} rows correct {when} ({:.0} s)", took.as_secs_f64());
     Ok(())
 }
 
@@ -209,7 +209,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     let (mut from, mut loading) = (0, Duration::ZERO);
     if goes_on {
         let there = check::whole_or_absent(&node, &all, 0, rows)?;
-        println!("  goes on: {there} rows are there, each as it was");
+        println!("  resuming: {there} rows found, all correct");
         from = there.saturating_sub(1_000_000);
     }
     let first = from;
@@ -229,10 +229,9 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         wait_for("a spill", 600, || Ok(is_writing(dir)))?;
         let killed = Instant::now();
         loading += killed - began;
-        worst =
-            worst.max(memory(&node, setup, base_mib, "before a kill in the middle of a spill")?);
+        worst = worst.max(memory(&node, setup, base_mib, "before a kill during a spill")?);
         node.kill()?;
-        node = start(dir, setup, "after it")?;
+        node = start(dir, setup, "after the kill")?;
         // With a sync per second, a kill loses at most one second plus the duration of a sync.
         let safe = seen
             .iter()
@@ -242,12 +241,10 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         let there = from + check::whole_or_absent(&node, &all, from, rows)?;
         if (there as f64) < safe * 0.999 {
             return Err(error(format!(
-                "{there} rows are there, {safe} had been 3 seconds before the kill"
+                "found {there} rows, but {safe} existed 3 seconds before the kill"
             )));
         }
-        println!(
-            "  {there} rows are there, each as it was; {safe:.0} had been 3 seconds before the kill"
-        );
+        println!("  found {there} rows, all correct; {safe:.0} existed 3 seconds before the kill");
         worst = worst.max(memory(&node, setup, base_mib, "after the restart")?);
         from = there.saturating_sub(1_000_000);
     }
@@ -257,8 +254,8 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     loading += began.elapsed();
     println!("  loaded, {:.0} rows per second", (rows - first) as f64 / loading.as_secs_f64());
     worst = worst.max(memory(&node, setup, base_mib, "at the end of loading")?);
-    check(&node, &all, (rows, 0), sample, "right after the load")?;
-    worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
+    check(&node, &all, (rows, 0), sample, "after the load")?;
+    worst = worst.max(memory(&node, setup, base_mib, "after the check")?);
     let (bytes, cold) = (node.info("cold_file_bytes")?, node.info("cold_rows")?);
     println!(
         "  {:.0} files, {cold} rows in them, {:.3} bytes per row",
@@ -271,12 +268,12 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
 
     println!("restart");
     println!("  stopped in {:.1} s", node.stop()?.as_secs_f64());
-    let node = start(dir, setup, "after that")?;
+    let node = start(dir, setup, "after the stop")?;
     check(&node, &all, (rows, 0), sample, "after a restart")?;
-    worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
+    worst = worst.max(memory(&node, setup, base_mib, "after the check")?);
 
     println!(
-        "changes of one row in {} and deletion of as many, then a kill in the middle of a merge",
+        "changes of one row in {} and as many deletions, then a kill during a merge",
         rows::STRIDE
     );
     let (mut rounds, mut took, waiting) = (0, Duration::ZERO, |node: &Node| {
@@ -292,23 +289,23 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     let merges = node.info("merges")?;
     let small = node.info("overlay_bytes")?;
     println!(
-        "  {merges} merges until here; {:.0} changed rows of {small:.0} bytes wait",
+        "  {merges} merges so far; {:.0} changed rows of {small:.0} bytes pending",
         node.info("merge_backlog_rows")?
     );
     wait_for("a merge", 60, || Ok(is_writing(dir)))?;
     node.kill()?;
-    let node = start(dir, setup, "after a kill in the middle of a merge")?;
-    check(&node, &all, (rows, rounds), sample, "after that")?;
-    worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
+    let node = start(dir, setup, "after a kill during a merge")?;
+    check(&node, &all, (rows, rounds), sample, "after the kill")?;
+    worst = worst.max(memory(&node, setup, base_mib, "after the check")?);
     let mut before = f64::NAN;
-    wait_for("merges end", 3600, || {
+    wait_for("the end of merges", 3600, || {
         let merges = node.info("merges")?;
         std::thread::sleep(Duration::from_secs(3));
         Ok(std::mem::replace(&mut before, merges) == merges && !is_writing(dir))
     })?;
-    println!("  {before} merges; {:.0} changed rows wait", node.info("merge_backlog_rows")?);
+    println!("  {before} merges; {:.0} changed rows pending", node.info("merge_backlog_rows")?);
     check(&node, &all, (rows, rounds), 1, "after all merges")?;
-    worst = worst.max(memory(&node, setup, base_mib, "after that check")?);
+    worst = worst.max(memory(&node, setup, base_mib, "after the check")?);
     let (bytes, cold) = (node.info("cold_file_bytes")?, node.info("cold_rows")?);
     println!(
         "  {:.0} files, {:.3} bytes per row; stopped in {:.1} s",
@@ -317,11 +314,11 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         node.stop()?.as_secs_f64()
     );
     if worst > MOST {
-        return Err(error(format!("{worst:.2} of the memory that was planned, {MOST} were asked")));
+        return Err(error(format!("used {worst:.2} of the planned memory, more than {MOST}")));
     }
-    println!("  {worst:.2} of the memory that was planned, at most");
+    println!("  used at most {worst:.2} of the planned memory");
     println!(
-        "to go on with this folder: spill reads (or hot) --dir {} --rows {rows} --rounds {rounds} \
+        "to reuse this folder: spill reads (or hot) --dir {} --rows {rows} --rounds {rounds} \
          --limit-mib {} --per-table {}",
         dir.display(),
         setup.limit_mib,
@@ -350,8 +347,8 @@ fn read(
     let cold = (node.info("cold_rows")? as u64).min(rows) / 10 * 9;
     let files = Arc::new(reads::Files::open(dir)?);
     println!(
-        "{number} random reads each, by turns: pread by as many threads, rows inside the server \
-         (readers are tasks of as many threads as there are processors), rows over sockets"
+        "{number} random reads each, in alternating turns: pread with one thread per reader, rows \
+         inside the server (one thread per core, readers are tasks), rows over sockets"
     );
     for (kind, peer) in peers {
         println!("  RocksDB, compression {kind}: {:.1} bytes per row", peer.bytes_per_row);
@@ -372,7 +369,7 @@ fn read(
                 let reads::Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us } = m;
                 println!(
                     "  {readers:2} readers, {name:6}: {per_s:6.0}/s, p50 {p50_us:4.0} us, p99 \
-                     {p99_us:5.0} us, {busy_us:5.1} us of processor; from the device \
+                     {p99_us:5.0} us, {busy_us:5.1} us of CPU time; from the device \
                      {device_bytes:.0} bytes, {calls:.3} read calls"
                 );
             }
@@ -380,7 +377,7 @@ fn read(
                 let (per_s, busy_us) = peer.read(readers, number)?;
                 println!(
                     "  {readers:2} readers, RocksDB, {kind}: {per_s:6.0}/s, {busy_us:5.1} us of \
-                     processor"
+                     CPU time"
                 );
             }
             let of = [
@@ -394,8 +391,8 @@ fn read(
         let [inside99, served99, inside50, served50] =
             ratios.each_mut().map(|ratios| median(ratios));
         println!(
-            "  {readers:2} readers: of pread's p99 {inside99:.2} inside, {served99:.2} served; of \
-             its p50 {inside50:.2}, {served50:.2} (medians of {turns} turns)"
+            "  {readers:2} readers, relative to pread: p99 {inside99:.2} inside, {served99:.2} \
+             served; p50 {inside50:.2}, {served50:.2} (medians of {turns} turns)"
         );
     }
     node.stop().map(drop)
@@ -442,8 +439,8 @@ fn hot(
         let (without, with) = (us(&none), us(&some));
         ratios.push(with[2] / without[2]);
         println!(
-            "  hot pages' p50, p99, p99.9: {without:.0?} us without, {with:.0?} us with 5 % of \
-             cold pages: {:.2} times",
+            "  hot pages, p50, p99, p99.9: {without:.0?} us without cold pages, {with:.0?} us with \
+             5 %: {:.2} times",
             with[2] / without[2]
         );
         all_none.extend(none);
@@ -451,8 +448,8 @@ fn hot(
     }
     let of_all = reads::percentile(&mut all_some, 0.999) / reads::percentile(&mut all_none, 0.999);
     println!(
-        "  p99.9 {:.2} times (median of {turns} turns), {of_all:.2} times of all together; {rate} \
-         pages per second of 32 posts",
+        "  p99.9 {:.2} times (median of {turns} turns), {of_all:.2} times over all turns; {rate} \
+         pages of 32 posts per second",
         median(&mut ratios)
     );
     node.stop().map(drop)

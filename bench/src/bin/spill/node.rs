@@ -65,7 +65,8 @@ pub(crate) fn serve(dir: &Path, setup: &Setup) -> io::Result<()> {
 }
 
 fn load(engines: &dataset::Engines, rows: &Rows, from: u64, to: u64) -> io::Result<()> {
-    let space = engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+    let space =
+        engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no counter space"))?;
     let patience = Duration::from_secs(60);
     let mut refused: Option<Instant> = None;
     for number in from..to {
@@ -132,7 +133,7 @@ impl Node {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let missing = || io::Error::other("no pipe");
+        let missing = || io::Error::other("stdout is not piped");
         let orders = child.stdin.take().ok_or_else(missing)?;
         let mut answers = BufReader::new(child.stdout.take().ok_or_else(missing)?);
         let mut line = String::new();
@@ -154,7 +155,7 @@ impl Node {
         if line.trim() == "done" {
             Ok(())
         } else {
-            Err(io::Error::other("the node ended while it loaded"))
+            Err(io::Error::other("the node exited during the load"))
         }
     }
 
@@ -181,7 +182,7 @@ impl Node {
         if status.success() {
             Ok(began.elapsed())
         } else {
-            Err(io::Error::other(format!("the node ended with {status}")))
+            Err(io::Error::other(format!("the node exited with {status}")))
         }
     }
 
@@ -215,12 +216,13 @@ impl Node {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value
             .map(|value| value.trim().to_owned())
-            .ok_or_else(|| io::Error::other(format!("INFO has no {name}")))
+            .ok_or_else(|| io::Error::other(format!("INFO has no field {name}")))
     }
 
     pub(crate) fn info(&self, name: &str) -> io::Result<f64> {
         let text = self.text(name)?;
-        text.parse().map_err(|_| io::Error::other(format!("{name} of INFO is no number: {text}")))
+        text.parse()
+            .map_err(|_| io::Error::other(format!("{name} in INFO is not a number: {text}")))
     }
 
     pub(crate) fn process(&self) -> u32 {
@@ -291,7 +293,7 @@ fn parts(client: &mut Option<Client>, port: u16) -> io::Result<String> {
         Some(client) => client.call(&[b"INFO"])?,
         None => return Ok(String::new()),
     };
-    let BulkString(text) = reply else { return Err(io::Error::other("no INFO")) };
+    let BulkString(text) = reply else { return Err(io::Error::other("unexpected reply to INFO")) };
     let text = String::from_utf8_lossy(&text);
     let names = ["used_memory", "cold_cache_bytes", "cold_index_bytes", "log_queue_bytes"];
     let part = |name: &&str| {
@@ -331,7 +333,7 @@ impl Link {
                     .into_owned()
                 };
                 let (found, wanted) = (show(&self.buffer[..got]), show(reply));
-                Err(io::Error::other(format!("at byte {at}: {found:?} instead of {wanted:?}")))
+                Err(io::Error::other(format!("at byte {at}: expected {wanted:?}, found {found:?}")))
             }
         }
     }

@@ -89,7 +89,7 @@ impl std::str::FromStr for Measured {
     fn from_str(text: &str) -> io::Result<Measured> {
         let numbers: Vec<f64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
         let &[per_s, p50_us, p99_us, device_bytes, calls, busy_us] = &numbers[..] else {
-            return Err(io::Error::other(format!("not what was asked for: '{text}'")));
+            return Err(io::Error::other(format!("unexpected output: '{text}'")));
         };
         Ok(Measured { per_s, p50_us, p99_us, device_bytes, calls, busy_us })
     }
@@ -201,13 +201,14 @@ async fn reader(engines: &Engines, all: &Rows, pattern: &Pattern, n: u64) -> io:
     for _ in 0..pattern.number / pattern.readers {
         let began = Instant::now();
         let number = rng.u64(..pattern.cold);
-        let space =
-            engines.counter(SPACE.as_bytes()).ok_or_else(|| io::Error::other("no space"))?;
+        let space = engines
+            .counter(SPACE.as_bytes())
+            .ok_or_else(|| io::Error::other("no counter space"))?;
         space.fetch(&[id(number)]).await;
         let mut row = [0; FIELDS];
         let found = space.get(id(number), &mut row).map_err(io::Error::other)?.then_some(row);
         if found != all.after(number, pattern.rounds) {
-            return Err(io::Error::other(format!("row {number} is {found:?}")));
+            return Err(io::Error::other(format!("row {number}: found {found:?}")));
         }
         ns.push(began.elapsed().as_nanos() as u64);
     }

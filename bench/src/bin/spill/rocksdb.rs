@@ -64,7 +64,7 @@ impl Peer {
         let words: Vec<&str> = said.split_ascii_whitespace().collect();
         let at = words.iter().rposition(|word| *word == "ops/sec");
         let per_s = at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok());
-        let per_s = per_s.ok_or_else(|| io::Error::other(format!("db_bench said: {said}")))?;
+        let per_s = per_s.ok_or_else(|| io::Error::other(format!("db_bench printed: {said}")))?;
         Ok((per_s, times_of_children(std::process::id()) - before))
     }
 }

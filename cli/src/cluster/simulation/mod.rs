@@ -174,7 +174,7 @@ async fn settle(world: &Rc<World>) {
             }
             // The controller and the command made conflicting topologies. No slot had two masters,
             // and only an operator can choose the right one.
-            Err(why) if why.contains("two topologies") => {
+            Err(why) if why.contains("different topologies") => {
                 world.met.borrow_mut().conflicts += 1;
                 return;
             }

@@ -49,7 +49,10 @@ impl Net for Outside {
 }
 
 /// Substrings of errors after which the operator repeats the command.
-const PASSING: [&str; 5] = ["refused", "closed", "answer", "again", "not"];
+const PASSING: [&str; 7] = ["refused", "closed", "answer", "timed out", "again", "retry", "not"];
+
+/// Part of errors that no repetition resolves: a node has another role than the command needs.
+const FINAL: &str = "is not a ";
 
 /// Runs commands, each repeatedly until it succeeds.
 pub(super) async fn operate(world: Rc<World>) {
@@ -82,7 +85,7 @@ pub(super) async fn operate(world: Rc<World>) {
                 Ok(Err(why)) => {
                     world.met.borrow_mut().failed += 1;
                     // Any other error means that another command has changed the cluster.
-                    if !PASSING.iter().any(|word| why.contains(word)) {
+                    if !PASSING.iter().any(|word| why.contains(word)) || why.contains(FINAL) {
                         break;
                     }
                 }

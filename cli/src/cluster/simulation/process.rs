@@ -110,7 +110,7 @@ impl Process {
                 if self.cluster.hold(token.as_bytes(), time) {
                     ok
                 } else {
-                    Err("HOLD another command changes the cluster".to_owned())
+                    Err("HOLD another command is changing the cluster".to_owned())
                 }
             }
             ["CLUSTERX", "SETNODEID", id, "NX"] => {
@@ -289,7 +289,7 @@ impl Giver for Own {
     fn may_give(&self) -> Outcome {
         let is_master = self.0.machine(|it| it.disk.borrow().follows.is_none());
         if !is_master || self.0.fenced.get() {
-            return Err(refuse!("ERR only a master hands slots over"));
+            return Err(refuse!("ERR only a master can hand slots over"));
         }
         let world = self.0.world();
         let stage = STAGES[world.draw(0..STAGES.len() as u64) as usize];
@@ -304,7 +304,7 @@ impl Giver for Own {
         let link = Link { world, from: self.0.number, to };
         match within(PATIENCE, link.ask(&["CLUSTERX", "MYID"])).await? {
             OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
-            _ => Err(io::Error::other(format!("it is not the node {}", member.id))),
+            _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
         }
     }
 
@@ -326,7 +326,9 @@ impl Giver for Own {
     fn fed(&self, taker: &Member) -> Result<usize, Refusal> {
         let number = number_of(taker.port);
         let fed = number.filter(|number| self.0.fed.borrow().contains_key(number));
-        fed.ok_or_else(|| refuse!("ERR {} is not in step with this node", taker.address()))
+        fed.ok_or_else(|| {
+            refuse!("ERR replica {} is not in sync: retry when it is", taker.address())
+        })
     }
 
     fn pause(&self, kind: Paused) {

@@ -67,7 +67,9 @@ impl Changes {
         if let Some((_, removed)) = waiting.keys.get_mut(&key) {
             *removed |= may_remove;
         } else if waiting.keys.len() >= MOST_KEYS {
-            waiting.broken = Some(format!("notifications are lost: {MOST_KEYS} changed keys wait"));
+            waiting.broken = Some(format!(
+                "too many pending changed keys ({MOST_KEYS}); notifications were lost"
+            ));
         } else {
             waiting.keys.insert(key.clone(), (waiting.last, may_remove));
             waiting.order.push_back(key);
@@ -130,7 +132,8 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
         let pattern = format!("{start}{}", layout.glob);
         remote.ask(&[b"PSUBSCRIBE", pattern.as_bytes()]).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => {
-                let why = format!("{error} (its user needs the channel &{pattern}, or &*)");
+                let why =
+                    format!("{error} (the user needs access to the channel: &{pattern} or &*)");
                 io::Error::new(error.kind(), why)
             }
             _ => error,
@@ -147,7 +150,7 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
                     hear(message, &start, &layouts, &told);
                 }
                 Ok(None) if told.silent() >= DEAD => {
-                    break format!("the source has not answered for {} s", DEAD.as_secs());
+                    break format!("no reply from the source for {} s", DEAD.as_secs());
                 }
                 Ok(None) => {
                     // The reply arrives among the other messages.
@@ -157,7 +160,7 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
                 }
             }
         };
-        told.end(format!("notifications are lost: {broken}"));
+        told.end(format!("notifications were lost: {broken}"));
     };
     std::thread::Builder::new().name("notifications".to_owned()).spawn(hear)?;
     Ok(changes)
@@ -169,12 +172,12 @@ fn hear_of_flushes(remote: &mut Remote) {
     let mut ask = || {
         let id = match remote.ask(&[b"CLIENT", b"ID"])? {
             OwnedFrame::Integer(id) => id.to_string(),
-            _ => return Err(io::Error::other("CLIENT ID answers no number")),
+            _ => return Err(io::Error::other("unexpected reply to CLIENT ID")),
         };
         remote.ask(&[b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", id.as_bytes(), b"OPTIN"])
     };
     if let Err(error) = ask() {
-        eprintln!("FLUSHALL and FLUSHDB will not be seen, as CLIENT TRACKING is refused: {error}");
+        eprintln!("CLIENT TRACKING failed, so FLUSHALL and FLUSHDB will not be noticed: {error}");
     }
 }
 
@@ -195,7 +198,7 @@ pub(crate) fn check_setting(
         _ if !is_first => return Ok(()),
         // A managed Redis may forbid CONFIG.
         _ => {
-            eprintln!("whether {name} is set cannot be asked: without it no change is seen");
+            eprintln!("cannot read {name}: if it is not set, changes will not be noticed");
             return Ok(());
         }
     };
@@ -212,14 +215,14 @@ pub(crate) fn check_setting(
         String::from_utf8_lossy(&set),
         match is_first {
             true => "",
-            false => ", then begin anew: what has changed meanwhile is not copied",
+            false => ", then start over: changes made in between were not copied",
         },
     );
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
         format!(
-            "it does not tell of changes: {name} is \"{set}\". On it: CONFIG SET {name} \
-             K{needed}{more}"
+            "keyspace notifications are not enabled: {name} is \"{set}\". Run CONFIG SET {name} \
+             K{needed} on the source{more}"
         ),
     ))
 }
@@ -233,7 +236,7 @@ fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
         (Some(event), Some(channel)) => (event, channel),
         (None, Some(channel)) if channel == b"__redis__:invalidate" => {
             told.0.lock().is_flushed = true;
-            told.end("all of its keys were deleted (FLUSHALL, FLUSHDB)".to_owned());
+            told.end("all keys of the source were deleted (FLUSHALL or FLUSHDB)".to_owned());
             return;
         }
         _ => return,

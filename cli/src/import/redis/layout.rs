@@ -117,11 +117,11 @@ impl Layout {
         let count = |count: &String| {
             let (space, field) = count
                 .rsplit_once('.')
-                .ok_or_else(|| format!("count={count} is not SPACE.FIELD"))?;
+                .ok_or_else(|| format!("count={count}: expected SPACE.FIELD"))?;
             let container = match first.container {
                 Container::Set => Container::Card,
                 Container::Bits => Container::Ones,
-                _ => return Err("only sets and bits have count=".to_owned()),
+                _ => return Err("count= is only for set and bits".to_owned()),
             };
             let fields = vec![(field.to_owned(), field.to_owned())];
             let (space, text) = (space.to_owned(), format!("{} count={count}", first.text));
@@ -140,7 +140,7 @@ impl Layout {
         let (mut shards, mut entry) = (Vec::new(), None);
         for word in words {
             let (name, value) =
-                word.split_once('=').ok_or_else(|| format!("'{word}' is not NAME=VALUE"))?;
+                word.split_once('=').ok_or_else(|| format!("'{word}': expected NAME=VALUE"))?;
             match name {
                 "key" => key = Some(value),
                 "space" => space = Some(value.to_owned()),
@@ -149,14 +149,17 @@ impl Layout {
                 "field" => entry = Some((pattern_of(value)?, value.to_owned())),
                 "per" => {
                     let number = value.parse::<u64>().ok().filter(|per| *per > 0);
-                    per = Some(number.ok_or_else(|| format!("per={value} is no number above 0"))?);
+                    per =
+                        Some(number.ok_or_else(|| {
+                            format!("per={value}: expected a number greater than 0")
+                        })?);
                 }
                 "pack" if value == "msgpack" => packing = Packing::Msgpack,
                 "pack" => match value.strip_prefix("struct:") {
                     Some(format) => packing = Packing::Struct(Format::parse(format)?),
-                    None => return Err(format!("pack={value} is neither msgpack nor struct:...")),
+                    None => return Err(format!("pack={value}: expected msgpack or struct:FORMAT")),
                 },
-                _ => return Err(format!("there is no '{name}='")),
+                _ => return Err(format!("unknown option '{name}='")),
             }
         }
         let container = match kind {
@@ -165,14 +168,18 @@ impl Layout {
             "set" => Container::Set,
             "bits" => Container::Bits,
             "buckets" => Container::Buckets(per.take().unwrap_or(0)),
-            _ => return Err(format!("'{kind}' is none of hash, string, set, bits, buckets")),
+            _ => {
+                return Err(format!(
+                    "unknown kind '{kind}': expected hash, string, set, bits or buckets"
+                ));
+            }
         };
         if per.is_some() {
-            return Err("only buckets have per=".to_owned());
+            return Err("per= is only for buckets".to_owned());
         }
         let key = key.ok_or("key= is missing")?;
         if key.contains("{shard}") == shards.is_empty() {
-            return Err("{shard} in the key and sum=, its values, go together".to_owned());
+            return Err("{shard} in key= and sum= must be used together".to_owned());
         }
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
@@ -217,22 +224,25 @@ impl Layout {
         let wrong = [
             (
                 names_field && container != Container::String && self.entry.is_none(),
-                "only keys of strings have {field}",
+                "{field} in key= is only for string",
             ),
-            (names_field && is_described, "{field} names the counter: no fields="),
-            (self.entry.is_some() && !is_bucket, "only buckets have field="),
-            (!self.shards.is_empty() && is_bucket, "buckets have no shards"),
+            (names_field && is_described, "{field} names the counter, so fields= is not allowed"),
+            (self.entry.is_some() && !is_bucket, "field= is only for buckets"),
+            (!self.shards.is_empty() && is_bucket, "sum= is not allowed for buckets"),
             (
                 self.names_field() && self.key.contains("{field}") && is_bucket,
-                "the fields of buckets name the counter, not their keys",
+                "with field=, the key of buckets must not contain {field}",
             ),
-            (container == Container::Hash && is_packed, "a hash has a counter a field: no pack="),
+            (
+                container == Container::Hash && is_packed,
+                "pack= is not allowed for hash: each field is one counter",
+            ),
             (
                 is_value && !is_packed && self.fields.len() != 1,
-                "fields= names the one counter, or pack= says how several lie",
+                "fields= must name one counter; use pack= for several in one value",
             ),
-            (is_value && self.fields.is_empty(), "fields= names the packed counters, in order"),
-            (self.is_flags() && is_described, "members have no counters: no fields=, no pack="),
+            (is_value && self.fields.is_empty(), "fields= must name the packed counters in order"),
+            (self.is_flags() && is_described, "fields= and pack= are not allowed for set and bits"),
         ];
         if let Some((_, why)) = wrong.iter().find(|(is, _)| *is) {
             return Err((*why).to_owned());
@@ -241,11 +251,11 @@ impl Layout {
             && format.numbers() != self.fields.len()
         {
             let (packed, named) = (format.numbers(), self.fields.len());
-            return Err(format!("pack= has {packed} numbers, and fields= names {named}"));
+            return Err(format!("pack= has {packed} numbers, but fields= has {named} names"));
         }
         for (at, (_, to)) in self.fields.iter().enumerate() {
             if self.fields[..at].iter().any(|(_, other)| other == to) {
-                return Err(format!("fields= gives '{to}' two values"));
+                return Err(format!("fields= names '{to}' twice"));
             }
         }
         Ok(())
@@ -267,9 +277,9 @@ impl Layout {
         let space = &self.space;
         match self.pattern.as_ref()?.read(key) {
             Match::IdPadded => Some(format!(
-                "its id begins with zeros, which the space '{space}' does not take (padded_ids)"
+                "the id has leading zeros, which the space '{space}' does not accept (padded_ids)"
             )),
-            Match::IdTooBig => Some("its id is above 18446744073709551615".to_owned()),
+            Match::IdTooBig => Some("the id is greater than 18446744073709551615".to_owned()),
             Match::Yes(..) | Match::No => None,
         }
     }
@@ -445,7 +455,8 @@ impl Layout {
 
 /// Parses `FIRST..LAST`, or a list of names.
 fn shards_of(value: &str) -> Result<Vec<String>, String> {
-    let wrong = || format!("sum={value} is neither FIRST..LAST nor names, at most {MAX_SHARDS}");
+    let wrong =
+        || format!("sum={value}: expected FIRST..LAST or a list of names, at most {MAX_SHARDS}");
     let shards: Vec<String> = match value.split_once("..") {
         None => value.split(',').map(str::to_owned).collect(),
         Some((first, last)) => {
@@ -614,7 +625,7 @@ mod tests {
         let first = ours("like:{id}", false);
         assert_eq!(read(&first, 17, "", &[bulk("5")]), row(17, &[(0, 5)]));
         assert_eq!((first.read(b"like:007"), first.refusal(b"like:7")), (None, None));
-        assert!(first.refusal(b"like:007").unwrap().contains("begins with zeros"));
+        assert!(first.refusal(b"like:007").unwrap().contains("has leading zeros"));
         assert_eq!(ours("like:{id}", true).read(b"like:007"), Some((7, &b""[..])));
         let keys = |patterns, in_cluster| {
             let all = of_patterns(Kind::Row, "post", patterns, "like", false, in_cluster).unwrap();
@@ -641,13 +652,16 @@ mod tests {
         assert_eq!(like.row_key(3, b""), Some((b"post:3".to_vec(), &b"like"[..])));
         assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
         let (items, why, _) = read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(1)]);
-        assert_eq!((items, why), (vec![], "the hash post:3 has a value for it, too".to_owned()));
+        assert_eq!(
+            (items, why),
+            (vec![], "the hash post:3 also has a value for this counter".to_owned())
+        );
         // Keys of other layouts are not compared: their counters in the hash are rejected.
         let mut hash = plain;
         hash.note_others(&[layout("buckets key=likes space=post fields=like")]);
         let (items, why, _) = read(&hash, 3, "", &[pairs(&[("like", "1"), ("read", "2")])]);
         assert_eq!(items, [Item::Hash(3, vec![(0, None), (1, Some(2))])]);
-        assert!(why.contains("its values are those of buckets key=likes"), "{why}");
+        assert!(why.contains("its values are imported by buckets key=likes"), "{why}");
     }
 
     #[test]
@@ -674,13 +688,15 @@ mod tests {
         let msgpack = layout("string key=c:{id} space=post fields=like,read pack=msgpack");
         let map = bulk(b"\x82\xa4read\x07\xa5color\x01");
         assert_eq!(read(&msgpack, 7, "", &[map]), row(7, &[(1, 7)]));
-        assert!(read(&msgpack, 7, "", &[bulk(b"\x01\x02\x03")]).1.contains("3 packed values"));
+        assert!(
+            read(&msgpack, 7, "", &[bulk(b"\x01\x02\x03")]).1.contains("found 3 packed values")
+        );
         let mut bounded = layout("hash key=p:{id} space=post");
         bounded.declare(&fields("like:8{0..9} read:8{0..9}sat")).unwrap();
         let given = pairs(&[("like", "10"), ("read", "10"), ("title", "x")]);
         let (items, why, foreign) = read(&bounded, 7, "", &[given]);
         assert_eq!((items, foreign), (vec![Item::Hash(7, vec![(0, None), (1, Some(9))])], 1));
-        assert_eq!(why, "the value of 'like' would leave its bounds {0..9}");
+        assert_eq!(why, "the value of 'like' would be out of bounds {0..9}");
     }
 
     #[test]
@@ -688,7 +704,7 @@ mod tests {
         let buckets = layout("buckets key=likes:{id} space=post fields=like per=1000");
         assert_eq!(bucket(&buckets, 3, "17"), row(3017, &[(0, 5)]));
         assert!(!bucket(&buckets, 3, "1000").1.is_empty());
-        assert!(bucket(&buckets, u64::MAX, "1").1.contains("the id is above"));
+        assert!(bucket(&buckets, u64::MAX, "1").1.contains("the id is greater"));
         let one = layout("buckets key=likes space=post fields=like");
         assert_eq!((one.read(b"likes"), one.read(b"likes:1")), (Some((0, &b""[..])), None));
         assert_eq!(bucket(&one, 0, "17"), row(17, &[(0, 5)]));
@@ -697,13 +713,13 @@ mod tests {
         assert_eq!(bucket(&of_ids, 3, "17"), row(17, &[(0, 5)]));
         let old = layout("buckets key=likes:{id} space=post fields=like field=user.{id}");
         assert_eq!(bucket(&old, 3, "user.17"), row(17, &[(0, 5)]));
-        assert_eq!(bucket(&old, 3, "17").1, "field '17': it does not fit user.{id}");
+        assert_eq!(bucket(&old, 3, "17").1, "field '17': it does not match user.{id}");
         assert_eq!(old.bucket_field(17, b""), b"user.17");
         let mut named = layout("buckets key=b:{id} space=post field=p:{id}:{field} per=10");
         named.declare(&fields("like:8 read:8")).unwrap();
         assert_eq!(bucket(&named, 1, "p:17:read"), row(17, &[(1, 5)]));
         assert_eq!(bucket(&named, 1, "p:17:title"), (vec![], String::new(), 1));
-        assert!(bucket(&named, 2, "p:17:read").1.contains("of another bucket (per=10)"));
+        assert!(bucket(&named, 2, "p:17:read").1.contains("belongs to another bucket (per=10)"));
         assert_eq!((named.key(17, b""), named.is_cell()), (Some(b"b:1".to_vec()), true));
     }
 
@@ -724,7 +740,7 @@ mod tests {
         let most = i64::MAX.to_string();
         assert_eq!(
             sum([bulk(&most), bulk("1"), bulk("1")]).1,
-            "field 'read': the sum is out of range"
+            "field 'read': the sum of the shards is out of range"
         );
         let hash = layout("hash key=h:{id}.{shard} space=post fields=like,read sum=us,eu");
         assert_eq!(hash.keys(7, b"").unwrap(), [b"h:7.us", b"h:7.eu"]);
@@ -770,35 +786,35 @@ mod tests {
     #[test]
     fn layouts_that_make_no_sense_are_refused() {
         for (text, why) in [
-            ("", "none of hash"),
-            ("list key=l:{id} space=post", "none of hash"),
+            ("", "expected hash"),
+            ("list key=l:{id} space=post", "expected hash"),
             ("hash space=post", "key= is missing"),
             ("hash key=p:{id}", "space= is missing"),
             ("hash key=post space=post", "{id}"),
-            ("hash key=p:{id} space=post colour", "not NAME=VALUE"),
-            ("hash key=p:{id} space=post colour=1", "no 'colour='"),
-            ("string key=p:{id} space=post", "fields= names"),
-            ("string key=p:{id} space=post fields=a,b", "pack= says"),
+            ("hash key=p:{id} space=post colour", "expected NAME=VALUE"),
+            ("hash key=p:{id} space=post colour=1", "unknown option 'colour='"),
+            ("string key=p:{id} space=post", "fields= must name"),
+            ("string key=p:{id} space=post fields=a,b", "use pack="),
             ("string key=p:{id}:{field} space=post fields=a", "{field} names the counter"),
-            ("hash key=p:{id}:{field} space=post", "only keys of strings"),
+            ("hash key=p:{id}:{field} space=post", "is only for string"),
             ("buckets key=p:{id} space=post fields=a per=0", "above 0"),
-            ("string key=p:{id} space=post fields=a pack=zip", "neither msgpack"),
+            ("string key=p:{id} space=post fields=a pack=zip", "expected msgpack"),
             ("string key=p:{id} space=post fields=a pack=struct:Q", "struct"),
-            ("set key=p:{id} space=liked fields=a", "no counters"),
-            ("set key=p:{id} space=liked count=like", "not SPACE.FIELD"),
-            ("hash key=p:{id} space=post count=post.like", "only sets and bits"),
+            ("set key=p:{id} space=liked fields=a", "not allowed for set"),
+            ("set key=p:{id} space=liked count=like", "expected SPACE.FIELD"),
+            ("hash key=p:{id} space=post count=post.like", "only for set and bits"),
             ("string key=p:{id} space=post fields=a,b pack=struct:<I4", "has 1 numbers"),
-            ("hash key=p:{id} space=post fields=a>c,b>c", "gives 'c' two values"),
-            ("string key=p:{id} space=post fields=a per=7", "only buckets have per="),
-            ("string key=p:{id}:{shard} space=post fields=a", "go together"),
-            ("string key=p:{id} space=post fields=a sum=0..3", "go together"),
-            ("string key=p:{shard}:{id} space=post fields=a sum=0..3", "one {shard}, behind {id}"),
-            ("string key=p:{id}:{shard} space=post fields=a sum=3..0", "neither FIRST..LAST"),
+            ("hash key=p:{id} space=post fields=a>c,b>c", "names 'c' twice"),
+            ("string key=p:{id} space=post fields=a per=7", "per= is only for buckets"),
+            ("string key=p:{id}:{shard} space=post fields=a", "used together"),
+            ("string key=p:{id} space=post fields=a sum=0..3", "used together"),
+            ("string key=p:{shard}:{id} space=post fields=a sum=0..3", "one {shard}, after {id}"),
+            ("string key=p:{id}:{shard} space=post fields=a sum=3..0", "expected FIRST..LAST"),
             ("string key=p:{id}:{shard} space=post fields=a sum=0..256", "at most 256"),
-            ("string key=p:{id}:{shard} space=post fields=a sum=a,b,a", "nor names"),
-            ("buckets key=p:{id}:{shard} space=post fields=a sum=0..3", "have no shards"),
-            ("string key=p:{id} space=post fields=a field=u.{id}", "only buckets have field="),
-            ("buckets key=p:{id} space=post fields=a field=u", "must have one {id}"),
+            ("string key=p:{id}:{shard} space=post fields=a sum=a,b,a", "a list of names"),
+            ("buckets key=p:{id}:{shard} space=post fields=a sum=0..3", "not allowed for buckets"),
+            ("string key=p:{id} space=post fields=a field=u.{id}", "field= is only for buckets"),
+            ("buckets key=p:{id} space=post fields=a field=u", "must contain one {id}"),
         ] {
             let error = Layout::parse_all(text).map(|_| ()).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -157,7 +157,10 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         import.copy()?;
         import.say(started);
         if !import.is_all {
-            return Err(format!("stopped; the same command goes on ({})", import.file.name()));
+            return Err(format!(
+                "stopped; run the same command to resume ({})",
+                import.file.name()
+            ));
         }
         import.check_that_something_was_set()?;
     }
@@ -166,7 +169,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
     match import.summary.bad {
         0 => Ok(()),
-        bad => Err(format!("{} keys could not be copied as a whole", HumanCount(bad))),
+        bad => Err(format!("{} keys could not be copied completely", HumanCount(bad))),
     }
 }
 
@@ -181,7 +184,9 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
         let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
         let info = String::from_utf8_lossy(&info).into_owned();
         if info.contains("tidemark_version:") && import.layouts.iter().any(Layout::is_flags) {
-            eprintln!("{source} is a Tidemark, whose SCAN lists no sets: flags are not copied");
+            eprintln!(
+                "{source} is a Tidemark server, whose SCAN does not list sets: flags are not copied"
+            );
         }
         if info.contains("cluster_enabled:1") {
             known.note(&mut remote);
@@ -192,8 +197,7 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the cluster has more masters, whose keys would be missing: {}. Name them with --from, too \
-         (or give --allow-part)",
+        "the cluster has masters that are not in --from: {}. Add them, or use --allow-part",
         absent.join(", ")
     ))
 }
@@ -232,7 +236,7 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
         };
         if !known.contains(&layout.space) {
             let (space, all) = (&layout.space, known.join(", "));
-            return Err(format!("the server has no {what} space '{space}'; it has: {all}"));
+            return Err(format!("no such {what} space '{space}'; the server has: {all}"));
         }
         if !layout.is_flags() {
             layout.declare(spaces.declared.get(&layout.space).map_or(&[][..], Vec::as_slice))?;
@@ -245,7 +249,7 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
     let all = layouts.clone();
     layouts.iter_mut().for_each(|layout| layout.note_others(&all));
     if layouts.is_empty() {
-        return Err("the server's spaces have no key patterns: give --layout".to_owned());
+        return Err("the spaces of the server have no key patterns: use --layout".to_owned());
     }
     Ok(layouts)
 }
@@ -256,9 +260,9 @@ fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
         let conflict = |other: &Layout| Some((other.text.clone(), one.conflict(other)?.to_owned()));
         if let Some((other, field)) = layouts[..at].iter().find_map(conflict) {
             return Err(format!(
-                "'{field}' of the space '{}' has two sources, --layout \"{other}\" and \"{}\": \
-                 name different fields=; the shards of a counter are one layout, with {{shard}} in \
-                 its key and sum=",
+                "'{field}' of the space '{}' has two sources, --layout \"{other}\" and \"{}\": use \
+                 different fields=; for the shards of a counter use one layout, with {{shard}} in \
+                 key= and sum=",
                 one.space, one.text
             ));
         }
@@ -269,7 +273,7 @@ fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
 fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
     let reply = remote
         .ask(&[b"CONFIG", b"GET", name.as_bytes()])
-        .map_err(|e| format!("the server does not tell its key patterns: {e}. Give --layout"))?;
+        .map_err(|e| format!("cannot read the key patterns of the server: {e}. Use --layout"))?;
     let OwnedFrame::Array(mut pair) = reply else { return Ok(None) };
     Ok(pair.pop().and_then(bytes).map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
@@ -310,7 +314,7 @@ fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
                     _ = terminate.recv() => {}
                     () = &mut stuck => {
                         eprintln!(
-                            "stopped, as nothing moves any more; the same command goes on ({state})"
+                            "stopped: no progress; run the same command to resume ({state})"
                         );
                         std::process::exit(1);
                     }
@@ -342,12 +346,12 @@ impl Import<'_> {
                     let stopped = self.stop.load(Relaxed);
                     if stopped || since.elapsed() >= Duration::from_secs(self.args.retry) {
                         return Err(format!(
-                            "{reason} (the same command goes on where it was: {})",
+                            "{reason} (run the same command to resume: {})",
                             self.file.name()
                         ));
                     }
                     if self.advanced || since.elapsed() < PAUSE {
-                        eprintln!("{reason}; trying again for {} s", self.args.retry);
+                        eprintln!("{reason}; retrying for {} s", self.args.retry);
                     }
                     std::thread::sleep(PAUSE);
                 }
@@ -417,8 +421,8 @@ impl Import<'_> {
             return Ok(());
         }
         Err(Failure::Final(format!(
-            "{} has another data set than before: what was copied is not there; delete {} and \
-             begin anew",
+            "the data set of {} has changed, and the copied data are gone; delete {} and start \
+             over",
             connect.address(),
             self.file.name()
         )))
@@ -459,11 +463,11 @@ impl Import<'_> {
         }
         let before = match had {
             0 => String::new(),
-            had => format!(", and had {} before", HumanCount(had)),
+            had => format!(", but had {} before", HumanCount(had)),
         };
         Err(Failure::Final(format!(
-            "{} has {} keys{before}: --delete-missing would delete the rest here. If that is \
-             right, begin anew with --allow-loss",
+            "{} has {} keys{before}: --delete-missing would delete the others on the server. If \
+             this is intended, start over with --allow-loss",
             self.sources[source],
             HumanCount(keys)
         )))
@@ -566,7 +570,7 @@ impl Import<'_> {
                             if place.done && self.args.follow {
                                 let source = &self.sources[source];
                                 writer.bar.suspend(|| {
-                                    eprintln!("{source}: all keys are read; following changes")
+                                    eprintln!("{source}: read all keys; following changes")
                                 });
                             }
                             of.sent.push_back((writer.number, place));
@@ -627,7 +631,7 @@ impl Import<'_> {
             let mut text = format!("{behind} changed keys to read, lag {lag} ms");
             // An empty queue does not mean that the import is up to date if the source is silent.
             if silent >= follow::SILENT {
-                text = format!("the source has not answered for {} s; {text}", silent.as_secs());
+                text = format!("no reply from the source for {} s; {text}", silent.as_secs());
             }
             writer.bar.set_message(text);
         }
@@ -649,7 +653,7 @@ impl Import<'_> {
         let seconds = started.elapsed();
         let rate = keys as f64 / seconds.as_secs_f64().max(0.001);
         let mut text = format!(
-            "{} keys in {} ({} a second); {} rows set, {} flags",
+            "{} keys in {} ({}/s); {} rows set, {} flags",
             HumanCount(keys),
             HumanDuration(seconds),
             HumanCount(rate as u64),
@@ -660,23 +664,24 @@ impl Import<'_> {
             text += &format!("; {} below the horizon", HumanCount(unknown));
         }
         if deleted > 0 {
-            text += &format!("; {} rows deleted that are missing there", HumanCount(deleted));
+            text += &format!("; {} rows deleted that the source lacks", HumanCount(deleted));
         }
         if removals > 0 {
             text += &format!(
-                "; {} removals of members, which a notification does not name, are not copied ({})",
+                "; {} removals of members not copied, because notifications do not name members \
+                 ({})",
                 HumanCount(removals),
                 if self.args.delete_missing {
-                    "begin anew with --renew-sets"
+                    "start over with --renew-sets"
                 } else {
                     "--delete-missing"
                 }
             );
         }
         let left = [
-            (&seen.unfit, "keys fit no pattern"),
-            (&seen.foreign, "fields are no counters of their space (fields= renames)"),
-            (&seen.expiring, "keys expire there and not here"),
+            (&seen.unfit, "keys match no pattern"),
+            (&seen.foreign, "fields are not counters of their space (use fields= to rename them)"),
+            (&seen.expiring, "keys have an expiration, which is not copied"),
         ];
         for (shapes, what) in left.into_iter().filter(|(shapes, _)| shapes.total > 0) {
             text += &format!("; {} {what} ({shapes})", HumanCount(shapes.total));
@@ -697,15 +702,15 @@ impl Import<'_> {
         let patterns: Vec<&str> = self.layouts.iter().map(|layout| &layout.glob[..]).collect();
         Err(match keys {
             0 => {
-                "nothing was copied: the source has no keys (is it the right database?)".to_owned()
+                "nothing was copied: the source has no keys (check the database number)".to_owned()
             }
             _ if seen.foreign.total > 0 => format!(
-                "nothing was copied: the fields of its keys are no counters ({}); name them with \
-                 --layout and fields=",
+                "nothing was copied: the fields of the keys are not counters ({}); use --layout \
+                 with fields=",
                 seen.foreign
             ),
             _ => format!(
-                "nothing was copied: none of {} keys fits a pattern ({}); give --layout",
+                "nothing was copied: none of {} keys matches a pattern ({}); use --layout",
                 HumanCount(keys),
                 patterns.join(", ")
             ),
@@ -735,7 +740,7 @@ impl Import<'_> {
         let _ = writeln!(
             io::stdout(),
             "verified in {}: {} rows, {} flags ({} below the horizon); {} keys not readable; {} \
-             keys differ; {} rows are here only",
+             keys differ; {} extra rows",
             HumanDuration(started.elapsed()),
             HumanCount(rows),
             HumanCount(flags),
@@ -745,7 +750,7 @@ impl Import<'_> {
             HumanCount(missing)
         );
         if differ + unreadable + missing > 0 {
-            return Err("not all is equal".to_owned());
+            return Err("the source and the server differ".to_owned());
         }
         Ok(())
     }

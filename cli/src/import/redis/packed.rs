@@ -34,7 +34,7 @@ impl Format {
                 "" => None,
                 digits => Some(digits.parse::<usize>().ok().filter(|n| *n <= 1 << 20)),
             };
-            let wrong = || format!("struct: '{letter}{digits}' is not understood");
+            let wrong = || format!("struct: '{letter}{digits}' is not supported");
             let mut integer = |bytes: usize, signed| {
                 let align = bytes.min(most_align);
                 pieces.push(Piece::Integer { bytes, align, signed, big });
@@ -77,7 +77,7 @@ impl Format {
             at = at.next_multiple_of(align.max(1));
             let bytes = value.get(at..at + length);
             let bytes = bytes.ok_or_else(|| {
-                format!("struct: the value has {} bytes, too few for the format", value.len())
+                format!("struct: the value has {} bytes, fewer than the format needs", value.len())
             })?;
             at += length;
             if let Piece::Integer { signed, big, .. } = *piece {
@@ -86,7 +86,7 @@ impl Format {
         }
         if at != value.len() {
             return Err(format!(
-                "struct: the value has {} bytes, and the format {at}",
+                "struct: the value has {} bytes, but the format has {at}",
                 value.len()
             ));
         }
@@ -101,7 +101,7 @@ fn integer(bytes: &[u8], signed: bool, big: bool) -> Result<i64, String> {
     if signed {
         return Ok((value << unused) as i64 >> unused);
     }
-    i64::try_from(value).map_err(|_| format!("{value} is above 9223372036854775807"))
+    i64::try_from(value).map_err(|_| format!("{value} is greater than 9223372036854775807"))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
     Ok(if kind == b'm' { Unpacked::Map(map) } else { Unpacked::List(list) })
 }
 
-const CUT: &str = "msgpack: the value is cut, or has more than one table";
+const CUT: &str = "msgpack: the value is truncated, or has more than one table";
 
 enum Scalar<'a> {
     Integer(i64),
@@ -162,7 +162,7 @@ fn number(scalar: Scalar<'_>) -> Result<i64, String> {
         Scalar::Integer(number) => Ok(number),
         Scalar::Other(why) => Err(why),
         Scalar::Text(text) => resp::integer(text).ok_or_else(|| {
-            format!("msgpack: \"{}\" is no integer", text[..text.len().min(40)].escape_ascii())
+            format!("msgpack: \"{}\" is not an integer", text[..text.len().min(40)].escape_ascii())
         }),
     }
 }
@@ -195,7 +195,7 @@ fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
             Err(why) => Scalar::Other(format!("msgpack: {why}")),
         },
         0xc0 | 0xc2 | 0xc3 => {
-            Scalar::Other("msgpack: nil, true and false are no counter".to_owned())
+            Scalar::Other("msgpack: nil, true and false are not integers".to_owned())
         }
         0xd0..=0xd3 => Scalar::Integer(integer(take(1 << (first - 0xd0))?, true, true)?),
         // Lua's numbers are doubles; cmsgpack packs whole ones as integers up to 2^53.
@@ -205,11 +205,11 @@ fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
                 bytes => f64::from_bits(unsigned(bytes)),
             };
             if value.fract() != 0.0 || value.abs() >= 9.2e18 {
-                return Ok(Scalar::Other(format!("msgpack: {value} is no integer")));
+                return Ok(Scalar::Other(format!("msgpack: {value} is not an integer")));
             }
             Scalar::Integer(value as i64)
         }
-        _ => return Err(format!("msgpack: a value of the type {first:#04x} is no counter")),
+        _ => return Err(format!("msgpack: a value of type {first:#04x} is not an integer")),
     })
 }
 
@@ -231,9 +231,9 @@ mod tests {
         // The second value is aligned to 4: two bytes of padding.
         assert_eq!(unpack("<!4HI4", b"\x01\0\xaa\xaa\x05\0\0\0"), Ok(vec![1, 5]));
         assert_eq!(unpack("<c3xB", b"abc\0\x09"), Ok(vec![9]));
-        assert!(unpack("<I4", b"\x01").unwrap_err().contains("too few"));
-        assert!(unpack("<B", b"\x01\x02").unwrap_err().contains("the format 1"));
-        assert!(unpack("<L", &[0xff; 8]).unwrap_err().contains("is above"));
+        assert!(unpack("<I4", b"\x01").unwrap_err().contains("fewer than the format needs"));
+        assert!(unpack("<B", b"\x01\x02").unwrap_err().contains("the format has 1"));
+        assert!(unpack("<L", &[0xff; 8]).unwrap_err().contains("is greater than"));
         for bad in ["d", "f", "s", "i9", "c", "!3", "<I4Z"] {
             assert!(Format::parse(bad).is_err(), "{bad}");
         }

@@ -292,7 +292,7 @@ pub(crate) fn is_elsewhere(reply: &OwnedFrame) -> bool {
 }
 
 fn strange() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "SCAN answers what Redis does not")
+    io::Error::new(io::ErrorKind::InvalidData, "unexpected reply to SCAN")
 }
 
 impl Job {

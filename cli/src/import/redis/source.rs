@@ -54,28 +54,28 @@ impl Source {
         let wrong = |why: &str| {
             // The error must not contain the password.
             let option = side.option();
-            format!("{option}: {why}; the form is redis://[[user]:password@]host[:port][/db]")
+            format!("{option}: {why}; expected redis://[[user]:password@]host[:port][/db]")
         };
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("no redis:// in front"))?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("redis:// is missing"))?;
         let tls = match scheme {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
-            _ => return Err(wrong("the scheme is neither redis nor rediss")),
+            _ => return Err(wrong("the scheme must be redis or rediss")),
         };
         let (login, place) = rest.rsplit_once('@').map_or((None, rest), |(l, p)| (Some(l), p));
         let (address, db) = place.split_once('/').unwrap_or((place, ""));
         let db = match db {
             "" => 0,
-            db => db.parse().map_err(|_| wrong("the database is no number"))?,
+            db => db.parse().map_err(|_| wrong("the database must be a number"))?,
         };
         let (host, port) = match address.rsplit_once(':') {
             Some((host, port)) if !address.ends_with(']') => {
-                (host, port.parse().map_err(|_| wrong("the port is no number"))?)
+                (host, port.parse().map_err(|_| wrong("the port must be a number"))?)
             }
             _ => (address, 6379),
         };
         if host.is_empty() {
-            return Err(wrong("no host"));
+            return Err(wrong("the host is missing"));
         }
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let (user, pass) = match login {
@@ -85,7 +85,7 @@ impl Source {
                     Some((user, pass)) => (user, Some(pass)),
                     None => (login, None),
                 };
-                let text = |t: &str| unescaped(t).ok_or_else(|| wrong("a % that is none"));
+                let text = |t: &str| unescaped(t).ok_or_else(|| wrong("invalid percent-encoding"));
                 let user = text(user)?;
                 (Some(user).filter(|user| !user.is_empty()), pass.map(text).transpose()?)
             }
@@ -113,7 +113,7 @@ impl Source {
         let link = runtime.block_on(async {
             let tls = self.connect.tls()?;
             let (option, variable) = (self.side.option(), self.side.variable());
-            let advice = format!("Give {option} redis://user:password@..., or set {variable}.");
+            let advice = format!("Use {option} redis://user:password@..., or set {variable}.");
             self.connect.open_as(tls.as_ref(), self.connect.pass.clone(), &advice).await
         })?;
         let mut remote = Remote { runtime, link };

@@ -49,19 +49,19 @@ impl StateFile {
         };
         let state: State = serde_json::from_slice(&text).map_err(|error| {
             let io = io::Error::other(error);
-            self.failed("is no state of an import (delete it to begin anew)", &io)
+            self.failed("is not the state file of an import (delete it to start over)", &io)
         })?;
         if state.import != import {
             return Err(format!(
-                "{} is of another import ({}): delete it, or name another with --state",
+                "{} belongs to another import ({}): delete it, or use another file with --state",
                 self.0.display(),
                 state.import.join("; ")
             ));
         }
         if ![target, &state.target].contains(&"") && state.target != target {
             return Err(format!(
-                "the server has another data set than the one that {} is of, where this import \
-                 was before: delete that file to begin anew",
+                "the data set of the server differs from the one in the state file {}: delete that \
+                 file to start over",
                 self.0.display()
             ));
         }
@@ -103,11 +103,11 @@ mod tests {
         let state = State { import: import_of, target, places: vec![place] };
         file.write(&state).unwrap();
         assert_eq!(read(&import), Ok(Some(state)));
-        assert!(file.read(&import, "c").unwrap_err().contains("another data set"));
+        assert!(file.read(&import, "c").unwrap_err().contains("data set of the server differs"));
         assert!(file.read(&import, "").unwrap().is_some(), "INFO is forbidden");
-        assert!(read(&["b".to_owned()]).unwrap_err().contains("of another import (a)"));
+        assert!(read(&["b".to_owned()]).unwrap_err().contains("belongs to another import (a)"));
         std::fs::write(&file.0, "{").unwrap();
-        assert!(read(&import).unwrap_err().contains("no state of an import"));
+        assert!(read(&import).unwrap_err().contains("not the state file of an import"));
         file.remove();
         assert_eq!(read(&import), Ok(None));
     }

@@ -23,9 +23,9 @@ impl Row<'_> {
         });
         let sum = &mut self.values[number].1;
         let added = match (*sum, value) {
-            (Some(sum), Ok(value)) => {
-                sum.checked_add(value).ok_or_else(|| "the sum is out of range".to_owned())
-            }
+            (Some(sum), Ok(value)) => sum
+                .checked_add(value)
+                .ok_or_else(|| "the sum of the shards is out of range".to_owned()),
             (None, Ok(_)) => return,
             (_, Err(why)) => Err(why),
         };
@@ -57,7 +57,7 @@ impl Layout {
         };
         if values.len() > self.fields.len() {
             let (found, named) = (values.len(), self.fields.len());
-            return Err(format!("{found} packed values, and fields= names {named}"));
+            return Err(format!("found {found} packed values, but fields= has {named} names"));
         }
         Ok(values)
     }
@@ -91,7 +91,8 @@ impl Layout {
             && parts.iter().any(|part| matches!(part, OwnedFrame::BulkString(_)))
         {
             let key = self.row_key(id, field).unwrap_or_default().0;
-            return read.reject(format!("the hash {} has a value for it, too", shown(&key)));
+            return read
+                .reject(format!("the hash {} also has a value for this counter", shown(&key)));
         }
         let mut row = Row { layout: self, values: Vec::new(), read };
         for (number, part) in parts.iter().enumerate() {
@@ -163,7 +164,7 @@ impl Layout {
         let mut others = self.others.iter().filter(|other| other.at == at);
         match others.find_map(|other| other.text.as_ref()) {
             None => Ok(()),
-            Some(text) => Err(format!("its values are those of {text}")),
+            Some(text) => Err(format!("its values are imported by {text}")),
         }
     }
 
@@ -173,7 +174,7 @@ impl Layout {
     }
 
     fn has_none(&self, field: &[u8]) -> String {
-        in_field(field, &format!("the space '{}' has none", self.space))
+        in_field(field, &format!("the space '{}' has no such field", self.space))
     }
 
     pub(crate) fn read_bucket(&self, bucket: u64, field: &[u8], value: &[u8], read: &mut Read) {
@@ -202,20 +203,21 @@ impl Layout {
         };
         if let Some((pattern, text)) = &self.entry {
             let Match::Yes(id, name) = pattern.read(field) else {
-                return Err(format!("it does not fit {text}"));
+                return Err(format!("it does not match {text}"));
             };
             return match per > 0 && id / per != bucket {
-                true => Err(format!("it is of another bucket (per={per})")),
+                true => Err(format!("it belongs to another bucket (per={per})")),
                 false => Ok((id, name)),
             };
         }
-        let number = resp::natural(field).ok_or("it is no number (field= says what it is)")?;
+        let number =
+            resp::natural(field).ok_or("it is not a number (use field= to give its pattern)")?;
         let id = match per {
             0 => Some(number),
             _ if number >= per => return Err(format!("per={per}")),
             _ => bucket.checked_mul(per).and_then(|low| low.checked_add(number)),
         };
-        Ok((id.ok_or("the id is above 18446744073709551615")?, b""))
+        Ok((id.ok_or("the id is greater than 18446744073709551615")?, b""))
     }
 
     /// Returns the item for a deleted key, if its former content is known.

@@ -213,10 +213,10 @@ impl Verify<'_> {
             format!("{name} {value}")
         };
         if missing.counters.is_empty() {
-            return format!("{space} {}: a row of zeros only here", missing.id);
+            return format!("{space} {}: a row of zeros exists only on the server", missing.id);
         }
         let counters: Vec<String> = missing.counters.iter().map(counter).collect();
-        format!("{space} {}: {} only here", missing.id, counters.join(", "))
+        format!("{space} {}: {} exists only on the server", missing.id, counters.join(", "))
     }
 
     /// Compares items. Returns the keys with differences and their descriptions.
@@ -288,7 +288,9 @@ impl Verify<'_> {
                     let name = &layout.fields[at].1;
                     let at = order.iter().position(|field| field == name);
                     let here = at.and_then(|at| here.get(at)).copied().unwrap_or(0);
-                    (here != there).then(|| format!("{name} is {there} there and {here} here"))
+                    (here != there).then(|| {
+                        format!("{name} is {there} on the source and {here} on the server")
+                    })
                 })
             }
         }

@@ -69,7 +69,7 @@ impl Bad {
         if self.count <= SHOWN as u64 {
             self.bar.suspend(|| eprintln!("{}: {}", shown(key), printable(reason)));
         } else if self.count == SHOWN as u64 + 1 {
-            self.bar.suspend(|| eprintln!("more bad keys are counted, not shown"));
+            self.bar.suspend(|| eprintln!("further bad keys are counted but not shown"));
         }
     }
 
@@ -78,13 +78,13 @@ impl Bad {
             Event::Bad { line, reason } => {
                 let name = names.iter().find(|(number, _)| *number == line);
                 let name = name.map_or(&b"a key"[..], |(_, name)| name);
-                self.note(line, name, &format!("the server says: {reason}"));
+                self.note(line, name, &format!("the server replied: {reason}"));
                 Ok(())
             }
             Event::Refused { reason, .. }
                 if PASSING.iter().any(|start| reason.starts_with(start)) =>
             {
-                Err(Failure::Broken(format!("the server refuses: {}", printable(&reason))))
+                Err(Failure::Broken(format!("the server rejected: {}", printable(&reason))))
             }
             Event::Refused { reason, .. } => Err(Failure::Final(printable(&reason))),
             Event::Broken(error) => Err(Failure::Broken(error.to_string())),

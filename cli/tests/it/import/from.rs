@@ -100,7 +100,7 @@ impl Redis {
 
     pub(super) fn listens(&self) {
         let patterns = || cmd("PUBSUB").arg("NUMPAT").query::<i64>(&mut self.connection()).unwrap();
-        until("it listens", || patterns() > 0);
+        until("the import is subscribed", || patterns() > 0);
     }
 }
 
@@ -164,7 +164,8 @@ fn refused_rows_are_bad_and_not_set() {
         pipe.cmd("HSET").arg(format!("post:{id}")).arg("stock").arg(500).ignore();
     }
     pipe.query::<()>(&mut redis.connection()).unwrap();
-    let words = ["; 0 rows set, 0 flags; 1,000 bad keys", "more bad keys are counted, not shown"];
+    let words =
+        ["; 0 rows set, 0 flags; 1,000 bad keys", "further bad keys are counted but not shown"];
     done(import(folder.path(), redis.port, program.port, &[]), 1, &words);
     assert_eq!(ask(&program, "DBSIZE"), "0");
     redis.run(&["HSET post:7 stock 5", "SADD liked:7 1 2"]);
@@ -182,14 +183,18 @@ fn full_server_stops_the_import_where_it_is() {
     let program = Program::start_with(&folder.path().join("server"), config);
     redis.rows(20_000);
     let more = ["--retry", "1", "--state", "state"];
-    let words = ["the server refuses: OOM", "the same command goes on where it was"];
+    let words = ["the server rejected: OOM", "run the same command to resume"];
     let text = done(import(folder.path(), redis.port, program.port, &more), 1, &words);
     assert!(!text.contains("rows set"), "{text}");
     let lines: String = (1..20_000).map(|id| format!("{id},1\n")).collect();
     std::fs::write(folder.path().join("rows.csv"), format!("id,like\n{lines}")).unwrap();
     let mut files = Command::new(harness::program());
     files.current_dir(folder.path()).args(["import", "--port", &program.port.to_string()]);
-    done_of(files.arg("rows.csv"), 1, &["is refused: OOM", "importing again is harmless"]);
+    done_of(
+        files.arg("rows.csv"),
+        1,
+        &["was rejected: OOM", "it is safe to import the file again"],
+    );
     ask(&program, "TM.SPACE ALTER post SET memory_limit_bytes 0");
     let words = ["20,000 rows set, 0 flags; 0 bad keys"];
     done(import(folder.path(), redis.port, program.port, &more), 0, &words);
@@ -215,8 +220,8 @@ fn keys_mean_what_the_servers_patterns_say() {
         "HSET post:34 stock \x1b[31m",
     ]);
     let words = [
-        "post:0031: its id begins with zeros, which the space 'post' does not take (padded_ids)",
-        "like:033: its id begins with zeros",
+        "post:0031: the id has leading zeros, which the space 'post' does not accept (padded_ids)",
+        "like:033: the id has leading zeros",
         "(evil:\\u{1b}[2J\\u{7})",
         "2 rows set, 0 flags",
         "3 bad keys",
@@ -257,7 +262,7 @@ fn silent_peers_are_left() {
     let all: Vec<Child> = words.iter().map(|words| start(words)).collect();
     for child in all {
         let output = child.wait_with_output().unwrap();
-        ended(&output, 1, &["has not answered for 10 s"]);
+        ended(&output, 1, &["no reply from the source for 10 s"]);
     }
     assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     // Permanent errors are not retried, and a server that is no Tidemark is reported.
@@ -265,7 +270,8 @@ fn silent_peers_are_left() {
     let began = Instant::now();
     let redis_port = redis.port.to_string();
     let database = format!("redis://127.0.0.1:{redis_port}/99");
-    for (port, why) in [(&here, "DB index is out of range"), (&redis_port, "it is no Tidemark")] {
+    for (port, why) in [(&here, "DB index is out of range"), (&redis_port, "not a Tidemark server")]
+    {
         let words = ["import", "--port", port, "--state", "other", "--from", &database];
         ended(&start(&words).wait_with_output().unwrap(), 1, &[why]);
     }
@@ -273,13 +279,13 @@ fn silent_peers_are_left() {
     redis.rows(20_000);
     let mut command = import(folder.path(), redis.port, program.port, &["--rate", "1000"]);
     let child = command.args(["--state", "third"]).spawn().unwrap();
-    until("it copies", || ask(&program, "DBSIZE") != "0");
+    until("the import has started", || ask(&program, "DBSIZE") != "0");
     freeze(&redis.child, true);
     let began = Instant::now();
     interrupt(&child);
     let output = child.wait_with_output().unwrap();
     freeze(&redis.child, false);
-    ended(&output, 1, &["the same command goes on"]);
+    ended(&output, 1, &["run the same command to resume"]);
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
@@ -314,11 +320,11 @@ fn import_does_not_go_on_in_another_data_set() {
     let before = std::fs::read_to_string(&state).unwrap();
     let has_advanced = || std::fs::read_to_string(&state).is_ok_and(|text| text != before);
     within(Duration::from_secs(60), "the state has advanced again", has_advanced);
-    assert!(child.try_wait().unwrap().is_none(), "it continues");
+    assert!(child.try_wait().unwrap().is_none(), "the import exited");
     program.sigkill();
     let program = start("second", port);
-    ended(&child.wait_with_output().unwrap(), 1, &["another data set than before"]);
-    let words = ["has another data set than the one", "delete that file to begin anew"];
+    ended(&child.wait_with_output().unwrap(), 1, &["has changed, and the copied data are gone"]);
+    let words = ["differs from the one in the state file", "delete that file to start over"];
     done(import(folder.path(), redis.port, port, &[]), 1, &words);
     std::fs::remove_file(&state).unwrap();
     done(import(folder.path(), redis.port, port, &["--verify"]), 0, &["20,000 rows set"]);
@@ -349,24 +355,24 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         { child }.spawn().unwrap()
     };
     let child = start(&["--until-idle", "4"]);
-    until("all is here", || {
+    until("all rows are copied", || {
         ["10", "20", "30"].iter().zip(1..).all(|(value, id)| row(id, "repost") == *value)
             && ask(&program, "SISMEMBER liked:6 3") == "1"
     });
     redis.listens();
     redis.run(&["HDEL one 1"]);
-    until("its row is gone", || row(1, "repost") == "-");
+    until("the row is deleted", || row(1, "repost") == "-");
     assert_eq!(row(2, "repost"), "20");
     redis.run(&["DEL one"]);
-    until("all are gone", || row(2, "repost") == "-" && row(3, "repost") == "-");
+    until("all rows are deleted", || row(2, "repost") == "-" && row(3, "repost") == "-");
     let mut pipe = redis::pipe();
     pipe.atomic().cmd("FLUSHALL").cmd("HSET").arg(&["one", "7", "70"]);
     pipe.cmd("SADD").arg(&["likers:5", "2", "9"]);
     pipe.query::<Value>(&mut redis.connection()).unwrap();
-    until("what came with it is here", || row(7, "repost") == "70");
-    until("what went is not", || ask(&program, "SISMEMBER liked:6 3") == "0");
+    until("the new field is copied", || row(7, "repost") == "70");
+    until("the removed member is unset", || ask(&program, "SISMEMBER liked:6 3") == "0");
     let output = child.wait_with_output().unwrap();
-    ended(&output, 0, &["all of its keys were deleted (FLUSHALL, FLUSHDB); trying again"]);
+    ended(&output, 0, &["all keys of the source were deleted (FLUSHALL or FLUSHDB); retrying"]);
     for (member, is_set) in [("1", "0"), ("2", "1"), ("9", "1")] {
         assert_eq!(ask(&program, &format!("SISMEMBER liked:5 {member}")), is_set, "{member}");
     }
@@ -376,18 +382,22 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     redis.listens();
     redis.run(&["CONFIG SET notify-keyspace-events "]);
     let output = child.wait_with_output().unwrap();
-    ended(&output, 1, &["it does not tell of changes", "begin anew: what has changed meanwhile"]);
+    ended(
+        &output,
+        1,
+        &["keyspace notifications are not enabled", "start over: changes made in between"],
+    );
 
     // A restart without a file is not a deletion of all keys.
     let fill: Vec<String> = (1..=100).map(|id| format!("HSET one {id} {id}")).collect();
     redis.run(&fill.iter().map(String::as_str).collect::<Vec<_>>());
     redis.run(&[TELLS, "SADD likers:8 1"]);
     let child = start(&["--until-idle", "600"]);
-    until("all is here", || row(100, "repost") == "100");
+    until("all rows are copied", || row(100, "repost") == "100");
     redis.restart();
     redis.run(&[TELLS]);
     let output = child.wait_with_output().unwrap();
-    ended(&output, 1, &["has 0 keys, and had", "begin anew with --allow-loss"]);
+    ended(&output, 1, &["has 0 keys, but had", "start over with --allow-loss"]);
     assert_eq!(row(100, "repost"), "100");
     let more = ["--delete-missing", "--allow-loss"];
     let more = [&more[..], &layouts].concat();
@@ -411,7 +421,11 @@ fn masters_of_a_cluster_are_read_together() {
     let id = (1..100).find(apart).unwrap();
     first.run(&[&format!("SADD liked:{{{id}}} 1")]);
     second.run(&[&format!("SADD liked:{id} 2 3")]);
-    done(import(&[]), 1, &["the cluster has more masters", &format!(":{}", second.port)]);
+    done(
+        import(&[]),
+        1,
+        &["the cluster has masters that are not in --from", &format!(":{}", second.port)],
+    );
     done(import(&["--allow-part"]), 0, &["1 flags"]);
     done(import(&both), 0, &["3 flags"]);
     let mut follow = import(&[&both[..], &["--follow", "--delete-missing"]].concat());
@@ -422,10 +436,10 @@ fn masters_of_a_cluster_are_read_together() {
     std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
-    until("it is unset", || is_set(2) == "0");
+    until("the pair is unset", || is_set(2) == "0");
     let output = child.wait_with_output().unwrap();
     ended(&output, 0, &["0 bad keys"]);
-    assert_eq!([is_set(1), is_set(3)], ["1", "1"], "what the other node has stays");
+    assert_eq!([is_set(1), is_set(3)], ["1", "1"], "pairs of the other node were unset");
     done(import(&[&both[..], &["--only-verify"]].concat()), 0, &["0 keys differ"]);
 }
 
@@ -437,9 +451,13 @@ fn rows_of_zeros_are_deleted_with_their_flags() {
     let program = Program::start(&folder.path().join("server"), "no");
     let import = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
     redis.run(&["HSET post:31 like 0", "HSET post:32 like 0", "SADD liked:31 7"]);
-    done(import(&["--verify"]), 0, &["0 rows are here only"]);
+    done(import(&["--verify"]), 0, &["0 extra rows"]);
     redis.run(&["DEL post:31 liked:31"]);
-    done(import(&["--only-verify"]), 1, &["1 rows are here only", "31: a row of zeros only here"]);
+    done(
+        import(&["--only-verify"]),
+        1,
+        &["1 extra rows", "31: a row of zeros exists only on the server"],
+    );
     done(import(&["--delete-missing", "--verify"]), 0, &["1 rows deleted"]);
     assert_eq!(ask(&program, "EXISTS post:31 post:32"), "1");
     assert_eq!(ask(&program, "SISMEMBER liked:31 7"), "0");
@@ -456,11 +474,11 @@ fn follow_says_that_the_source_is_silent() {
     redis.run(&[TELLS, "HSET post:1 like 5"]);
     let mut child = import(folder.path(), redis.port, program.port, &["--follow"]).spawn().unwrap();
     redis.listens();
-    until("all is here", || ask(&program, "HGET post:1 like") == "5");
+    until("all rows are copied", || ask(&program, "HGET post:1 like") == "5");
     freeze(&redis.child, true);
     // Without a terminal, the import prints a line every ten seconds.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.contains("the source has not answered for")));
+    assert!(lines.any(|line| line.contains("no reply from the source for")));
     interrupt(&child);
     let status = child.wait().unwrap();
     freeze(&redis.child, false);
@@ -520,16 +538,16 @@ fn a_cluster_takes_a_copy_while_a_shard_moves() {
     shard.args(["--from", &format!("127.0.0.1:{}", b.port)]);
     shard.args(["--to", &format!("127.0.0.1:{}", c.port)]);
     done_of(&mut shard, 0, &[]);
-    let words = ["600 flags (0 below the horizon)", "0 keys differ; 0 rows are here only"];
+    let words = ["600 flags (0 below the horizon)", "0 keys differ; 0 extra rows"];
     let text = ended(&copy.wait_with_output().unwrap(), 0, &words);
-    assert!(text.contains("; trying again for "), "the shard moved in the middle: {text}");
+    assert!(text.contains("; retrying for "), "the shard moved in the middle: {text}");
     assert_eq!(rows(&a) + rows(&c), ROWS);
     // No row is only in the cluster, except for the deleted ones.
     redis.run(&["DEL post:1 post:2 post:3 post:4 post:5", "HDEL post:6 like"]);
-    let words = ["6 rows are here only"];
+    let words = ["6 extra rows"];
     done(import(folder.path(), redis.port, c.port, &["--only-verify"]), 1, &words);
     let more = ["--delete-missing", "--verify"];
-    let words = ["0 keys differ; 0 rows are here only"];
+    let words = ["0 keys differ; 0 extra rows"];
     done(import(folder.path(), redis.port, c.port, &more), 0, &words);
     let mut export = Command::new(harness::program());
     export.current_dir(folder.path()).args(["export", "--port", &a.port.to_string(), "-o", "all"]);

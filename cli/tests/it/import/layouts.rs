@@ -33,15 +33,15 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     let child = from(&["--follow", "--until-idle", "2"]).spawn().unwrap();
     redis.listens();
     redis.run(&["HINCRBY post:1 like 5", "HDEL post:1 repost"]);
-    until("the change is here", || values(&program, "post:1", &FIELDS) == ["7", "0", "46", "7"]);
-    ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied as a whole"]);
+    until("the change is copied", || values(&program, "post:1", &FIELDS) == ["7", "0", "46", "7"]);
+    ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied completely"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // The same for named packed values: msgpack's 12.5 is no integer.
+    // The same for named packed values: msgpack's 12.5 is not an integer.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);
-    done(from(&packed), 1, &["m:3: field 'read': msgpack: 12.5 is no integer", "1 rows set"]);
+    done(from(&packed), 1, &["m:3: field 'read': msgpack: 12.5 is not an integer", "1 rows set"]);
     assert_eq!(values(&program, "post:3", &["like", "read"]), ["4", "0"]);
 }
 
@@ -53,7 +53,7 @@ fn valid_fields_are_copied_beside_one_out_of_bounds() {
     let program = Program::start_with(&folder.path().join("server"), BOUNDED);
     redis.run(&["HSET post:1 like 5 stock 500", "HSET post:2 like 6 stock 50"]);
     let words = [
-        "post:1: the value of 'stock' would leave its bounds {0..100}",
+        "post:1: the value of 'stock' would be out of bounds {0..100}",
         "2 rows set",
         "1 bad keys",
     ];
@@ -79,21 +79,21 @@ fn deleted_keys_with_all_fields_named_delete_the_row() {
     };
     let exists = |id: u64| ask(&program, &format!("EXISTS post:{id}")) == "1";
     run("hash key=p:{id} space=post fields=l>like,r>repost,c>comment,v>read", &|| {
-        until("both are here", || exists(1) && exists(2));
+        until("both keys are copied", || exists(1) && exists(2));
         redis.run(&["DEL p:1", "PEXPIRE p:2 20"]);
-        until("both are gone", || !exists(1) && !exists(2));
+        until("both keys are deleted", || !exists(1) && !exists(2));
     });
     let packed = "string key=s:{id} space=post fields=like,repost,comment,read pack=msgpack";
     run(packed, &|| {
-        until("it is here", || exists(4));
+        until("the key is copied", || exists(4));
         redis.run(&["DEL s:4"]);
-        until("it is gone", || !exists(4));
+        until("the key is deleted", || !exists(4));
     });
     ask(&program, "HSET post:3 read 8");
     run("hash key=half:{id} space=post fields=l>like", &|| {
-        until("it is here", || ask(&program, "HGET post:3 like") == "5");
+        until("the key is copied", || ask(&program, "HGET post:3 like") == "5");
         redis.run(&["DEL half:3"]);
-        until("its counter is 0", || ask(&program, "HGET post:3 like") == "0");
+        until("the counter is 0", || ask(&program, "HGET post:3 like") == "0");
         assert_eq!(ask(&program, "HGET post:3 read"), "8");
     });
 }
@@ -127,7 +127,7 @@ fn shards_of_a_counter_are_summed() {
     assert_eq!((1..=500).filter(|id| read(*id) != sum(*id)).count(), 0);
     assert_eq!(read(501), "-");
     redis.run(&["DEL view:501:shard:1 view:501:shard:2"]);
-    done(from(&[&layout[..], &["--verify"]].concat()), 0, &["; 0 keys differ; 0 rows are here"]);
+    done(from(&[&layout[..], &["--verify"]].concat()), 0, &["; 0 keys differ; 0 extra rows"]);
     // A change of any shard updates the sum. Deleting the last shard of a row deletes the row.
     let more = ["--follow", "--delete-missing", "--until-idle", "3"];
     let child = from(&[&layout[..], &more].concat()).spawn().unwrap();
@@ -139,7 +139,7 @@ fn shards_of_a_counter_are_summed() {
     });
     ended(&child.wait_with_output().unwrap(), 0, &["0 bad keys"]);
     assert_eq!(ask(&program, "EXISTS post:10"), "0");
-    done(from(&[&layout[..], &["--only-verify"]].concat()), 0, &["; 0 keys differ; 0 rows are"]);
+    done(from(&[&layout[..], &["--only-verify"]].concat()), 0, &["; 0 keys differ; 0 extra rows"]);
     redis.run(&["HSET h:1:a like 1 read 2", "HSET h:1:b like 10", "HSET h:2:b read 5"]);
     let hashes = layouts(&["hash key=h:{id}:{shard} space=post sum=a,b"]);
     done(from(&hashes), 0, &["2 rows set"]);
@@ -161,7 +161,7 @@ fn two_values_of_one_counter_are_refused() {
     ]);
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
     let both = ["hash key=post:{id} space=post", "string key=likes:{id} space=post fields=like"];
-    let words = ["likes:2: the hash post:2 has a value for it, too", "1 bad keys"];
+    let words = ["likes:2: the hash post:2 also has a value for this counter", "1 bad keys"];
     done(from(&layouts(&both)), 1, &words);
     assert_eq!(values(&program, "post:1", &["like", "read"]), ["5", "1"]);
     assert_eq!(values(&program, "post:2", &["like", "read"]), ["7", "2"]);
@@ -174,7 +174,7 @@ fn two_values_of_one_counter_are_refused() {
         done(from(&layouts(&case)), 1, &["'like' of the space 'post' has two sources"]);
     }
     redis.run(&["HSET post:9 like 1", "SET post:9:like 2", "SET post:9:comment 3"]);
-    let words = ["post:9:like: the hash post:9 has a value for it, too", "1 bad keys"];
+    let words = ["post:9:like: the hash post:9 also has a value for this counter", "1 bad keys"];
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:9", &["like", "comment"]), ["1", "3"]);
     // Sets of one space are merged.
@@ -199,10 +199,10 @@ fn fields_of_no_counter_are_counted_by_name() {
     pipe.query::<()>(&mut redis.connection()).unwrap();
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
     let words =
-        ["299 rows set", "600 fields are no counters", "title 300", "author 300", "fields="];
+        ["299 rows set", "600 fields are not counters", "title 300", "author 300", "fields="];
     done(from(&["--verify"]), 0, &words);
     assert_eq!(values(&program, "post:17", &FIELDS), ["17", "0", "0", "0"]);
-    assert_eq!(ask(&program, "EXISTS post:300"), "0", "it has no counter");
+    assert_eq!(ask(&program, "EXISTS post:300"), "0", "a row without counters was copied");
     // Without any known field, nothing is copied, which is an error.
     let more = layouts(&["hash key=post:{id} space=user"]);
     done(from(&more), 1, &["nothing was copied", "like 299", "fields="]);
@@ -229,8 +229,8 @@ fn keys_left_behind_are_counted_by_prefix() {
     pipe.cmd("SET").arg("queue").arg(1).ignore();
     pipe.query::<()>(&mut redis.connection()).unwrap();
     let words = [
-        "601 keys fit no pattern (session:* 400, cache* 200, queue)",
-        "300 keys expire there and not here (post:* 200, liked:* 100)",
+        "601 keys match no pattern (session:* 400, cache* 200, queue)",
+        "300 keys have an expiration, which is not copied (post:* 200, liked:* 100)",
     ];
     done(import(folder.path(), redis.port, program.port, &[]), 0, &words);
 }
@@ -292,9 +292,9 @@ fn old_keys_as_fields_and_sets_in_buckets_are_read() {
     ];
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
     let more = layouts(&old);
-    done(from(&more), 1, &["likes:3: field 'usr.5': it does not fit user.{id}", "1 bad keys"]);
+    done(from(&more), 1, &["likes:3: field 'usr.5': it does not match user.{id}", "1 bad keys"]);
     redis.run(&["HDEL likes:3 usr.5"]);
-    let equal = ["; 0 keys differ; 0 rows are here only"];
+    let equal = ["; 0 keys differ; 0 extra rows"];
     done(from(&[&more[..], &["--verify"]].concat()), 0, &equal);
     let row = |id: u64| values(&program, &format!("post:{id}"), &FIELDS);
     let is_set = |id: u64, member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
@@ -309,9 +309,9 @@ fn old_keys_as_fields_and_sets_in_buckets_are_read() {
     let child = from(&[&more[..], &options].concat()).spawn().unwrap();
     redis.listens();
     redis.run(&["SREM lkb:7:1 71", "HDEL all:0 post:8:like", "HINCRBY likes:2 user.9 1"]);
-    until("it is unset", || is_set(7, 71) == "0");
-    until("the others are set", || is_set(7, 70) == "1" && is_set(7, 78) == "1");
-    until("the count follows", || row(7)[2] == "7");
+    until("the pair is unset", || is_set(7, 71) == "0");
+    until("the other pairs are set", || is_set(7, 70) == "1" && is_set(7, 78) == "1");
+    until("the counter is updated", || row(7)[2] == "7");
     until("fields follow", || row(8)[0] == "0" && row(9)[1] == "28");
     ended(&child.wait_with_output().unwrap(), 0, &["0 bad keys"]);
     done(from(&[&more[..], &["--only-verify"]].concat()), 0, &equal);

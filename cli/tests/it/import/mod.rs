@@ -61,45 +61,57 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
         (&["--connections", "1", &rows], 0, "2 rows set; 0 bad lines"),
         (&[&empty], 0, "0 lines in"),
         (&[&null], 0, "1 rows set; 1 rows without counters; 0 bad lines"),
-        (&[&no_id], 1, "there is no \"id\""),
+        (&[&no_id], 1, "\"id\" is missing"),
         (&[&no_value], 1, "like: \"\" is not an integer"),
         (&["--space", "liked", &flags], 0, "3 flags; 2 changed, 1 repeated, 0 below the horizon"),
         (&["--space", "liked", &flags], 0, "3 flags; 0 changed, 3 repeated"),
         (&["--space", "read", "--kind", "flags", &flags], 0, "3 flags; 2 changed"),
-        (&[&flags], 1, "--space names no existence space; the server has: liked, reposted, read"),
+        (
+            &[&flags],
+            1,
+            "use --space with an existence space; the server has: liked, reposted, read",
+        ),
         (&["--space", "liked", &quoted], 0, "3 flags; 2 changed, 1 repeated"),
         (&[&cr], 0, "2 rows set; 0 bad lines"),
-        (&["--space", "liked", &open], 1, "line 3: a quote that begins here is never closed"),
+        (&["--space", "liked", &open], 1, "line 3: unterminated quoted field"),
         (&["--verify", &rows], 2, "cannot be used with"),
         (&["--delete-missing", &rows], 2, "cannot be used with"),
         (&[&events], 0, "2 events; 1 original posts; 1 changed, 1 repeated"),
         (&[&bad], 1, "line 2: like: \"x\" is not an integer or out of range"),
-        (&[&bad], 1, "one line was bad, and is not loaded"),
+        (&[&bad], 1, "1 bad line was not loaded"),
         (&["--strict", &bad], 1, "line 2: like: \"x\""),
         (&[&gone], 1, "No such file"),
-        (&[&strange], 1, "say what the lines are with --kind"),
-        (&["--space", "liked", &rows], 1, "holds flags, whose lines are `id,member`"),
+        (&[&strange], 1, "unknown header: expected"),
+        (&["--space", "liked", &rows], 1, "is an existence space and needs lines of `id,member`"),
         (
             &["--space", "nope", &rows],
             1,
-            "the server has no counter space 'nope'; it has: post, user",
+            "no such counter space 'nope'; the server has: post, user",
         ),
         (
             &["--kind", "flags", &flags],
             1,
-            "no existence space 'post'; it has: liked, reposted, read",
+            "no such existence space 'post'; the server has: liked, reposted, read",
         ),
-        (&["--action", "nope", &events], 1, "no action 'nope'; it has: like, repost, read"),
-        (&["--kind", "rows", "--fields", "share", &bad], 1, "--fields: there is no column 'share'"),
-        (&["--fields", "like>share", &bad], 1, "the space 'post' has no field 'share'"),
+        (
+            &["--action", "nope", &events],
+            1,
+            "no such action 'nope'; the server has: like, repost, read",
+        ),
+        (&["--kind", "rows", "--fields", "share", &bad], 1, "--fields: no such column 'share'"),
+        (&["--fields", "like>share", &bad], 1, "no such field 'share' in the space 'post'"),
         (&[renamed[0], renamed[1], &other], 0, "2 rows set; 0 bad lines"),
         (&[renamed[0], renamed[1], &other_json], 0, "1 rows set; 0 bad lines"),
         (&[renamed[0], renamed[1], &shifted], 1, "4 columns, expected 3"),
-        (&[&other], 1, "or, of rows, which columns with --fields 'post_id>id,likes>like'"),
+        (&[&other], 1, "or choose the columns of rows with --fields 'post_id>id,likes>like'"),
         (&["--fields", "likes>like", &header], 0, "1 rows set; 0 bad lines"),
-        (&[&header], 1, "no field 'likes'; it has: like, repost, comment, read; --fields 'old>new"),
-        (&[&twice], 1, "the field 'like' is named twice"),
-        (&[&json], 1, "line 1: no JSON object: \"like\" is there twice"),
+        (
+            &[&header],
+            1,
+            "it has: like, repost, comment, read; choose the columns with --fields 'old>new",
+        ),
+        (&[&twice], 1, "duplicate field 'like'"),
+        (&[&json], 1, "line 1: not a JSON object: duplicate key \"like\""),
         (&["--host", "127.0.0.1", "--port", "1", &rows], 2, "cannot be used multiple times"),
         (&["--cacert", "x", &rows], 2, "--tls"),
     ];
@@ -141,7 +153,7 @@ fn refusal_of_every_line_ends_the_import() {
     let output = import(&program, &["--user", "reader", "--pass", "secret", &rows]);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("line 2 is refused: NOPERM") && text.lines().count() == 1, "{text}");
+    assert!(text.contains("line 2 was rejected: NOPERM") && text.lines().count() == 1, "{text}");
     for (args, words) in [
         (&["--user", "reader", "--pass", "wrong"][..], "WRONGPASS"),
         (&["--user", "reader", "--password", "wrong"], "WRONGPASS"),
@@ -195,14 +207,14 @@ fn kill_of_the_server_is_said_with_the_last_loaded_line() {
             lines.flush().unwrap();
             program.sigkill();
         }
-        assert!(id < 50_000_000, "it reads on and on");
+        assert!(id < 50_000_000, "the import did not stop reading");
     }
     drop(lines);
     let output = child.wait_with_output().unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the server closed the connection"), "{text}");
-    let (_, rest) = text.split_once("the lines up to ").unwrap_or_else(|| panic!("{text}"));
+    let (_, rest) = text.split_once("lines up to ").unwrap_or_else(|| panic!("{text}"));
     let through: u64 = rest.split(' ').next().unwrap().parse().unwrap();
     let program = Program::start(folder.path(), "always");
     let mut client = program.client();

@@ -74,13 +74,13 @@ fn rows_and_flags_on_the_disk_are_read_before_a_step() {
         Redis::STREAM
     );
     let server = serve_as(&folder.path().join("here"), 0, &source);
-    within(Duration::from_secs(120), "all is taken", || {
+    within(Duration::from_secs(120), "all messages are processed", || {
         field(&server, "messages") == (events / TOGETHER).to_string()
     });
     assert_eq!(offsets(&server).len(), 1);
     assert_eq!((field(&server, "poison"), field(&server, "unknown")), ("0".into(), "0".into()));
     let cold: u64 = server.info("cold_rows").parse().unwrap();
-    assert!(cold > POSTS / 5, "{cold} rows are on the disk");
+    assert!(cold > POSTS / 5, "{cold} rows are on disk");
     let mut rows = vec![([false; 2], 0i64); POSTS as usize];
     for (id, kind) in (0..events).map(event) {
         let (flags, reads) = &mut rows[id as usize];

@@ -33,24 +33,24 @@ fn redis_stream_with_other_entries_halts() {
     let (dir, config) = (folder.path().join("here"), source(&broker, ""));
     let server = serve(&dir, 0, &config);
     (1..=5).for_each(|id| add(&broker, id, &like(id)));
-    until("all is read", || offsets(&server) == ["0-6"]);
+    until("all messages are read", || offsets(&server) == ["0-6"]);
     // The same stream continues after a pause.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
     add(&broker, 6, &like(6));
     asked(&server, "TM.INGEST RESUME events");
-    until("it is counted", || counter(&server, "like") == "6");
+    until("the event is counted", || counter(&server, "like") == "6");
     asked(&server, "WAITAOF 1 0 0");
     server.kill();
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     (1..=9).for_each(|id| add(&broker, id, &like(100 + id)));
     let server = serve(&dir, 0, &config);
     until_is(&server, "state", "halted");
-    let words = "the stream has another message at 0-6 than the one that was read there";
+    let words = "the message at 0-6 differs from the one that was read there";
     assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     assert_eq!(counter(&server, "like"), "6");
     asked(&server, "TM.INGEST SETOFFSET events 0 0-1");
-    until("all of the other stream is read", || counter(&server, "like") == "15");
+    until("the other stream is read completely", || counter(&server, "like") == "15");
     // A stream that never had the last read entry, though its first id is higher.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
@@ -58,7 +58,7 @@ fn redis_stream_with_other_entries_halts() {
     add(&broker, 20, &like(20));
     asked(&server, "TM.INGEST RESUME events");
     until_is(&server, "state", "halted");
-    assert!(field(&server, "last_error").contains("another message at 0-9 "));
+    assert!(field(&server, "last_error").contains("the message at 0-9 differs"));
 }
 
 /// The hash covers the whole message, even if only a part of it was applied.
@@ -79,11 +79,11 @@ fn message_taken_in_part_is_compared() {
         until_is(&server, "state", "halted");
         field(&server, "last_error")
     };
-    assert!(resume().contains("poison at 0-1, event 1"), "it is the same message");
+    assert!(resume().contains("poison event 1 of message 0-1"), "another message was reported");
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     add(&broker, 1, &format!("{}\n{}\n", like(2), like(3)));
     let why = resume();
-    assert!(why.contains("another message at 0-1 "), "{why}");
+    assert!(why.contains("the message at 0-1 differs"), "{why}");
 }
 
 #[test]
@@ -94,21 +94,21 @@ fn jetstream_that_lost_its_end_halts() {
     let port = broker.port;
     let server = serve(&folder.path().join("here"), 0, &source(&broker, "subject = \"events.a\""));
     send(port, "events.a", 0..3);
-    until("three are counted", || counter(&server, "like") == "3");
+    until("three events are counted", || counter(&server, "like") == "3");
     let loses = || {
         send(port, "events.a", 3..6);
-        until("six are counted", || counter(&server, "like") == "6");
+        until("six events are counted", || counter(&server, "like") == "6");
         asked(&server, "TM.INGEST PAUSE events");
         until_is(&server, "state", "paused");
     };
     forget(&broker, loses, || send(port, "events.a", 20..28));
     asked(&server, "TM.INGEST RESUME events");
     until_is(&server, "state", "halted");
-    let words = "the stream has another message at 6 than the one that was read there";
+    let words = "the message at 6 differs from the one that was read there";
     assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     assert_eq!(counter(&server, "like"), "6");
     asked(&server, "TM.INGEST SETOFFSET events 0 4");
-    until("what took their place is read", || counter(&server, "like") == "14");
+    until("the new messages are read", || counter(&server, "like") == "14");
     assert_eq!((field(&server, "gaps"), field(&server, "repeated")), ("0".into(), "0".into()));
 }
 
@@ -127,17 +127,17 @@ mod full {
             members.for_each(|member| produce(port, &[like(member).into_bytes()]));
         };
         publish(0..3);
-        until("three are counted", || counter(&server, "like") == "3");
+        until("three events are counted", || counter(&server, "like") == "3");
         let loses = || {
             publish(3..6);
-            until("six are counted", || counter(&server, "like") == "6");
+            until("six events are counted", || counter(&server, "like") == "6");
             asked(&server, "TM.INGEST PAUSE events");
             until_is(&server, "state", "paused");
         };
         forget(&broker, loses, || publish(20..28));
         asked(&server, "TM.INGEST RESUME events");
         until_is(&server, "state", "halted");
-        let words = "the stream has another message at 5 than the one that was read there";
+        let words = "the message at 5 differs from the one that was read there";
         assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     }
 }

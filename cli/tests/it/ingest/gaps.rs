@@ -57,7 +57,7 @@ fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) 
     }
     redis_cmd(broker, &["XDEL", Redis::STREAM, "0-55", "0-57"]);
     asked(server, "TM.INGEST RESUME events");
-    until("all is read", || offsets(server) == ["0-59"]);
+    until("all messages are read", || offsets(server) == ["0-59"]);
     assert_eq!(field(server, "gaps"), "2");
     let told = "gap: an unknown number of messages from 0-6 to before 0-58";
     assert!(field(server, "last_error").contains(told), "{}", field(server, "last_error"));
@@ -73,7 +73,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     let server = serve(&dir, 0, &config);
     until_is(&server, "state", "running");
     (1..=3).for_each(|id| add(&broker, id, &like(id)));
-    until("three are counted", || counter(&server, "like") == "3");
+    until("three events are counted", || counter(&server, "like") == "3");
     // Two entries are trimmed while the source is paused; one of them is unread.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
@@ -81,7 +81,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     add(&broker, 5, &like(5));
     redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "1"]);
     asked(&server, "TM.INGEST RESUME events");
-    until("the last one is counted", || counter(&server, "like") == "4");
+    until("the last event is counted", || counter(&server, "like") == "4");
     // The number is unknown, because the reader is a new one.
     assert_eq!((field(&server, "gaps"), field(&server, "gap_messages")), ("1".into(), "0".into()));
     assert!(field(&server, "last_error").contains("gap: an unknown number of messages from 0-4"));
@@ -102,8 +102,8 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
         ],
     );
     redis_cmd(&broker, &["XADD", Redis::STREAM, "0-67", "payload", ""]);
-    until("it is counted", || counter(&server, "like") == "5");
-    until("all is read", || offsets(&server) == ["0-68"]);
+    until("the event is counted", || counter(&server, "like") == "5");
+    until("all messages are read", || offsets(&server) == ["0-68"]);
     // Apply all again: likes are already set and count as repeated.
     asked(&server, "TM.INGEST SETOFFSET events 0 0-66");
     until_is(&server, "repeated", "1");
@@ -113,15 +113,22 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     until_is(&server, "state", "failing");
     add(&broker, 1, &like(9));
     until_is(&server, "state", "halted");
-    assert!(field(&server, "last_error").contains("it is another one"), "{:?}", listed(&server));
+    assert!(
+        field(&server, "last_error").contains("it was replaced or truncated"),
+        "{:?}",
+        listed(&server)
+    );
     asked(&server, "TM.INGEST SETOFFSET events 0 0-0");
-    until("it is read", || counter(&server, "like") == "6");
+    until("the message is read", || counter(&server, "like") == "6");
     for (words, expected) in [
-        ("TM.INGEST SETOFFSET events 0 17", "'17' is no offset of this source, as 0-17 is"),
+        (
+            "TM.INGEST SETOFFSET events 0 17",
+            "Invalid offset '17': offsets of this source look like 0-17",
+        ),
         ("TM.INGEST SETOFFSET events x 0-1", "'x' is no partition"),
         ("TM.INGEST SETOFFSET events 1 0-1", "the source 'events' has no partition 1"),
-        ("TM.INGEST SETOFFSET none 0 0-1", "no such source of events 'none'"),
-        ("TM.INGEST PAUSE none", "no such source of events 'none'"),
+        ("TM.INGEST SETOFFSET none 0 0-1", "no such ingest source 'none'"),
+        ("TM.INGEST PAUSE none", "no such ingest source 'none'"),
     ] {
         let reply = call(&mut server.client(), words);
         assert!(refusal(&reply).contains(expected), "{words}: {reply:?}");
@@ -152,11 +159,11 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     asked(&server, "TM.INGEST RESUME events");
     until_is(&server, "state", "halted");
     let said = field(&server, "last_error");
-    assert!(said.contains("poison at 0-1, event 1") && said.contains("SETOFFSET"), "{said}");
-    assert_eq!(counter(&server, "like"), "1", "what lies before it is taken");
+    assert!(said.contains("poison event 1 of message 0-1") && said.contains("SETOFFSET"), "{said}");
+    assert_eq!(counter(&server, "like"), "1", "the messages before it are processed");
     asked(&server, "TM.INGEST SETOFFSET events 0 0-2");
     add(&broker, 2, &like(3));
-    until("it goes on", || counter(&server, "like") == "2");
+    until("the source continues", || counter(&server, "like") == "2");
     assert_eq!(field(&server, "poison"), "0");
 }
 
@@ -201,7 +208,7 @@ fn a_pause_of_writes_holds_events_back() {
     until_is(&server, "state", "waiting");
     assert_eq!(counter(&server, "like"), "-");
     asked(&server, "CLIENT UNPAUSE");
-    until("it is counted", || counter(&server, "like") == "1");
+    until("the event is counted", || counter(&server, "like") == "1");
     until_is(&server, "state", "running");
 }
 
@@ -232,7 +239,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     send(port, "events.a", 0..3);
     send(port, "events.b", 10..12);
     send(port, "events.a", 3..4);
-    until("those of the subject are counted", || counter(&server, "like") == "4");
+    until("the messages of the subject are counted", || counter(&server, "like") == "4");
     assert_eq!(offsets(&server), ["7"]);
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
@@ -245,7 +252,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
         port,
     );
     asked(&server, "TM.INGEST RESUME events");
-    until("the others are counted", || counter(&server, "like") == "6");
+    until("the other events are counted", || counter(&server, "like") == "6");
     let gaps = (field(&server, "gaps"), field(&server, "gap_messages"));
     assert_eq!(gaps, ("1".into(), "3".into()), "{:?}", listed(&server));
     // Another stream with the same name.
@@ -255,9 +262,9 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until_is(&server, "state", "halted");
     send(port, "events.a", 40..41);
     let zero = call(&mut server.client(), "TM.INGEST SETOFFSET events 0 0");
-    assert!(refusal(&zero).contains("'0' is no offset of this source"), "{zero:?}");
+    assert!(refusal(&zero).contains("Invalid offset '0': offsets of this source"), "{zero:?}");
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
-    until("it is read", || counter(&server, "like") == "7");
+    until("the message is read", || counter(&server, "like") == "7");
 }
 
 /// A node that starts with new messages only, and is killed before any arrived.
@@ -269,12 +276,12 @@ fn what_is_new_is_not_another_message_after_a_kill() {
     let (dir, config) = (folder.path().join("here"), source(&broker, "start = \"new\""));
     send(broker.port, "events.a", 0..3);
     let server = serve(&dir, 0, &config);
-    until("it knows where it begins", || offsets(&server) == ["4"]);
+    until("the start offset is known", || offsets(&server) == ["4"]);
     asked(&server, "WAITAOF 1 0 0");
     server.kill();
     send(broker.port, "events.a", 3..5);
     let server = serve(&dir, 0, &config);
-    until("what came since is counted", || counter(&server, "like") == "2");
+    until("later messages are counted", || counter(&server, "like") == "2");
 }
 
 pub(crate) fn produce(port: u16, messages: &[Vec<u8>]) {
@@ -308,8 +315,8 @@ fn a_broker_that_is_not_there_is_said_and_waited_for() {
     until_is(&server, "state", "failing");
     assert!(field(&server, "last_error").contains("refused"), "{:?}", listed(&server));
     broker.kill_and_start();
-    until("it is counted", || counter(&server, "like") == "1");
-    assert_eq!(field(&server, "last_error"), "", "it is over");
+    until("the event is counted", || counter(&server, "like") == "1");
+    assert_eq!(field(&server, "last_error"), "", "the error was not cleared");
 }
 
 /// Tests that need a broker of Kafka, which `./test --all` compiles.
@@ -339,13 +346,13 @@ mod full {
         ];
         produce(broker.port, &messages);
         until("likes are counted", || counter(&server, "like") == "3");
-        until("so are increments and sets", || {
+        until("increments and sets are counted", || {
             (counter(&server, "read"), counter(&server, "comment")) == ("3".into(), "42".into())
         });
         until_is(&server, "poison", "1");
         until("each partition is read", || offsets(&server) == ["1", "1", "1"]);
         let unlike = events(&[(1, 9)]);
         produce(broker.port, &[Vec::new(), unlike]);
-        until("it is undone", || counter(&server, "like") == "2");
+        until("the like is undone", || counter(&server, "like") == "2");
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 fn certificates(dir: &Path) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
-    params.distinguished_name.push(rcgen::DnType::CommonName, "the tests' authority");
+    params.distinguished_name.push(rcgen::DnType::CommonName, "test CA");
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     std::fs::write(dir.join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
     let issuer = rcgen::Issuer::new(params, key);
@@ -54,12 +54,12 @@ fn is_read_with_login_and_tls<B: Broker>(login: &str, options: &[&str]) {
     ];
     for (number, more) in refused.into_iter().enumerate() {
         let server = serve(&dir.join(format!("no{number}")), 0, &source(&broker, &more));
-        until("it is refused", || field(&server, "state") == "failing");
+        until("the source fails", || field(&server, "state") == "failing");
         assert!(!field(&server, "last_error").contains("secret"), "{:?}", listed(&server));
     }
     let more = format!("tls = true\nca_file = \"{ca}\"\n{login}");
     let server = serve(&dir.join("yes"), 0, &source(&broker, &more));
-    until("it is read", || offsets(&server).iter().any(|offset| offset.ends_with("11")));
+    until("the message is read", || offsets(&server).iter().any(|offset| offset.ends_with("11")));
 }
 
 #[test]
@@ -108,18 +108,18 @@ fn is_left_while_it_hangs<B: Broker>() {
     let server = serve(&folder.path().join("server"), 0, &source(&broker, ""));
     let is_read_to = |end: &str| offsets(&server).iter().any(|offset| offset.ends_with(end));
     let (tenth, last) = ((10 + B::FIRST).to_string(), (20 + B::FIRST).to_string());
-    until("it is read", || is_read_to(&tenth));
+    until("the message is read", || is_read_to(&tenth));
     broker.freeze(true);
-    until("it is said", || field(&server, "state") == "failing");
+    until("the source reports the failure", || field(&server, "state") == "failing");
     let why = field(&server, "last_error");
     assert!(
-        ["does not answer", "timed out", "deadline"].iter().any(|word| why.contains(word)),
+        ["no reply from the broker", "timed out", "deadline"].iter().any(|word| why.contains(word)),
         "{why}"
     );
     broker.freeze(false);
     B::publish(broker.port, 0, 20).unwrap();
-    until("it is read on", || is_read_to(&last));
-    until("all is well again", || field(&server, "state") == "running");
+    until("the source continues", || is_read_to(&last));
+    until("the source runs again", || field(&server, "state") == "running");
 }
 
 #[test]
@@ -149,16 +149,16 @@ fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
         let mut nodes = [&first, &second];
         for _ in 0..3 {
             let before = offsets(nodes[0]);
-            until("events are taken", || offsets(nodes[0]) != before || end(nodes[0]));
+            until("events are processed", || offsets(nodes[0]) != before || end(nodes[0]));
             let order = order.replace(&second.port.to_string(), &nodes[1].port.to_string());
             until("the handover begins", || {
                 refusal(&call(&mut nodes[0].client(), &order)).is_empty()
             });
-            until("the other is the master", || nodes[1].info("role") == "master");
-            until("it has a replica", || nodes[0].info("master_link_status") == "up");
+            until("the other node is the master", || nodes[1].info("role") == "master");
+            until("the master has a replica", || nodes[0].info("master_link_status") == "up");
             nodes.reverse();
         }
-        until("all is taken", || end(nodes[0]));
+        until("all messages are processed", || end(nodes[0]));
         assert_eq!(rows(nodes[0]), expected(MESSAGES * super::together()));
         assert_eq!(field(nodes[1], "state"), "idle");
     });

@@ -180,7 +180,7 @@ fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
     let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
     // A former master has another role stored.
     call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-    until_long("the replica follows", || program.info("master_link_status") == "up");
+    until_long("the replica is connected", || program.info("master_link_status") == "up");
     program
 }
 
@@ -191,7 +191,7 @@ fn serve_as(dir: &Path, port: u16, text: &str) -> Program {
     let port = port.to_string();
     let options = ["--config", config.to_str().unwrap(), "--port", &port];
     Program::start_as(&[], &dir.join("data"), &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 fn map(frame: OwnedFrame) -> BTreeMap<String, OwnedFrame> {
@@ -311,7 +311,7 @@ fn exactly_once<B: Broker>() {
     let blows = blows(events);
     for (place, blow) in blows.iter().enumerate() {
         let due = all * (place as u64 + 1) / (blows.len() as u64 + 1);
-        until_long(&format!("{due} messages are taken"), || progress(&master) >= due);
+        until_long(&format!("{due} messages are processed"), || progress(&master) >= due);
         match blow {
             Blow::Server => {
                 let port = master.port;
@@ -324,7 +324,7 @@ fn exactly_once<B: Broker>() {
                 let replica = follow(&dirs[at], &master, &sources);
                 used.push(dirs[at].clone());
                 let now = progress(&master);
-                until_long("the master goes on", || progress(&master) > now || now == all);
+                until_long("the master continues", || progress(&master) > now || now == all);
                 // A former master may still be connecting to the broker.
                 until_long("a replica is idle", || field(&replica, "state") == "idle");
                 master.sigkill();
@@ -335,7 +335,7 @@ fn exactly_once<B: Broker>() {
         }
     }
     publisher.join().unwrap();
-    until_long("all is taken", || progress(&master) == all);
+    until_long("all messages are processed", || progress(&master) == all);
     let took = began.elapsed();
     let expected = expected(events);
     let found = rows(&master);
@@ -348,7 +348,7 @@ fn exactly_once<B: Broker>() {
     master.sigkill();
     let master = serve(&dirs[at], port, &sources);
     // The server ingests again what its log lacked at the kill.
-    until_long("all is taken", || progress(&master) == all);
+    until_long("all messages are processed", || progress(&master) == all);
     assert_eq!(rows(&master), expected);
     let again = take_again::<B>(&master, all, events);
     used.sort();
@@ -382,11 +382,11 @@ fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
         let order = format!("TM.INGEST SETOFFSET events {partition} {first}");
         assert_eq!(refusal(&call(&mut master.client(), &order)), "");
     }
-    until_long("all is taken again", || progress() == all);
+    until_long("all messages are processed again", || progress() == all);
     let (took, cpu) = (began.elapsed().as_secs_f64(), (ticks() - before) as f64 / 100.0);
     let events = events as f64;
     format!(
-        "again alone {:.0} events/s, {:.0} per second of the server's processor time",
+        "ingest only: {:.0} events/s, {:.0} per CPU second of the server",
         events / took,
         events / cpu.max(0.01)
     )
@@ -395,7 +395,7 @@ fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
 fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(1800), "{what}: not in time");
+        assert!(began.elapsed() < Duration::from_secs(1800), "{what}: timed out");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -24,13 +24,13 @@ fn a_jetstream_made_anew_halts_its_source() {
     };
     let server = serve(&dir, 0, &source(&broker, ""));
     send(port, "events.a", 0..5);
-    until("they are counted", || counter(&server, "like") == "5");
+    until("the events are counted", || counter(&server, "like") == "5");
     anew(100..110);
     until_is(&server, "state", "halted");
-    assert!(field(&server, "last_error").contains("was deleted and made anew"));
+    assert!(field(&server, "last_error").contains("was deleted and created again"));
     assert_eq!((counter(&server, "like"), offsets(&server)), ("5".into(), vec!["6".into()]));
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
-    until("all of the new one is counted", || counter(&server, "like") == "15");
+    until("all messages of the new stream are counted", || counter(&server, "like") == "15");
     assert_eq!(field(&server, "last_error"), "");
     // Recreated while no server runs, and on a replica that takes over.
     let replica = follow(&folder.path().join("there"), &server, &source(&broker, ""));
@@ -72,8 +72,8 @@ fn a_message_above_the_size_of_a_fetch_is_read_by_itself() {
         port,
     );
     let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
-    until("all are counted", || counter(&server, "like") == sizes.len().to_string());
-    until("nothing is left", || field(&server, "lag") == "0");
+    until("all events are counted", || counter(&server, "like") == sizes.len().to_string());
+    until("the lag is 0", || field(&server, "lag") == "0");
     assert_eq!(field(&server, "poison"), "0");
 }
 
@@ -96,14 +96,14 @@ fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     let (dir, config) = (folder.path().join("here"), source(&broker, ""));
     let server = serve(&dir, 0, &config);
     (1..=3).for_each(|id| add(&broker, id, &like(id)));
-    until("three are counted", || counter(&server, "like") == "3");
+    until("three events are counted", || counter(&server, "like") == "3");
     redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "0"]);
     asked(&server, "WAITAOF 1 0 0");
     server.kill();
     let server = serve(&dir, 0, &config);
     until_is(&server, "state", "running");
     add(&broker, 4, &like(4));
-    until("the next one is counted", || counter(&server, "like") == "4");
+    until("the next event is counted", || counter(&server, "like") == "4");
     assert_eq!(field(&server, "gaps"), "0");
 }
 
@@ -117,12 +117,12 @@ fn events_of_an_action_that_is_not_there_wait_for_it() {
     let server = serve(&folder.path().join("here"), 0, &source(&broker, more));
     until_is(&server, "state", "waiting");
     let said = field(&server, "last_error");
-    assert!(said.contains("there is no action 'cheer'"), "{said}");
+    assert!(said.contains("no such action 'cheer'"), "{said}");
     add(&broker, 1, &like(1));
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!((field(&server, "poison"), field(&server, "state")), ("0".into(), "waiting".into()));
     asked(&server, "TM.ACTION CREATE cheer flag liked counter post.like");
-    until("it is counted", || counter(&server, "like") == "1");
+    until("the event is counted", || counter(&server, "like") == "1");
     assert_eq!((field(&server, "poison"), field(&server, "last_error")), ("0".into(), "".into()));
 }
 
@@ -139,9 +139,9 @@ mod full {
             produce(broker.port, &[random(long(member, 0), size)]);
         }
         let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
-        until("all are counted", || counter(&server, "like") == "3");
+        until("all events are counted", || counter(&server, "like") == "3");
         // The server asks the broker for the lag periodically.
-        until("nothing is left", || field(&server, "lag") == "0");
+        until("the lag is 0", || field(&server, "lag") == "0");
         assert_eq!(field(&server, "state"), "running");
     }
 

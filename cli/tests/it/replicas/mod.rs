@@ -44,7 +44,7 @@ fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
     file.write_all(config.as_bytes()).unwrap();
     let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
     Program::start_as(under, dir, &options)
-        .unwrap_or_else(|said| panic!("it did not start: {said:#?}"))
+        .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
 /// Fills `tables` tables, each of which is a file of the snapshot.
@@ -84,7 +84,7 @@ fn follow(replica: &Program, master: &Program) {
 }
 
 fn in_step(replica: &Program, master: &Program) {
-    until("the replica has it all", || {
+    until("the replica has all data", || {
         replica.info("master_link_status") == "up"
             && replica.info("slave_repl_offset") == master.info("master_repl_offset")
     });
@@ -112,10 +112,10 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     }
     let alone = std::fs::read(folders[0].path().join(FIRST_SEGMENT)).unwrap();
     fine(&new, "SAVE");
-    until("the segment that both had goes", || !folders[1].path().join(FIRST_SEGMENT).exists());
+    until("the shared segment is removed", || !folders[1].path().join(FIRST_SEGMENT).exists());
 
     follow(&old, &new);
-    until("it has the other's", || like_of(&old, FIRST) == bulk(2));
+    until("the node has the writes of the other node", || like_of(&old, FIRST) == bulk(2));
     in_step(&old, &new);
     assert_eq!(like_of(&old, FIRST + 4096), OwnedFrame::Null);
     let kept: Vec<_> = std::fs::read_dir(folders[0].path())
@@ -126,14 +126,14 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     assert_eq!(kept.len(), 1, "{kept:?}");
     assert!(
         std::fs::read(kept[0].join(FIRST_SEGMENT)).unwrap().starts_with(&alone),
-        "all that it had alone is there"
+        "the diverged writes are in the file"
     );
 }
 
 #[test]
 fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     let Some(disk) = SmallDisk::mount(16) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let folder = tempfile::tempdir().unwrap();
     let (master, replica) = (start(folder.path(), SPACES), start(disk.path(), SPACES));
@@ -158,18 +158,18 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
         }
         (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
         assert_eq!(reads(FIRST), bulk(7));
-        replica.info("master_link_error").contains("no room on the disk")
+        replica.info("master_link_error").contains("no space left on the disk")
     });
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
-        assert_eq!(reads(FIRST), bulk(7), "for several attempts to go on");
+        assert_eq!(reads(FIRST), bulk(7), "for several attempts");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(replica.info("master_link_error").contains("no room on the disk"));
+    assert!(replica.info("master_link_error").contains("no space left on the disk"));
     disk.make_room();
     in_step(&replica, &master);
     assert_eq!(reads(last), bulk(5));
-    assert_eq!(replica.info("repl_full_syncs"), full_syncs, "it went on where it was");
+    assert_eq!(replica.info("repl_full_syncs"), full_syncs, "the replica did a full sync");
     replica.kill();
     let replica = start(disk.path(), SPACES);
     in_step(&replica, &master);
@@ -206,7 +206,7 @@ fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_repl
     in_step(&replica, &master);
     assert_eq!(like_of(&replica, FIRST), bulk(7));
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
-    assert_eq!(replica.info("repl_full_syncs"), "0", "it went on where it was");
+    assert_eq!(replica.info("repl_full_syncs"), "0", "the replica did a full sync");
     replica.kill();
     let replica = start(folders[1].path(), SPACES);
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
@@ -240,7 +240,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
 
     let master = start(old.path(), SPACES);
     follow(&replica, &master);
-    let why = "the master's history ends or parts before ours does";
+    let why = "the master's history ends or diverges before ours";
     until("it refuses", || replica.info("master_link_error").contains(why));
     assert_eq!(replica.info("slave_priority"), "0");
     assert_eq!(
@@ -249,7 +249,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     );
     // An operator can force it, and the discarded data is saved.
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
-    until("it has what there was", || like_of(&replica, FIRST) == bulk(5));
+    until("the replica has the old writes", || like_of(&replica, FIRST) == bulk(5));
     let names =
         std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names.filter(|name| name.to_string_lossy().starts_with("dropped-")).count(), 1);
@@ -258,7 +258,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
 #[test]
 fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
     let Some(disk) = SmallDisk::mount(16) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let folder = tempfile::tempdir().unwrap();
     let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =");
@@ -283,9 +283,9 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
             "as before"
         );
     }
-    assert!(replica.info("master_link_error").contains("no room on the disk"));
+    assert!(replica.info("master_link_error").contains("no space left on the disk"));
     let left = staged(disk.path());
-    assert!(left > 0, "what has come is kept");
+    assert!(left > 0, "the received part was not kept");
     disk.make_room();
     until("the next attempt, after four seconds", || attempts() > 3);
     in_step(&replica, &master);
@@ -297,7 +297,7 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
 #[test]
 fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     if std::process::Command::new("strace").arg("-V").output().is_err() {
-        return cannot("a slow disk needs strace");
+        return cannot("requires strace");
     }
     const FILES: usize = 15;
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -314,20 +314,20 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     while staged(folders[1].path()) < FILES {
         assert!(
             began.elapsed() < Duration::from_secs(120),
-            "{} files have come",
+            "{} files received",
             staged(folders[1].path())
         );
         std::thread::sleep(Duration::from_millis(5));
     }
     replica.sigkill();
     drop(replica);
-    assert!(staged(folders[1].path()) >= FILES, "there is much to look at");
+    assert!(staged(folders[1].path()) >= FILES, "there are too few staged files");
     let replica = start_as(&slow, folders[1].path(), &config);
     let began = Instant::now();
     while staged(folders[1].path()) > 0 {
         assert!(
             began.elapsed() < Duration::from_secs(60),
-            "it does not come to an end: {}",
+            "the full sync does not end: {}",
             replica.info("master_link_error")
         );
         std::thread::sleep(Duration::from_millis(50));
@@ -367,8 +367,10 @@ fn what_a_master_says_is_one_line_of_info() {
     let folder = tempfile::tempdir().unwrap();
     let replica = start(folder.path(), SPACES);
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
-    for said in ["TM.REPLICATE was answered -ERR no", "the peer refused: frames no"] {
-        until("it is told why", || replica.info("master_link_error").contains(said));
+    for said in ["TM.REPLICATE failed: -ERR no", "the peer refused: frames no"] {
+        until("the link error names the reason", || {
+            replica.info("master_link_error").contains(said)
+        });
         let OwnedFrame::BulkString(info) = replica.ask("INFO replication") else {
             panic!("INFO is text")
         };
@@ -389,7 +391,9 @@ fn a_node_told_to_follow_itself_keeps_its_master() {
     follow(&replica, &master);
     in_step(&replica, &master);
     follow(&replica, &replica);
-    until("it finds out", || replica.info("master_link_error").contains("NOMASTERLINK"));
+    until("the replica notices that the peer has no master", || {
+        replica.info("master_link_error").contains("NOMASTERLINK")
+    });
     assert_eq!(replica.info("master_link_status"), "down");
     fine(&master, &format!("CNT.SET post {FIRST} like 8"));
     follow(&replica, &master);
@@ -412,12 +416,14 @@ fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2],
     fine(&master, &format!("CNT.SET post {FIRST} like 3"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    until("the master knows", || master.info("slave0").contains("lag_bytes=0"));
+    until("the master lists the replica", || master.info("slave0").contains("lag_bytes=0"));
     (folders, master, replica)
 }
 
 fn is_master(program: &Program, likes: u64) {
-    until("it is the master", || program.info("role") == "master");
+    until("the node is a master", || program.info("role") == "master");
     let more = format!("HINCRBY post:{FIRST} like 1");
-    until("it takes writes", || program.ask(&more) == OwnedFrame::Integer(likes as i64 + 1));
+    until("the node accepts writes", || {
+        program.ask(&more) == OwnedFrame::Integer(likes as i64 + 1)
+    });
 }

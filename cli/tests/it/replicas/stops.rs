@@ -86,10 +86,10 @@ impl Leaving {
         gate.store(true, SeqCst);
         fine(&master, &format!("CNT.SET post {FIRST} like 3"));
         let asked = told_to_stop(&master, how);
-        until("it waits for its replica", || is_leaving(&master));
+        until("the master waits for its replica", || is_leaving(&master));
         let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
         let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
-        until("what was written has come", || match master.ask("CLIENT LIST") {
+        until("the write has reached the master", || match master.ask("CLIENT LIST") {
             OwnedFrame::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
             other => panic!("{other:?}"),
         });
@@ -108,7 +108,7 @@ fn ended(program: &mut Program) -> bool {
         if let Some(status) = program.child.try_wait().unwrap() {
             return status.success();
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "it goes on");
+        assert!(began.elapsed() < Duration::from_secs(60), "the master did not exit in time");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -123,7 +123,7 @@ fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
     for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
         let Leaving { mut master, replica, gate, asked, paused, folders: _folders } =
             Leaving::by(how);
-        assert_eq!(like_of(&master, FIRST), bulk(3), "it is read meanwhile");
+        assert_eq!(like_of(&master, FIRST), bulk(3), "reads continue while the master waits");
         assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
         let waiting = if asked.is_some() { "2" } else { "1" };
         until("the paused writer waits, and SHUTDOWN's client", || {
@@ -135,9 +135,9 @@ fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
         assert_eq!(
             asked.and_then(|asked| asked.join().unwrap()),
             None,
-            "the connection ends without a reply"
+            "the server closed the connection without a reply"
         );
-        assert_eq!(paused.join().unwrap(), None, "what no replica would have is not acknowledged");
+        assert_eq!(paused.join().unwrap(), None, "a write without a replica was acknowledged");
         assert_eq!(like_of(&replica, FIRST), bulk(3), "{how}");
         assert_eq!(replica.ask(&format!("HGET post:{FIRST} read")), bulk(0));
     }
@@ -167,14 +167,14 @@ fn a_stop_that_waits_can_be_taken_back() {
     assert_eq!(
         paused.join().unwrap().as_ref().map(refusal),
         Some(""),
-        "it waited, and was not refused"
+        "the write was rejected instead of delayed"
     );
     assert_eq!((master.info("blocked_clients"), is_leaving(&master)), ("0".to_owned(), false));
     assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
     fine(&master, &format!("CNT.SET post {FIRST} like 4"));
 
     master.sigterm();
-    until("it waits again", || is_leaving(&master));
+    until("the master waits again", || is_leaving(&master));
     gate.store(false, SeqCst);
     ends(&mut master);
     assert_eq!(like_of(&replica, FIRST), bulk(4));
@@ -209,7 +209,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
             // All of them wait, except for SIGINT, an operator's second Ctrl-C.
             "SIGINT" => {
                 master.sigterm();
-                until("it waits", || is_leaving(&master));
+                until("the client is blocked", || is_leaving(&master));
                 master.sigterm();
                 std::thread::sleep(Duration::from_millis(300));
                 assert!(is_leaving(&master), "a second SIGTERM changes nothing");
@@ -246,7 +246,7 @@ fn a_server_without_replicas_stops_at_once() {
     follow(&replica, &master);
     in_step(&replica, &master);
     replica.kill();
-    until("it has gone", || master.info("connected_slaves") == "0");
+    until("the replica is disconnected", || master.info("connected_slaves") == "0");
     fine(&master, &format!("CNT.SET post {FIRST} like 1"));
     master.sigterm();
     ends(&mut master);
@@ -278,7 +278,7 @@ fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
     new.freeze(true);
     fine(&old, "FAILOVER");
-    until("the replica is asked", || old.info("role") == "slave");
+    until("the replica is asked to take over", || old.info("role") == "slave");
     assert_eq!(old.info("master_failover_state"), "failover-in-progress");
     (folders, old, new)
 }
@@ -289,7 +289,7 @@ fn a_stop_waits_for_the_replica_that_is_to_take_over() {
     for how in ["SIGTERM", "SHUTDOWN"] {
         let (_folders, mut old, new) = handing(600);
         let asked = told_to_stop(&old, how);
-        until("it waits for its successor", || is_leaving(&old));
+        until("the old master waits for the new master", || is_leaving(&old));
         new.freeze(false);
         ends(&mut old);
         assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
@@ -309,7 +309,7 @@ fn a_failover_while_a_master_stops_leaves_a_master() {
         assert_eq!(
             paused.join().unwrap(),
             None,
-            "no reply confirms what the new master does not have"
+            "a write that the new master lacks was acknowledged"
         );
         is_master(&replica, 3);
     }
@@ -322,7 +322,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
         let (folders, mut old, new) = handing(if is_aborted { 600 } else { 1 });
         old.sigterm();
         if is_aborted {
-            until("it waits for its successor", || is_leaving(&old));
+            until("the old master waits for the new master", || is_leaving(&old));
             // It may exit before its reply.
             told(&old, "FAILOVER ABORT");
         }
@@ -353,7 +353,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(disk) = SmallDisk::mount(16) else {
-        return cannot("a full disk needs the right to mount a tmpfs");
+        return cannot("requires permission to mount a tmpfs");
     };
     let folder = tempfile::tempdir().unwrap();
     let [mut master, replica] = [disk.path(), folder.path()].map(|path| start(path, SPACES));
@@ -371,7 +371,7 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     };
     while is_taken() {}
     let asked = told(&master, "SHUTDOWN FORCE");
-    until("it waits for the replica", || is_leaving(&master));
+    until("the master waits for the replica", || is_leaving(&master));
     std::thread::sleep(Duration::from_millis(300));
     assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
     gate.store(false, SeqCst);
@@ -379,5 +379,5 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     ended(&mut master);
     assert_eq!(asked.join().unwrap(), None, "no reply");
     assert_eq!(like_of(&replica, FIRST), bulk(3));
-    assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last one that was taken");
+    assert_eq!(like_of(&replica, last - 4096), bulk(5), "the last accepted write");
 }

@@ -20,7 +20,7 @@ fn a_replica_without_room_for_the_old_master_is_not_promoted() {
     follow(&last, &new);
     in_step(&last, &new);
     fine(&old, "FAILOVER");
-    until("it is over", || {
+    until("the failover has ended", || {
         old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
     });
     assert_eq!(new.info("role"), "slave");
@@ -95,7 +95,7 @@ impl Played {
     /// Waits for two more requests, so that the master has read a reply with the current text.
     fn is_asked_again(&self) {
         let before = self.asked.load(SeqCst);
-        until("it is asked again", || self.asked.load(SeqCst) >= before + 2);
+        until("the replica is asked again", || self.asked.load(SeqCst) >= before + 2);
     }
 }
 
@@ -109,7 +109,7 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
         ("slave".into(), "failover-in-progress".into())
     );
     played.greets("");
-    until("it has said no", || old.info("master_failover_state") == "no-failover");
+    until("the replica has refused", || old.info("master_failover_state") == "no-failover");
     is_master(&old, 3);
 }
 
@@ -124,10 +124,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
             assert_eq!(state, ["slave", "failover-in-progress"], "{says}");
             let refused = old.ask("FAILOVER ABORT");
-            assert!(
-                refusal(&refused).contains("it may be the master by now"),
-                "{says}: {refused:?}"
-            );
+            assert!(refusal(&refused).contains("may already be the master"), "{says}: {refused:?}");
         };
         is_in_doubt("nothing");
         for says in [
@@ -143,8 +140,8 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
         match end {
             "no" => {
                 new.freeze(true);
-                played.says("-NOFAILOVER this replica has another history");
-                until("it is the master again", || old.info("role") == "master");
+                played.says("-NOFAILOVER this replica has a different history");
+                until("the node is a master again", || old.info("role") == "master");
                 // Another node may have the role, for example one with replicas of its own.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
                 assert!(
@@ -215,7 +212,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
         );
         let asked = played.asked.load(SeqCst);
         std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(played.asked.load(SeqCst), asked, "it is asked no more");
+        assert_eq!(played.asked.load(SeqCst), asked, "the replica was asked again");
     }
 }
 
@@ -224,7 +221,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
 fn a_node_refuses_a_failover_to_itself() {
     let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
     fine(&old, "FAILOVER");
-    until("it was asked", || {
+    until("the replica was asked", || {
         old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
     });
     is_master(&old, 3);

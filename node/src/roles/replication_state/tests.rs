@@ -16,7 +16,7 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     let mut config = Config::default();
     config.durability.dir = folder.path().to_path_buf();
     let replication = Replication::new();
-    assert!(replication.refusal().is_some(), "before the log is there");
+    assert!(replication.refusal().is_some(), "before the log is loaded");
     assert!(replication.settle(&config, true, 1));
     assert_eq!(replication.refusal(), None);
     (replication, config, folder)
@@ -31,7 +31,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     let give = |to: Option<Master>| {
         assert!(order(&replication, &config, to.clone()));
         let kept = Role::read(&config.durability.dir).unwrap().map(|role| role.master);
-        assert_eq!(kept, Some(to), "on the disk before any client is told");
+        assert_eq!(kept, Some(to), "durable before any client sees it");
         assert!(replication.refusal().unwrap().starts_with("READONLY "));
         assert!(!replication.is_settled());
     };
@@ -51,7 +51,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     give(Some(other(2)));
     assert!(!replication.settle(&config, true, 3));
     assert!(!replication.is_settled());
-    assert!(replication.refusal().is_some(), "a master's log, of a node that is to be a replica");
+    assert!(replication.refusal().is_some(), "a master's log on a node that becomes a replica");
     // Evaluating the gate again changes nothing.
     replication.judge(&config);
     assert!(replication.refusal().is_some());
@@ -109,7 +109,7 @@ fn a_promoted_node_is_fenced_after_a_start() {
     replication.followed(&config, true);
     assert_eq!(replication.refusal(), None);
     let (replication, ..) = started(Role::default());
-    assert_eq!(replication.refusal(), None, "it was always alone");
+    assert_eq!(replication.refusal(), None, "the node never had replicas");
 }
 
 /// Delivers a hello of the default group and persists its epoch.
@@ -136,7 +136,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&again, &config, true, 4);
     assert!(
         again.refusal().unwrap().contains("fenced"),
-        "a replica follows, and a Sentinel was away"
+        "a replica follows while a Sentinel is away"
     );
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
@@ -144,13 +144,13 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     // By an operator, while another node may have been the master.
     assert!(order(&again, &config, None));
     assert!(again.renews() && again.promoting() == 2 && again.refusal().is_some());
-    assert!(!again.settle(&config, true, 3), "not before its log has another term");
+    assert!(!again.settle(&config, true, 3), "not before the log has a new term");
     again.renewed();
     assert!(again.settle(&config, true, 3));
     again.promoted(&config);
     assert!(!again.renews() && again.promoting() == 0);
     assert_eq!((again.refusal(), kept()), (None, vec![]));
-    assert!(!order(&again, &config, None), "it is one");
+    assert!(!order(&again, &config, None), "the node is a master");
 }
 
 /// Regression test from the soak. The node was down while two others were the master. Sentinel
@@ -176,11 +176,15 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
         replication
             .named(&config, &Hello { group: "m", is_ours: true, epoch, address: String::new() })
     };
-    assert!(says(5) && !says(5) && !says(6), "another order is about to");
+    assert!(says(5) && !says(5) && !says(6), "another order is pending");
     replication.keep_epochs(&config);
-    assert_eq!(Role::read(folder.path()).unwrap().unwrap().sentinels[0].epoch, 6, "the last word");
+    assert_eq!(
+        Role::read(folder.path()).unwrap().unwrap().sentinels[0].epoch,
+        6,
+        "the last order wins"
+    );
     assert_eq!(replication.refusal(), None);
-    assert!(!says(6), "no news");
+    assert!(!says(6), "an equal epoch is old news");
     assert!(says(7));
 }
 
@@ -224,9 +228,9 @@ fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     };
     assert_eq!(again().failover.handover(), Some(7));
     assert_eq!(again().failover.name(), "failover-in-progress");
-    assert!(again().is_fit(), "if it has to be promoted it has all");
+    assert!(again().is_fit(), "a promotion needs the whole data set");
     replication.synced(&config);
-    assert_eq!(again().failover.handover(), None, "it has taken over");
+    assert_eq!(again().failover.handover(), None, "the node has taken over");
     // Where there are Sentinels, they decide.
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 5 }];
     Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }
@@ -250,7 +254,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     };
     assert!(replication.is_fit() && is_fit_after_a_start());
     replication.refuses(&config, &other(2));
-    assert!(replication.is_fit(), "a former master says nothing");
+    assert!(replication.is_fit(), "a former master does not announce itself");
     replication.refuses(&config, &other(1));
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
@@ -260,18 +264,18 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();
     again.recall(&config, false).unwrap();
-    assert!(again.is_forced(), "a start does not take it back");
+    assert!(again.is_forced(), "a restart does not revert it");
     replication.synced(&config);
     assert!(!replication.is_forced() && !Role::read(folder.path()).unwrap().unwrap().forced);
     replication.refuses(&config, &other(1));
     assert!(order(&replication, &config, Some(other(2))));
     assert!(
         replication.is_fit() && is_fit_after_a_start(),
-        "of another master nothing is known yet"
+        "nothing is known about the other master yet"
     );
     replication.gives_up(&config).unwrap();
     assert!(!replication.is_fit());
-    assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a start");
+    assert!(!Role::read(folder.path()).unwrap().unwrap().synced, "also after a restart");
     replication.is_whole(&config, &other(1));
     assert!(!replication.is_fit(), "a former master's data set");
     replication.is_whole(&config, &other(2));
@@ -285,7 +289,7 @@ fn a_master_that_is_to_follow_is_fit_once_it_has_met_its_master() {
     assert!(order(&replication, &config, Some(other(1))));
     assert!(!replication.is_fit());
     let kept = || Role::read(folder.path()).unwrap().unwrap();
-    assert!(!kept().synced && kept().replicated, "there are others, as a master's start must know");
+    assert!(!kept().synced && kept().replicated, "the restarted master remembers other nodes");
     replication.synced(&config);
     assert!(order(&replication, &config, Some(other(2))));
     assert!(replication.is_fit(), "a replica that changes its master has a whole data set");

@@ -140,7 +140,7 @@ pub(crate) fn write(
                     entries.push(entry);
                 }
             }
-            _ => return Err(format!("'{list}' is no list")),
+            _ => return Err(format!("'{list}' is not an array")),
         }
     }
     Ok(())

@@ -137,7 +137,7 @@ fn save_every(value: &str) -> Result<u64, String> {
         [] => Ok(0),
         [seconds, "1"] => seconds.parse().map_err(|_| "Invalid save parameters".to_owned()),
         [_, changes] if changes.parse::<u64>().is_ok() => {
-            Err("a snapshot is due by time alone: give seconds and 1".to_owned())
+            Err("snapshots are triggered by time only, use '<seconds> 1'".to_owned())
         }
         _ => Err("Invalid save parameters".to_owned()),
     }
@@ -318,7 +318,7 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
             }
             let table = file.entry(section).or_insert_with(toml_edit::table);
             let table =
-                table.as_table_like_mut().ok_or_else(|| format!("'{section}' is no table"))?;
+                table.as_table_like_mut().ok_or_else(|| format!("'{section}' is not a table"))?;
             put(table, key.name, &value)?;
         }
     }
@@ -345,7 +345,7 @@ mod tests {
         let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), all.len(), "a name is listed twice");
+        assert_eq!(names.len(), all.len(), "duplicate name");
         for (section, keys) in SECTIONS {
             for key in keys.iter().filter(|key| key.name != "users") {
                 let ours = format!("{section}.{}", key.name);
@@ -379,10 +379,10 @@ mod tests {
         change(&settings, &[("notify-keyspace-events", ""), ("maxmemory-policy", "noeviction")])
             .unwrap();
         for (name, other, why) in [
-            ("notify-keyspace-events", "KEA", "keys have no events here"),
-            ("maxmemory-policy", "allkeys-lru", "nothing is evicted"),
+            ("notify-keyspace-events", "KEA", "keyspace events are not supported"),
+            ("maxmemory-policy", "allkeys-lru", "eviction is not supported"),
             ("loglevel", "debug", "RUST_LOG"),
-            ("latency-tracking", "no", "always tracked"),
+            ("latency-tracking", "no", "latency tracking cannot be disabled"),
             ("hz", "many", "couldn't be parsed"),
             ("activedefrag", "1", "must be 'yes' or 'no'"),
             ("client-output-buffer-limit", "normal 1", "Wrong number of arguments"),
@@ -467,7 +467,7 @@ mod tests {
             ),
             (
                 &[("timeout", "9"), ("appendonly", "no")],
-                set_failed("appendonly", "the log is always written"),
+                set_failed("appendonly", "the log cannot be disabled"),
             ),
             (
                 &[("timeout", "9"), ("proto-max-bulk-len", "1x")],
@@ -502,7 +502,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
         settings.rewrite(|_| ()).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "nothing has changed");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "nothing changed");
         change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")])
             .unwrap();
         settings.rewrite(|_| ()).unwrap();
@@ -541,7 +541,11 @@ mod tests {
             .replace("\"liked\"", "\"loved\"");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         settings.rewrite(folder_has).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "and no further");
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            expected,
+            "a second rewrite changes nothing"
+        );
     }
 
     #[test]

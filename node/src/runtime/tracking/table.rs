@@ -117,7 +117,7 @@ impl Shard {
                 let (spaces, readers) = (Spaces::new(), SmallVec::new());
                 keys.push(Key { text: text.into(), spaces, readers });
                 self.keys += 1;
-                keys.last_mut().expect("it was pushed")
+                keys.last_mut().expect("the key was just pushed")
             }
         };
         for space in spaces {
@@ -307,7 +307,7 @@ mod tests {
         ] {
             table.remember(id, key.as_bytes(), &spaces(of), reader);
         }
-        assert!(!table.remember(7, b"7", &spaces(&[1]), 3), "it was known");
+        assert!(!table.remember(7, b"7", &spaces(&[1]), 3), "the key was tracked already");
         assert_eq!((table.keys(), table.items()), (5, 6));
         assert!(table.bytes() > 5 * size_of::<Key>());
         assert_eq!(table.take((5, 7)), []);

@@ -152,6 +152,6 @@ fn outlier_in_a_gap_survives_a_killed_start() {
     let restarted = master.restart(&shelf, &past, |_, _| ());
     master.verify(&restarted, "restarted");
     let origin = restarted.origin(outlier.0, &member(outlier.1));
-    assert_eq!(origin, Origin::Outlier, "it is where it was");
+    assert_eq!(origin, Origin::Outlier, "the table has not moved");
     assert_eq!(restarted.layout(), master.space.layout());
 }

@@ -17,32 +17,36 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 #[rustfmt::skip]
 pub(crate) const ACL: Command = SERVER.container("acl", "A container for commands about users.", &[
     SERVER.row("acl|cat", -2, ALWAYS, "[categoryname]", Once(cat),
-        "The categories, or the commands of one."),
+        "Lists the ACL categories, or the commands of one category."),
     SERVER.row("acl|deluser", -3, ADMIN, "username [username ...]", Once(deluser),
-        "Removes users and closes their connections; answers how many there were.")
+        "Deletes users and closes their connections. Returns the number of deleted users.")
         .linear("connections"),
     SERVER.row("acl|dryrun", -4, ADMIN, "username command [arg [arg ...]]", Once(dryrun),
-        "Whether a user may execute this; it is not executed.").since("7.0.0"),
+        "Checks whether a user may execute a command, without executing it.").since("7.0.0"),
     SERVER.row("acl|genpass", -2, ALWAYS, "[bits]", Once(genpass),
-        "A random password: 256 bits in hexadecimal, or as many as asked for."),
+        "Returns a random password in hexadecimal, of 256 bits by default."),
     SERVER.row("acl|getuser", 3, ADMIN, "username", Once(getuser),
-        "A user's flags, SHA-256 of passwords, and rules.").linear("rules"),
+        "Returns a user's flags, password hashes (SHA-256) and rules.").linear("rules"),
     SERVER.help("acl|help"),
     SERVER.row("acl|list", 2, ADMIN, "", Once(list),
-        "All users with their rules, as the file has them.").linear("users"),
+        "Lists all users with their rules, in the format of the ACL file.").linear("users"),
     SERVER.row("acl|load", 2, ADMIN, "", Once(load),
-        "Reads the users from the file (security.acl_file): all of them, or, if one is wrong, \
-         none.").linear("users"),
+        "Reloads the users from the ACL file (security.acl_file). If the file has an invalid \
+         user, keeps the current users.").linear("users"),
     SERVER.row("acl|log", -2, ADMIN, "[count|RESET]", Once(log),
-        "What was refused to whom, the newest first.").linear("entries"),
+        "Lists the requests that the ACL denied, newest first. RESET clears the list.")
+        .linear("entries"),
     SERVER.row("acl|save", 2, ADMIN, "", Once(save),
-        "Writes the users into the file. When it answers, the file is safe on the disk.")
+        "Writes the users to the ACL file. Replies after the file is synced to disk.")
         .linear("users"),
     SERVER.row("acl|setuser", -3, ADMIN, "username [rule [rule ...]]", Once(setuser),
-        "Makes or changes a user, by all of the rules or none. Redis's rules, and $name for the \
-         space, view or action of that name (see docs/security.md).").linear("rules"),
-    SERVER.row("acl|users", 2, ADMIN, "", Once(users), "The names of all users.").linear("users"),
-    SERVER.row("acl|whoami", 2, ALWAYS, "", Once(whoami), "The name of this connection's user."),
+        "Creates or changes a user. Applies all of the rules or none. The rules are those of \
+         Redis, and $name for the space, view or action of that name (see docs/security.md).")
+        .linear("rules"),
+    SERVER.row("acl|users", 2, ADMIN, "", Once(users), "Lists the names of all users.")
+                                                       .linear("users"),
+    SERVER.row("acl|whoami", 2, ALWAYS, "", Once(whoami), "Returns the user name of this \
+                                                           connection."),
 ]);
 
 fn text(bytes: &[u8]) -> Result<&str, Refusal> {
@@ -77,7 +81,7 @@ fn deluser(call: &mut Call<'_>) -> Outcome {
     let names = call.args.from(2).iter().map(text).collect::<Result<Vec<&str>, _>>()?;
     let deleted = call.node.acl.delete(&names).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
-    tracing::info!("ACL DELUSER by {}: {deleted} users", call.session.client.peer);
+    tracing::info!("ACL DELUSER by {}: deleted {deleted} users", call.session.client.peer);
     client_admin::end_users(call, &names);
     call.reply.count(deleted);
     Ok(())
@@ -121,7 +125,7 @@ fn genpass(call: &mut Call<'_>) -> Outcome {
     while filled < random.len() {
         filled +=
             rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
-                .map_err(|e| refuse!("ERR the system gives no random bytes: {e}"))?;
+                .map_err(|e| refuse!("ERR cannot read random bytes from the system: {e}"))?;
     }
     // Four bits per digit, rounded up.
     let digits: String = random
@@ -195,7 +199,7 @@ fn load(call: &mut Call<'_>) -> Outcome {
         let denied = client_admin::denied_listeners(&node, &before);
         denied.iter().filter(|client| client.id != own).for_each(|client| client.kill());
         tracking::end_denied(&node);
-        tracing::info!("ACL LOAD: done");
+        tracing::info!("ACL LOAD: reloaded all users");
         reply.ok();
         Ok(())
     })

@@ -15,22 +15,23 @@ pub(crate) const BACKUP: Command =
     SERVER.container("backup", "A container for commands about backups.", &[
         SERVER.help("backup|help"),
         SERVER.row("backup|status", 2, ALWAYS | flag::ADMIN, "", Once(status),
-            "The backup that is being made, how the last one went, and up to where the log is kept \
-             beside them, as a map."),
+            "Returns the running backup, the result of the last one, and the offset up to which \
+             the log is archived, as a map."),
         SERVER.row("backup|stop", 2, ALWAYS | flag::ADMIN, "", Once(stop),
-            "Gives up the backup that is being made; nothing is left of it."),
+            "Cancels the running backup and deletes its files."),
         SERVER.row("backup|to", 3, ADMIN | flag::NO_MULTI, "dir", Once(to),
-            "Begins a backup in a new folder below backup.dir, with a name like nightly/monday, or \
-             a name of its own for that folder itself (.). Reads and writes go on; BACKUP STATUS \
-             and INFO persistence tell when it is done. It holds all that was acknowledged before, \
-             and more. tidemark restore makes a data folder of it."),
+            "Starts a backup into a new folder below backup.dir, for example nightly/monday; the \
+             name . creates a folder with a generated name. Reads and writes continue. BACKUP \
+             STATUS and INFO persistence show when it is complete. The backup contains all writes \
+             acknowledged before the command, and some later ones. tidemark restore creates a \
+             data folder from it."),
     ]);
 
 fn to(call: &mut Call<'_>) -> Outcome {
     let text = call.args.at(2);
     let config = call.node.config();
     let folder = std::str::from_utf8(text).ok();
-    let folder = folder.ok_or_else(|| refuse!("ERR '{}' is no name of a folder", Printable(text)));
+    let folder = folder.ok_or_else(|| refuse!("ERR Invalid folder name '{}'", Printable(text)));
     let folder = backup::place(&config, folder?).map_err(|why| refuse!("ERR {why}"))?;
     // The folder may be on a slow network file system.
     call.answer_later(move |node, reply| {

@@ -17,25 +17,26 @@ const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
 #[rustfmt::skip]
 pub(crate) const COMMAND: Command = SERVER.row("command", -1, ANYTIME, "", Once(every),
-    "What clients need to know of all commands.").linear("commands")
+    "Returns arity, flags and keys of all commands.").linear("commands")
     .tips(&["nondeterministic_output_order"]).with(&[
-    SERVER.row("command|count", 2, ANYTIME, "", Once(count), "How many commands there are."),
+    SERVER.row("command|count", 2, ANYTIME, "", Once(count), "Returns the number of commands."),
     SERVER.row("command|docs", -2, ANYTIME,
         "[command-name [command-name ...]]", Once(documentation),
-        "What commands do, as a map.").since("7.0.0").linear("commands")
+        "Returns documentation of commands, as a map.").since("7.0.0").linear("commands")
         .tips(&["nondeterministic_output_order"]),
     SERVER.row("command|getkeys", -4, ANYTIME, "command arg [arg ...]", Once(getkeys),
-        "Which arguments of a command are keys."),
+        "Returns the arguments of a command that are keys."),
     SERVER.row("command|getkeysandflags", -4, ANYTIME,
         "command arg [arg ...]", Once(getkeysandflags),
-        "Which arguments of a command are keys, and what it does with them.").since("7.0.0"),
+        "Returns the arguments of a command that are keys, and how the command uses them.")
+        .since("7.0.0"),
     SERVER.help("command|help").since("5.0.0"),
     SERVER.row("command|info", -2, ANYTIME, "[command-name [command-name ...]]", Once(info),
-        "What clients need to know of commands.").linear("commands")
+        "Returns arity, flags and keys of the given commands, or of all.").linear("commands")
         .tips(&["nondeterministic_output_order"]),
     SERVER.row("command|list", -2, ANYTIME,
         "[FILTERBY <MODULE module-name|ACLCAT category|PATTERN pattern>]", Once(list),
-        "Names of commands.").since("7.0.0").linear("commands")
+        "Lists the names of commands.").since("7.0.0").linear("commands")
         .tips(&["nondeterministic_output_order"]),
 ]);
 
@@ -167,7 +168,7 @@ const MOST_NAMES: usize = 1024;
 pub(crate) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
     let names = call.args.from(2);
     if names.len() > MOST_NAMES {
-        Err(refuse!("ERR there may be {MOST_NAMES} names"))
+        Err(refuse!("ERR at most {MOST_NAMES} names are allowed"))
     } else {
         Ok(names)
     }

@@ -14,23 +14,23 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const CONFIG: Command =
     SERVER.container("config", "A container for commands about the configuration.", &[
         SERVER.row("config|get", -3, ADMIN, "parameter [parameter ...]", Once(get),
-            "Settings whose names match the patterns; our own by section and key (server.port), \
-             and those that Redis's tools ask for. Passwords are shown only to users that may do \
-             everything.").linear("settings"),
+            "Returns the settings whose names match the patterns: Tidemark's by section and key \
+             (server.port), and those that Redis tools read. Passwords are shown only to users \
+             with all permissions.").linear("settings"),
         SERVER.help("config|help").since("5.0.0"),
         SERVER.row("config|resetstat", 2, ADMIN, "", Once(resetstat),
-            "Begins the counts of INFO stats, commandstats, latencystats and errorstats anew."),
+            "Resets the counters of INFO stats, commandstats, latencystats and errorstats."),
         SERVER.row("config|rewrite", 2, ADMIN, "", Once(rewrite),
-            "Writes what has changed into the configuration file, and keeps the rest of it: \
-             settings, users, and the fields of counter spaces as TM.SPACE ALTER left them, so \
-             that a new node starts with the file. When it answers, the file is safe on the disk.")
+            "Writes the changed values into the configuration file and keeps the rest of it: \
+             settings, users, and the fields of counter spaces after TM.SPACE ALTER. A new node \
+             can start with this file. Replies after the file is synced to disk.")
             .since("2.8.0").linear("settings"),
         SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
-            "Changes settings while the server runs: all of them, or none. The configuration file \
-             marks those that can be changed with *. client-output-buffer-limit sets \
-             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis \
-             that tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries \
-             and their like) take any value and have no effect.").linear("settings")
+            "Changes settings at run time: all of them or none. An asterisk in the configuration \
+             file marks the settings that can change. client-output-buffer-limit sets \
+             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Redis settings \
+             without an equivalent here (hz, maxmemory-samples, hash-max-listpack-entries and the \
+             like) accept any value and have no effect.").linear("settings")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);
 
@@ -44,7 +44,7 @@ fn get(call: &mut Call<'_>) -> Outcome {
     let patterns = call.args.from(2);
     if patterns.len() > MAX_ARGS || patterns.iter().map(<[u8]>::len).sum::<usize>() > MAX_PATTERNS {
         return Err(refuse!(
-            "ERR there may be {MAX_ARGS} patterns, of {MAX_PATTERNS} bytes together"
+            "ERR at most {MAX_ARGS} patterns with {MAX_PATTERNS} bytes in total are allowed"
         ));
     }
     // Only a user with all rights sees passwords, because they would give other users more rights.
@@ -68,7 +68,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::SYNTAX);
     }
     if args.len() > MAX_ARGS || args.iter().any(|a| a.len() > MAX_LENGTH) {
-        return Err(refuse!("ERR too many or too long arguments"));
+        return Err(refuse!("ERR too many arguments, or an argument is too long"));
     }
     let text = |index| String::from_utf8_lossy(args.at(index)).into_owned();
     let pairs: Vec<(String, String)> =
@@ -100,7 +100,7 @@ fn rewrite(call: &mut Call<'_>) -> Outcome {
             }
         };
         node.settings.rewrite(complete).map_err(|e| refuse!("{e}"))?;
-        tracing::info!("CONFIG REWRITE: done");
+        tracing::info!("CONFIG REWRITE: wrote the configuration file");
         reply.ok();
         Ok(())
     })

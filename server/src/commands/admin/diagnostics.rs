@@ -19,80 +19,82 @@ const REPORT_OF_EACH: &[&str] =
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.container("slowlog", "A container for commands about slow commands.", &[
         SERVER.row("slowlog|get", -2, LOOK, "[count]", Once(slow_get),
-            "The newest entries (10; -1: all): number, time, microseconds, arguments, the client's \
-             address and name. Commands of constant time with few arguments are timed only while \
-             slowlog-log-slower-than lies below 10000.").since("2.2.12")
+            "Returns the newest entries (default 10, -1 for all): id, time, microseconds, \
+             arguments, address and name of the client. Constant-time commands with few arguments \
+             are timed only while slowlog-log-slower-than is below 10000.").since("2.2.12")
             .linear("entries").tips(&["request_policy:all_nodes", "nondeterministic_output"]),
         SERVER.help("slowlog|help").since("6.2.0"),
         SERVER.row("slowlog|len", 2, LOOK, "", Once(slow_len),
-            "How many entries there are.").since("2.2.12")
+            "Returns the number of entries.").since("2.2.12")
             .tips(&["request_policy:all_nodes", "response_policy:agg_sum",
                 "nondeterministic_output"]),
         SERVER.row("slowlog|reset", 2, LOOK, "", Once(slow_reset),
-            "Forgets all entries.").since("2.2.12").linear("entries")
+            "Clears the slow log.").since("2.2.12").linear("entries")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]).since("2.2.12"),
     SERVER.container("latency", "A container for commands about latency.", &[
         SERVER.row("latency|doctor", 2, LOOK, "", Once(latency_doctor),
-            "What the latencies so far say, in words.")
+            "Summarizes the recorded latency events in words.")
             .tips(REPORT_OF_EACH),
         SERVER.help("latency|help"),
         SERVER.row("latency|histogram", -2, LOOK,
             "[command [command ...]]", Once(latency_histogram),
-            "Per command its calls, and how many of them took at most so many microseconds: powers \
-             of two. One call in 64 of commands of constant time is timed, and stands for the \
-             others.").since("7.0.0").linear("commands that were timed")
+            "Returns for each command its calls and a cumulative histogram of their microseconds, \
+             in powers of two. Of the constant-time commands one call in 64 is timed and counts \
+             for all 64.").since("7.0.0").linear("timed commands")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|history", 3, LOOK, "event", Once(latency_history),
-            "Times and milliseconds of an event (command, fast-command) above \
+            "Returns the times and milliseconds of an event (command, fast-command) that exceeded \
              latency-monitor-threshold.")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|latest", 2, LOOK, "", Once(latency_latest),
-            "Per event its name, the time and the milliseconds of the latest one, and the most \
-             milliseconds.")
+            "Returns for each event its name, the time and milliseconds of the latest occurrence, \
+             and the maximum.")
             .tips(REPORT_OF_EACH),
         SERVER.row("latency|reset", -2, LOOK, "[event [event ...]]", Once(latency_reset),
-            "Forgets these events, or all; answers how many.")
+            "Clears the given events, or all. Returns the number of cleared events.")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]),
     SERVER.row("monitor", 1, LOOK | flag::NO_MULTI, "", Once(monitor),
-        "Shows every command of every client, but for those of operators, until the connection \
-         ends or is RESET.").since("1.0.0")
-        .cost("what all commands of all clients cost, once more"),
+        "Streams the commands of all clients, without administrative commands, until the \
+         connection closes or sends RESET.").since("1.0.0")
+        .cost("the cost of every command that the server processes"),
     SERVER.container("memory", "A container for commands about memory.", &[
         SERVER.row("memory|doctor", 2, flag::STALE, "", Once(memory_doctor),
-            "Whether the memory limits are near, in words.").since("4.0.0")
+            "Reports in words whether a space is near its memory limit.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.help("memory|help").since("4.0.0"),
         SERVER.row("memory|malloc-stats", 2, flag::STALE, "", Once(memory_malloc),
-            "The allocator, jemalloc: its statistics are not compiled in.").since("4.0.0")
+            "Returns a note: jemalloc's statistics are not compiled in.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.row("memory|purge", 2, flag::STALE, "", Once(memory_purge),
-            "OK: nothing is kept back.").since("4.0.0")
+            "Returns OK and does nothing.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
         SERVER.row("memory|stats", 2, flag::STALE, "", Once(memory_stats),
-            "Where memory goes, under Redis's names.").since("4.0.0")
+            "Returns the memory usage by part, under the names of Redis.").since("4.0.0")
             .tips(&["request_policy:all_shards", "response_policy:special",
                 "nondeterministic_output"]),
         SERVER.row("memory|usage", -3, flag::READONLY, "key [SAMPLES count]", Once(memory_usage),
-            "Bytes that the key's row takes in a full table, with the values that its fields are \
-             too narrow for; nil if there is no such row.").keys(SECOND_KEY).since("4.0.0")
+            "Returns the bytes of the key's row in a full table, including values stored outside \
+             the row; nil if the row does not exist.").keys(SECOND_KEY).since("4.0.0")
             .uses("RO"),
     ]).since("4.0.0"),
-    SERVER.container("debug", "A container for what helps tests.", &[
+    SERVER.container("debug", "A container for debugging commands.", &[
         SERVER.help("debug|help").since("1.0.0"),
         SERVER.row("debug|object", 3, LOOK | flag::READONLY, "key", Once(debug_object),
-            "How a key's value is held, in the form of Redis.").keys(SECOND_KEY).since("1.0.0"),
+            "Returns low-level information about a key, in the format of Redis.")
+            .keys(SECOND_KEY).since("1.0.0"),
         SERVER.row("debug|set-active-expire", 3, LOOK, "<0|1>", Once(debug_ok),
-            "OK: nothing expires.").since("3.0.0"),
+            "Returns OK and does nothing: nothing expires.").since("3.0.0"),
         SERVER.row("debug|reload", -2, LOOK | flag::NO_MULTI,
             "[option [option ...]]", Once(debug_reload),
-            "Writes a snapshot and answers OK when it is complete; nothing is read back.")
+            "Writes a snapshot and returns OK when it is complete. Does not reload the data.")
             .since("1.0.0"),
         SERVER.row("debug|sleep", 3, LOOK | flag::NO_MULTI, "seconds", Once(debug_sleep),
-            "Answers after so many seconds (an hour at most). Only this connection waits.")
+            "Replies after the given number of seconds (at most 3600). Blocks this connection \
+             only.")
             .since("1.0.0"),
     ]).since("1.0.0"),
 ];
@@ -209,20 +211,20 @@ fn latency_doctor(call: &mut Call<'_>) -> Outcome {
     let threshold = call.node.config().server.latency_threshold_ms;
     let events = call.node.slow.events();
     let text = if threshold == 0 {
-        "Latency monitoring is off: CONFIG SET latency-monitor-threshold <milliseconds> turns it \
-         on."
-        .to_owned()
+        "Latency monitoring is disabled. Enable it with CONFIG SET latency-monitor-threshold \
+         <milliseconds>."
+            .to_owned()
     } else if events.is_empty() {
-        format!("No command has taken {threshold} ms or more.")
+        format!("No command took {threshold} ms or more.")
     } else {
         let lines = events.iter().map(|(name, event)| {
             format!(
-                "{name}: {} seconds with at least {threshold} ms, at most {} ms. ",
+                "{name}: {} seconds with a latency of at least {threshold} ms, maximum {} ms. ",
                 event.history.len(),
                 event.highest_ms
             )
         });
-        lines.collect::<String>() + "SLOWLOG GET shows the commands."
+        lines.collect::<String>() + "SLOWLOG GET lists the slow commands."
     };
     call.reply.text(&text);
     Ok(())
@@ -278,8 +280,8 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
         let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
         if used > limit / 10 * 9 {
             text += &format!(
-                "The space '{}' takes {used} of the {limit} bytes that it may (its share of \
-                 server.memory_bytes, or its memory_limit_bytes). ",
+                "The space '{}' uses {used} of {limit} bytes, its limit (memory_limit_bytes, or \
+                 its share of server.memory_bytes). ",
                 space.name()
             );
         }
@@ -293,7 +295,7 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
 
 fn memory_malloc(call: &mut Call<'_>) -> Outcome {
     call.reply.text(
-        "jemalloc: its statistics are not compiled in; TM.SPACE LIST tells what the tables take.",
+        "jemalloc's statistics are not compiled in; TM.SPACE LIST shows the memory of the tables.",
     );
     Ok(())
 }
@@ -360,7 +362,10 @@ fn debug_sleep(call: &mut Call<'_>) -> Outcome {
         .and_then(|t| t.parse::<f64>().ok())
         .filter(|s| (0.0..=3600.0).contains(s));
     let Some(seconds) = seconds else {
-        return Err(refuse!("ERR '{}' is no number of seconds from 0 to 3600", Printable(text)));
+        return Err(refuse!(
+            "ERR Invalid number of seconds '{}': must be 0 to 3600",
+            Printable(text)
+        ));
     };
     call.answer_when(async move {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;

@@ -17,31 +17,30 @@ const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT;
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
-    SCHEMA.container("tm.ingest", "A container for commands about sources of events.", &[
+    SCHEMA.container("tm.ingest", "A container for commands about ingest sources.", &[
         SCHEMA.help("tm.ingest|help"),
         SCHEMA.row("tm.ingest|list", 2, ADMIN | flag::STALE, "", Once(list),
-            "All sources of events, a map each: where they are read, how they stand, what they \
-             have brought since the start, what went wrong last; and per partition the message \
-             that is to be read next."),
+            "Returns a map for each ingest source: its broker, state, counts since the start, \
+             last error, and the next offset of each partition."),
         SCHEMA.row("tm.ingest|pause", 3, ADMIN | flag::STALE,
             "source", Once(|call| pause(call, true)),
-            "No more events of this source are taken over by this node, until TM.INGEST RESUME or \
-             a restart. What was taken over is complete up to an event."),
+            "Stops reading events from a source until TM.INGEST RESUME or a restart. The last \
+             event read is applied completely."),
         SCHEMA.row("tm.ingest|resume", 3, ADMIN | flag::STALE,
             "source", Once(|call| pause(call, false)),
-            "Goes on with a source that was paused, and tries one again that has halted."),
+            "Resumes a paused source, and retries a halted one."),
         SCHEMA.row("tm.ingest|setoffset", 5, ADMIN | flag::WRITE | flag::NO_MULTI,
             "source partition offset", Once(set_offset),
-            "Which message of a partition (0 where there are none) is to be read next, whatever \
-             was read: messages before it are passed over, those from it on count, again if they \
-             were read already."),
+            "Sets the next offset to read from a partition (0 for sources without partitions). \
+             Skips the messages before it. Reads the messages after it, and counts those read \
+             before again."),
     ]),
 ];
 
 fn source(call: &Call<'_>) -> Result<Arc<Source>, Refusal> {
     let name = call.args.at(2);
     let found = call.node.ingest.find(name).cloned();
-    found.ok_or_else(|| refuse!("ERR no such source of events '{}'", Printable(name)))
+    found.ok_or_else(|| refuse!("ERR no such ingest source '{}'", Printable(name)))
 }
 
 fn pause(call: &mut Call<'_>, paused: bool) -> Outcome {
@@ -54,18 +53,21 @@ fn set_offset(call: &mut Call<'_>) -> Outcome {
     let source = source(call)?;
     let number = resp::natural(call.args.at(3)).and_then(|number| u32::try_from(number).ok());
     let number = number.ok_or_else(|| {
-        refuse!("ERR '{}' is no partition: a number from 0", Printable(call.args.at(3)))
+        refuse!("ERR Invalid partition '{}': must be a number from 0", Printable(call.args.at(3)))
     })?;
     if !source.may_have(number) {
-        return Err(refuse!("ERR the source '{}' has no partition {number}", source.config.name));
+        return Err(refuse!("ERR source '{}' has no partition {number}", source.config.name));
     }
     let message = source.read_offset(call.args.at(4)).ok_or_else(|| {
         let like = source.shown(17);
-        refuse!("ERR '{}' is no offset of this source, as {like} is", Printable(call.args.at(4)))
+        refuse!(
+            "ERR Invalid offset '{}': offsets of this source look like {like}",
+            Printable(call.args.at(4))
+        )
     })?;
     let partition = Partition { source: &source.config.name, number };
     if !call.node.engines().move_offset(partition, Offset { message, ..Offset::default() }) {
-        return Err(refuse!("ERR there are too many partitions"));
+        return Err(refuse!("ERR too many partitions"));
     }
     source.order();
     call.reply.ok();

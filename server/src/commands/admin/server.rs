@@ -21,45 +21,44 @@ pub(crate) const COMMANDS: &[Command] = &[
     command::COMMAND,
     config::CONFIG,
     SERVER.row("dbsize", 1, READ, "", Once(dbsize),
-        "How many rows there are. Pairs are not counted. Of a space that spills, rows in the range \
-         of a file that are new or deleted since it was written are counted when they are merged \
-         with it.").linear("spaces")
+        "Returns the number of rows. Does not count pairs. In a space that spills, new and \
+         deleted rows in the id range of a cold file count after the next merge.").linear("spaces")
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
     SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
     SERVER.row("flushdb", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
     SERVER.row("info", -1, ANYTIME, "[section [section ...]]", Once(info::info),
-        "What the server knows of itself.").linear("spaces")
+        "Returns information and statistics about the server.").linear("spaces")
         .tips(&["request_policy:all_shards", "response_policy:special", "nondeterministic_output"]),
     SERVER.row("bgsave", -1, ADMIN, "[SCHEDULE]", Once(bgsave),
-        "Begins a snapshot. Reads and writes go on; INFO persistence and LASTSAVE tell when it is \
-         done.").linear("rows and bytes of filters that have changed since the last one"),
+        "Starts a snapshot in the background. Reads and writes continue. INFO persistence and \
+         LASTSAVE show when it is complete.")
+        .linear("rows and filter bytes that changed since the last snapshot"),
     SERVER.row("bgrewriteaof", 1, ADMIN, "", Once(bgrewriteaof),
-        "Begins a snapshot, as BGSAVE does: what the log before it has is not needed any more."),
+        "Starts a snapshot, as BGSAVE does. The log before the snapshot is no longer needed."),
     SERVER.row("lastsave", 1, ANYTIME | flag::FAST, "", Once(lastsave),
-        "When the last snapshot was complete, in seconds since 1970.")
+        "Returns the Unix time of the last complete snapshot, in seconds.")
         .tips(&["nondeterministic_output"]),
     SERVER.row("save", 1, ADMIN | flag::NO_MULTI, "", Once(save),
-        "Writes a snapshot, and answers when it is complete. Other clients do not wait.")
-        .linear("rows and bytes of filters that have changed since the last one"),
+        "Writes a snapshot and replies when it is complete. Does not block other clients.")
+        .linear("rows and filter bytes that changed since the last snapshot"),
     backup::BACKUP,
     SERVER.row("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI,
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", Once(shutdown),
-        "Stops the server. A master first waits until its replicas have everything \
-         (shutdown_timeout_s), but for NOW. ABORT ends that. A snapshot is written first if \
-         replaying the log would take long, and not with NOSAVE. SAVE writes one; if that fails \
-         the server goes on, but for FORCE. The connection ends when another server may have the \
-         data folder."),
+        "Stops the server. A master first waits for its replicas to catch up \
+         (shutdown_timeout_s); NOW skips the wait, and ABORT cancels the shutdown. Writes a \
+         snapshot first if the log is long; NOSAVE never writes one, SAVE always does. If SAVE \
+         fails, the server keeps running unless FORCE is given. The connection closes when \
+         another server may open the data folder."),
     SERVER.row("time", 1, ANYTIME | flag::FAST, "", Once(time),
-        "Seconds since 1970, and microseconds in this second.").since("2.6.0")
+        "Returns the Unix time as seconds and microseconds.").since("2.6.0")
         .tips(&["nondeterministic_output"]),
 ];
 
 #[rustfmt::skip]
 const NO_FLUSH: &str =
-    "Refused: rows are deleted one by one, pairs are unset one by one; an empty server is one with \
-     a new data folder.";
+    "Not supported. Delete rows and pairs individually, or start with an empty data folder.";
 
 fn dbsize(call: &mut Call<'_>) -> Outcome {
     let rows = call.node.engines().all_rows();
@@ -74,8 +73,8 @@ fn no_flush(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::SYNTAX);
     }
     Err(refuse!(
-        "ERR {} is not possible here: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or \
-         start with a new data folder",
+        "ERR {} is not supported: delete rows (DEL, CNT.DEL), unset pairs (SREM, PH.DEL), or \
+         start with an empty data folder",
         call.spec.name.to_ascii_uppercase()
     ))
 }
@@ -171,7 +170,9 @@ fn shutdown(call: &mut Call<'_>) -> Outcome {
                 let saved = graceful_shutdown::save(&node, &cause).await;
                 let goes_on = !node.stop.is_stopped() && node.stop.leaves().is_none();
                 match saved {
-                    _ if !node.stop.end_save() && goes_on => Err(refuse!("ERR aborted")),
+                    _ if !node.stop.end_save() && goes_on => {
+                        Err(refuse!("ERR SHUTDOWN was aborted"))
+                    }
                     Err(why) if !forced => Err(refuse!("ERR {why}")),
                     _ => Ok(SAVED.to_vec()),
                 }

@@ -29,57 +29,60 @@ const ANYTIME: u32 = flag::LOADING | flag::STALE;
 #[rustfmt::skip]
 pub(crate) const CLUSTERX: Command =
     CLUSTER.container("clusterx",
-        "A container for what a controller tells a node of a cluster, as Kvrocks has it.", &[
+        "A container for commands from a cluster's controller, compatible with Kvrocks.", &[
         CLUSTER.row("clusterx|heartbeat", 5, CONTROLLER,
             "master-node-id lease-milliseconds election-version", Once(heartbeat),
-            "The master of this shard takes writes for so long, any other node of it none. Answers \
-             where the log ends, and the role. An older election is refused.").since("0.1.0"),
+            "Grants the master of this shard a lease to accept writes for the given time; all \
+             other nodes reject writes. Returns the end of the log and the role. Rejects an \
+             election older than the current one.").since("0.1.0"),
         CLUSTER.help("clusterx|help").since("0.1.0"),
         CLUSTER.row("clusterx|hold", 4, CONTROLLER, "token milliseconds", Once(hold),
-            "For so long, at most a minute, the command with this token changes the cluster, and \
-             every other one is refused HOLD; 0: it has ended. Nothing else is refused."),
+            "Reserves changes of the cluster for commands with this token, for at most a minute; \
+             others get a HOLD error. 0 milliseconds release the reservation."),
         CLUSTER.row("clusterx|migrate", -4, CONTROLLER, "slot node-id [options]", Once(migrate),
-            "Refused: filters cannot say what a slot holds. Slots go to a replica of their master, \
-             with SETNODES ... HANDOVER, as `tidemark cluster split` does it."),
+            "Not supported: filters cannot list the contents of a slot. SETNODES ... HANDOVER \
+             moves slots to a replica of their master; see `tidemark cluster split`."),
         CLUSTER.row("clusterx|myid", 2, ANYTIME, "", Once(my_id),
-            "The id of this node, empty if it has none.").since("0.1.0"),
+            "Returns the id of this node, empty if it has none.").since("0.1.0"),
         CLUSTER.row("clusterx|setnodeid", -3, CONTROLLER, "node-id [NX]", Once(set_node_id),
-            "This node is the one with this id, of 40 characters. NX: not if it has another id.")
+            "Sets the id of this node, 40 characters. With NX only if the node has no other id.")
             .since("0.1.0"),
         // While data is loading, the handler accepts CHECK only.
         CLUSTER.row("clusterx|setnodes", -4, CONTROLLER | flag::LOADING,
             "nodes version [CHECK|FORCE|HANDOVER]", Once(set_nodes),
-            "The topology is this one, a line per node: id, host, port, master or slave, - or the \
-             id of its master, slots of a master. The node follows its master, or becomes one. An \
-             older version is refused, and another topology of the same version, unless FORCE; the \
-             same one changes nothing. A node without an id finds its line by the address that it \
-             listens on or announces. CHECK: says whether it would be taken and can be written \
-             down, also while the node loads its data, and does nothing. HANDOVER: to the master \
-             that gives slots to replicas of its own, which have all that was written before they \
-             serve them.")
+            "Sets the topology, one line per node: id, host, port, master or slave, - or the id \
+             of its master, and the slots of a master. The node then follows its master or \
+             becomes one. Rejects an older version, and a different topology of the same version \
+             unless FORCE is given; the same topology changes nothing. A node without an id finds \
+             its line by the address that it listens on or announces. CHECK only tests whether \
+             the topology would be accepted and can be saved; it works while the node loads its \
+             data. HANDOVER, sent to a master that gives slots to its replicas, waits until they \
+             have all its writes.")
             .since("0.1.0"),
         CLUSTER.row("clusterx|setslot", 6, CONTROLLER, "slots NODE node-id version", Once(set_slot),
-            "Slots, \"7\" or \"0-99 200\", are those of this master. The version is the next one. \
-             No rows are moved.").since("0.1.0"),
+            "Assigns slots, \"7\" or \"0-99 200\", to a master. The version must be the next one. \
+             Moves no rows.").since("0.1.0"),
         CLUSTER.row("clusterx|trim", -4, CONTROLLER | flag::WRITE,
             "space cursor [COUNT count]", Once(trim::run),
-            "Deletes some rows of a counter space whose slots are not of this shard any more: the \
-             cursor for the next call (0: that was all), and how many were deleted. Begin with \
-             cursor 0."),
+            "Deletes some rows of a counter space whose slots belong to another shard. Returns \
+             the cursor for the next call (0 at the end) and the number of deleted rows. Start \
+             with cursor 0."),
         CLUSTER.row("clusterx|trimpairs", 4, CONTROLLER, "space id", Once(trim::pairs),
-            "Removes the pairs of ids whose slots are not of this shard any more from a part of \
-             the ledger of an existence space, on this node: the id for the next call (0: that was \
-             all), and how many were removed. Begin with id 0. Filters forget them when they are \
-             built anew. Each replica does it for itself."),
+            "Removes pairs whose ids belong to another shard from a part of an existence space's \
+             ledger, on this node. Returns the id for the next call (0 at the end) and the number \
+             of removed pairs. Start with id 0. The next rebuild removes the pairs from the \
+             filters. Send the command to each replica."),
         CLUSTER.row("clusterx|version", 2, ANYTIME, "", Once(version),
-            "The version of the topology, -1 if there is none.").since("0.1.0"),
+            "Returns the version of the topology, -1 if there is none.").since("0.1.0"),
     ]).since("0.1.0");
 
 /// Refuses commands of a controller when the topology comes from Sentinel.
 fn refuse_beside_sentinel(node: &Node) -> Outcome {
     refuse_alone(node)?;
     if !node.config().shard.is_empty() {
-        return Err(refuse!("ERR the topology comes from Sentinel ([[shard]])"));
+        return Err(refuse!(
+            "ERR Sentinel manages the topology ([[shard]]): CLUSTERX cannot change it"
+        ));
     }
     Ok(())
 }
@@ -162,12 +165,12 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         }
         let is_news = node.cluster.set_nodes(&dir, &nodes, is_here)?;
         if is_news {
-            tracing::info!("topology {version} by {peer}");
+            tracing::info!("topology {version} set by {peer}");
             if node.cluster.topology().own_id.is_empty() {
                 tracing::warn!(
-                    "this node is in no line of topology {version}, so it serves no slot: tell it \
-                     which one it is (CLUSTERX SETNODEID), or set replica_announce_ip and \
-                     replica_announce_port to its address there and give the next version"
+                    "topology {version} has no line for this node, so it serves no slots: set its \
+                     id (CLUSTERX SETNODEID), or set replica_announce_ip and \
+                     replica_announce_port to its address there and send the next version"
                 );
             }
             node.replication.skipped(node.cluster.topology().skipped(&before));
@@ -203,8 +206,8 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
 fn migrate(call: &mut Call<'_>) -> Outcome {
     refuse_beside_sentinel(&call.node)?;
     Err(refuse!(
-        "ERR slots are not copied one by one: a replica of their master gets them, see `tidemark \
-         cluster split`"
+        "ERR CLUSTERX MIGRATE is not supported: move slots to a replica of their master with \
+         `tidemark cluster split`"
     ))
 }
 
@@ -226,7 +229,9 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     refuse_beside_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         if node.replication.is_fenced() {
-            return Err(refuse!("ERR this node is fenced: tell it the whole topology (SETNODES)"));
+            return Err(refuse!(
+                "ERR this node is fenced: send the whole topology with CLUSTERX SETNODES"
+            ));
         }
         let dir = node.config().durability.dir.clone();
         let next = node.cluster.change(&dir, |now| now.with_slots(&ranges, &id, version).map(Some));
@@ -243,11 +248,12 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     refuse_beside_sentinel(&call.node)?;
     if call.args.at(2).len() > MOST_TOKEN || ms > MOST_HOLD_MS {
         return Err(refuse!(
-            "ERR a token has at most {MOST_TOKEN} bytes, and a hold {MOST_HOLD_MS} milliseconds"
+            "ERR a token is limited to {MOST_TOKEN} bytes, and a hold to {MOST_HOLD_MS} \
+             milliseconds"
         ));
     }
     if !call.node.cluster.hold(call.args.at(2), Duration::from_millis(ms)) {
-        return Err(refuse!("ERR another command changes the cluster"));
+        return Err(refuse!("ERR another command is changing the cluster"));
     }
     call.reply.ok();
     Ok(())
@@ -446,7 +452,7 @@ mod tests {
             ["127.0.0.2", "10.0.0.1", "10.0.0.9", "::1"].map(found),
             [true, true, false, false]
         );
-        assert!(!found("0.0.0.0"), "it is no address that others reach");
+        assert!(!found("0.0.0.0"), "the wildcard address is not reachable");
         let at = listening(&["[::]:7000"]);
         let reached = Reached::of(&at, 0, "", 0);
         assert!(is_found(&reached, "::1", 7000) && !is_found(&reached, "127.0.0.1", 7000));
@@ -476,9 +482,9 @@ mod tests {
         assert!(is_found(&reached, "192.0.2.1", 8000) && is_found(&reached, "10.0.0.1", 7000));
         assert!(!is_found(&reached, "192.0.2.1", 7000) && !is_found(&reached, "10.0.0.1", 8000));
         let reached = Reached::of(&at, 0, "db1.example", 0);
-        assert!(is_found(&reached, "DB1.example", 7000), "the own port");
+        assert!(is_found(&reached, "DB1.example", 7000), "a host name with the own port");
         assert!(!is_found(&reached, "db2.example", 7000));
         let reached = Reached::of(&at, 0, "", 8000);
-        assert!(is_found(&reached, "10.0.0.1", 8000), "a port map at the own address");
+        assert!(is_found(&reached, "10.0.0.1", 8000), "a mapped port at the own address");
     }
 }

@@ -128,7 +128,7 @@ impl Plan {
                     let of = if is_one {
                         plan.place(slot, session, topology, reads_here, &mut of_master)
                     } else {
-                        plan.refuse(b"CROSSSLOT the ids of an entry are of several shards")
+                        plan.refuse(b"CROSSSLOT Ids of an entry don't belong to the same shard")
                     };
                     plan.ids.push((at as u32, of));
                     at += step;
@@ -186,7 +186,7 @@ impl Plan {
 /// Executes a request that [can be split](can_be_parted). The reply is written immediately or
 /// supplied later by the session's gathering. `told` is the layout hash that a coordinator sent.
 // Long: all that a command is executed with.
-#[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
+#[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 pub(crate) fn answer(
     number: u16,
     spec: &'static Spec,
@@ -238,7 +238,7 @@ pub(crate) fn answer(
 }
 
 // Long: all that a command is executed with.
-#[expect(clippy::too_many_arguments, reason = "all that a command is executed with")]
+#[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 fn own_part(
     number: u16,
     spec: &'static Spec,

@@ -166,11 +166,8 @@ impl Page {
             (Failure::Unsent(why), true) => format!("CLUSTERDOWN {why}; nothing was changed"),
             (Failure::Lost(why), true) => {
                 let once = args.is_some_and(|args| counts_once(self.spec, args));
-                let advice = if once {
-                    "it can be sent again, and counts once"
-                } else {
-                    "it may have been counted"
-                };
+                let advice =
+                    if once { "it is safe to retry" } else { "the change may have been applied" };
                 format!("UNKNOWN outcome: {why}; {advice}")
             }
         };
@@ -203,7 +200,7 @@ impl Page {
             let element = match *of {
                 Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
                 Belongs::Part(part) => match &mut replies[part as usize] {
-                    Some(reply) => reply.next().unwrap_or(b"-ERR a node answered too few rows\r\n"),
+                    Some(reply) => reply.next().unwrap_or(b"-ERR a node returned too few rows\r\n"),
                     // The whole part failed: each of its ids gets the error.
                     None => &self.plan.parts[part as usize].reply[..],
                 },

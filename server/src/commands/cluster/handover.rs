@@ -31,7 +31,7 @@ pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
         let outcome = hand_over(&Own(node), &text, version).await;
         match &outcome {
             Ok(paused) => tracing::info!(
-                "topology {version} by {peer}: slots are handed over; requests waited for {} ms",
+                "topology {version} by {peer}: handed slots over; requests waited for {} ms",
                 paused.as_millis()
             ),
             Err(refusal) => tracing::warn!(
@@ -64,11 +64,11 @@ impl Giver for Own {
     fn may_give(&self) -> Outcome {
         let role = &self.0.replication;
         if !role.is_master() || role.is_fenced() || role.failover.is_under_way() {
-            return Err(refuse!("ERR only a master hands slots over"));
+            return Err(refuse!("ERR only a master can hand slots over"));
         }
         let refused = role.refusal();
         refused.map_or(Ok(()), |why| {
-            Err(refuse!("ERR only a master that takes writes hands slots over: {why}"))
+            Err(refuse!("ERR a master that rejects writes cannot hand slots over: {why}"))
         })
     }
 
@@ -126,8 +126,8 @@ fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
     let fed = fed.filter(|fed| fed.written + CLOSE >= end);
     fed.map(|fed| Master { host: fed.ip, port: fed.port }).ok_or_else(|| {
         refuse!(
-            "ERR {host}:{port} is not in step with this node: wait until it is (if it is, \
-             replica_announce_ip of that node differs from its address in the topology)"
+            "ERR replica {host}:{port} is not in sync: retry when it is (if it is, its \
+             replica_announce_ip differs from its address in the topology)"
         )
     })
 }

@@ -94,7 +94,7 @@ impl Batch {
             answers.bytes += if is_too_much { 0 } else { reply.len() };
             is_too_much
         };
-        let why = || format!("the replies take more than {most} bytes (max_output_buffer_bytes)");
+        let why = || format!("the replies exceed {most} bytes (max_output_buffer_bytes)");
         self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
     }
 
@@ -177,9 +177,9 @@ impl Link {
         let number = batch.expect();
         let mut state = self.state.lock();
         let refusal = match &state.down {
-            Some(why) => Some(format!("{} cannot be reached: {why}", self.address)),
+            Some(why) => Some(format!("cannot reach {}: {why}", self.address)),
             None if state.out.len() > MOST_OUT || state.waiting.len() >= MOST_WAITING => {
-                Some(format!("{} has too much to answer", self.address))
+                Some(format!("{} has too many pending requests", self.address))
             }
             None => None,
         };
@@ -215,7 +215,7 @@ impl Link {
             let failure = if at < sent {
                 Failure::Lost(format!("{} did not answer: {why}", self.address))
             } else {
-                Failure::Unsent(format!("{} cannot be reached: {why}", self.address))
+                Failure::Unsent(format!("cannot reach {}: {why}", self.address))
             };
             process.cluster.unanswered.fetch_add(1, Relaxed);
             batch.fill(waiter.number, Err(failure));
@@ -269,7 +269,7 @@ fn timeout(process: &Process) -> Duration {
 }
 
 fn late(timeout: Duration) -> String {
-    format!("nothing came for {} ms", timeout.as_millis())
+    format!("no reply within {} ms", timeout.as_millis())
 }
 
 struct Wire {
@@ -324,7 +324,7 @@ impl Wire {
                 state.unsent = 0;
                 if self.out.is_empty() {
                     if state.is_retired && state.waiting.is_empty() {
-                        return Err(io::Error::other("it is no node of the cluster any more"));
+                        return Err(io::Error::other("the node is no longer part of the cluster"));
                     }
                     break;
                 }
@@ -388,7 +388,7 @@ impl Wire {
         let mut state = link.state.lock();
         loop {
             let found = self.end.find(&bytes[start..]);
-            let length = found.map_err(|_| io::Error::other("what it answers is no RESP"))?;
+            let length = found.map_err(|_| io::Error::other("invalid RESP in the reply"))?;
             let Some(length) = length else {
                 if bytes.len() - start > MOST_REPLY {
                     return Err(connect::too_long(MOST_REPLY));
@@ -396,7 +396,8 @@ impl Wire {
                 return Ok(start);
             };
             let waiter = state.waiting.pop_front();
-            let waiter = waiter.ok_or_else(|| io::Error::other("it answers what nobody asked"))?;
+            let waiter =
+                waiter.ok_or_else(|| io::Error::other("unexpected reply without a request"))?;
             if start == 0 {
                 let us = self.heard.saturating_duration_since(waiter.asked).as_micros() as u64;
                 state.us = if state.us == 0 { us } else { (7 * state.us + us) / 8 }.max(1);

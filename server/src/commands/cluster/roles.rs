@@ -39,9 +39,9 @@ pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     }
     order(node, Order { master: master.clone(), forced: gives_up, ..Order::default() })?;
     match master {
-        Some(master) => tracing::info!("a replica of {master} by topology {}", topology.version),
+        Some(master) => tracing::info!("replica of {master} by topology {}", topology.version),
         None => {
-            tracing::info!("a master by topology {}", topology.version);
+            tracing::info!("master by topology {}", topology.version);
             // The topology may be outdated, so a HEARTBEAT must confirm the master as well.
             if node.cluster.lease().is_some() && was_replica {
                 node.replication.lease(&node.config(), Duration::ZERO, false);

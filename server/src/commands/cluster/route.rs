@@ -118,11 +118,12 @@ fn untagged(key: &[u8]) -> Option<Refusal> {
     let padded = |tag: &[u8]| tag.len() > 1 && tag[0] == b'0' && tag.iter().all(u8::is_ascii_digit);
     match tag_of(key) {
         None => Some(refuse!(
-            "ERR Invalid key '{}': in cluster mode a key has its id in braces, as in post:{{1001}}",
+            "ERR Invalid key '{}': in cluster mode the id of a key must be in braces, as in \
+             post:{{1001}}",
             Printable(key)
         )),
         Some(tag) if padded(tag) => Some(refuse!(
-            "ERR Invalid key '{}': in cluster mode an id has no zeros in front",
+            "ERR Invalid key '{}': in cluster mode an id must not have leading zeros",
             Printable(key)
         )),
         Some(_) => None,

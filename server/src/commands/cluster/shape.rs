@@ -74,22 +74,22 @@ pub(super) fn is_still(shape: Option<u64>, spec: &Spec, args: Args<'_>, node: No
     if own(spec, args, node.engines())? == shape {
         return Ok(());
     }
-    Err(refuse!("ERR what '{}' means has just changed: send it again", Printable(args.at(1))))
+    Err(refuse!("ERR '{}' changed during the request: retry it", Printable(args.at(1))))
 }
 
 #[cold]
 fn misshapen(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
     let what = match spec.keys {
-        KeyArgs::Ids(Of::View, ..) => "another view",
-        KeyArgs::Ids(Of::Action, ..) => "another action",
-        _ => "other counters in",
+        KeyArgs::Ids(Of::View, ..) => "a different view",
+        KeyArgs::Ids(Of::Action, ..) => "a different action",
+        _ => "different counters in",
     };
     let beside = spec
         .mark(args)
         .map_or(String::new(), |action| format!(", or action '{}',", Printable(args.at(action))));
     let own = session.topology.as_deref().and_then(Topology::own).map(Member::address);
     refuse!(
-        "ERR {} has {what} '{}'{beside} than the node that was asked",
+        "ERR {} has {what} '{}'{beside} than this node",
         own.unwrap_or_default(),
         Printable(args.at(1))
     )

@@ -36,14 +36,15 @@ const ANYTIME: u32 = flag::LOADING | flag::STALE;
 /// Defines a subcommand that would need the cluster bus.
 const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command {
     let flags = flag::ADMIN | flag::STALE;
-    CLUSTER.row(name, arity, flags, usage, Once(no_cluster), "Refused: there is no cluster bus.")
+    let summary = "Not supported: there is no cluster bus.";
+    CLUSTER.row(name, arity, flags, usage, Once(no_cluster), summary)
 }
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     CLUSTER.row("asking", 1, flag::FAST, "", Once(accepted), ACCEPTED),
     CLUSTER.container("cluster",
-        "A container for commands about the cluster. A server that is of no cluster answers as a \
+        "A container for commands about the cluster. Outside a cluster the server answers as a \
          cluster of one shard.", &[
         refused("cluster|addslots", -3, "slot [slot ...]"),
         refused("cluster|addslotsrange", -4,
@@ -51,10 +52,10 @@ pub(crate) const COMMANDS: &[Command] = &[
         refused("cluster|bumpepoch", 2, ""),
         CLUSTER.row("cluster|count-failure-reports", 3, flag::ADMIN | flag::STALE,
             "node-id", Once(failure_reports),
-            "0: no node reports another one."),
+            "Returns 0: nodes do not report failures of other nodes."),
         CLUSTER.row("cluster|countkeysinslot", 3, flag::STALE, "slot", Once(count_keys),
-            "How many keys of rows are in a slot, if there are at most 10000 rows in all: else an \
-             error that says so."),
+            "Returns the number of row keys in a slot. Fails if the server has more than 10000 \
+             rows."),
         refused("cluster|delslots", -3, "slot [slot ...]"),
         refused("cluster|delslotsrange", -4,
             "start-slot end-slot [start-slot end-slot ...]").since("7.0.0"),
@@ -62,78 +63,76 @@ pub(crate) const COMMANDS: &[Command] = &[
         refused("cluster|flushslots", 2, ""),
         refused("cluster|forget", 3, "node-id"),
         CLUSTER.row("cluster|getkeysinslot", 4, flag::STALE, "slot count", Once(get_keys),
-            "Some keys of rows in a slot, under the same limit as COUNTKEYSINSLOT."),
+            "Returns row keys in a slot. Fails if the server has more than 10000 rows."),
         CLUSTER.help("cluster|help").since("5.0.0"),
         CLUSTER.row("cluster|info", 2, ANYTIME, "", Once(info),
-            "State of the cluster: ok if each slot has a master; how many slots are served, and \
-             how many nodes there are. A server that is of no cluster answers as one of one \
-             shard."),
+            "Returns the state of the cluster (ok if each slot has a master), and the numbers of \
+             slots and nodes. Outside a cluster the server answers as a cluster of one shard."),
         CLUSTER.row("cluster|keyslot", 3, flag::STALE, "key", Once(key_slot),
-            "The slot of a key, 0 to 16383."),
+            "Returns the slot of a key, 0 to 16383."),
         CLUSTER.row("cluster|links", 2, flag::STALE, "", Once(links),
-            "An empty list: there is no cluster bus.").since("7.0.0"),
+            "Returns an empty list: there is no cluster bus.").since("7.0.0"),
         refused("cluster|meet", -4, "ip port [cluster_bus_port]"),
         CLUSTER.row("cluster|myid", 2, ANYTIME, "", Once(my_id),
-            "The id of this node, empty if it has none yet. A server that is of no cluster answers \
-             the hash of its address."),
+            "Returns the id of this node, empty if it has none. Outside a cluster returns a hash \
+             of the node's address."),
         CLUSTER.row("cluster|myshardid", 2, ANYTIME, "", Once(my_shard_id),
-            "The id of the shard: that of the history of its data.").since("7.2.0"),
+            "Returns the id of the shard, which is the id of its data's history.").since("7.2.0"),
         CLUSTER.row("cluster|nodes", 2, ANYTIME, "", Once(nodes),
-            "All nodes, a line each, masters with their slots. A server that is of no cluster \
-             answers as one of one shard: the master has all slots."),
+            "Lists all nodes, one per line, masters with their slots. Outside a cluster the \
+             master has all slots."),
         CLUSTER.row("cluster|replicas", 3, flag::ADMIN | flag::STALE, "node-id", Once(replicas),
-            "The replicas of the master, a line each.").since("5.0.0"),
+            "Lists the replicas of a master, one per line.").since("5.0.0"),
         refused("cluster|replicate", 3, "node-id"),
         CLUSTER.row("cluster|reset", -2, CONTROLLER, "[HARD|SOFT]", Once(controller::reset),
-            "Forgets the topology, on a node without rows: it is of no cluster, and a master."),
+            "Removes the topology from a node without rows. The node becomes a master outside a \
+             cluster."),
         refused("cluster|saveconfig", 2, ""),
         refused("cluster|set-config-epoch", 3, "config-epoch"),
         refused("cluster|setslot", -4,
             "slot <IMPORTING node-id|MIGRATING node-id|NODE node-id|STABLE>"),
         CLUSTER.row("cluster|shards", 2, ANYTIME, "", Once(shards),
-            "Each shard: its slots and its nodes. A server that is of no cluster answers with one \
-             shard, which has all slots.").since("7.0.0"),
+            "Returns the slots and nodes of each shard. Outside a cluster returns one shard with \
+             all slots.").since("7.0.0"),
         CLUSTER.row("cluster|slaves", 3, flag::ADMIN | flag::STALE, "node-id", Once(replicas),
-            "The same as CLUSTER REPLICAS."),
+            "Lists the replicas of a master, as CLUSTER REPLICAS does."),
         CLUSTER.row("cluster|slots", 2, ANYTIME, "", Once(slots),
-            "Each range of slots, with its master and the replicas that can be reached. A server \
-             that is of no cluster answers with one range, 0 to 16383."),
+            "Returns each range of slots with its master and its reachable replicas. Outside a \
+             cluster returns one range, 0 to 16383."),
     ]),
     controller::CLUSTERX,
     CLUSTER.row("tm.coordinator", 1, flag::FAST | flag::NOSCRIPT | flag::NO_MULTI,
         "", Once(coordinator),
-        "Says that this connection is of a node that joins pages from several shards: an id of \
-         another shard has MOVED in its place, and no other node is asked for it. A request may \
-         have shape= and a hash of the names of what is asked for as its last argument; it is \
-         refused if they are others here.").since("0.2.0"),
+        "Marks the connection as one of a node that gathers rows from several shards. Ids of \
+         other shards then get MOVED errors instead of being forwarded. The last argument of a \
+         request may be shape= and a hash of the requested names; a request with a different hash \
+         is rejected.").since("0.2.0"),
     CLUSTER.row("readonly", 1, QUICK, "", Once(read_only),
-        "In a cluster: a replica answers reads of this connection for its master's slots."),
-    CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Takes READONLY back."),
+        "Lets this connection read from a replica of the key's master in a cluster."),
+    CLUSTER.row("readwrite", 1, QUICK, "", Once(read_write), "Reverts READONLY."),
     MODULE.container("module", "A container for commands about modules.", &[
         MODULE.help("module|help").since("5.0.0"),
         MODULE.row("module|list", 2, flag::ADMIN | flag::NOSCRIPT, "", Once(list),
-            "bf, for clients that look for RedisBloom: its commands are built in."),
+            "Lists the module bf, because clients look for RedisBloom. Its commands are built in."),
     ]),
     SCRIPTING.container("function", "A container for commands about functions.", &[
         SCRIPTING.help("function|help"),
         SCRIPTING.row("function|list", -2, flag::NOSCRIPT,
             "[LIBRARYNAME library-name-pattern] [WITHCODE]", Once(list_functions),
-            "An empty array: there are no functions."),
+            "Returns an empty array: functions are not supported."),
     ]),
     SCRIPTING.container("script", "A container for commands about scripts.", &[
         SCRIPTING.row("script|exists", -3, flag::NOSCRIPT, "sha1 [sha1 ...]", Once(scripts_exist),
-            "A 0 for each digest: there are no scripts.").since("2.6.0"),
+            "Returns 0 for each digest: scripts are not supported.").since("2.6.0"),
         SCRIPTING.help("script|help").since("5.0.0"),
     ]).since("2.6.0"),
 ];
 
-const ACCEPTED: &str = "Accepted from clients for clusters; changes nothing.";
+const ACCEPTED: &str = "Returns OK and does nothing; for compatibility with cluster clients.";
 
 fn no_cluster(call: &mut Call<'_>) -> Outcome {
     if call.node.cluster.is_enabled() {
-        return Err(refuse!(
-            "ERR there is no cluster bus: a controller changes the topology, by CLUSTERX"
-        ));
+        return Err(refuse!("ERR there is no cluster bus: change the topology with CLUSTERX"));
     }
     Err(refuse!("ERR This instance has cluster support disabled"))
 }

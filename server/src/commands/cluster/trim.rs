@@ -45,7 +45,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
 fn own_topology(node: Now<'_>) -> Result<Arc<Topology>, Refusal> {
     let topology = node.cluster.topology();
     if topology.ranges().iter().all(|(first, ..)| is_foreign(&topology, *first)) {
-        return Err(refuse!("ERR this node's shard has no slots: all its ids are foreign"));
+        return Err(refuse!("ERR this node's shard has no slots: assign slots to it first"));
     }
     Ok(topology)
 }
@@ -91,7 +91,7 @@ fn delete(
     for &id in ids {
         // A slot may return to this shard with a newer copy of its rows.
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
-            return Err(refuse!("ERR the topology has changed: begin again"));
+            return Err(refuse!("ERR the topology changed: restart with cursor 0"));
         }
         let gone = node.engines().delete_row(space, id);
         deleted += usize::from(but_unreadable(gone, &mut unreadable)?);
@@ -114,7 +114,7 @@ pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
         let still = || match node.cluster.topology().version == topology.version {
             true => Ok(()),
             // A slot may return to this shard with its own pairs.
-            false => Err(store::Error::Refused("the topology has changed: begin again".into())),
+            false => Err(store::Error::Refused("the topology changed: restart with id 0".into())),
         };
         let is_stopped = || node.stop.is_stopped();
         let live = node.live(&is_stopped).ok_or(Refusal::LOADING)?;

@@ -21,25 +21,26 @@ const ADMIN: u32 = ALWAYS | flag::ADMIN;
 pub(crate) const KILL: Command = CONNECTION.row("client|kill", -3, ADMIN,
     "<ip:port|[ID client-id] [TYPE <NORMAL|MASTER|SLAVE|REPLICA|PUBSUB>] [USER username] [ADDR \
      ip:port] [LADDR ip:port] [SKIPME <YES|NO>] [MAXAGE maxage]>", Once(kill),
-    "Closes the connections for which all filters hold; answers how many. Its own only with SKIPME \
-     NO.").linear("connections");
+    "Closes the connections that match all filters, this one only with SKIPME NO. Returns their \
+     number.").linear("connections");
 
 #[rustfmt::skip]
 pub(crate) const LIST: Command = CONNECTION.row("client|list", -2, ADMIN,
     "[TYPE <NORMAL|MASTER|REPLICA|PUBSUB>] [ID client-id [client-id ...]]", Once(list),
-    "All connections, one per line.").linear("connections").tips(&["nondeterministic_output"]);
+    "Lists all connections, one per line.")
+    .linear("connections").tips(&["nondeterministic_output"]);
 
 #[rustfmt::skip]
 pub(crate) const PAUSE: Command =
     CONNECTION.row("client|pause", -3, ADMIN, "timeout [WRITE|ALL]", Once(pause),
-        "For so many milliseconds requests wait unanswered: all, or those that may change \
-         something. Answers when all writes before it are in the log.").since("2.9.50");
+        "Delays all requests, or those that may write, for the given number of milliseconds. \
+         Replies when all earlier writes are in the log.").since("2.9.50");
 
 #[rustfmt::skip]
 pub(crate) const UNBLOCK: Command =
     CONNECTION.row("client|unblock", -3, ADMIN, "client-id [TIMEOUT|ERROR]", Once(unblock),
-        "Ends a client's WAIT or WAITAOF, as if its time were over, or with an error: 1; or 0 if \
-         it does not wait.").since("5.0.0");
+        "Ends the WAIT or WAITAOF of a client, as by a timeout or with an error. Returns 1, or 0 \
+         if the client is not blocked.").since("5.0.0");
 
 #[rustfmt::skip]
 pub(crate) const UNPAUSE: Command = CONNECTION.row("client|unpause", 2, ADMIN, "", Once(unpause),

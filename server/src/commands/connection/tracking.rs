@@ -23,28 +23,28 @@ const CONNECTION: Group = Group::new("connection", "6.0.0", NO_KEYS);
 pub(crate) const TRACKING: Command = CONNECTION.row("client|tracking", -3, ALWAYS,
     "<ON|OFF> [REDIRECT client-id] [PREFIX prefix [PREFIX prefix ...]] [BCAST] [OPTIN] [OPTOUT] \
      [NOLOOP]", Once(tracking),
-    "ON: from now on the client is told when something that it has read changes: the keys as it \
-     named them, the ids of FEED.GET, CNT.GET and PH.EXISTS as they are. In RESP3 as a push on \
-     this connection; with REDIRECT by the channel __redis__:invalidate of another. BCAST tells of \
-     all changed keys with one of the prefixes, also those that it has not read; a changed id is \
-     told under the names of its row, its cells, its pairs, and its own.");
+    "Enables or disables invalidation messages for data that this client has read: keys as it \
+     named them, and plain ids for FEED.GET, CNT.GET and PH.EXISTS. RESP3 receives them as push \
+     messages on this connection; REDIRECT sends them to another client, through the channel \
+     __redis__:invalidate. BCAST reports all changed keys with one of the prefixes, read or not; \
+     it reports a changed id as the keys of its row, counters and pairs, and as the plain id.");
 
 #[rustfmt::skip]
 pub(crate) const TRACKING_INFO: Command =
     CONNECTION.row("client|trackinginfo", 2, ALWAYS, "", Once(tracking_info),
-        "What CLIENT TRACKING has set for this connection.").since("6.2.0");
+        "Returns the CLIENT TRACKING settings of this connection.").since("6.2.0");
 
 #[rustfmt::skip]
 pub(crate) const CACHING: Command =
     CONNECTION.row("client|caching", 3, ALWAYS, "<YES|NO>", Once(caching),
-        "Whether the keys of the next command, or transaction, are tracked: YES with OPTIN, NO \
+        "Sets whether the keys of the next command or transaction are tracked: YES with OPTIN, NO \
          with OPTOUT.");
 
 #[rustfmt::skip]
 pub(crate) const GET_REDIRECTION: Command =
     CONNECTION.row("client|getredir", 2, ALWAYS, "", Once(get_redirection),
-        "The client that gets the invalidations of this one; 0 if it gets them itself, -1 if it \
-         does not track.");
+        "Returns the id of the client that receives this connection's invalidations: 0 for \
+         itself, -1 without tracking.");
 
 /// Returns whether a user may receive invalidations for all keys with this prefix.
 fn may_hear(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {
@@ -126,10 +126,12 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     if options.broadcast {
         let most = node.config().server.max_subscriptions;
         if own.len() + prefixes.len() > most {
-            return Err(refuse!("ERR a client may track {most} prefixes (max_subscriptions)"));
+            return Err(refuse!(
+                "ERR too many prefixes: at most {most} per client (max_subscriptions)"
+            ));
         }
         if prefixes.iter().any(|prefix| prefix.len() > MAX_PREFIX) {
-            return Err(refuse!("ERR a prefix may have {MAX_PREFIX} bytes"));
+            return Err(refuse!("ERR prefix too long: at most {MAX_PREFIX} bytes"));
         }
         if let Some(overlap) = find_overlap(own, &prefixes) {
             let shown = node::command::error::Printable;
@@ -162,7 +164,8 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
         let most_bytes = node.config().server.max_subscription_bytes;
         if bytes_of(own) > most_bytes {
             return Err(refuse!(
-                "ERR a client's prefixes may take {most_bytes} bytes (max_subscription_bytes)"
+                "ERR the prefixes of a client are limited to {most_bytes} bytes \
+                 (max_subscription_bytes)"
             ));
         }
     }

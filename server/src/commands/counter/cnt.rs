@@ -21,46 +21,47 @@ const ADD: u32 = flag::READS | flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     COUNTER.row("cnt.get", -3, READ | flag::NAMED | flag::PER_ID, "space id [id ...]", Long(get),
-        "For each id an array of its counters in schema order, or nil if it has no row.")
+        "Returns for each id an array of its counters in schema order, or nil if it has no row.")
         .keys(KeyArgs::Ids(Of::Rows, 2, 1)).linear("ids"),
     COUNTER.row("cnt.scan", -3, flag::READONLY | flag::NO_MULTI | flag::NAMED,
         "space cursor [COUNT count] [BINARY]", Once(scan::run),
-        "Some rows of a space, for batch jobs: the cursor for the next call (0: that was all) and \
-         per row an array of its id and its counters in schema order. Begin with 0. COUNT: about \
-         so many rows (10; more than 10000 are taken for 10000). BINARY answers the rows as one \
-         string: per row the id as little-endian u64, then the counters as little-endian i64; \
-         behind it stands how many counters a row has, as that changes when a field is added or \
-         dropped between two calls. As with SCAN, rows may come twice, none that is there all the \
-         time is missed, and a row has the values of the moment at which it is read.")
-        .cost("O(1) for every call, O(N) for all of them, where N is the number of rows"),
+        "Iterates over the rows of a space, for batch jobs. Returns the cursor for the next call \
+         (0 at the end), and for each row an array of its id and its counters in schema order. \
+         Start with cursor 0. COUNT is the approximate number of rows (default 10, maximum \
+         10000). BINARY returns the rows as one string: for each row the id as little-endian u64, \
+         then the counters as little-endian i64. The number of counters per row follows as an \
+         extra element, because fields can be added or dropped between two calls. As with SCAN, a \
+         row may appear twice, and rows that exist during the whole iteration are not missed. \
+         Each row has its values at the time of reading.")
+        .cost("O(1) for every call, O(N) for a complete iteration, where N is the number of rows"),
     COUNTER.row("cnt.incrby", -5, ADD | flag::NAMED,
         "space id field delta [field delta ...] [MIN min] [MAX max] [SAT|FAIL] [TOKEN token]",
         Once(incrby),
-        "Adds to counters of one row, all or none, and answers their new values. With MIN and MAX \
-         a value that would leave the bounds stops at them (SAT) or refuses the whole command \
-         (FAIL, the default). With TOKEN (1 to 64 bytes) it counts once: sent again with the same \
-         token for the same row, by this command or by CNT.MINCRBY, while the token is kept, it \
-         answers what it answered first. Another increment under the same token is an error. One \
-         that was refused leaves no token.").keys(KeyArgs::Ids(Of::Rows, 2, usize::MAX))
+        "Adds to counters of one row, all or none. Returns their new values. If a value would \
+         leave the bounds MIN and MAX, it stops at the bound (SAT), or the command fails (FAIL, \
+         the default). TOKEN (1 to 64 bytes) makes the command idempotent: while the token is \
+         kept, a repeated CNT.INCRBY or CNT.MINCRBY with the same token for the same row returns \
+         the first result. A different increment under the same token is an error. A rejected \
+         increment stores no token.").keys(KeyArgs::Ids(Of::Rows, 2, usize::MAX))
         .linear("fields"),
     COUNTER.row("cnt.hincrby", 6, ADD, "key field increment TOKEN token", Once(hincrby),
         "HINCRBY that counts once, however often it is sent with the same token: CNT.INCRBY with \
-         TOKEN, for a row that is known by its key. Answers the counter's new value.")
+         TOKEN for the key of a row. Returns the new value of the counter.")
         .keys(ONE_KEY),
     COUNTER.row("cnt.mincrby", -5, ADD | flag::NAMED | flag::PER_ID,
         "space id field delta [id field delta ...] [TOKEN token]", Long(mincrby),
-        "Adds to one counter of each of many rows. Per triple the new value, or an error (an \
-         overflow, no memory) that concerns only this triple; one that names no counter refuses \
-         all. With TOKEN each triple counts once: sent again with the same token, those that were \
-         counted answer as they did, and the others are counted. Each counter may then be named \
-         once.").keys(KeyArgs::Ids(Of::Rows, 2, 3)).linear("ids"),
+        "Adds to one counter of each of several rows. Returns for each triple the new value, or \
+         an error (overflow, out of memory) for this triple only. If a triple names no counter, \
+         the command fails as a whole. TOKEN makes each triple idempotent: a repeated command \
+         returns the first results of the triples that counted, and counts the others. With TOKEN \
+         each counter may appear only once.").keys(KeyArgs::Ids(Of::Rows, 2, 3)).linear("ids"),
     COUNTER.row("cnt.set", -5, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED,
         "space id field value [field value ...]", Once(set),
-        "Sets counters of one row, all or none; the other fields keep their values.")
+        "Sets counters of one row, all or none. Other fields keep their values.")
         .keys(KeyArgs::Ids(Of::Rows, 2, usize::MAX)).linear("fields"),
     COUNTER.row("cnt.del", -3, flag::WRITE | flag::FAST | flag::NAMED,
         "space id [id ...]", Long(del),
-        "Deletes rows; answers how many there were.").keys(KeyArgs::Ids(Of::Rows, 2, 1))
+        "Deletes rows. Returns the number of deleted rows.").keys(KeyArgs::Ids(Of::Rows, 2, 1))
         .linear("ids"),
 ];
 
@@ -118,7 +119,7 @@ fn token(word: &[u8]) -> Result<&[u8], Refusal> {
     if (1..=MAX_TOKEN_BYTES).contains(&word.len()) {
         return Ok(word);
     }
-    Err(refuse!("ERR a token has 1 to {MAX_TOKEN_BYTES} bytes"))
+    Err(refuse!("ERR a token must have 1 to {MAX_TOKEN_BYTES} bytes"))
 }
 
 /// Builds the engine's token with the current time.
@@ -159,7 +160,7 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     if let (Some(min), Some(max)) = (min, max)
         && min > max
     {
-        return Err(refuse!("ERR MIN {min} is above MAX {max}"));
+        return Err(refuse!("ERR MIN {min} is greater than MAX {max}"));
     }
     let Scratch { changes, row, .. } = &mut *call.scratch;
     row.clear();
@@ -187,7 +188,7 @@ fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
     if counters.is_sorted_by(|a, b| a < b) {
         return Ok(());
     }
-    Err(refuse!("ERR with TOKEN each counter may be named once"))
+    Err(refuse!("ERR with TOKEN each counter may appear only once"))
 }
 
 fn hincrby(call: &mut Call<'_>) -> Outcome {

@@ -21,43 +21,47 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     HASH.row("hset", -4, WRITE, "key field value [field value ...]", Once(hset),
-        "Sets counters of a row; answers how many of them were 0 or had no row.").linear("fields"),
+        "Sets counters of a row. Returns the number of counters that were 0 or had no row.")
+        .linear("fields"),
     HASH.row("hmset", -4, WRITE, "key field value [field value ...]", Once(hmset),
-        "Sets counters of a row; answers OK.").linear("fields"),
+        "Sets counters of a row. Returns OK.").linear("fields"),
     HASH.row("hsetnx", 4, WRITE, "key field value", Once(hsetnx),
-        "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0.")
+        "Sets a counter if it is 0 or has no row. Returns 1 if it was set, else 0.")
         .uses("RW insert"),
     HASH.row("hincrby", 4, WRITE | flag::READS, "key field increment", Once(hincrby),
-        "Adds to a counter, which begins at 0; answers its new value."),
+        "Adds to a counter; a missing counter starts at 0. Returns the new value."),
     HASH.row("hget", 3, READ, "key field", Once(hget),
-        "The value of a counter; nil if the row or the field does not exist."),
+        "Returns the value of a counter; nil if the row or the field does not exist."),
     HASH.row("hmget", -3, READ, "key field [field ...]", Once(hmget),
-        "The values of counters; nil for each whose row or field does not exist.").linear("fields"),
+        "Returns the values of counters; nil for each missing row or field.").linear("fields"),
     HASH.row("hgetall", 2, flag::READONLY, "key", Once(hgetall),
-        "All fields with their values; nothing if the row does not exist.").linear("fields")
+        "Returns all fields with their values; empty if the row does not exist.").linear("fields")
         .tips(&["nondeterministic_output_order"]),
     HASH.row("hexists", 3, READ, "key field", Once(hexists),
-        "1 if the counter is not 0; 0 if it is, or has no row or no such field.").uses("RO"),
+        "Returns 1 if the counter is not 0; 0 if it is 0, or the row or field does not exist.")
+        .uses("RO"),
     HASH.row("hlen", 2, READ, "key", Once(hlen),
-        "How many fields the row has; 0 if it does not exist.").uses("RO"),
+        "Returns the number of fields of a row; 0 if it does not exist.").uses("RO"),
     HASH.row("hkeys", 2, flag::READONLY, "key", Once(hkeys),
-        "The names of the row's fields; none if it does not exist.").linear("fields")
+        "Returns the names of a row's fields; empty if it does not exist.").linear("fields")
         .tips(&["nondeterministic_output_order"]),
     HASH.row("hvals", 2, flag::READONLY, "key", Once(hvals),
-        "The values of the row's fields; none if it does not exist.").linear("fields")
+        "Returns the values of a row's fields; empty if it does not exist.").linear("fields")
         .tips(&["nondeterministic_output_order"]),
     HASH.row("hstrlen", 3, READ, "key field", Once(hstrlen),
-        "How many characters the counter's value has in decimal; 0 if the row does not exist.")
+        "Returns the number of decimal characters of a counter's value; 0 if the row does not \
+         exist.")
         .since("3.2.0").uses("RO"),
     HASH.row("hdel", -3, WRITE, "key field [field ...]", Once(hdel),
-        "Makes counters 0, their row stays unless that is its only field; answers how many were \
-         not 0. DEL deletes a row.").linear("fields").uses("RW delete"),
+        "Sets counters to 0. The row stays unless this was its only field; DEL deletes rows. \
+         Returns the number of counters that were not 0.").linear("fields").uses("RW delete"),
     HASH.row("hscan", -3, flag::READONLY,
         "key cursor [MATCH pattern] [COUNT count] [NOVALUES]", Once(hscan),
-        "All fields of a row with their values, or without, at once: the cursor is always 0.")
+        "Returns all fields of a row in one call, with their values unless NOVALUES is given. The \
+         cursor is always 0.")
         .since("2.8.0").linear("fields").tips(&["nondeterministic_output"]),
     HASH.row("hincrbyfloat", 4, WRITE, "key field increment", Once(no_fraction),
-        "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
+        "Not supported: counters are integers.").since("2.6.0").uses("RW access update"),
 ];
 
 fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
@@ -335,5 +339,5 @@ fn hscan(call: &mut Call<'_>) -> Outcome {
 
 fn no_fraction(call: &mut Call<'_>) -> Outcome {
     call.row(1)?;
-    Err(node::command::error::refuse!("ERR a counter is an integer: use HINCRBY"))
+    Err(node::command::error::refuse!("ERR counters are integers: use HINCRBY"))
 }

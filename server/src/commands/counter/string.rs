@@ -22,67 +22,69 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     STRING.row("get", 2, READ, "key", Once(get),
-        "The value of a counter, nil if its row does not exist, or the key is of no space."),
+        "Returns the value of a counter; nil if its row does not exist or the key fits no space."),
     STRING.row("mget", -2, READ, "key [key ...]", Long(mget),
-        "The values of counters, nil for those whose row does not exist and for what is no \
-         counter; an error in the place of one whose row cannot be read.").keys(ALL_KEYS)
+        "Returns the values of counters; nil for missing rows and for keys that name no counter. \
+         A row that cannot be read gives an error as its element.").keys(ALL_KEYS)
         .linear("keys").tips(&["request_policy:multi_shard"]),
     STRING.row("set", -3, WRITE, "key value [NX|XX] [GET] [KEEPTTL]", Once(set),
-        "Sets a counter; NX only if it is 0 or its row does not exist, XX only if its row exists; \
-         GET answers the old value. EX, PX, EXAT and PXAT are refused, as a counter does not \
-         expire, unless the space has expire = \"ignore\"; a time that has passed makes the \
-         counter 0 there.").uses("RW access update variable_flags"),
+        "Sets a counter. With NX only if it is 0 or has no row, with XX only if its row exists. \
+         GET returns the old value. EX, PX, EXAT and PXAT are errors, because counters do not \
+         expire. In a space with expire = \"ignore\" they are accepted, and a time in the past \
+         sets the counter to 0.").uses("RW access update variable_flags"),
     STRING.row("setnx", 3, WRITE, "key value", Once(setnx),
-        "Sets a counter that is 0 or whose row does not exist; answers 1 if it did so, else 0.")
+        "Sets a counter if it is 0 or has no row. Returns 1 if it was set, else 0.")
         .uses("OW insert"),
     STRING.row("getset", 3, WRITE | flag::READS, "key value", Once(getset),
-        "Sets a counter; answers its old value."),
+        "Sets a counter. Returns its old value."),
     STRING.row("getdel", 2, WRITE | flag::READS, "key", Once(getdel),
-        "Makes a counter 0, or deletes the row if that is its only field, as DEL does; answers its \
-         old value.").since("6.2.0").uses("RW access delete"),
+        "Sets a counter to 0, or deletes its row if it has no other field, as DEL does. Returns \
+         the old value.").since("6.2.0").uses("RW access delete"),
     STRING.row("getex", -2, READ, "key [PERSIST]", Once(getex),
-        "The same as GET. Options that would let it expire are refused, unless the space has \
-         expire = \"ignore\".").since("6.2.0").uses("RW access update"),
+        "Returns the value of a counter, as GET does. Options that set an expiry are errors, \
+         unless the space has expire = \"ignore\".").since("6.2.0").uses("RW access update"),
     STRING.row("mset", -3, WRITE, "key value [key value ...]", Once(mset),
-        "Sets counters, all at once.").keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys")
+        "Sets several counters atomically.")
+        .keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys")
         .uses("OW update").tips(&["request_policy:multi_shard", "response_policy:all_succeeded"]),
     STRING.row("msetnx", -3, WRITE, "key value [key value ...]", Once(msetnx),
-        "Sets counters, all at once, if each is 0 or has no row; answers 1 if it did so, else 0.")
+        "Sets several counters atomically, if each is 0 or has no row. Returns 1 if they were \
+         set, else 0.")
         .keys(KeyArgs::Keys(1, -1, 2)).since("1.0.1").linear("keys").uses("OW insert")
         .tips(&["request_policy:multi_shard", "response_policy:agg_min"]),
     STRING.row("substr", 4, flag::READONLY, "key start end", Once(getrange),
-        "The same as GETRANGE."),
+        "Same as GETRANGE."),
     STRING.row("strlen", 2, READ, "key", Once(strlen),
-        "How many characters a counter has in decimal; 0 if its row does not exist.")
+        "Returns the number of decimal characters of a counter; 0 if its row does not exist.")
         .since("2.2.0").uses("RO"),
     STRING.row("append", 3, WRITE, "key value", Once(no_text),
         NO_TEXT).since("2.0.0").uses("RW insert"),
     STRING.row("setrange", 4, WRITE, "key offset value", Once(no_text), NO_TEXT).since("2.2.0"),
     STRING.row("getrange", 4, READ, "key start end", Once(getrange),
-        "The characters from start to end of a counter in decimal; negative positions count from \
-         the end.").since("2.4.0"),
+        "Returns the decimal characters of a counter from start to end. Negative positions count \
+         from the end.").since("2.4.0"),
     STRING.row("incrbyfloat", 3, WRITE, "key increment", Once(no_fraction),
-        "Refused: a counter is an integer.").since("2.6.0").uses("RW access update"),
+        "Not supported: counters are integers.").since("2.6.0").uses("RW access update"),
     STRING.row("setex", 4, WRITE, "key seconds value", Once(setex),
         SET_EXPIRES).since("2.0.0").uses("OW update"),
     STRING.row("psetex", 4, WRITE, "key milliseconds value", Once(setex),
         SET_EXPIRES).since("2.6.0").uses("OW update"),
     STRING.row("incr", 2, WRITE | flag::READS, "key", Once(incr),
-        "Adds 1 to a counter; answers its new value."),
+        "Adds 1 to a counter. Returns the new value."),
     STRING.row("incrby", 3, WRITE | flag::READS, "key increment", Once(incrby),
-        "Adds to a counter; answers its new value."),
+        "Adds to a counter. Returns the new value."),
     STRING.row("decr", 2, WRITE | flag::READS, "key", Once(decr),
-        "Takes 1 from a counter; answers its new value."),
+        "Subtracts 1 from a counter. Returns the new value."),
     STRING.row("decrby", 3, WRITE | flag::READS, "key decrement", Once(decrby),
-        "Takes from a counter; answers its new value."),
+        "Subtracts from a counter. Returns the new value."),
 ];
 
-const NO_TEXT: &str = "Refused: a counter is a number, not a text.";
+const NO_TEXT: &str = "Not supported: a counter is a number, not a string.";
 
 #[rustfmt::skip]
 const SET_EXPIRES: &str =
-    "Refused: a counter does not expire. Where the space has expire = \"ignore\" it is SET, and \
-     the counter stays.";
+    "Not supported: counters do not expire. In a space with expire = \"ignore\" the command works \
+     as SET, and the counter does not expire.";
 
 /// Pseudo-position for all fields as one text.
 const WHOLE_ROW: usize = usize::MAX;
@@ -225,14 +227,14 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
 fn no_text(call: &mut Call<'_>) -> Outcome {
     call.cell(call.args.at(1))?;
     Err(refuse!(
-        "ERR {} does not go with a counter: it is a number, not a text",
+        "ERR {} is not supported: a counter is a number, not a string",
         call.spec.name.to_ascii_uppercase()
     ))
 }
 
 fn no_fraction(call: &mut Call<'_>) -> Outcome {
     call.cell(call.args.at(1))?;
-    Err(refuse!("ERR a counter is an integer: use INCRBY"))
+    Err(refuse!("ERR counters are integers: use INCRBY"))
 }
 
 pub(crate) fn value(
@@ -393,9 +395,7 @@ fn getex(call: &mut Call<'_>) -> Outcome {
         && check_expiry(call, space, unit, time)?
     {
         // GETEX is a read command here and must not delete.
-        return Err(refuse!(
-            "ERR GETEX with a time that has passed deletes nothing here: GETDEL does"
-        ));
+        return Err(refuse!("ERR GETEX with a time in the past does not delete: use GETDEL"));
     }
     get(call)
 }

@@ -11,16 +11,16 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("tm.forget", -3, flag::WRITE | flag::NAMED, "space id [id ...]", Long(forget),
-        "Deletes all that is kept of these ids: the row in the counter space, the rows in those \
-         counter spaces and all flags in those existence spaces that a view or an action names \
-         beside it. A later FEED.ACT counts again, and its counter equals the members whose flags \
-         are set. With the name of an existence space only the flags there are unset. Answers how \
-         many of the ids had a row, or with an existence space how many are not below the horizon. \
-         Each id is forgotten as a whole or, with an error, not at all (max_forgotten of an \
-         existence space), and those before it are. What others hold under the id as a member \
-         stays: that 7 follows 9 is a flag of 9. And the counters of members (member_counters) \
-         stay, as a filter does not list its members: a later FEED.ACT counts again for the \
-         member, too. Undo the actions first where these must be right.")
+        "Deletes all data of the given ids: the row in the counter space, and the rows and flags \
+         of the same ids in the spaces that views and actions use together with it. A later \
+         FEED.ACT counts again, so the counter equals the number of set flags. With the name of \
+         an existence space, unsets only the flags of that space. Returns the number of ids that \
+         had a row, or with an existence space the number of ids not below the horizon. Each id \
+         is deleted completely or, with an error, not at all (max_forgotten of an existence \
+         space); the ids before a failed one stay deleted. Flags whose member is the id stay: \
+         that 7 follows 9 is a flag of 9. Counters of members (member_counters) stay too, because \
+         a filter cannot list its members; a later FEED.ACT counts again for the member. If these \
+         counters must be exact, undo the actions first.")
         .keys(KeyArgs::Ids(Of::Kin, 2, 1)).linear("ids"),
 ];
 

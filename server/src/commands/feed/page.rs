@@ -24,38 +24,38 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 pub(crate) const COMMANDS: &[Command] = &[
     FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID,
         "view viewer id [id ...] [BINARY] [EXACT] [MARK action]", Long(get),
-        "For each id an array: the view's counters, then its flags as the viewer set them (1, 0, \
-         or nil if the id lies below the horizon). If the view names others for further ids \
-         (then), an entry is several ids, post/author, and the rows of all of them stand in one. \
-         BINARY answers one string instead: per id the counters as little-endian i64, then the \
-         flags as signed bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', \
-         reply) for four counters and two flags. EXACT asks the ledgers of the view's flags \
-         (ledger = \"exact\") for what the filters say yes to, so that no flag is shown by \
-         mistake: a read of the disk for each that is set. MARK also does an action for all ids, \
-         after reading them: the page shows what held before; it needs the right to FEED.ACT. Its \
-         action moves one counter, not several; of an entry of several ids it is done for the \
-         first. An id whose mark is refused has the error in the place of its row; if all are \
-         refused (MISCONF: the log cannot be written), the page is whole and the error follows as \
-         one element more. With BINARY the reply is then an array of the string and the first \
-         error.").keys(KeyArgs::ids_of(Of::View)).linear("ids"),
+        "Returns for each id an array: the view's counters, then its flags for the viewer (1, 0, \
+         or nil if the id is below the horizon). If the view joins other views (then), an entry \
+         is several ids, post/author, and its array has the rows of all of them. BINARY returns \
+         one string: for each id the counters as little-endian i64, then the flags as signed \
+         bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four \
+         counters and two flags. EXACT looks up set flags in their ledgers (ledger = \"exact\"), \
+         so that none is a false positive; each set flag costs a disk read. MARK also applies an \
+         action to each id after reading it, and needs the permission for FEED.ACT. The action \
+         must move exactly one counter; of an entry with several ids it applies to the first. An \
+         id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
+         log cannot be written), the rows are complete and the error follows as an extra element; \
+         with BINARY the reply is then an array of the string and the first error.")
+        .keys(KeyArgs::ids_of(Of::View)).linear("ids"),
     FEED.row("feed.row", -4, READ | flag::NAMED, "key view viewer [EXACT]", Once(row),
-        "What FEED.GET shows of one id, asked for by the key of its row: the view's counters, then \
-         its flags as the viewer set them. In a cluster a client sends it to the node of the key, \
-         so a page is a pipeline of these, and no node asks another one.")
+        "Returns the row that FEED.GET returns for one id, given the key of its row: the view's \
+         counters, then its flags for the viewer. In a cluster a client pipelines these commands \
+         to the nodes of the keys, so no node needs data of another.")
         .keys(KeyArgs::Shown).since("0.2.0"),
     FEED.row("feed.act", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(act),
-        "Does an action: sets the viewer's flag and adds 1 to the counter, for each id. Per id 1, \
-         or 0 if it was done before, or nil if the id lies below the horizon. A repeated action \
-         counts once. An action may move more counters, of the id and of the viewer, all or none. \
-         Where the id has no row (none yet, or DEL has deleted it), the first action counts even \
-         if its viewer's flag is set, for the id and not again for the viewer; the flags of others \
-         stay as they are.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+        "Applies an action to each id: sets the viewer's flag and adds 1 to the counter. Returns \
+         for each id 1, 0 if the flag was already set, or nil if the id is below the horizon. A \
+         repeated action counts once. An action may move several counters of the id and of the \
+         viewer, all or none. If the id has no row (none yet, or deleted by DEL), the first \
+         action counts even if the viewer's flag is set; it counts for the id, and not again for \
+         the viewer. The flags of other viewers do not change.")
+        .keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
     FEED.row("feed.undo", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
         "action viewer id [id ...]", Long(undo),
-        "Undoes an action: unsets the viewer's flag and takes 1 from the counter, which does not \
-         go below 0 by that. Per id 1, or 0 if it was not done, or nil if the id lies below the \
-         horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
+        "Reverts an action on each id: unsets the viewer's flag and subtracts 1 from the counter, \
+         but not below 0. Returns for each id 1, 0 if the flag was not set, or nil if the id is \
+         below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
 /// Pages with more ids are checked against the output limit in advance.
@@ -90,7 +90,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     let view = view(call.node.engines(), call.args.at(2))?;
     if view.is_joined() {
         return Err(refuse!(
-            "ERR an entry of the view '{}' has several ids: ask for it with FEED.GET",
+            "ERR view '{}' takes entries of several ids: use FEED.GET",
             view.name()
         ));
     }
@@ -98,7 +98,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     let mut sources = call.node.engines().sources(view).peekable();
     if sources.peek().is_some() && !sources.any(|source| std::ptr::eq(source, space)) {
         return Err(refuse!(
-            "ERR the view '{}' shows nothing of the counter space '{}'",
+            "ERR view '{}' has no counters of the space '{}'",
             view.name(),
             space.name()
         ));
@@ -195,7 +195,7 @@ fn read(
     }
     if asked.exact && !is_verified {
         return Err(refuse!(
-            "ERR EXACT asks ledgers, and no flag of the view '{}' has one (ledger exact)",
+            "ERR EXACT needs a ledger: no flag of the view '{}' has one (ledger exact)",
             view.name()
         ));
     }
@@ -230,8 +230,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
             let action = action(call.node.engines(), call.args.at(at + 1))?;
             if action.is_wide() {
                 return Err(refuse!(
-                    "ERR MARK does an action that moves one counter: '{}' moves several, for \
-                     FEED.ACT",
+                    "ERR MARK supports only actions that move one counter: use FEED.ACT for '{}'",
                     action.name()
                 ));
             }
@@ -249,7 +248,7 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let wanted = 1 + further.len();
     let wrong = || {
         refuse!(
-            "ERR Invalid entry '{}': the view '{}' takes {wanted} ids each, with / between them",
+            "ERR Invalid entry '{}': view '{}' takes {wanted} ids per entry, separated by /",
             Printable(text),
             view.name()
         )
@@ -285,7 +284,7 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
 
 /// Returns the error for a page above the output limit.
 pub(crate) fn too_long(most: usize) -> Refusal {
-    refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)")
+    refuse!("ERR the page exceeds {most} bytes (max_output_buffer_bytes)")
 }
 
 /// Returns rows with an unreadable part, and their errors; other rows are unaffected.

@@ -15,18 +15,20 @@ const WRITE: u32 = flag::WRITE | flag::READS | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     WEIBO.row("mincr", -2, WRITE, "key [key ...]", Once(mincr),
-        "Adds 1 to each of these counters. Per key the new value, or an error (an overflow, no \
-         memory) that concerns only this key; one that names no counter refuses all.")
+        "Adds 1 to each counter. Returns for each key the new value, or an error (overflow, out \
+         of memory) for this key only. If a key names no counter, the command fails as a whole.")
         .linear("keys"),
     WEIBO.row("bfset", 2, WRITE, "key", Once(bfset),
-        "Sets the pair of this id and no member; answers what it was: 1 set, 0 not, -1 below the \
-         oldest table (nothing is set then), -2 no such key.").keys(ONE_KEY),
+        "Sets the pair of the id without a member. Returns 1 if it was already set, 0 if not, -1 \
+         if the id is below the oldest table (sets nothing), or -2 for an unknown key.")
+        .keys(ONE_KEY),
     WEIBO.row("bfget", 2, READ, "key", Once(bfget),
-        "Whether it is set: 1, 0, -1 below the oldest table, -2 no such key.").keys(ONE_KEY),
+        "Returns whether the pair is set: 1, 0, -1 if the id is below the oldest table, or -2 for \
+         an unknown key.").keys(ONE_KEY),
     WEIBO.row("bfmset", -2, WRITE, "key [key ...]", Once(bfmset),
-        "BFSET for many keys.").linear("keys"),
+        "BFSET for several keys.").linear("keys"),
     WEIBO.row("bfmget", -2, READ, "key [key ...]", Once(bfmget),
-        "BFGET for many keys.").linear("keys"),
+        "BFGET for several keys.").linear("keys"),
 ];
 
 const BELOW_OLDEST: i64 = -1;

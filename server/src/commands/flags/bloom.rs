@@ -20,35 +20,37 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     BLOOM.row("bf.add", 3, WRITE, "key item", Once(add),
-        "Adds an item; 1 if it was not there, else 0.").uses("RW insert"),
+        "Adds an item. Returns 1 if it is new, else 0.").uses("RW insert"),
     BLOOM.row("bf.madd", -3, WRITE, "key item [item ...]", Long(madd),
-        "Adds items; per item 1 if it was not there, else 0.").linear("members").uses("RW insert"),
+        "Adds items. Returns for each item 1 if it is new, else 0.")
+        .linear("members").uses("RW insert"),
     BLOOM.row("bf.exists", 3, READ, "key item", Once(exists),
-        "1 if the item is there, 0 if not, or if the id lies below the horizon."),
+        "Returns 1 if the item exists; 0 if not, or if the id is below the horizon."),
     BLOOM.row("bf.mexists", -3, READ, "key item [item ...]", Long(mexists),
-        "Per item 1, or 0, also if the id lies below the horizon.").linear("members"),
+        "Returns for each item 1 if it exists; 0 if not, or if the id is below the horizon.")
+        .linear("members"),
     BLOOM.row("bf.insert", -4, WRITE,
         "key [CAPACITY capacity] [ERROR error] [EXPANSION expansion] [NOCREATE] [NONSCALING] ITEMS \
          item [item ...]", Once(insert),
-        "Adds items as BF.MADD does. NOCREATE: only if BF.RESERVE or BF.INSERT has named the key \
-         before, or the counter that moves with its flags is above 0. CAPACITY, EXPANSION and \
-         NONSCALING are checked and have no effect: a filter never fills. An ERROR below the \
-         space's rate is refused.").linear("members").uses("RW insert"),
+        "Adds items, as BF.MADD does. NOCREATE fails unless BF.RESERVE or BF.INSERT has named the \
+         key before, or the counter of the flags is above 0. CAPACITY, EXPANSION and NONSCALING \
+         are validated and have no effect, because filters grow. An ERROR below the rate of the \
+         space is an error.").linear("members").uses("RW insert"),
     BLOOM.row("bf.reserve", -4, WRITE,
         "key error_rate capacity [EXPANSION expansion] [NONSCALING]", Once(reserve),
-        "OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. Filters need \
-         not be reserved: capacity and expansion are checked and have no effect, as they are the \
-         space's. An error rate below the space's is refused.").uses("RW insert"),
+        "Returns OK, or 'item exists' if BF.RESERVE or BF.INSERT has named the key before. \
+         Filters need no reservation: capacity and expansion are validated and have no effect. An \
+         error rate below the rate of the space is an error.").uses("RW insert"),
     BLOOM.row("bf.card", 2, READ, "key", Once(card),
-        "How many items all ids of the key's space have together: a filter cannot tell how many \
-         one id has. 0 for a key of no space.").uses("RO"),
+        "Returns the number of items of all ids in the key's space, because a filter cannot count \
+         the items of one id. 0 for a key that fits no space.").uses("RO"),
     BLOOM.row("bf.info", -2, READ, "key [CAPACITY|SIZE|FILTERS|ITEMS|EXPANSION]", Once(info),
-        "Capacity, bytes, number of tables, items and expansion rate of the key's space, whose \
-         filters hold the items of all its ids together.").uses("RO"),
+        "Returns capacity, bytes, number of tables, items and expansion rate of the key's space. \
+         Its filters hold the items of all its ids.").uses("RO"),
     BLOOM.row("bf.scandump", 3, READ, "key iterator", Once(unknowable),
-        "Refused: a filter holds the items of all ids of its table together."),
+        "Not supported: a filter holds the items of all ids of its table."),
     BLOOM.row("bf.loadchunk", 4, WRITE, "key iterator data", Once(load),
-        "Refused: a filter holds the items of all ids of its table together."),
+        "Not supported: a filter holds the items of all ids of its table."),
 ];
 
 pub(crate) fn add_one(call: &Call<'_>, item: &[u8]) -> Result<bool, Refusal> {
@@ -137,7 +139,7 @@ fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome
     let ours = space.false_positive_rate();
     if wanted < ours {
         return Err(refuse!(
-            "ERR the space '{}' was made for an error rate of {ours}",
+            "ERR the space '{}' has the error rate {ours}: a lower one is not supported",
             space.name()
         ));
     }

@@ -20,38 +20,40 @@ const WRITE: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     CUCKOO.row("cf.add", 3, WRITE, "key item", Once(add),
-        "Adds an item; 1 whether it was there or not. It is there once then.").uses("RW insert"),
+        "Adds an item, which is stored only once. Returns 1 even if it exists.").uses("RW insert"),
     CUCKOO.row("cf.addnx", 3, WRITE, "key item", Once(bloom::add),
-        "Adds an item; 1 if it was not there, else 0.").uses("RW insert"),
+        "Adds an item. Returns 1 if it is new, else 0.").uses("RW insert"),
     CUCKOO.row("cf.exists", 3, READ, "key item", Once(exists),
-        "1 if the item is there, 0 if not, or if the id lies below the horizon."),
+        "Returns 1 if the item exists; 0 if not, or if the id is below the horizon."),
     CUCKOO.row("cf.mexists", -3, READ, "key item [item ...]", Long(mexists),
-        "Per item 1, or 0, also if the id lies below the horizon.").linear("members"),
+        "Returns for each item 1 if it exists; 0 if not, or if the id is below the horizon.")
+        .linear("members"),
     CUCKOO.row("cf.count", 3, READ, "key item", Once(count),
-        "1 if the item is there, as it is there once, 0 if not, or if the id lies below the \
-         horizon."),
+        "Returns 1 if the item exists, because items are stored once; 0 if not, or if the id is \
+         below the horizon."),
     CUCKOO.row("cf.reserve", -3, WRITE,
         "key capacity [BUCKETSIZE bucketsize] [MAXITERATIONS maxiterations] [EXPANSION expansion]",
         Once(reserve),
-        "OK, or 'item exists' if the key was reserved, or named by CF.INSERT, before. Filters need \
-         not be reserved: the numbers are checked and have no effect.").uses("RW insert"),
+        "Returns OK, or 'item exists' if CF.RESERVE or CF.INSERT has named the key before. \
+         Filters need no reservation: the numbers are validated and have no effect.")
+        .uses("RW insert"),
     CUCKOO.row("cf.insert", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
-        "Adds items; per item 1 whether it was there or not. NOCREATE as in BF.INSERT; CAPACITY is \
-         checked and has no effect.").uses("RW insert"),
+        "Adds items. Returns 1 for each item, even if it exists. NOCREATE as in BF.INSERT; \
+         CAPACITY is validated and has no effect.").uses("RW insert"),
     CUCKOO.row("cf.insertnx", -4, WRITE,
         "key [CAPACITY capacity] [NOCREATE] ITEMS item [item ...]", Once(insert),
-        "Adds items; per item 1 if it was not there, else 0. Options as in CF.INSERT.")
+        "Adds items. Returns for each item 1 if it is new, else 0. Options as in CF.INSERT.")
         .uses("RW insert"),
     CUCKOO.row("cf.info", 2, READ, "key", Once(info),
-        "Bytes, tables and items of the key's space, whose filters hold the items of all its ids \
-         together.").uses("RO"),
+        "Returns bytes, tables and items of the key's space. Its filters hold the items of all \
+         its ids.").uses("RO"),
     CUCKOO.row("cf.scandump", 3, READ, "key iterator", Once(unknowable),
-        "Refused: a filter holds the items of all ids of its table together."),
+        "Not supported: a filter holds the items of all ids of its table."),
     CUCKOO.row("cf.loadchunk", 4, WRITE, "key iterator data", Once(load),
-        "Refused: a filter holds the items of all ids of its table together."),
+        "Not supported: a filter holds the items of all ids of its table."),
     CUCKOO.row("cf.del", 3, flag::WRITE | flag::FAST, "key item", Once(del),
-        "Removes an item; 1 if it was there, else 0.").uses("RW delete"),
+        "Removes an item. Returns 1 if it existed, else 0.").uses("RW delete"),
 ];
 
 fn add(call: &mut Call<'_>) -> Outcome {

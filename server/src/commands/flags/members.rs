@@ -22,15 +22,15 @@ const PHANTOM: Group = Group::new("phantom", "0.2.0", NO_KEYS);
 pub(crate) const COMMANDS: &[Command] = &[
     PHANTOM.row("ph.members", -3, flag::READONLY | flag::NAMED,
         "space id [AFTER member] [COUNT count]", Once(members),
-        "The members whose flags are set on an id, in order: numbers first, then strings. At most \
-         count of them (100), those behind AFTER, which need not be one of them. For spaces with a \
-         ledger.").keys(KeyArgs::Ids(Of::Kin, 2, usize::MAX)),
+        "Returns the members whose flags are set on an id, in order: numbers, then strings. \
+         Returns up to COUNT members (default 100) greater than AFTER; AFTER need not exist. \
+         Requires a ledger.").keys(KeyArgs::Ids(Of::Kin, 2, usize::MAX)),
     PHANTOM.row("ph.scan", -3, flag::READONLY | flag::NAMED,
         "space cursor [COUNT count]", Once(scan_pairs),
-        "All pairs that are set, by id, then member: the next cursor (0 at the end) and an array \
-         of an id, its member, the next id, and so on. Begins with cursor 0; a cursor holds for \
-         ever, and names the last pair that was answered. A pair that is set or unset meanwhile \
-         may be there or not. For spaces with a ledger."),
+        "Iterates over all set pairs by id, then member. Returns the next cursor (0 at the end) \
+         and an array of id, member, id, member, and so on. Start with cursor 0; a cursor never \
+         expires and encodes the last returned pair. Pairs set or unset during the iteration may \
+         be missing or included. Requires a ledger."),
 ];
 
 const PIECE: usize = 4096;
@@ -193,8 +193,7 @@ pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome
 
 fn too_many(most: usize) -> Refusal {
     refuse!(
-        "ERR the members take more than {most} bytes (max_output_buffer_bytes): use SSCAN or \
-         PH.MEMBERS"
+        "ERR the members exceed {most} bytes (max_output_buffer_bytes): use SSCAN or PH.MEMBERS"
     )
 }
 
@@ -362,6 +361,6 @@ mod tests {
         }
         assert!(last_of(u64::MAX).is_err() && last_of(STRING | 1 << 48).is_err());
         assert!(last_of(STRING | 1 << 47).is_ok() && last_of(23 << NUMBER_BITS).is_err());
-        assert!(last_of(1 << 50).is_err(), "an older one, or one that was rounded");
+        assert!(last_of(1 << 50).is_err(), "a cursor of an older version, or a rounded one");
     }
 }

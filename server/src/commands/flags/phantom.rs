@@ -18,17 +18,17 @@ const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(Of::Pairs)
 pub(crate) const COMMANDS: &[Command] = &[
     PHANTOM.row("ph.add", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
         "space member id [id ...]", Long(add),
-        "Sets the member's flag on each id. Per id 1, or 0 if it was set, or nil if the id lies \
-         below the horizon.").linear("ids"),
+        "Sets the member's flag on each id. Returns for each id 1, 0 if it was already set, or \
+         nil if the id is below the horizon.").linear("ids"),
     PHANTOM.row("ph.exists", -4, READ | flag::NAMED | flag::PER_ID,
         "space member id [id ...] [EXACT]", Long(exists),
-        "Per id 1 if the member's flag is set, 0 if not, nil if the id lies below the horizon (it \
-         is not known any more). EXACT asks the space's ledger for what the filters say yes to, so \
-         that no 1 is a false positive.").linear("ids"),
+        "Returns for each id 1 if the member's flag is set, 0 if not, or nil if the id is below \
+         the horizon (unknown). EXACT confirms set flags in the space's ledger, so that no 1 is a \
+         false positive.").linear("ids"),
     PHANTOM.row("ph.del", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
         "space member id [id ...]", Long(del),
-        "Unsets the member's flag on each id. Per id 1, or 0 if it was not set, or nil if the id \
-         lies below the horizon.").linear("ids"),
+        "Unsets the member's flag on each id. Returns for each id 1, 0 if it was not set, or nil \
+         if the id is below the horizon.").linear("ids"),
 ];
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
@@ -41,11 +41,7 @@ pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> 
 }
 
 pub(crate) fn no_ledger(space: &ExistenceSpace) -> Refusal {
-    refuse!(
-        "ERR the space '{}' has no ledger, which knows its pairs exactly: make one with ledger \
-         exact",
-        space.name()
-    )
+    refuse!("ERR the space '{}' has no ledger: create a space with ledger exact", space.name())
 }
 
 /// Writes 1, 0, or nil for unknown.

@@ -19,15 +19,15 @@ const SET: Group = Group::new("set", "1.0.0", ONE_KEY);
 pub(crate) const COMMANDS: &[Command] = &[
     SET.row("sadd", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
         "key member [member ...]", Long(sadd),
-        "Adds members; answers how many were not there before. Ends at the first that is refused: \
-         those before it are added.").linear("members").uses("RW insert"),
+        "Adds members. Returns the number of new members. Stops at the first error; members \
+         before it stay added.").linear("members").uses("RW insert"),
     SET.row("srem", -3, flag::WRITE | flag::FAST, "key member [member ...]", Long(srem),
-        "Removes members; answers how many were there. Ends at the first that is refused: those \
-         before it are removed.").linear("members").uses("RW delete"),
+        "Removes members. Returns the number of removed members. Stops at the first error; \
+         members before it stay removed.").linear("members").uses("RW delete"),
     SET.row("sismember", 3, READ, "key member", Once(sismember),
-        "1 if it is a member, 0 if not, nil if the id lies below the horizon.").uses("RO"),
+        "Returns 1 if it is a member, 0 if not, or nil if the id is below the horizon.").uses("RO"),
     SET.row("smismember", -3, READ, "key member [member ...]", Long(smismember),
-        "Per member 1, 0, or nil if the id lies below the horizon.").since("6.2.0")
+        "Returns for each member 1, 0, or nil if the id is below the horizon.").since("6.2.0")
         .linear("members"),
     SET.row("scard", 2, flag::READONLY, "key", Once(members::count), LISTED).uses("RO"),
     SET.row("smembers", 2, flag::READONLY, "key", Once(members::all),
@@ -56,26 +56,27 @@ pub(crate) const COMMANDS: &[Command] = &[
     SET.row("sdiffstore", -3, flag::WRITE, "destination key [key ...]", Once(unknowable),
         UNKNOWABLE).keys(ALL_KEYS).two_uses("OW update", "RO access"),
     SET.row("smove", 4, flag::WRITE | flag::FAST, "source destination member", Once(smove),
-        "Moves a member from one id to another; answers 1, or 0 if it was not there.")
+        "Moves a member from one id to another. Returns 1, or 0 if the source does not have it.")
         .keys(TWO_KEYS).two_uses("RW access delete", "RW insert"),
     SET.row("setbit", 4, flag::WRITE | flag::DENYOOM, "key offset value", Once(setbit),
-        "Sets or unsets the flag of the member with this number; answers whether it was set.")
+        "Sets or unsets the flag of the member with this number. Returns the old value.")
         .group("bitmap").since("2.2.0").uses("RW access update"),
     SET.row("getbit", 3, READ, "key offset", Once(getbit),
-        "1 if the flag of the member with this number is set, 0 if not, nil if the id lies below \
-         the horizon.").group("bitmap").since("2.2.0"),
+        "Returns 1 if the flag of the member with this number is set, 0 if not, or nil if the id \
+         is below the horizon.").group("bitmap").since("2.2.0"),
 ];
 
 #[rustfmt::skip]
 const LISTED: &str =
-    "Of a space with a ledger, from the disk: it takes a read for some hundred members. Refused in \
-     other spaces: a filter cannot tell how many or which members one id has. A key of no space \
-     has none.";
+    "Reads the members from the ledger on disk, some hundred members per read. An error in spaces \
+     without a ledger, because a filter cannot list or count the members of one id. A key that \
+     fits no space has no members.";
 
 #[rustfmt::skip]
 const UNKNOWABLE: &str =
-    "Refused: a filter cannot tell how many or which members one id has. With a ledger SMEMBERS \
-     and SSCAN list them, and a client can do the rest. A key of no space has none.";
+    "Not supported: a filter cannot list or count the members of one id. In a space with a ledger \
+     a client can compute the result with SMEMBERS and SSCAN. A key that fits no space has no \
+     members.";
 
 /// Returns whether all keys are outside all spaces, so that the result is an empty set.
 fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {

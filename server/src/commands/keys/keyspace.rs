@@ -19,35 +19,36 @@ const GENERIC: Group = Group::new("generic", "1.0.0", ONE_KEY);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("del", -2, flag::WRITE, "key [key ...]", Long(del),
-        "Deletes rows. A cell becomes 0 and its row stays, unless it is the row's only field: then \
-         the row is deleted. Answers how many rows there were and cells were not 0. The pairs of \
-         an id are deleted together with a ledger only, which knows whether there are any; an id \
-         of a space without members is unset. Flags of a row's id stay set, unless the space has \
-         delete_forgets = true: TM.FORGET unsets them. Where they stay, the next FEED.ACT on the \
-         id counts all the same, by any viewer; later ones of viewers whose flag is set do not.")
+        "Deletes rows. For a counter's key, sets the counter to 0, or deletes the row if it has \
+         no other field. Returns the number of deleted rows and of counters that were not 0. \
+         Deletes the pairs of an id only with a ledger, which knows whether there are any; in a \
+         space without members unsets the id. Flags of a row's id stay set, unless the space has \
+         delete_forgets = true; TM.FORGET unsets them. If they stay, the next FEED.ACT on the id \
+         counts for any viewer, and later ones by viewers whose flag is set do not.")
         .keys(ALL_KEYS).linear("keys").uses("RM delete")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("unlink", -2, flag::WRITE | flag::FAST, "key [key ...]", Long(del),
-        "The same as DEL.").keys(ALL_KEYS).since("4.0.0").linear("keys").uses("RM delete")
+        "Same as DEL.").keys(ALL_KEYS).since("4.0.0").linear("keys").uses("RM delete")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("exists", -2, READ, "key [key ...]", Long(exists),
-        "How many of the rows, and of the cells' rows, exist, and of the sets of spaces with a \
-         ledger that have a member. Without a ledger a set cannot be asked for as a whole. Ids of \
-         spaces without members count if they are set.").keys(ALL_KEYS).linear("keys").uses("RO")
+        "Returns the number of existing keys: rows, counters whose row exists, and sets that have \
+         a member. Sets need a ledger. Ids of spaces without members count if they are set.")
+        .keys(ALL_KEYS).linear("keys").uses("RO")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("type", 2, READ, "key", Once(kind),
-        "hash for a row, string for a cell, none if there is no such row; set for the pairs of an \
-         id: with a ledger if there are any, without one always.").uses("RO"),
+        "Returns hash for a row, string for a counter, set for the pairs of an id, or none. With \
+         a ledger a set exists if it has a member, without one always.").uses("RO"),
     GENERIC.row("ttl", 2, READ, "key", Once(ttl),
-        "-1: nothing expires; -2 if there is no such row.").tips(&["nondeterministic_output"]),
+        "Returns -1, because nothing expires; -2 if the row does not exist.")
+        .tips(&["nondeterministic_output"]),
     GENERIC.row("pttl", 2, READ, "key", Once(ttl),
-        "The same as TTL.").since("2.6.0").tips(&["nondeterministic_output"]),
-    GENERIC.row("expiretime", 2, READ, "key", Once(ttl), "The same as TTL.").since("7.0.0"),
-    GENERIC.row("pexpiretime", 2, READ, "key", Once(ttl), "The same as TTL.").since("7.0.0"),
+        "Same as TTL.").since("2.6.0").tips(&["nondeterministic_output"]),
+    GENERIC.row("expiretime", 2, READ, "key", Once(ttl), "Same as TTL.").since("7.0.0"),
+    GENERIC.row("pexpiretime", 2, READ, "key", Once(ttl), "Same as TTL.").since("7.0.0"),
     GENERIC.row("persist", 2, flag::WRITE | flag::FAST, "key", Once(persist),
-        "0: nothing expires.").since("2.2.0"),
+        "Returns 0, because nothing expires.").since("2.2.0"),
     GENERIC.row("touch", -2, READ, "key [key ...]", Long(exists),
-        "The same as EXISTS.").keys(ALL_KEYS).since("3.2.1").linear("keys").uses("RO")
+        "Same as EXISTS.").keys(ALL_KEYS).since("3.2.1").linear("keys").uses("RO")
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"]),
     GENERIC.row("expire", -3, flag::WRITE | flag::FAST, "key seconds [NX|XX|GT|LT]", Once(expire),
         NO_EXPIRY),
@@ -72,28 +73,29 @@ pub(crate) const COMMANDS: &[Command] = &[
 pub(crate) const OBJECT: &[Command] = &[
     GENERIC.container("object", "A container for commands about what a key holds.", &[
         GENERIC.row("object|encoding", 3, flag::READONLY, "key", Once(encoding),
-            "packed for a row, int for a cell, filter for the pairs of an id.").keys(SECOND_KEY)
+            "Returns packed for a row, int for a counter, filter for the pairs of an id.")
+            .keys(SECOND_KEY)
             .since("2.2.3").uses("RO").tips(&["nondeterministic_output"]),
         GENERIC.row("object|freq", 3, flag::READONLY, "key", Once(frequency),
-            "Refused: how often a key is used is not tracked.").keys(SECOND_KEY).since("4.0.0")
+            "Not supported: access frequencies are not tracked.").keys(SECOND_KEY).since("4.0.0")
             .uses("RO").tips(&["nondeterministic_output"]),
         GENERIC.help("object|help").since("6.2.0"),
         GENERIC.row("object|idletime", 3, flag::READONLY, "key", Once(idletime),
-            "Refused: when a key was used is not tracked.").keys(SECOND_KEY).since("2.2.3")
+            "Not supported: idle times are not tracked.").keys(SECOND_KEY).since("2.2.3")
             .uses("RO").tips(&["nondeterministic_output"]),
         GENERIC.row("object|refcount", 3, flag::READONLY, "key", Once(refcount),
-            "1 for what exists.").keys(SECOND_KEY).since("2.2.3").uses("RO")
+            "Returns 1 for an existing key.").keys(SECOND_KEY).since("2.2.3").uses("RO")
             .tips(&["nondeterministic_output"]),
     ]).since("2.2.3"),
 ];
 
 #[rustfmt::skip]
 const NO_EXPIRY: &str =
-    "Refused: a counter does not expire. Where the space has expire = \"ignore\" the expiry is \
-     ignored: 1 for what exists, 0 with XX and GT. A time that has passed (EXPIRE key -1) deletes \
-     the key there, as in Redis; of the pairs of an id, all.";
+    "Not supported: counters do not expire. In a space with expire = \"ignore\" the expiry has no \
+     effect: the reply is 1 for an existing key, 0 with XX and GT. A time in the past (EXPIRE key \
+     -1) deletes the key, as in Redis; for the pairs of an id, all of them.";
 
-const NO_MOVE: &str = "Refused: where a row lies follows from its id.";
+const NO_MOVE: &str = "Not supported: the id of a row determines its place.";
 
 /// Returns whether an id has any pair; `None` if a filter cannot tell.
 pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>, Unreadable> {
@@ -106,7 +108,7 @@ pub(crate) fn has_pairs(space: &ExistenceSpace, id: u64) -> Result<Option<bool>,
 
 fn many_pairs(doing: &str) -> Refusal {
     refuse!(
-        "ERR the pairs of an id cannot be {doing} together: name the members (SISMEMBER, SREM, \
+        "ERR the pairs of an id cannot be {doing} as a whole: name the members (SISMEMBER, SREM, \
          PH.EXISTS, PH.DEL)"
     )
 }
@@ -147,7 +149,7 @@ fn exists(call: &mut Call<'_>) -> Answered {
         let found = match lookup(call, key) {
             Some(KeyRef::Row { space, id } | KeyRef::Cell { space, id, .. }) => space.exists(id)?,
             Some(KeyRef::Pair { space, id }) => {
-                has_pairs(space, id)?.ok_or_else(|| many_pairs("asked for"))?
+                has_pairs(space, id)?.ok_or_else(|| many_pairs("counted"))?
             }
             None => is_stream(call, key),
         };
@@ -255,8 +257,8 @@ pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
         _ => "",
     };
     refuse!(
-        "ERR {name}{with} is not possible here: counters, rows and pairs do not expire (expire = \
-         \"ignore\" in the space's configuration ignores it)"
+        "ERR {name}{with} is not supported: counters, rows and pairs do not expire (set expire = \
+         \"ignore\" in the space's configuration to accept it)"
     )
 }
 
@@ -274,7 +276,7 @@ fn no_move(call: &mut Call<'_>) -> Outcome {
         };
     }
     Err(refuse!(
-        "ERR {} is not possible here: what a key names follows from its id",
+        "ERR {} is not supported: a key is derived from its id",
         call.spec.name.to_ascii_uppercase()
     ))
 }

@@ -26,29 +26,29 @@ const GENERIC: Group = Group::new("generic", "2.6.0", ONE_KEY);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("dump", 2, flag::READONLY, "key", Once(dump),
-        "A row as a hash, a cell as a string, serialized so that any Redis since 2.6 and any \
-         Valkey restores it; nil if there is no such row. With a ledger the members of an id as a \
-         set; without one they are refused, as a filter cannot list them.").linear("fields")
+        "Serializes a row as a hash and a counter as a string, for RESTORE by Redis since 2.6 and \
+         by Valkey; nil if the row does not exist. With a ledger serializes the members of an id \
+         as a set; without one fails, because a filter cannot list members.").linear("fields")
         .tips(&["nondeterministic_output"]),
     GENERIC.row("restore", -4, flag::WRITE | flag::DENYOOM,
         "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
         Once(restore),
-        "Takes what DUMP of Redis 2.6 to 8 and of Valkey gives: a hash of integers for the key of \
-         a row, a string that holds an integer for that of a cell, a set for the pairs of an id, \
-         which are added to those that are there if no ledger knows of any. Hash templates of \
-         Redis 8.10 (RDB types 29 and 31) are refused, as all types that are not known: the error \
-         names the type and the RDB version. All of the payload is checked before anything \
-         changes. With REPLACE the fields that the hash lacks become 0; without it a row or a set \
-         that exists, or a cell that is not 0, is refused with BUSYKEY. A ttl above 0, or a field \
-         that expires, is refused unless the space has expire = \"ignore\"; there a ttl that has \
-         passed (ABSTTL) restores nothing, and with REPLACE deletes what is there, as in Redis. A \
-         set is refused between MULTI and EXEC.")
-        .linear("bytes of the payload, and of members of a set").uses("OW update"),
+        "Restores a payload of DUMP by Redis 2.6 to 8 or Valkey: a hash of integers for a row, a \
+         string with an integer for a counter, a set for the pairs of an id. Adds the members of \
+         a set to existing ones unless a ledger has members of the id. Unknown types, such as \
+         hash templates of Redis 8.10 (RDB types 29 and 31), are errors that name the type and \
+         the RDB version. Validates the whole payload before it changes anything. REPLACE sets \
+         fields that the hash lacks to 0; without it an existing row or set, or a counter that is \
+         not 0, gives BUSYKEY. A ttl above 0 or an expiring field is an error unless the space \
+         has expire = \"ignore\"; there a ttl in the past (ABSTTL) restores nothing, and with \
+         REPLACE deletes the old value, as in Redis. RESTORE of a set is an error between MULTI \
+         and EXEC.")
+        .linear("bytes of the payload and of the members of a set").uses("OW update"),
     GENERIC.row("restore-asking", -4, flag::WRITE | flag::DENYOOM,
         "key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]",
         Once(restore),
-        "The same as RESTORE, as MIGRATE of a cluster sends it.").group("server").since("3.0.0")
-        .linear("bytes of the payload, and of members of a set").uses("OW update"),
+        "Same as RESTORE, for MIGRATE from a Redis cluster.").group("server").since("3.0.0")
+        .linear("bytes of the payload and of the members of a set").uses("OW update"),
 ];
 
 /// Sets of at most this many members are added on the worker. Larger sets, and sets for tables on
@@ -74,8 +74,8 @@ fn dump(call: &mut Call<'_>) -> Outcome {
         }
         Some(KeyRef::Pair { .. }) => {
             return Err(refuse!(
-                "ERR DUMP of pairs is not possible here: a filter cannot list the members of an \
-                 id, only a ledger can (ledger exact)"
+                "ERR DUMP of pairs needs a ledger (ledger exact): a filter cannot list the \
+                 members of an id"
             ));
         }
         None => None,
@@ -155,7 +155,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
     };
     if payload.kind() != wanted {
         return Err(refuse!(
-            "ERR Bad data format: it holds a {}, and '{}' is the key of a {}",
+            "ERR Bad data format: the payload is a {}, but '{}' is the key of a {}",
             payload.kind().name(),
             Printable(call.args.at(1)),
             wanted.name()
@@ -213,7 +213,7 @@ fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>,
             let position = position.ok_or_else(|| no_field(space.name(), element))?;
             if values.iter().any(|value| value.0 == position) {
                 return Err(refuse!(
-                    "ERR Bad data format: the field '{}' is there twice",
+                    "ERR Bad data format: duplicate field '{}'",
                     Printable(element)
                 ));
             }
@@ -222,7 +222,7 @@ fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>,
         };
         let value = resp::integer(element).ok_or_else(|| {
             refuse!(
-                "ERR hash value is not an integer: the field '{}' has '{}'",
+                "ERR hash value is not an integer: field '{}' is '{}'",
                 Printable(&name),
                 Printable(element)
             )
@@ -236,8 +236,8 @@ fn row(space: &CounterSpace, payload: &Payload<'_>) -> Result<Vec<(usize, i64)>,
 #[cold]
 fn refuse_field_expiry(name: &[u8]) -> Refusal {
     refuse!(
-        "ERR the field '{}' expires: counters, rows and pairs do not (expire = \"ignore\" in the \
-         space's configuration ignores it)",
+        "ERR field '{}' has an expiry: counters, rows and pairs do not expire (set expire = \
+         \"ignore\" in the space's configuration to accept it)",
         Printable(name)
     )
 }
@@ -268,9 +268,7 @@ fn pairs(
     }
     if call.session.in_exec {
         // EXEC has reserved log space by the number of arguments, which does not cover the members.
-        return Err(refuse!(
-            "ERR RESTORE of a set is not possible between MULTI and EXEC: send it alone"
-        ));
+        return Err(refuse!("ERR RESTORE of a set is not allowed in a transaction"));
     }
     let mut members = 0;
     payload.elements(|_| {
@@ -328,7 +326,7 @@ fn add(
             }
             Err(refusal) if added == 0 => Err(refusal),
             Err(refusal) => Err(refuse!(
-                "{} ({added} of {members} members are set; sending all again is harmless)",
+                "{} ({added} of {members} members were set; retrying is safe)",
                 String::from_utf8_lossy(refusal.text())
             )),
         }

@@ -16,21 +16,23 @@ const GENERIC: Group = Group::new("generic", "1.0.0", NO_KEYS);
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     GENERIC.row("keys", 2, flag::READONLY | flag::NO_MULTI, "pattern", Once(keys),
-        "The keys of rows that match, or of their counters where only those have keys, if there \
-         are at most 10000 rows in all spaces: else an error that says so. Pairs cannot be \
-         listed.").linear("rows of all spaces, at most 10000")
+        "Returns the matching keys of rows, or of their counters in spaces where only counters \
+         have keys. Fails if all spaces together have more than 10000 rows. Does not list pairs.")
+        .linear("rows of all spaces, at most 10000")
         .tips(&["request_policy:all_shards", "nondeterministic_output_order"]),
     GENERIC.row("scan", -2, flag::READONLY | flag::NO_MULTI,
         "cursor [MATCH pattern] [COUNT count] [TYPE type]", Once(scan),
-        "Some keys of rows, or of their counters where only those have keys, and the cursor for \
-         more; 0 begins and ends. A row that is there all the time comes at least once, maybe \
-         twice. Cursors are below 2^50, so a double holds them. Pairs cannot be listed.")
+        "Iterates over the keys of rows, or of their counters in spaces where only counters have \
+         keys. Returns the next cursor; start with 0, and 0 is the end. A row that exists during \
+         the whole iteration appears at least once, possibly twice. Cursors are below 2^50, so a \
+         double can store them. Does not list pairs.")
         .since("2.8.0")
-        .cost("O(1) for every call, O(N) for all of them, where N is the number of rows")
+        .cost("O(1) for every call, O(N) for a complete iteration, where N is the number of rows")
         .tips(&["request_policy:special", "nondeterministic_output"]),
     GENERIC.row("randomkey", 1, flag::READONLY | flag::NO_MULTI, "", Once(randomkey),
-        "The key of some row, or of one of its counters where only those have keys; nil if there \
-         is none.").tips(&["request_policy:all_shards", "nondeterministic_output"]),
+        "Returns the key of an arbitrary row, or of one of its counters in spaces where only \
+         counters have keys; nil without rows.")
+        .tips(&["request_policy:all_shards", "nondeterministic_output"]),
 ];
 
 /// Key patterns that list the rows of a space: one key per row, or one per counter if rows have no
@@ -74,7 +76,7 @@ impl<'a> Listed<'a> {
 pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     let rows = node.engines().all_rows();
     if rows > MOST_KEYS {
-        return Err(refuse!("ERR there are {rows} rows, too many to list at once: use SCAN"));
+        return Err(refuse!("ERR too many rows ({rows}) to list at once: use SCAN"));
     }
     Ok(())
 }

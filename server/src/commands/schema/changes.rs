@@ -24,10 +24,10 @@ const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
     let bytes = call.args.at(index);
     if bytes.len() > MAX_WORD_BYTES {
-        return Err(refuse!("ERR a name, or an option, may have {MAX_WORD_BYTES} bytes at most"));
+        return Err(refuse!("ERR name or option too long: at most {MAX_WORD_BYTES} bytes"));
     }
     let text = str::from_utf8(bytes);
-    text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is no text", Printable(bytes)))
+    text.map(str::to_owned).map_err(|_| refuse!("ERR '{}' is not valid UTF-8", Printable(bytes)))
 }
 
 pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String)>, Refusal> {
@@ -36,7 +36,7 @@ pub(crate) fn pairs(call: &Call<'_>, first: usize) -> Result<Vec<(String, String
         return Err(call.wrong_arity());
     }
     if words > MAX_WORDS {
-        return Err(refuse!("ERR there may be {} options at most", MAX_WORDS / 2));
+        return Err(refuse!("ERR too many options: at most {}", MAX_WORDS / 2));
     }
     let pair = |at: usize| Ok((text(call, at)?.to_ascii_lowercase(), text(call, at + 1)?));
     (first..call.args.len()).step_by(2).map(pair).collect()
@@ -53,8 +53,7 @@ pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> boo
     match call.node.ingest.source_for(is) {
         None => Ok(()),
         Some(source) => Err(refuse!(
-            "ERR the {what} is used by events of the ingest source '{source}': change its \
-             configuration first"
+            "ERR the {what} is used by the ingest source '{source}': change its configuration first"
         )),
     }
 }
@@ -77,8 +76,8 @@ fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), Edit
     node.current.forget_former();
     node.durability.flush().map_err(|error| {
         refuse!(
-            "MISCONF the change is made, and will be logged when the log can be written; if the \
-             server stops before that, it is lost: {error}"
+            "MISCONF the change was made but is not logged yet, and is lost if the server stops \
+             before the log can be written: {error}"
         )
     })
 }
@@ -114,7 +113,10 @@ pub(super) fn create_space(call: &mut Call<'_>) -> Outcome {
     let kind = call.args.at(3);
     let is_counter = kind.eq_ignore_ascii_case(b"counter");
     if !is_counter && !kind.eq_ignore_ascii_case(b"existence") {
-        return Err(refuse!("ERR '{}' is no kind of space: counter or existence", Printable(kind)));
+        return Err(refuse!(
+            "ERR Invalid kind of space '{}': must be counter or existence",
+            Printable(kind)
+        ));
     }
     let (name, pairs) = (text(call, 2)?, pairs(call, 4)?);
     change(call, move |now| match is_counter {
@@ -141,14 +143,10 @@ pub(super) fn retire(call: &mut Call<'_>) -> Outcome {
     let space = call.node.engines().counter(name.as_bytes());
     let space = space.ok_or_else(|| EditError::NoSuch("counter space", name.clone()))?;
     let Some(highest) = space.frontier() else {
-        return Err(refuse!(
-            "ERR the space '{name}' has no table of rows yet: nothing was retired"
-        ));
+        return Err(refuse!("ERR the space '{name}' has no tables yet"));
     };
     if horizon > highest {
-        return Err(refuse!(
-            "ERR {horizon} lies above {highest}, the highest id of '{name}': nothing was retired"
-        ));
+        return Err(refuse!("ERR id {horizon} is above {highest}, the highest id of '{name}'"));
     }
     change(call, move |now| now.retire(&name, horizon))
 }
@@ -161,7 +159,7 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
     }
     if call.args.at(3) != format!("YES-I-MEAN-{name}").as_bytes() {
         return Err(refuse!(
-            "ERR TM.SPACE DROP removes the space and all that is in it, for good: to confirm, say \
+            "ERR TM.SPACE DROP permanently deletes the space and its data: to confirm, send \
              TM.SPACE DROP {name} YES-I-MEAN-{name}"
         ));
     }
@@ -169,7 +167,7 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
     let peer = call.session.client.peer;
     call.answer_apart(move |node, reply| {
         make(node, |now| now.drop_space(&name))?;
-        tracing::warn!("the space '{name}' was dropped by {peer}");
+        tracing::warn!("dropped the space '{name}', by {peer}");
         remove(node, &name);
         reply.ok();
         Ok(())
@@ -190,7 +188,7 @@ fn remove(node: &Arc<Node>, name: &str) {
     let removed = node.live(&is_stopped).map_or(Ok(false), |live| forget_dropped(&live));
     if let Err(error) = removed {
         tracing::warn!(
-            "the files of the dropped space '{name}' cannot be removed yet, trying again: {error}"
+            "cannot remove the files of the dropped space '{name}' yet, will retry: {error}"
         );
     }
 }

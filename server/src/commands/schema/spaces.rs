@@ -26,76 +26,76 @@ pub(crate) const COMMANDS: &[Command] = &[
         SCHEMA.row("tm.space|alter", -5, ADMIN | flag::WRITE | flag::NAMED,
             "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|DROP \
              field|SET option value [option value ...]>", Once(alter),
-            "SET changes options of a space of either kind, as the configuration names them \
-             (memory_limit_bytes, max_tables, rows_per_table, max_ahead, spill, rows, pairs, ...), \
-             all or none, and answers OK. The others change the schema of a counter space, at once \
-             and without a pause: a new field is 0 in all rows; WIDEN gives a field more bits \
-             inside a row, NARROW fewer (what does not fit is kept beside, exactly); BOUND \
-             declares the values that a field may be written with, whatever the command ({0..}, \
-             {..100}, {-5..5}; {..} for any; ADD takes them behind the bits, stock:20{0..}): a \
-             write beyond is refused, or stops at the bound if 'sat' follows, and values that lie \
-             beyond already stay until they are written; DROP removes a field and its values. \
-             Older tables are rewritten in the background. Answers the new schema, dropped fields \
-             with a '!'; behind it, on a line each that begins with 'warning: ', the views whose \
-             pages have more or fewer values from now on, as they show the whole space (counters = \
-             [\"post\"], not its fields by name). A space has at most 64 fields in its life, \
-             dropped ones included."),
+            "SET changes options of a space, named as in the configuration (memory_limit_bytes, \
+             max_tables, rows_per_table, max_ahead, spill, rows, pairs, ...), all or none, and \
+             returns OK. The other forms change the schema of a counter space, at once and \
+             without blocking clients. ADD creates a field that is 0 in all rows. WIDEN gives a \
+             field more bits, NARROW fewer; values that need more bits are stored outside the \
+             row, exactly. BOUND limits the values that any command may write to a field ({0..}, \
+             {..100}, {-5..5}; {..} for none; ADD takes bounds after the bits, stock:20{0..}). A \
+             write beyond the bounds fails, or with 'sat' stops at the bound; existing values \
+             stay until they are written. DROP removes a field and its values. Older tables are \
+             rewritten in the background. Returns the new schema, with a '!' before dropped \
+             fields. Lines with 'warning: ' follow for views that show the whole space (counters \
+             = [\"post\"], without field names), because their pages now have more or fewer \
+             values. A space may have 64 fields in its lifetime, including dropped ones."),
         SCHEMA.row("tm.space|create", -4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space <COUNTER|EXISTENCE> [option value [option value ...]]",
             Once(changes::create_space),
-            "Makes a space, for all connections at once. The options are the keys of [[counter]] \
-             or [[existence]] in the configuration, with its checks and errors: fields and keys \
-             that no other space has, say. A counter space needs fields. Answered when it is safe \
-             in the log."),
+            "Creates a space, for all connections at once. The options are the keys of \
+             [[counter]] or [[existence]] in the configuration, with the same checks and errors; \
+             for example, fields and keys must differ from those of other spaces. A counter space \
+             needs fields. Replies after the log is synced to disk."),
         SCHEMA.row("tm.space|drop", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space confirmation", Once(changes::drop_space),
-            "Removes a space and all that is in it, from memory and from the disk, for good. Asks \
-             for its name twice: TM.SPACE DROP post YES-I-MEAN-post. Refused while a view or an \
-             action names it. Rules of users ($name) stay, and grant what is made under that name \
-             later."),
+            "Permanently deletes a space and its data, in memory and on disk. The confirmation \
+             repeats the name: TM.SPACE DROP post YES-I-MEAN-post. Fails while a view or an \
+             action uses the space. Users' rules for it ($name) stay, and apply to a later space \
+             of that name."),
         SCHEMA.help("tm.space|help"),
         SCHEMA.row("tm.space|list", 2, flag::STALE | flag::NO_MULTI, "", Once(list),
-            "All spaces, a map each: what they hold and how much memory that takes; for existence \
-             spaces also the horizon, and in how many seconds the oldest table will be recycled if \
-             pairs go on coming as in the last minute (nil: none come).").linear("tables"),
+            "Returns a map for each space: contents and memory; for existence spaces also the \
+             horizon, and the seconds until the oldest table is recycled, estimated from the last \
+             minute (nil without new pairs).").linear("tables"),
         SCHEMA.row("tm.space|rename", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space newname", Once(changes::rename_space),
-            "Gives a space another name in commands, views, actions and rules of users ($name). \
-             Its keys stay as they are: TM.SPACE ALTER SET changes them."),
+            "Renames a space in commands, views, actions and users' rules ($name). Its keys do \
+             not change: use TM.SPACE ALTER SET for them."),
         SCHEMA.row("tm.space|retire", 4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space id", Once(changes::retire),
-            "Gives up the rows of all ids below this one, for good, with their memory and their \
-             files: the horizon of a counter space. Reads find no row there (nil, or 0 in a page), \
-             FEED.ACT answers nil, other writes are refused. An id above the highest one is \
-             refused. keep_tables does it by itself."),
+            "Permanently deletes the rows of all ids below the given id, their memory and files. \
+             The id becomes the horizon of the counter space. Below it reads find no row (nil, or \
+             0 in a page), FEED.ACT returns nil, and other writes fail. An id above the highest \
+             one is an error. keep_tables does the same automatically."),
     ]),
     SCHEMA.row("tm.tables", -1, flag::STALE | flag::NO_MULTI | flag::NAMED, "[space]", Once(tables),
-        "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, \
-         fill, bytes; for counter spaces the buckets that a hit touches and the sizes of the aux \
-         and extend dictionaries; for existence spaces the configured, the expected and the \
-         measured false-positive rate, and when it will be recycled; the first one begins at the \
-         horizon. Cold files of a space come before its tables: where is 'disk' for them. What is \
-         kept aside comes last: where is 'aside'. In a space that has hardly begun (fewer than 64 \
-         ids) that is all.").linear("tables"),
+        "Returns a map for each table of a space (or of all), oldest first: id range, rows or \
+         pairs, fill, bytes. Counter spaces add the buckets touched by a hit and the sizes of the \
+         aux and extend dictionaries. Existence spaces add the configured, expected and measured \
+         false-positive rates, and the time until recycling; the first table starts at the \
+         horizon. Cold files of a space precede its tables and have where = 'disk'. Outliers come \
+         last and have where = 'aside'. A space with fewer than 64 ids has only outliers.")
+        .linear("tables"),
     SCHEMA.row("tm.advise", 2, flag::READONLY | flag::NO_MULTI | flag::NAMED, "space", Once(advise),
-        "From the values that are there (a sample of a million rows, at least 1000): the bits per \
-         field that take the fewest bytes in total, and what they save; as a map, with a table for \
-         people and the commands that would do it.")
+        "Recommends the bits per field that use the fewest bytes, from a sample of up to a \
+         million rows (at least 1000). Returns a map with the savings, a readable table, and the \
+         commands that make the change.")
         .linear("rows in a sample of at most a million"),
     SCHEMA.row("tm.roll", 2, ADMIN | flag::WRITE | flag::NAMED, "space", Once(roll),
-        "Closes the newest table of a space, though it is not full, and opens the next. 1, or 0 if \
-         it is empty."),
+        "Closes the newest table of a space before it is full, and opens the next. Returns 1, or \
+         0 if the table is empty."),
     SCHEMA.row("tm.spill", -2, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
         "space [tables]", Once(spill),
-        "Moves the oldest tables of a space to the disk, as happens by itself when memory runs \
-         short: one, or so many, but never the newest. What was changed of rows or pairs that are \
-         there already is merged. How many rows, or pairs, have left memory.")
+        "Moves the oldest tables of a space to disk, one by default and never the newest, as low \
+         memory does automatically. Merges changes of rows or pairs that are already on disk. \
+         Returns the number of rows or pairs moved out of memory.")
         .linear("rows in the tables"),
     SCHEMA.row("tm.rebuild", 2, ADMIN | flag::NO_MULTI | flag::NAMED, "space", Once(rebuild),
-        "Builds the filters of an existence space anew from its ledger, in the background, table \
-         by table: for one of which the disk has damaged a page. The old filters answer until the \
-         new ones have every pair. How many tables that are. A restart forgets it. Another \
-         false_positive_rate, by TM.SPACE ALTER, does the same, and is not forgotten.")
+        "Rebuilds the filters of an existence space from its ledger, one table at a time in the \
+         background, for example after the disk damaged a filter page. The old filters serve \
+         reads until the new ones are complete. Returns the number of tables to rebuild. A \
+         restart cancels the rebuild. A new false_positive_rate (TM.SPACE ALTER) also rebuilds \
+         the filters, and survives a restart.")
         .linear("tables"),
 ];
 
@@ -172,7 +172,10 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
             5 => match call.args.at(4).iter().position(|&b| b == b':') {
                 Some(at) => (&call.args.at(4)[..at], &call.args.at(4)[at + 1..]),
                 None => {
-                    return Err(refuse!("ERR '{}' is not field:bits", Printable(call.args.at(4))));
+                    return Err(refuse!(
+                        "ERR Invalid field '{}': must be field:bits",
+                        Printable(call.args.at(4))
+                    ));
                 }
             },
             6 => (call.args.at(4), call.args.at(5)),
@@ -180,7 +183,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
         };
         let width = resp::natural(bits).and_then(|bits| u8::try_from(bits).ok());
         let width = width.ok_or_else(|| {
-            refuse!("ERR '{}' is no number of bits from 1 to 64", Printable(bits))
+            refuse!("ERR Invalid number of bits '{}': must be 1 to 64", Printable(bits))
         })?;
         Ok((text(name), width))
     };
@@ -228,7 +231,7 @@ fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -
     if wrong {
         let (asked, other) = if widens { ("WIDEN", "NARROW") } else { ("NARROW", "WIDEN") };
         return Err(refuse!(
-            "ERR {asked} does not take the field '{name}' from {now} to {width} bits: use {other}"
+            "ERR {asked} cannot change field '{name}' from {now} to {width} bits: use {other}"
         ));
     }
     Ok(())
@@ -250,14 +253,14 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
-    tracing::info!("the schema of '{}' is now: {schema}", space.name());
+    tracing::info!("schema of '{}' changed to: {schema}", space.name());
     let mut answer = schema.to_string();
     if matches!(change, Alteration::Add { .. } | Alteration::Drop { .. }) {
         for view in engines.views().iter().filter(|view| engines.shows_whole(view, space)) {
             let values = engines.columns(view).len() + view.flags();
             let warning = format!(
-                "the view '{}' shows the whole space '{}': its pages have {values} values per id \
-                 from now on",
+                "the view '{}' shows the whole space '{}': its pages now have {values} values per \
+                 id",
                 view.name(),
                 space.name()
             );
@@ -466,7 +469,7 @@ fn advise(call: &mut Call<'_>) -> Outcome {
         let rows = advice.as_ref().map_or(0, |advice| advice.rows);
         let Some(advice) = advice.filter(|_| rows >= MIN_ADVICE_ROWS) else {
             return Err(refuse!(
-                "ERR the space '{}' has {rows} rows; advice needs at least {MIN_ADVICE_ROWS}",
+                "ERR the space '{}' has {rows} rows; TM.ADVISE needs at least {MIN_ADVICE_ROWS}",
                 space.name()
             ));
         };
@@ -520,7 +523,7 @@ fn spill(call: &mut Call<'_>) -> Outcome {
     };
     if let Some(instead) = instead {
         return Err(refuse!(
-            "ERR the space '{}' {instead}: it is not configured to spill",
+            "ERR the space '{}' {instead}: spilling is not enabled",
             Printable(&name)
         ));
     }

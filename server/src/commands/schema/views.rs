@@ -15,32 +15,31 @@ pub(crate) const COMMANDS: &[Command] = &[
     SCHEMA.container("tm.view", "A container for commands about views.", &[
         SCHEMA.row("tm.view|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "view [REPLACE] option value [option value ...]", Once(changes::create_view),
-            "Makes a view, for all connections at once. The options are the keys of [[view]] in \
-             the configuration: counters, flags and then, each a list divided by blanks. With \
-             REPLACE it takes the place of the one of its name, in one step: each page is as \
-             before or as it is to be."),
+            "Creates a view, for all connections at once. The options are the keys of [[view]] in \
+             the configuration: counters, flags and then, each a list separated by spaces. \
+             REPLACE replaces a view of the same name atomically."),
         SCHEMA.row("tm.view|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "view", Once(changes::drop_view),
-            "Removes a view. What it shows stays."),
+            "Deletes a view. The data of its spaces stay."),
         SCHEMA.help("tm.view|help"),
         SCHEMA.row("tm.view|list", 2, flag::STALE, "", Once(views),
-            "All views, a map each: the bytes of a row with BINARY, the counters and flags in the \
-             order of FEED.GET's rows, and the views of further ids (then)."),
+            "Returns a map for each view: the bytes of a row with BINARY, the counters and flags \
+             in the order of FEED.GET's rows, and the joined views (then)."),
     ]),
     SCHEMA.container("tm.action", "A container for commands about actions.", &[
         SCHEMA.row("tm.action|create", -5, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "action [REPLACE] option value [option value ...]", Once(changes::create_action),
-            "Makes an action, for all connections at once. The options are the keys of [[action]] \
-             in the configuration: flag, counter as space.field, and lists of such counters that \
-             move beside, also and member_counters. With REPLACE it takes the place of the one of \
-             its name, in one step; what that has counted stays."),
+            "Creates an action, for all connections at once. The options are the keys of \
+             [[action]] in the configuration: flag, counter as space.field, and the lists also \
+             and member_counters of additional counters. REPLACE replaces an action of the same \
+             name atomically; its counts stay."),
         SCHEMA.row("tm.action|drop", 3, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "action", Once(changes::drop_action),
-            "Removes an action. What it has counted stays."),
+            "Deletes an action. Its counts stay."),
         SCHEMA.help("tm.action|help"),
         SCHEMA.row("tm.action|list", 2, flag::STALE, "", Once(actions),
-            "All actions, a map each: the flag and the counter that FEED.ACT moves, and the \
-             counters that it moves beside, of the id (also) and of the member (member_counters)."),
+            "Returns a map for each action: its flag and counter, and the additional counters of \
+             the id (also) and of the member (member_counters)."),
     ]),
 ];
 

@@ -18,12 +18,13 @@ pub(crate) const COMMANDS: &[Command] = &[
     STREAM.row("xclaim", -6, flag::WRITE | flag::FAST,
         "key group consumer min-idle-time id [id ...] [IDLE ms] [TIME unix-time-milliseconds] \
          [RETRYCOUNT count] [FORCE] [JUSTID] [LASTID lastid]", Once(xclaim),
-        "Pending entries become another consumer's, if they have been pending for so long.")
+        "Transfers pending entries to a consumer, if they have been idle for at least \
+         min-idle-time.")
         .cost(READ_COST).tips(&["nondeterministic_output"]),
     STREAM.row("xautoclaim", -6, flag::WRITE | flag::FAST,
         "key group consumer min-idle-time start [COUNT count] [JUSTID]", Once(xautoclaim),
-        "The same for those from an id on; answers where to go on, and the ids of those that the \
-         log has no more.").since("6.2.0")
+        "Transfers idle entries from a start id. Returns the next start id, the entries, and the \
+         ids of those that the log no longer has.").since("6.2.0")
         .cost(READ_COST).uses("RW delete").tips(&["nondeterministic_output"]),
 ];
 

@@ -81,8 +81,8 @@ impl Member {
         })?;
         if room == 0 && !ids.is_empty() {
             return Err(refuse!(
-                "ERR the group has {pending} entries that are not acknowledged, as many as there \
-                 may be (changes.max_pending): XACK them first"
+                "ERR the group has {pending} pending entries, the maximum (changes.max_pending): \
+                 XACK some of them first"
             ));
         }
         let Some(&last) = ids.last() else {

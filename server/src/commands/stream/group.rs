@@ -13,23 +13,24 @@ use node::roles::node::Now;
 
 #[rustfmt::skip]
 pub(crate) const XGROUP: &[Command] = &[
-    STREAM.container("xgroup", "Consumer groups.", &[
+    STREAM.container("xgroup", "A container for commands about consumer groups.", &[
         STREAM.row("xgroup|create", -5, flag::WRITE | flag::DENYOOM,
             "key groupname <id|$> [MKSTREAM] [ENTRIESREAD entries-read]", Once(create),
-            "A group that begins behind an id, `$` is the end. PARTED, TRIMMED: the log has no \
-             such place, or not any more.").keys(SECOND_KEY),
+            "Creates a group that starts after an id; `$` is the end. Fails with PARTED if the id \
+             is not in this server's history, and with TRIMMED if the log no longer has it.")
+            .keys(SECOND_KEY),
         STREAM.row("xgroup|setid", -5, flag::WRITE,
             "key groupname <id|$> [ENTRIESREAD entries-read]", Once(set_id),
-            "The group goes on behind an id.").keys(SECOND_KEY),
+            "Sets the last delivered id of a group.").keys(SECOND_KEY),
         STREAM.row("xgroup|destroy", 4, flag::WRITE, "key groupname", Once(destroy),
-            "Removes a group; answers whether it was there.").keys(SECOND_KEY),
+            "Deletes a group. Returns 1 if it existed.").keys(SECOND_KEY),
         STREAM.row("xgroup|createconsumer", 5, flag::WRITE | flag::DENYOOM,
             "key groupname consumername", Once(create_consumer),
-            "Makes a consumer known, as its first XREADGROUP does; answers whether it was not.")
+            "Creates a consumer, as its first XREADGROUP does. Returns 1 if it is new.")
             .keys(SECOND_KEY).since("6.2.0"),
         STREAM.row("xgroup|delconsumer", 5, flag::WRITE,
             "key groupname consumername", Once(delete_consumer),
-            "Removes a consumer and what is pending of it; answers how much that was.")
+            "Deletes a consumer and its pending entries. Returns the number of these entries.")
             .keys(SECOND_KEY).linear("pending entries"),
         STREAM.help("xgroup|help"),
     ]),
@@ -38,10 +39,12 @@ pub(crate) const XGROUP: &[Command] = &[
 #[rustfmt::skip]
 pub(crate) const PENDING: &[Command] = &[
     STREAM.row("xack", -4, flag::WRITE | flag::FAST, "key group id [id ...]", Once(xack),
-        "Entries of a group are pending no more; answers how many were.").linear("ids"),
+        "Acknowledges entries of a group. Returns the number of entries that were pending.")
+        .linear("ids"),
     STREAM.row("xpending", -3, flag::READONLY,
         "key group [[IDLE min-idle-time] start end count [consumer]]", Once(xpending),
-        "What is pending: how much, from where to where, of whom; or entry by entry.")
+        "Returns a summary of the pending entries (count, first and last id, consumers), or the \
+         entries themselves.")
         .linear("pending entries").tips(&["nondeterministic_output"]),
 ];
 
@@ -60,7 +63,7 @@ pub(super) fn admitted(node: Now<'_>) -> Outcome {
 pub(super) fn named(name: &[u8]) -> Result<Vec<u8>, Refusal> {
     if name.len() > MAX_NAME_BYTES {
         return Err(refuse!(
-            "ERR the name of a group or a consumer may have {MAX_NAME_BYTES} bytes"
+            "ERR name of a group or consumer too long: at most {MAX_NAME_BYTES} bytes"
         ));
     }
     Ok(name.to_vec())
@@ -71,8 +74,8 @@ pub(super) fn hear_of(node: Now<'_>, group: &mut Group, name: &[u8]) -> Result<b
     let most = node.config().changes.max_consumers;
     if !group.consumers.contains_key(name) && group.consumers.len() >= most {
         return Err(refuse!(
-            "ERR the group has {most} consumers, as many as there may be (changes.max_consumers): \
-             XGROUP DELCONSUMER removes one"
+            "ERR the group has {most} consumers, the maximum (changes.max_consumers): remove one \
+             with XGROUP DELCONSUMER"
         ));
     }
     Ok(group.consumer(name, unix_ms()).1)
@@ -164,8 +167,8 @@ fn create(call: &mut Call<'_>) -> Outcome {
         let (is_there, groups) = (groups(node).with(&key, |group| group.is_some()), groups(node));
         if !is_there && groups.stats().groups >= most {
             return Err(refuse!(
-                "ERR there are {most} groups, as many as there may be (changes.max_groups): XGROUP \
-                 DESTROY removes one"
+                "ERR the server has {most} groups, the maximum (changes.max_groups): remove one \
+                 with XGROUP DESTROY"
             ));
         }
         let cursor = if is_there { None } else { Some(begin.cursor(Log::new(node), key.0)?) };

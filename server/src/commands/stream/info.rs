@@ -15,16 +15,18 @@ use resp::Reply;
 
 #[rustfmt::skip]
 pub(crate) const XINFO: &[Command] = &[
-    STREAM.container("xinfo", "What is known of a stream.", &[
+    STREAM.container("xinfo", "A container for commands about streams.", &[
         STREAM.row("xinfo|stream", -3, flag::READONLY, "key [FULL [COUNT count]]", Once(stream),
-            "How long it is, its first and last entry; with FULL its groups and entries.")
+            "Returns the length, the first and the last entry of a stream; with FULL its groups \
+             and entries.")
             .keys(SECOND_KEY)
             .linear(LENGTH_ITEMS),
         STREAM.row("xinfo|groups", 3, flag::READONLY, "key", Once(groups_of),
-            "The groups of a stream, where they are, and how far behind.").keys(SECOND_KEY)
+            "Returns the groups of a stream, their last delivered ids and their lag.")
+            .keys(SECOND_KEY)
             .linear(LENGTH_ITEMS),
         STREAM.row("xinfo|consumers", 4, flag::READONLY, "key group", Once(consumers),
-            "The consumers of a group, and for how many milliseconds they were not heard of.")
+            "Returns the consumers of a group, with the milliseconds since their last activity.")
             .keys(SECOND_KEY).linear("consumers"),
         STREAM.help("xinfo|help"),
     ]),

@@ -28,12 +28,12 @@ use store::Position;
 
 const STREAM: Group = Group::new("stream", "5.0.0", ONE_KEY);
 /// Complexity of commands that read entries.
-const READ_COST: &str = "O(N+M) where N is the number of entries that are given and M the bytes of \
-                         64 KiB of log, or, where an id lies in a segment that was not looked at \
-                         since the start, of that";
+const READ_COST: &str = "O(N+M) where N is the number of returned entries and M is 64 KiB of log, \
+                         or the size of the segment if an id is in a segment that was not read \
+                         since the start";
 /// Linear factor of commands that need the length of the log.
-const LENGTH_ITEMS: &str = "bytes of the log, the first time, and of what it has grown by since, \
-                            each other time";
+const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growth since the last \
+                            call at later ones";
 
 /// Maximum number of entries per stream in a reply.
 const MOST_ENTRIES: usize = 10_000;
@@ -43,9 +43,8 @@ const MOST_BYTES: usize = 4 << 20;
 const STEP_BYTES: u64 = 8 << 20;
 
 /// Refusal of commands that would change a stream.
-pub(crate) const READ_ONLY: Refusal = Refusal::fixed(
-    b"ERR tm:changes is a read-only stream: it is the log of what is changed by other commands",
-);
+pub(crate) const READ_ONLY: Refusal =
+    Refusal::fixed(b"ERR tm:changes is a read-only stream of the changes made by other commands");
 const INVALID_ID: Refusal =
     Refusal::fixed(b"ERR Invalid stream ID specified as stream command argument");
 
@@ -80,12 +79,12 @@ fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
         Lost::Trimmed => {
             let first = first.map_or("none".to_owned(), |id| id.to_string());
             refuse!(
-                "TRIMMED the log does not reach back to {at} any more; {first} is its first entry: \
-                 read the state anew, and follow from there (docs/changes.md)"
+                "TRIMMED the log no longer has {at} (first entry: {first}): read all data again \
+                 and follow from there (docs/changes.md)"
             )
         }
         Lost::Parted | Lost::Ahead => refuse!(
-            "PARTED {at} is not in the history of this server: read the state anew, and follow \
+            "PARTED {at} is not in the history of this server: read all data again and follow \
              from there (docs/changes.md)"
         ),
         Lost::Store(error) => refuse!("ERR {error}. {}", error.advice()),
@@ -133,7 +132,7 @@ impl<'a> Log<'a> {
             Err(Lost::Ahead) if self.is_written(start) => Ok(None),
             Err(lost) => {
                 let (Start::After(id) | Start::At(id)) = start else {
-                    return Err(refusal(&lost, "its beginning", None));
+                    return Err(refusal(&lost, "its start", None));
                 };
                 let first = match lost {
                     Lost::Trimmed => self.first(scope)?,
@@ -161,7 +160,7 @@ impl<'a> Log<'a> {
         };
         let ends = (id.before(), Id::MIN);
         let found = node.changes.read_back(&node.store, self.end, scope, ends, 1, make);
-        let found = found.map_err(|lost| refusal(&lost, "this place", None))?;
+        let found = found.map_err(|lost| refusal(&lost, "this position", None))?;
         found.first().map_or(Ok(Id::MIN), |text| self::id(text, 0))
     }
 
@@ -169,7 +168,7 @@ impl<'a> Log<'a> {
     fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
-        tally.map_err(|lost| refusal(&lost, "its beginning", None))
+        tally.map_err(|lost| refusal(&lost, "its start", None))
     }
 
     /// Returns the number of entries from a start on; `None` if the log no longer reaches back to
@@ -193,7 +192,7 @@ impl<'a> Log<'a> {
     /// Returns the number of log segments and the log's first offset.
     fn reach(&self) -> Result<(usize, u64), Refusal> {
         let reach = self.node.changes.reach(&self.node.store, self.end);
-        reach.map_err(|lost| refusal(&lost, "its beginning", None))
+        reach.map_err(|lost| refusal(&lost, "its start", None))
     }
 
     fn first(&self, scope: Scope) -> Result<Option<Id>, Refusal> {
@@ -204,7 +203,7 @@ impl<'a> Log<'a> {
             first = Some(id);
             false
         });
-        read.map_err(|lost| refusal(&lost, "its beginning", None))?;
+        read.map_err(|lost| refusal(&lost, "its start", None))?;
         Ok(first)
     }
 
@@ -220,7 +219,7 @@ impl<'a> Log<'a> {
         self.read_on(scope, place, goes_on, each).map_err(|lost| {
             let is_trimmed = matches!(lost, Lost::Trimmed);
             let first = if is_trimmed { self.first(scope).ok().flatten() } else { None };
-            refusal(&lost, "this place", first)
+            refusal(&lost, "this position", first)
         })
     }
 

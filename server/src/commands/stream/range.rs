@@ -13,14 +13,14 @@ use resp::Reply;
 #[rustfmt::skip]
 pub(crate) const READS: &[Command] = &[
     STREAM.row("xrange", -4, flag::READONLY, "key start end [COUNT count]", Once(xrange),
-        "The entries from one id to another; `-` is the oldest that is there. An error if they are \
+        "Returns the entries between two ids; `-` is the oldest available one. Fails if there are \
          more than 10000: use COUNT.")
         .cost(READ_COST),
     STREAM.row("xrevrange", -4, flag::READONLY, "key end start [COUNT count]", Once(xrange),
-        "The same from the last one down.")
+        "Returns the entries between two ids in reverse order.")
         .cost(READ_COST),
     STREAM.row("xlen", 2, READ, "key", Once(xlen),
-        "How many entries the log has. The first time all of it is read.")
+        "Returns the number of entries in the log. The first call reads the whole log.")
         .linear(LENGTH_ITEMS).uses("RO"),
 ];
 
@@ -33,14 +33,14 @@ pub(crate) const REFUSED: &[Command] = &[
         NOT_WRITABLE).uses("RW delete"),
     STREAM.row("xtrim", -4, flag::WRITE,
         "key <MAXLEN|MINID> [=|~] threshold [LIMIT count]", Once(read_only),
-        "Refused: durability.keep_log_bytes says how much of the log is kept.").uses("RW delete")
+        "Not supported: durability.keep_log_bytes limits the size of the log.").uses("RW delete")
         .tips(&["nondeterministic_output"]),
     STREAM.row("xsetid", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
         "key last-id [ENTRIESADDED entries-added] [MAXDELETEDID max-deleted-id]", Once(read_only),
         NOT_WRITABLE),
 ];
 
-const NOT_WRITABLE: &str = "Refused: tm:changes is the log, and no client writes to it.";
+const NOT_WRITABLE: &str = "Not supported: tm:changes is the log, and clients cannot write to it.";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
@@ -138,8 +138,7 @@ impl Range {
         let is_cut = found.bytes.len() >= super::MOST_BYTES && self.most != Some(found.count);
         if found.count > MOST_ENTRIES || is_cut {
             return Err(refuse!(
-                "ERR these are more than {MOST_ENTRIES} entries, or 4 MiB: ask for some of them \
-                 with COUNT"
+                "ERR the range has more than {MOST_ENTRIES} entries, or more than 4 MiB: use COUNT"
             ));
         }
         found.write(reply);
@@ -173,7 +172,7 @@ impl Range {
         };
         let (store, ends) = (&node.store, (self.high, self.low));
         let entries = node.changes.read_back(store, log.end, self.scope, ends, self.wanted(), make);
-        let entries = entries.map_err(|lost| refusal(&lost, "this place", None))?;
+        let entries = entries.map_err(|lost| refusal(&lost, "this position", None))?;
         let mut found = Found::default();
         for entry in entries {
             if found.is_full(self.wanted()) {

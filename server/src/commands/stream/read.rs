@@ -24,10 +24,11 @@ use tokio::time::Instant;
 pub(crate) const XREAD: &[Command] = &[
     STREAM.row("xread", -4, flag::READONLY,
         "[COUNT count] [BLOCK milliseconds] STREAMS key [key ...] id [id ...]", Once(xread),
-        "The entries behind an id, in order, or nil: of tm:changes those of all spaces, of \
-         tm:changes:NAME those of one. Without COUNT, and at most, 10000 of a stream at once. \
-         PARTED: the id belongs to a history that did not lead to this one. TRIMMED: the log does \
-         not reach back to it; 0-0 is the beginning of all. Only what is synced is shown.")
+        "Returns the entries after an id, in order, or nil: of all spaces from tm:changes, of one \
+         from tm:changes:NAME. Returns at most 10000 entries per stream, also without COUNT. \
+         Fails with PARTED if the id is not in the history of this server, and with TRIMMED if \
+         the log no longer has it. 0-0 is the beginning of the history. Returns only entries that \
+         are synced to disk.")
         .keys(KeyArgs::Streams(1))
         .cost(READ_COST),
 ];
@@ -37,9 +38,10 @@ pub(crate) const XREADGROUP: &[Command] = &[
     STREAM.row("xreadgroup", -7, flag::WRITE,
         "GROUP group consumer [COUNT count] [BLOCK milliseconds] [NOACK] STREAMS key [key ...] id \
          [id ...]", Once(xread),
-        "With `>` what no consumer of the group has got yet, which is pending then until XACK, \
-         unless NOACK; with an id what is pending of the consumer behind it. After a restart or a \
-         failover all that was pending comes again.").keys(KeyArgs::Streams(4))
+        "With `>` returns entries that no consumer of the group has received; they are pending \
+         until XACK, unless NOACK is given. With an id returns the consumer's pending entries \
+         after it. A restart or failover delivers all pending entries again.")
+        .keys(KeyArgs::Streams(4))
         .cost(READ_COST),
 ];
 
@@ -64,7 +66,7 @@ const NO_LAST: Refusal = Refusal::fixed(
 
 /// Refuses a stream of an unknown space, where a blocking reader would wait forever.
 fn no_space(key: &[u8]) -> Refusal {
-    refuse!("ERR No such key '{}': there is no space of that name (TM.SPACE LIST)", Printable(key))
+    refuse!("ERR No such key '{}': no space has that name (see TM.SPACE LIST)", Printable(key))
 }
 
 /// Position from which a stream is read.

@@ -1,4 +1,4 @@
-// Line charts over time, as SVG that is built here.
+// Line charts over time, drawn as SVG.
 
 import { clock } from "./format.js";
 
@@ -21,7 +21,7 @@ function roundUp(most) {
 
 /**
  * Draws `series` ({name, color, key}) of `points` ({at_ms, ...}) into `box`; `format` writes a value.
- * A point under the pointer, or chosen by the arrow keys, is told in the legend.
+ * The legend shows the values at the pointer, or at the point that the arrow keys select.
  */
 export function lineChart(box, points, series, format) {
   const state = (box.chart ??= { chosen: null });
@@ -69,7 +69,7 @@ function draw(box, points, series, format, state) {
     for (const [i, anchor] of times)
       root.append(svg("text", { x: x(i), y: height - 4, "text-anchor": anchor }, clock(points[i].at_ms)));
   } else {
-    root.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no figures yet"));
+    root.append(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no data yet"));
   }
   for (const { color, key } of series) {
     let path = "";
@@ -88,7 +88,7 @@ function draw(box, points, series, format, state) {
     root.append(svg("line", { class: "cross", x1: x(chosen), x2: x(chosen), y1: top, y2: height - bottom }));
   const legend = document.createElement("div");
   legend.className = "legend";
-  const told = [];
+  const labels = [];
   for (const { name, color, key } of series) {
     const entry = document.createElement("span");
     entry.className = "key";
@@ -97,10 +97,10 @@ function draw(box, points, series, format, state) {
     swatch.style.background = `var(${color})`;
     const value = format(points[chosen]?.[key]);
     entry.append(swatch, `${name} ${value}`);
-    told.push(`${name} ${value}`);
+    labels.push(`${name} ${value}`);
     legend.append(entry);
   }
   if (state.chosen != null && points[chosen]) legend.append(`at ${clock(points[chosen].at_ms)}`);
-  box.setAttribute("aria-label", told.join(", "));
+  box.setAttribute("aria-label", labels.join(", "));
   box.replaceChildren(root, legend);
 }

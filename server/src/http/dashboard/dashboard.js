@@ -1,4 +1,4 @@
-// The dashboard: asks /api/* every two seconds and shows the answers. docs/admin.md describes them.
+// The dashboard: polls /api/* every two seconds and shows the replies. docs/admin.md describes them.
 
 import { lineChart } from "./charts.js";
 import { bytes, clock, count, duration, micros, percent, rate } from "./format.js";
@@ -6,7 +6,7 @@ import { bytes, clock, count, duration, micros, percent, rate } from "./format.j
 const EVERY_MS = 2000;
 const $ = (id) => document.getElementById(id);
 
-/** An element; attributes that are functions are listeners, `data` sets data attributes. */
+/** Creates an element; attributes that are functions become event listeners. */
 function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -19,11 +19,11 @@ function h(name, attributes = {}, ...children) {
   return element;
 }
 
-/** A value with the figure that it was made of: a test compares that with INFO. */
+/** A formatted value with its raw number, which a test compares with INFO. */
 const raw = (key, value, text, attributes = {}) =>
   h("dd", { "data-value": key, "data-raw": value ?? "", ...attributes }, text);
 
-/** Pairs of a term and a `dd`, or what is to be in one. */
+/** Fills a list with pairs of a term and a `dd`, or the content of one. */
 function facts(list, pairs) {
   const items = pairs.filter(Boolean).flatMap(([term, value]) => [
     h("dt", {}, term),
@@ -36,13 +36,13 @@ class Refused extends Error {}
 
 async function ask(path) {
   const answer = await fetch(path);
-  const told = await answer.json();
-  if (answer.status === 401 || answer.status === 403) throw new Refused(told.error);
-  if (!answer.ok) throw new Error(told.error ?? `${path}: ${answer.status}`);
-  return told;
+  const body = await answer.json();
+  if (answer.status === 401 || answer.status === 403) throw new Refused(body.error);
+  if (!answer.ok) throw new Error(body.error ?? `${path}: ${answer.status}`);
+  return body;
 }
 
-// --- at a glance ---
+// --- overview ---
 
 function showState(status) {
   const role = status.replication.role;
@@ -92,13 +92,13 @@ function showCharts(points) {
 
 // --- spaces ---
 
-/** Which table of each space is described: its number, or null for the newest. */
+/** Number of the selected table of each space, or null for the newest. */
 const chosen = new Map();
 
 function showSpaces(spaces) {
   const cards = [...spaces.counters.map(counterCard), ...spaces.existences.map(existenceCard)];
   const focused = document.activeElement?.id;
-  if (spaces.loading) cards.push(h("p", { class: "note" }, "The data are being loaded."));
+  if (spaces.loading) cards.push(h("p", { class: "note" }, "The server is loading its data."));
   $("space-list").replaceChildren(...cards);
   if (focused?.startsWith("ring-")) $(focused)?.focus({ preventScroll: true });
 }
@@ -109,11 +109,11 @@ function counterCard(space) {
   const list = h("dl", { class: "facts" });
   facts(list, [
     ["Rows in memory", raw(`counter_${space.name}.rows`, space.rows, count(space.rows))],
-    space.cold.length ? ["Rows on the disk", count(space.cold_rows)] : null,
+    space.cold.length ? ["Rows on disk", count(space.cold_rows)] : null,
     ["Memory", raw(`counter_${space.name}.memory_bytes`, space.memory_bytes, `${bytes(space.memory_bytes)} of ${bytes(space.memory_limit_bytes)} (${percent(share)})`)],
     ["Fields", space.fields],
-    space.outliers ? ["Far ahead, outside the tables", `${count(space.outliers.rows)} rows`] : null,
-    ["At the limit", space.spills ? "the oldest table moves to the disk" : "new rows are refused"],
+    space.outliers ? ["Outliers, outside the tables", `${count(space.outliers.rows)} rows`] : null,
+    ["At the memory limit", space.spills ? "the oldest table moves to disk" : "new rows are rejected"],
   ]);
   return h("article", { class: "card", "data-space": space.name }, h("h3", {}, `${space.name} `, h("small", {}, "counters")), ...ring(space.name, tables), list);
 }
@@ -122,27 +122,27 @@ function existenceCard(space) {
   const rates = space.false_positives;
   const list = h("dl", { class: "facts" });
   const forecast = space.spills
-    ? "never: the oldest table moves to the disk"
+    ? "never: the oldest table moves to disk"
     : space.recycled_in_s == null
-      ? "no new pairs at present"
+      ? "never without new pairs"
       : `in ${duration(space.recycled_in_s)}, at ${rate(space.pairs_per_s)} pairs per second`;
   const isKept = rates.at_least <= rates.configured;
   facts(list, [
     ["Pairs", raw(`existence_${space.name}.pairs`, space.pairs, count(space.pairs))],
-    ["Memory", raw(`existence_${space.name}.memory_bytes`, space.memory_bytes, `${bytes(space.memory_bytes)}; its filters may take ${bytes(space.memory_limit_bytes)}`)],
-    ["Horizon", raw(`existence_${space.name}.horizon`, space.horizon, space.horizon === "0" ? "0: all ids are answered for" : `id ${space.horizon}`)],
+    ["Memory", raw(`existence_${space.name}.memory_bytes`, space.memory_bytes, `${bytes(space.memory_bytes)}; filter limit ${bytes(space.memory_limit_bytes)}`)],
+    ["Horizon", raw(`existence_${space.name}.horizon`, space.horizon, space.horizon === "0" ? "0: the flags of all ids are known" : `id ${space.horizon}`)],
     ["Oldest table is recycled", forecast],
     ["Pairs until then", count(space.pairs_until_recycled)],
     ["False positives, configured", raw(`existence_${space.name}.false_positive_rate`, rates.configured, percent(rates.configured))],
     ["False positives, measured", raw(`existence_${space.name}.measured_rate`, rates.measured ?? 0,
-      rates.canaries === 0 ? "not yet" : `${percent(rates.measured)} (${percent(rates.at_least)} to ${percent(rates.at_most)})`, { class: isKept ? "" : "bad" })],
+      rates.canaries === 0 ? "not measured yet" : `${percent(rates.measured)} (${percent(rates.at_least)} to ${percent(rates.at_most)})`, { class: isKept ? "" : "bad" })],
     ["Canary lookups", count(rates.canaries)],
-    space.outliers ? ["Far ahead, outside the tables", `${count(space.outliers.pairs)} pairs`] : null,
+    space.outliers ? ["Outliers, outside the tables", `${count(space.outliers.pairs)} pairs`] : null,
   ]);
   return h("article", { class: "card", "data-space": space.name }, h("h3", {}, `${space.name} `, h("small", {}, "flags")), ...ring(space.name, space.tables), list);
 }
 
-/** The strip of a space's tables, and the line that describes the chosen one. */
+/** The strip of a space's tables, and a line that describes the selected one. */
 function ring(name, tables) {
   const detail = h("p", { class: "detail", "aria-live": "polite" });
   const bars = tables.map((table) => {
@@ -157,7 +157,7 @@ function ring(name, tables) {
     bars.forEach((bar, i) => bar.classList.toggle("chosen", i === at && tables.length > 1));
     detail.textContent = tables.length
       ? `Table ${at + 1} of ${tables.length}: ${describe(tables[at])}`
-      : "No table yet: it opens with the first ids.";
+      : "No table yet: the first ids create one.";
     strip.setAttribute("aria-valuenow", at + 1);
     strip.setAttribute("aria-valuetext", detail.textContent);
   };
@@ -184,7 +184,7 @@ function describe(table) {
   const more = [
     table.late ? `, ${count(table.late)} late pairs` : "",
     table.extensions ? `, ${table.extensions} extra filters` : "",
-    table.draining_rows ? `, ${count(table.draining_rows)} rows still move here` : "",
+    table.draining_rows ? `, ${count(table.draining_rows)} rows still to move here` : "",
   ].join("");
   return `${table.state}, ids ${table.low} to ${last}, ${size}${fill}, ${bytes(table.bytes)}${more}`;
 }
@@ -195,8 +195,8 @@ const PARTS = [
   ["tidemark_memory_part_bytes{part=\"counter_tables\"}", "counter tables", "--s1"],
   ["tidemark_memory_part_bytes{part=\"existence_tables\"}", "flag tables", "--s4"],
   ["mem_tokens", "tokens", "--s9"],
-  ["cold_cache_bytes", "cache of cold rows", "--s3"],
-  ["cold_index_bytes", "index of cold files", "--s7"],
+  ["cold_cache_bytes", "cold row cache", "--s3"],
+  ["cold_index_bytes", "cold file indexes", "--s7"],
   ["mem_clients_normal", "clients", "--s2"],
   ["mem_tracking_table", "tracking table", "--s5"],
   ["mem_aof_buffer", "log queue", "--s8"],
@@ -209,9 +209,9 @@ function showMemory(status, spaces) {
   const resident = values.used_memory_rss;
   const other = Math.max(0, resident - accounted);
   const whole = Math.max(resident, accounted, 1);
-  const legend = [...parts.filter((part) => part.size > 0), { name: "program, allocator and the rest", color: "--line", size: other }];
-  const limited = h("p", {}, `It uses ${bytes(values.used_memory)} of the ${bytes(values.maxmemory)} that server.memory_bytes allows:`);
-  // Only what is in memory: both sums are of the same data.
+  const legend = [...parts.filter((part) => part.size > 0), { name: "program, allocator and other", color: "--line", size: other }];
+  const limited = h("p", {}, `Used memory: ${bytes(values.used_memory)} of ${bytes(values.maxmemory)} (server.memory_bytes)`);
+  // Counts only data in memory, so that both sums cover the same data.
   const rows = sum(spaces.counters, "rows");
   const pairs = spaces.existences.flatMap((space) => space.tables).filter((t) => t.state !== "cold").reduce((all, t) => all + t.pairs, 0);
   const { row_bytes, pair_bytes, source } = status.redis;
@@ -219,18 +219,18 @@ function showMemory(status, spaces) {
   const ours = sum(spaces.counters, "memory_bytes") + sum(spaces.existences, "memory_bytes");
   const most = Math.max(inRedis, ours, 1);
   const outcome = ours <= inRedis
-    ? `take ${(inRedis / Math.max(1, ours)).toFixed(1)} times as much there`
-    : "take less there, as the newest tables here are still nearly empty";
+    ? `take ${(inRedis / Math.max(1, ours)).toFixed(1)} times as much memory in Redis`
+    : "take less memory in Redis, because the newest tables here are nearly empty";
   const comparison = rows + pairs === 0
-    ? [h("p", {}, "Beside Redis: there are no data yet to compare.")]
+    ? [h("p", {}, "Comparison with Redis: no data yet.")]
     : [
-        h("p", {}, `Beside Redis: ${count(rows)} rows at ${row_bytes} bytes as a hash, and ${count(pairs)} flags at ${pair_bytes.toFixed(1)} bytes as a set member, ${outcome}.`),
-        bar([{ size: ours, color: "--s1" }], most), h("p", { class: "note" }, `here ${bytes(ours)}`),
+        h("p", {}, `Comparison with Redis: ${count(rows)} rows at ${row_bytes} bytes as a hash, and ${count(pairs)} flags at ${pair_bytes.toFixed(1)} bytes as a set member, ${outcome}.`),
+        bar([{ size: ours, color: "--s1" }], most), h("p", { class: "note" }, `Tidemark: ${bytes(ours)}`),
         bar([{ size: inRedis, color: "--s2" }], most),
-        h("p", { class: "note" }, `in Redis ${bytes(inRedis)}, calculated from bytes measured once (${source})`),
+        h("p", { class: "note" }, `Redis: ${bytes(inRedis)}, estimated from measured bytes per row and flag (${source})`),
       ];
   $("memory-bars").replaceChildren(h("div", { class: "bars" },
-    h("p", {}, `The process has ${bytes(resident)} in RAM:`), bar(legend, whole),
+    h("p", {}, `Resident memory: ${bytes(resident)}`), bar(legend, whole),
     h("p", {}, ...legend.map((part) => key(part))),
     limited, bar([{ size: values.used_memory, color: "--s1" }], values.maxmemory), ...comparison));
 }
@@ -258,11 +258,11 @@ function showDurability(status, last) {
   const v = status.values;
   const is = (good, text) => h("dd", { class: good ? "good" : "bad" }, text);
   facts($("log"), [
-    ["Writes", is(!status.log.refusal, status.log.refusal ?? "are taken")],
+    ["Writes", is(!status.log.refusal, status.log.refusal ?? "accepted")],
     ["fsync", status.log.fsync],
     ["Written", raw("log_written_offset", v.log_written_offset, bytes(v.log_written_offset))],
     ["Not synced yet", bytes(v.log_written_offset - v.log_synced_offset)],
-    ["Waits for the log", bytes(v.log_queue_bytes)],
+    ["Queued for the log", bytes(v.log_queue_bytes)],
     ["fsyncs", raw("log_syncs", v.log_syncs, count(v.log_syncs))],
     ["Mean fsync", v.log_sync_usec ? micros(v.log_sync_usec / v.log_syncs) : "–"],
     ["Longest fsync", v.log_slowest_sync_usec ? micros(v.log_slowest_sync_usec) : "–"],
@@ -270,22 +270,22 @@ function showDurability(status, last) {
   ]);
   const age = Date.now() / 1000 - v.rdb_last_save_time;
   facts($("snapshot"), [
-    ["State", is(!status.snapshot.error, status.snapshot.error ?? (v.rdb_bgsave_in_progress ? "being written" : "good"))],
-    ["Last success", v.snapshot_bytes_written ? `${duration(Math.max(0, age))} ago` : "none since the start"],
-    ["Changes since", raw("rdb_changes_since_last_save", v.rdb_changes_since_last_save, count(v.rdb_changes_since_last_save))],
-    ["It took", duration(v.rdb_last_bgsave_time_sec)],
-    ["It wrote", bytes(v.snapshot_bytes_written)],
+    ["State", is(!status.snapshot.error, status.snapshot.error ?? (v.rdb_bgsave_in_progress ? "in progress" : "ok"))],
+    ["Last success", v.snapshot_bytes_written ? `${duration(Math.max(0, age))} ago` : "none since the server started"],
+    ["Changes since then", raw("rdb_changes_since_last_save", v.rdb_changes_since_last_save, count(v.rdb_changes_since_last_save))],
+    ["Duration", duration(v.rdb_last_bgsave_time_sec)],
+    ["Size", bytes(v.snapshot_bytes_written)],
   ]);
   const asked = v.cold_cache_hits + v.cold_cache_misses;
   facts($("cold"), [
-    ["Spills", is(!status.cold.error, status.cold.error ?? "good")],
+    ["Spills", is(!status.cold.error, status.cold.error ?? "ok")],
     ["Files", raw("cold_files", v.cold_files, `${count(v.cold_files)}, ${bytes(v.cold_file_bytes)}`)],
-    ["Rows; pairs", `${count(v.cold_rows)}; ${count(v.cold_pairs)}`],
-    ["Read", raw("cold_reads", v.cold_reads, `${count(v.cold_reads)} blocks, ${rate(last?.cold_reads_per_s)} per second`)],
+    ["Rows, pairs", `${count(v.cold_rows)}, ${count(v.cold_pairs)}`],
+    ["Reads", raw("cold_reads", v.cold_reads, `${count(v.cold_reads)} blocks, ${rate(last?.cold_reads_per_s)} per second`)],
     ["Cache hits", asked ? `${percent(v.cold_cache_hits / asked)} of ${count(asked)}` : "–"],
     ["Cache", `${bytes(v.cold_cache_bytes)} of ${bytes(v.cold_cache_limit_bytes)}`],
-    ["Waits for a merge", `${count(v.merge_backlog_rows)} rows`],
-    v.cold_read_errors || v.cold_corrupt_blocks ? ["Failed; damaged", is(false, `${count(v.cold_read_errors)}; ${count(v.cold_corrupt_blocks)}`)] : null,
+    ["Waiting for a merge", `${count(v.merge_backlog_rows)} rows`],
+    v.cold_read_errors || v.cold_corrupt_blocks ? ["Read errors, corrupt blocks", is(false, `${count(v.cold_read_errors)}, ${count(v.cold_corrupt_blocks)}`)] : null,
   ]);
 }
 
@@ -293,15 +293,15 @@ function showBackups(status) {
   const v = status.values;
   const b = status.backup;
   const part = v.backup_bytes_expected ? ` of ${bytes(v.backup_bytes_expected)}` : "";
-  const state = b.error ?? (b.running_s != null ? `being made for ${duration(b.running_s)}` : b.last ? (b.last === "ok" ? "good" : "stopped") : "none yet");
-  const kept = { off: "off", ok: `kept to ${bytes(v.backup_log_offset)}`, err: b.log_error };
+  const state = b.error ?? (b.running_s != null ? `running for ${duration(b.running_s)}` : b.last ? (b.last === "ok" ? "ok" : "stopped") : "none yet");
+  const kept = { off: "off", ok: `up to ${bytes(v.backup_log_offset)}`, err: b.log_error };
   facts($("backup"), [
     ["State", h("dd", { class: b.error ? "bad" : b.last ? "good" : "" }, state)],
     ["Last success", raw("backup_last_time", v.backup_last_time, v.backup_last_time ? `${duration(Math.max(0, Date.now() / 1000 - v.backup_last_time))} ago` : "–")],
-    b.running_s == null && b.last_took_s != null ? ["It took", duration(b.last_took_s)] : null,
+    b.running_s == null && b.last_took_s != null ? ["Duration", duration(b.last_took_s)] : null,
     ["Copied or linked", raw("backup_bytes_done", v.backup_bytes_done, `${bytes(v.backup_bytes_done)}${part}`)],
     ["Copied", raw("backup_bytes_copied", v.backup_bytes_copied, bytes(v.backup_bytes_copied))],
-    ["Log beside them", h("dd", { class: b.log_error ? "bad" : "" }, kept[b.log])],
+    ["Log archive", h("dd", { class: b.log_error ? "bad" : "" }, kept[b.log])],
   ]);
 }
 
@@ -319,15 +319,15 @@ function showReplication(status) {
     ["Position", raw("master_repl_offset", replication.position, count(replication.position))],
     ["Term", count(replication.term)],
     replication.failover === "no-failover" ? null : ["Failover", replication.failover],
-    replication.fenced ? ["Fenced", h("dd", { class: "bad" }, "refuses writes")] : null,
+    replication.fenced ? ["Fenced", h("dd", { class: "bad" }, "rejects writes")] : null,
   ]);
   const boxes = [];
   if (replication.master) {
     const m = replication.master;
     boxes.push(node(`Master ${m.address}`, false, [
       ["Link", h("dd", { class: m.state === "connected" ? "good" : "bad" }, m.state)],
-      ["We are behind by", lag(m.lag_bytes)],
-      ["Heard", h("dd", { class: m.heard_s > 10 ? "bad" : "" }, `${duration(m.heard_s)} ago`)],
+      ["Lag", lag(m.lag_bytes)],
+      ["Last message", h("dd", { class: m.heard_s > 10 ? "bad" : "" }, `${duration(m.heard_s)} ago`)],
       m.error && m.state !== "connected" ? ["Last error", m.error] : null,
     ]), h("span", { class: "arrow", "aria-hidden": "true" }, "→"));
   }
@@ -336,30 +336,30 @@ function showReplication(status) {
     if (i === 0) boxes.push(h("span", { class: "arrow", "aria-hidden": "true" }, "→"));
     boxes.push(node(`Replica ${r.address}`, false, [
       ["State", h("dd", { class: r.state === "online" ? "good" : "bad" }, r.state)],
-      ["Behind by", lag(r.lag_bytes)],
-      ["Heard", h("dd", { class: r.heard_s > 10 ? "bad" : "" }, `${duration(r.heard_s)} ago`)],
+      ["Lag", lag(r.lag_bytes)],
+      ["Last message", h("dd", { class: r.heard_s > 10 ? "bad" : "" }, `${duration(r.heard_s)} ago`)],
     ]));
   });
-  if (!replication.master && replication.replicas.length === 0) boxes.push(h("p", { class: "note" }, "No replica follows this node."));
+  if (!replication.master && replication.replicas.length === 0) boxes.push(h("p", { class: "note" }, "This node has no replicas."));
   $("topology").replaceChildren(...boxes);
 }
 
-// --- what may need a login: asked once, then only on request ---
+// --- sections that may need a login: requested once, then only on demand ---
 
 const locked = new Set();
 
 async function showGuarded(path, box, render) {
   if (locked.has(path)) return;
   try {
-    const told = await ask(path);
+    const body = await ask(path);
     const at = box.scrollTop;
-    box.replaceChildren(render(told));
+    box.replaceChildren(render(body));
     box.scrollTop = at;
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     locked.add(path);
     const again = h("button", { type: "button", click: () => { locked.delete(path); showGuarded(path, box, render); } }, "Log in");
-    box.replaceChildren(h("p", {}, `Needs a user who may see it: ${error.message}. `, again));
+    box.replaceChildren(h("p", {}, `Login required: ${error.message}. `, again));
   }
 }
 
@@ -370,23 +370,23 @@ function table(heads, rows, empty) {
   return h("table", {}, h("thead", {}, head), h("tbody", {}, ...body));
 }
 
-const slowTable = (told) =>
-  table([["when", ""], ["took", "num"], ["command", "args"], ["client", ""]],
-    told.entries.map((e) => [clock(e.at_s * 1000), micros(e.took_us), e.args.join(" "), e.name ? `${e.client} ${e.name}` : e.client]),
-    told.slower_than_us < 0 ? "The slow log is off (slowlog_slower_than_us = -1)." : `No command has taken ${micros(told.slower_than_us)} or more.`);
+const slowTable = (body) =>
+  table([["time", ""], ["duration", "num"], ["command", "args"], ["client", ""]],
+    body.entries.map((e) => [clock(e.at_s * 1000), micros(e.took_us), e.args.join(" "), e.name ? `${e.client} ${e.name}` : e.client]),
+    body.slower_than_us < 0 ? "The slow log is disabled (slowlog_slower_than_us = -1)." : `No command took ${micros(body.slower_than_us)} or more.`);
 
-const clientTable = (told) =>
+const clientTable = (body) =>
   table([["id", "num"], ["address", ""], ["name", ""], ["user", ""], ["kind", ""], ["age", ""], ["idle", ""], ["last command", ""], ["buffers", "num"]],
-    told.clients.map((c) => [c.id, c.address, c.name || c.library || "–", c.user, c.blocked ? `${c.kind}, blocked` : c.kind, duration(c.age_s), duration(c.idle_s), c.last_command, bytes(c.buffer_bytes)]),
-    "No client is connected.");
+    body.clients.map((c) => [c.id, c.address, c.name || c.library || "–", c.user, c.blocked ? `${c.kind}, blocked` : c.kind, duration(c.age_s), duration(c.idle_s), c.last_command, bytes(c.buffer_bytes)]),
+    "No clients are connected.");
 
 // --- page inspector ---
 
 const ORIGINS = {
-  bits: "the bits of its row", aux: "the aux dictionary: it has outgrown its bits", extend: "the extend dictionary: its table had no slot",
-  outlier: "the exact list of ids far ahead", cold: "the disk", none: "no row: 0",
+  bits: "the bits of its row", aux: "the aux dictionary: the value needs more bits", extend: "the extend dictionary: the table had no free slot",
+  outlier: "the exact list of outlier ids", cold: "a file on disk", none: "no row: 0",
   filter: "a Bloom filter in memory",
-  unset: "the exact list of unset flags", horizon: "nothing: the id lies below the horizon",
+  unset: "the exact list of unset flags", horizon: "nothing: the id is below the horizon",
 };
 const WORDS = { bits: "bits", aux: "overflow", extend: "extend", outlier: "outlier", cold: "cold file", none: "no row", filter: "filter", unset: "unset", horizon: "below horizon" };
 
@@ -428,7 +428,7 @@ function offerViews(spaces) {
   $("view").replaceChildren(...names.map((name) => h("option", { value: name }, name)));
 }
 
-// --- the rounds ---
+// --- polling ---
 
 let paused = false;
 $("pause").addEventListener("click", () => {
@@ -461,9 +461,9 @@ async function round() {
   try {
     if (!document.hidden) await show();
   } catch (error) {
-    $("state").textContent = "no answer";
+    $("state").textContent = "no reply";
     $("state").className = "badge bad";
-    $("alert").textContent = `The server does not answer: ${error.message}. The figures are the last ones.`;
+    $("alert").textContent = `No reply from the server: ${error.message}. The values shown are the last ones received.`;
     $("alert").hidden = false;
   }
   if (!paused) timer = setTimeout(round, EVERY_MS);

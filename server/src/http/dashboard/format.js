@@ -1,11 +1,11 @@
-// How figures are written. Each function takes a number, or null where there is none.
+// Formats of numbers. Each function takes a number, or null for a missing value.
 
 const none = "–";
 
-/** A count, with its thousands parted. */
+/** A count, with thousands separators. */
 export const count = (n) => (n == null ? none : Math.round(n).toLocaleString("en-US"));
 
-/** A rate, with one decimal where it is small. */
+/** A rate, with one decimal below 100. */
 export const rate = (n) =>
   n == null ? none : n >= 100 || n === 0 ? count(n) : n.toLocaleString("en-US", { maximumFractionDigits: 1 });
 
@@ -39,7 +39,7 @@ export function duration(s) {
   return `${whole.toLocaleString("en-US")} ${name}${rest && whole < 100 ? ` ${rest} ${next[1]}` : ""}`;
 }
 
-/** A share in percent. */
+/** A fraction as a percentage. */
 export const percent = (share) =>
   share == null ? none : `${(share * 100).toLocaleString("en-US", { maximumSignificantDigits: 3 })} %`;
 

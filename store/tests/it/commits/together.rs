@@ -200,7 +200,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         let meeting = Meeting::new(32, always(stripes));
         let mut thread = meeting.by_hand_large();
         assert!(meeting.set_together(0..10, 1));
-        assert!(meeting.committer.is_crowded(), "what is so much is to go soon");
+        assert!(meeting.committer.is_crowded(), "a large group is flushed soon");
         assert!(!meeting.set_together(10..20, 1) && !meeting.committer.has_room(bytes_of(10)));
         // Small groups and single turns do not wait for large groups.
         assert!(meeting.set_together(20..22, 1));
@@ -213,7 +213,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
         thread.round().unwrap();
-        let all = meeting.committer.reserve(bytes_of(15)).expect("nothing is reserved any more");
+        let all = meeting.committer.reserve(bytes_of(15)).expect("no reservation is left");
         assert!(meeting.committer.reserve(bytes_of(1)).is_none());
         drop(all);
         // A group that exceeds any batch is admitted alone.
@@ -236,7 +236,7 @@ fn what_could_not_be_logged_keeps_its_room() {
     meeting.disk.set_capacity(Some(meeting.disk.used_bytes() + 100));
     for _ in 0..2 {
         thread.round().unwrap_err();
-        assert!(!meeting.set_together(10..20, 1), "it would meet the first one");
+        assert!(!meeting.set_together(10..20, 1), "it would block the first one");
     }
     meeting.disk.set_capacity(None);
     thread.round().unwrap();
@@ -279,11 +279,7 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
         assert!(batches.contains(&whole), "{batches:?}");
         let mut all = batches.concat();
         all.sort_unstable();
-        assert_eq!(
-            all,
-            (0..8).chain(20..40).collect::<Vec<_>>(),
-            "in the round that was asked for them"
-        );
+        assert_eq!(all, (0..8).chain(20..40).collect::<Vec<_>>(), "logged in the requested round");
         assert!(meeting.committer.reserve(bytes_of(15)).is_some());
     }
 }

@@ -55,7 +55,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
         redis::cmd("FAILOVER").query::<()>(&mut master.connection()).unwrap_err().to_string();
     assert!(
         given_away.contains("not valid on a fenced node"),
-        "what may be another's: {given_away}"
+        "the fenced node gave slots away: {given_away}"
     );
     // A replica that has not heard of the change cannot confirm; a newer epoch can.
     let late = TestServer::with(small);
@@ -132,15 +132,15 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
         };
         detach(&new);
         follow(&third, &new);
-        eventually("it takes writes", || write(&new, "post:2"));
+        eventually("the node accepts writes", || write(&new, "post:2"));
         in_step(&new, &third);
         hello(&old, new.port(), 6);
-        assert!(!write(&old, "post:3"), "it is deposed");
+        assert!(!write(&old, "post:3"), "the old master accepted a write");
         if is_told {
             no_one(&old);
         }
         hello(&old, old.port(), 7);
-        eventually("it is the master again", || write(&old, "post:3"));
+        eventually("the node is a master again", || write(&old, "post:3"));
         let old = old.stopped().started();
         hello(&old, old.port(), 7);
         eventually("it still is after a start", || write(&old, "post:4"));

@@ -28,7 +28,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     fill(&master, 0..1);
     follow_port(&replica, link.port);
     in_step(&master, &replica);
-    eventually("it has acknowledged it", || fed(&master, "lag_bytes") == 0);
+    eventually("the replica has acknowledged the write", || fed(&master, "lag_bytes") == 0);
     assert!(fed(&master, "lag") <= 3 && number(&replica, "master_last_io_seconds_ago") <= 3);
     assert_eq!(number(&replica, "slave_lag_bytes"), 0);
 
@@ -40,11 +40,11 @@ fn both_ends_say_how_far_a_replica_is_behind() {
         fed(&master, "lag_bytes"),
         number(&master, "master_repl_offset") - fed(&master, "offset")
     );
-    eventually("the master hears nothing", || (2..60).contains(&fed(&master, "lag")));
-    eventually("nor does the replica", || number(&replica, "master_last_io_seconds_ago") >= 2);
+    eventually("the master received an acknowledgement", || (2..60).contains(&fed(&master, "lag")));
+    eventually("the replica received data", || number(&replica, "master_last_io_seconds_ago") >= 2);
     link.left.store(i64::MAX, SeqCst);
     in_step(&master, &replica);
-    eventually("it has acknowledged it", || fed(&master, "lag_bytes") == 0);
+    eventually("the replica has acknowledged the write", || fed(&master, "lag_bytes") == 0);
 
     // After a disconnect the replica knows its lag before it has received the data.
     let away = replica.stopped();
@@ -60,10 +60,10 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     );
     link.left.store(i64::MAX, SeqCst);
     in_step(&master, &replica);
-    eventually("it has it all", || {
+    eventually("the replica has all writes", || {
         (fed(&master, "lag_bytes"), number(&replica, "slave_lag_bytes")) == (0, 0)
     });
-    assert_eq!(number(&replica, "repl_full_syncs"), 0, "since it was started");
+    assert_eq!(number(&replica, "repl_full_syncs"), 0, "since the start");
 }
 
 #[test]
@@ -87,9 +87,9 @@ fn wait_in_a_transaction_answers_at_once() {
     else {
         panic!("EXEC has a reply for each")
     };
-    assert_eq!(done[..2], [number(1), number(1)], "the replica has what was written before");
+    assert_eq!(done[..2], [number(1), number(1)], "the replica has the earlier writes");
     let Value::Array(local) = &done[2] else { panic!("WAITAOF has two") };
-    assert_eq!(local[0], number(0), "what a transaction writes is on no disk before it has ended");
+    assert_eq!(local[0], number(0), "writes of an open transaction were synced");
     eventually("both have synced", || {
         let done = exec(&master, &["WAIT 3 0", "WAITAOF 1 3 0"]).unwrap();
         done == Value::Array(vec![number(1), Value::Array(vec![number(1), number(1)])])

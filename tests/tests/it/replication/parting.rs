@@ -49,7 +49,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     let foreign = TestServer::with(small);
     follow(&b, &foreign);
     eventually("it refuses", || {
-        asked("master_link_error").is_some_and(|e| e.contains("another data set"))
+        asked("master_link_error").is_some_and(|e| e.contains("a different data set"))
     });
     assert_eq!(priority(&b), 0);
     follow(&b, &a);
@@ -65,10 +65,11 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
     follow(&other, &master);
     let mut connection = other.connection();
     eventually("it refuses", || {
-        info(&mut connection, "master_link_error").is_some_and(|e| e.contains("another data set"))
+        info(&mut connection, "master_link_error")
+            .is_some_and(|e| e.contains("a different data set"))
     });
     assert_eq!(info(&mut connection, "slave_priority").as_deref(), Some("0"));
-    assert_eq!(likes(&other, 1..3), [None, Some(2)], "nothing was given up");
+    assert_eq!(likes(&other, 1..3), [None, Some(2)], "writes were dropped");
     let port = master.port().to_string();
     redis::cmd("REPLICAOF")
         .arg("127.0.0.1")
@@ -78,7 +79,7 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
         .unwrap();
     in_step(&master, &other);
     assert_eq!(likes(&other, 1..3), [Some(1), None]);
-    assert_eq!(dropped(&other).len(), 1, "what was dropped is in a file");
+    assert_eq!(dropped(&other).len(), 1, "the dropped writes are in a file");
 }
 
 /// A master restored from an older backup: neither its name nor its former role is a reason for the
@@ -104,7 +105,7 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     let mut connection = replica.connection();
     eventually("it refuses", || {
         let error = info(&mut connection, "master_link_error");
-        error.is_some_and(|e| e.contains("history ends or parts before ours does"))
+        error.is_some_and(|e| e.contains("history ends or diverges before ours"))
     });
     assert_eq!((priority(&replica), likes(&replica, 1..3)), (0, vec![Some(1), Some(2)]));
     assert!(dropped(&replica).is_empty());
@@ -117,7 +118,7 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
         .unwrap();
     in_step(&older, &replica);
     assert_eq!((priority(&replica), likes(&replica, 1..3)), (100, vec![Some(1), None]));
-    assert_eq!(dropped(&replica).len(), 1, "what was dropped is in a file");
+    assert_eq!(dropped(&replica).len(), 1, "the dropped writes are in a file");
 }
 
 /// Folders with discarded data.

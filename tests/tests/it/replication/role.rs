@@ -179,7 +179,7 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     assert!(refused(&master));
     let replica = TestServer::with(small);
     follow(&replica, &master);
-    eventually("it takes writes", || !refused(&master));
+    eventually("the node accepts writes", || !refused(&master));
     let stopped = replica.stopped();
     eventually("it refuses again", || refused(&master));
     drop(stopped);
@@ -237,7 +237,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
         .arg(&["127.0.0.1", &master.port().to_string(), "FORCE"])
         .exec(&mut replica.connection())
         .unwrap();
-    eventually("the replica follows", || get(admin, "/readyz", &[]).status == 200);
+    eventually("the replica is connected", || get(admin, "/readyz", &[]).status == 200);
     assert_eq!(number(&master, "repl_refusing_replicas"), 0);
 }
 
@@ -255,7 +255,7 @@ fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
     for word in ["tidemark import", "redis-cli --pipe", "RedisShake"] {
         assert!(error.contains(word), "{error}");
     }
-    eventually("it takes writes", || {
+    eventually("the node accepts writes", || {
         server.connection().hincr::<_, _, _, i64>("post:1", "like", 1).is_ok()
     });
     assert_eq!(likes(&server, 1..2), [Some(2)]);
@@ -278,7 +278,9 @@ fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
         config.replication.replicaof = format!("127.0.0.1 {port}");
     });
     let asked = |field: &str| info(&mut server.connection(), field).unwrap_or_default();
-    eventually("it says why", || asked("master_link_error").contains("tidemark import"));
+    eventually("the error names the reason", || {
+        asked("master_link_error").contains("tidemark import")
+    });
     assert_eq!((asked("role"), asked("master_link_status")), ("slave".into(), "down".into()));
     // The node does not retry every second.
     assert!(asked("master_link_retry_seconds").parse::<u64>().unwrap() > 30);
@@ -309,5 +311,5 @@ fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
     assert!(more <= 8, "{more} connections in 1.5 s");
     let refused = ::redis::cmd("PSYNC").arg("?").arg(-1).query::<()>(&mut server.connection());
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains("only a Tidemark server can replicate from Tidemark"), "{refused}");
+    assert!(refused.contains("a Redis server cannot replicate from Tidemark"), "{refused}");
 }

@@ -56,7 +56,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     let replica = replica.started();
     in_step(&master, &replica);
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
-    assert_eq!(number(&replica, "repl_full_syncs"), 0, "it went on where it was");
+    assert_eq!(number(&replica, "repl_full_syncs"), 0, "the replica did a full sync");
 }
 
 /// A replica writes its own snapshots, which include its master's changes.
@@ -208,7 +208,7 @@ fn the_stream_of_a_hot_row_is_small() {
         bytes <= 64 * batches,
         "{bytes} bytes for {WRITES} writes of one row, in at most {batches} batches"
     );
-    assert!(bytes < 100_000, "that is kilobytes, not megabytes: {bytes}");
+    assert!(bytes < 100_000, "expected kilobytes, found {bytes} bytes");
 }
 
 /// Clients of a replica stay connected during schema changes.
@@ -267,6 +267,6 @@ fn a_transaction_on_a_replica_sees_that_its_master_has_changed_what_it_watches()
         redis::cmd("EXEC").query::<Option<Vec<Option<i64>>>>(&mut at_replica).unwrap()
     };
     assert_eq!(run(None), Some(vec![None]));
-    assert_eq!(run(Some(("post:1", 5))), None, "it was changed");
+    assert_eq!(run(Some(("post:1", 5))), None, "the watched key was changed");
     assert_eq!(run(Some(("post:2", 5))), Some(vec![Some(5)]), "another one was");
 }

@@ -80,7 +80,7 @@ fn promoted_replica_has_every_acknowledged_write() {
             assert_eq!(info(&mut old.connection(), "role").as_deref(), Some("slave"));
         }
         let now = nodes.each_ref().map(|node| number(node, "repl_full_syncs"));
-        assert_eq!(now, full_syncs, "each goes on from where it was");
+        assert_eq!(now, full_syncs, "a node did a full sync");
     }
 }
 
@@ -98,7 +98,7 @@ fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
     let beyond = (number(&nodes[1], "slave_repl_offset") + 1).to_string();
     let order = ["TM.REPLICATE", version, "FAILOVER", &beyond, &replid[..32], &term];
     let said = raw.ask(&order);
-    assert!(said.contains("this replica has the log up to"), "{said}");
+    assert!(said.contains("this replica's log ends at"), "{said}");
     assert_eq!(field("role"), "slave");
 }
 
