@@ -14,7 +14,7 @@ use tracing_subscriber::{Layer, Registry};
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark serve                              listens on 127.0.0.1:6399, data in ./data
+  tidemark serve                              port 6399, data in ./data
   tidemark serve --config tidemark.toml --port 7000
   tidemark serve --dir /var/lib/tidemark --fsync always
 

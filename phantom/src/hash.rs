@@ -188,7 +188,7 @@ impl Seed {
     pub(crate) fn canary(self, id: u64, n: u64) -> Pair {
         let mut input = [0; 35];
         input[..8].copy_from_slice(&id.to_le_bytes());
-        input[8..27].copy_from_slice(b"no client uses this member");
+        input[8..27].copy_from_slice(b"no client says this");
         input[27..].copy_from_slice(&n.to_le_bytes());
         Pair::from_hash(id, xxh3_128_with_seed(&input, self.0))
     }

@@ -327,7 +327,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
         let is_said =
             || info(&program, "master_link_error").contains("the last commit as a master failed");
         until("the node logs the failure", is_said);
-        assert!(info(&program, "master_link_error").contains("no room"));
+        assert!(info(&program, "master_link_error").contains("disk full"));
         assert_eq!(
             (info(&program, "role"), info(&program, "slave_priority")),
             ("slave".into(), "0".into())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use store::{BLOCK_BYTES, Error, FileEntry, SimDisk, Store, StoreOptions, Tag, check, dump};
 
 const TAG: Tag = Tag { space: 2, kind: 5, low: 10, high: 900, stamp: 0 };
-const NOTE: &[u8] = b"metadata for the server";
+const NOTE: &[u8] = b"what the server must know of them";
 
 fn open(disk: &SimDisk) -> Store {
     Store::open(Arc::new(disk.clone()), StoreOptions::default()).unwrap()

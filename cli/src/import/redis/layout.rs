@@ -797,7 +797,7 @@ mod tests {
             ("string key=p:{id} space=post fields=a,b", "use pack="),
             ("string key=p:{id}:{field} space=post fields=a", "{field} names the counter"),
             ("hash key=p:{id}:{field} space=post", "is only for string"),
-            ("buckets key=p:{id} space=post fields=a per=0", "above 0"),
+            ("buckets key=p:{id} space=post fields=a per=0", "greater than 0"),
             ("string key=p:{id} space=post fields=a pack=zip", "expected msgpack"),
             ("string key=p:{id} space=post fields=a pack=struct:Q", "struct"),
             ("set key=p:{id} space=liked fields=a", "not allowed for set"),
