@@ -10,10 +10,10 @@ use std::path::PathBuf;
 Examples:
   tidemark import posts.csv                   rows: id,like,repost,comment,read
                                               (the header names the fields)
-  tidemark import --space liked likes.csv     flags: id,member (one line per like)
+  tidemark import --space liked likes.csv     flags: id,member (one per line)
   tidemark import reposts.csv.gz              events: created_at,post_id,
                                               origin_post_id,user_id
-  tidemark import posts.jsonl                 JSON lines: {\"id\": 17, \"like\": 5},
+  tidemark import posts.jsonl                 JSON: {\"id\": 17, \"like\": 5},
                                               {\"id\": 17, \"member\": 7} or
                                               {\"user\": 7, \"id\": 17}
   zcat old.csv.gz | tidemark import -         reads standard input
@@ -55,7 +55,7 @@ Layouts of --from; key= contains {id}, fields= can rename (old>new):
                                               sums the shards of a counter
   set     key=liked:{id} space=liked          one set of members per post
   bits    key=likers:{id} space=liked         one bitmap per post: bit = member
-                      ... count=post.like     also sets a counter to their number
+                      ... count=post.like     also sets a counter to the sum
 
 To resume an interrupted import from a Redis, run the same command again.
 

@@ -217,7 +217,8 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
             readers.push(stream);
         }
         let grown = victim.resident().saturating_sub(before);
-        assert!(grown < 100 * 4 * MB, "{grown}");
+        // The limit, and the reply that exceeds it.
+        assert!(grown < 100 * 5 * MB, "{grown}");
     });
     // A reply above the limit closes its connection.
     let mut greedy = victim.connect();

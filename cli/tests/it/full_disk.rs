@@ -336,7 +336,7 @@ fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
     std::thread::sleep(Duration::from_secs(3));
     assert!(program.terminate().success());
     let said = said.join().unwrap();
-    let errors = said.iter().filter(|line| line.contains("the log: ")).count();
+    let errors = said.iter().filter(|line| line.contains("log write failed")).count();
     assert!((1..=2).contains(&errors), "{errors} lines in three seconds: {said:#?}");
     disk.make_room();
     check(Program::start(disk.path(), "always").port, &likes);

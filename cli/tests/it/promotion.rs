@@ -186,7 +186,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let reply = call(&mut client, &like);
     let said = refusal(&reply);
     assert!(
-        said.starts_with("MISCONF Tidemark cannot write its log, so it rejects writes: no room"),
+        said.starts_with("MISCONF Tidemark cannot write its log, so it rejects writes: disk full"),
         "{said}"
     );
     for words in [&like, &"MULTI".to_owned(), &like, &"EXEC".to_owned(), &"PING".to_owned()] {

@@ -247,7 +247,10 @@ fn descriptions_of_commands_are_asked_for_once_each() {
     let server = TestServer::start();
     let mut raw = server.raw();
     for command in [&["COMMAND", "DOCS"][..], &["COMMAND", "INFO"], &["LATENCY", "HISTOGRAM"]] {
-        assert_eq!(raw.ask(&[command, &["client"; 1025]].concat()), "-ERR there may be 1024 names");
+        assert_eq!(
+            raw.ask(&[command, &["client"; 1025]].concat()),
+            "-ERR at most 1024 names are allowed"
+        );
     }
     let mut c = server.connection();
     let docs = |c: &mut redis::Connection, names: &[&str]| {

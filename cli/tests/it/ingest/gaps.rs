@@ -59,7 +59,7 @@ fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) 
     asked(server, "TM.INGEST RESUME events");
     until("all messages are read", || offsets(server) == ["0-59"]);
     assert_eq!(field(server, "gaps"), "2");
-    let told = "gap: an unknown number of messages from 0-6 to before 0-58";
+    let told = "gap: lost an unknown number of messages from 0-6 to before 0-58";
     assert!(field(server, "last_error").contains(told), "{}", field(server, "last_error"));
 }
 
@@ -84,7 +84,9 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     until("the last event is counted", || counter(&server, "like") == "4");
     // The number is unknown, because the reader is a new one.
     assert_eq!((field(&server, "gaps"), field(&server, "gap_messages")), ("1".into(), "0".into()));
-    assert!(field(&server, "last_error").contains("gap: an unknown number of messages from 0-4"));
+    assert!(
+        field(&server, "last_error").contains("gap: lost an unknown number of messages from 0-4")
+    );
     is_a_gap_when_entries_are_deleted(&broker, &server);
     // An entry that is an event by its own fields, and one without any.
     redis_cmd(
@@ -125,7 +127,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
             "TM.INGEST SETOFFSET events 0 17",
             "Invalid offset '17': offsets of this source look like 0-17",
         ),
-        ("TM.INGEST SETOFFSET events x 0-1", "'x' is no partition"),
+        ("TM.INGEST SETOFFSET events x 0-1", "Invalid partition 'x': must be a number from 0"),
         ("TM.INGEST SETOFFSET events 1 0-1", "the source 'events' has no partition 1"),
         ("TM.INGEST SETOFFSET none 0 0-1", "no such ingest source 'none'"),
         ("TM.INGEST PAUSE none", "no such ingest source 'none'"),
