@@ -26,7 +26,7 @@ Examples:
   tidemark export --space user --format jsonl -o users.jsonl
                                               {\"id\":17,\"follower\":5,...}
   tidemark export --to redis://:secret@old:6379
-                                              one hash per row, with the row's key
+                                              one hash per row, at its key
   tidemark export --to redis://old --row-keys p:{id}
 
 A row that changes during the export may appear twice; the last one has the newest values. Flags \

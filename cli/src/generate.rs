@@ -23,7 +23,7 @@ pub(super) struct CompletionsArgs {
 Examples:
   tidemark man | man -l -                     shows the main page
   tidemark man --dir /usr/local/share/man/man1
-                                              installs one page per subcommand")]
+                                              one page per subcommand")]
 pub(super) struct ManArgs {
     /// Folder for `tidemark.1` and one page per subcommand. Default: print the main page.
     #[arg(long, value_name = "DIR")]

@@ -128,7 +128,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
             "Invalid offset '17': offsets of this source look like 0-17",
         ),
         ("TM.INGEST SETOFFSET events x 0-1", "Invalid partition 'x': must be a number from 0"),
-        ("TM.INGEST SETOFFSET events 1 0-1", "the source 'events' has no partition 1"),
+        ("TM.INGEST SETOFFSET events 1 0-1", "source 'events' has no partition 1"),
         ("TM.INGEST SETOFFSET none 0 0-1", "no such ingest source 'none'"),
         ("TM.INGEST PAUSE none", "no such ingest source 'none'"),
     ] {
