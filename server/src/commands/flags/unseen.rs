@@ -76,7 +76,7 @@ fn unseen(call: &mut Call<'_>) -> Answered {
 }
 
 /// Returns the error for a request with too many ids.
-pub(crate) fn too_many() -> Refusal {
+fn too_many() -> Refusal {
     refuse!("ERR a request may have {MAX_PACKED_IDS} ids")
 }
 
