@@ -2,9 +2,9 @@
 //!
 //! A handler checks all items before it executes the first. For a short request both happen in one
 //! call. A long request yields the worker: the handler returns [`Answer::Continue`] after
-//! [`Turn::most_items`](crate::commands::turn::Turn::most_items) or [`TURN_TIME`], and the request loop calls it again with that step
-//! (`long_request.rs`). The request's own [`Scratch`](crate::session::Scratch) keeps intermediate
-//! results.
+//! [`Turn::most_items`](crate::commands::turn::Turn) or [`TURN_TIME`], and the request loop calls
+//! it again with that step (`long_request.rs`). The request's own
+//! [`Scratch`](crate::session::Scratch) keeps intermediate results.
 
 use crate::commands::call::Call;
 use crate::commands::turn::{Answer, Answered, Step};
