@@ -113,13 +113,28 @@ impl Space {
         ids: &[u64],
         out: &mut Vec<Answer>,
     ) -> Result<(), UnreadableIds> {
+        self.answer_batches(member, ids, |ids, answers| {
+            out.extend((0..ids.len()).map(|i| answers.at(i)));
+        })
+    }
+
+    /// Same as [`Space::contains_batch`], but calls `each` for every [`BATCH`] ids with their
+    /// answers, in order.
+    #[inline]
+    pub fn answer_batches(
+        &self,
+        member: &Member,
+        ids: &[u64],
+        mut each: impl FnMut(&[u64], Answers),
+    ) -> Result<(), UnreadableIds> {
         let mut failed = Vec::new();
         for ids in ids.chunks(BATCH) {
-            let lookup = self.lookup(member, ids);
-            let mut pairs = lookup.pairs();
-            let placed = lookup.place(&mut pairs);
-            let answers = placed.answer(&mut failed);
-            out.extend((0..ids.len()).map(|i| answers.at(i)));
+            let answers = {
+                let lookup = self.lookup(member, ids);
+                lookup.place(&mut lookup.pairs()).answer(&mut failed)
+            };
+            // The list of tables is released here, so `each` may write.
+            each(ids, answers);
         }
         UnreadableIds::check(failed)
     }

@@ -36,16 +36,22 @@ impl Request<'_> {
     }
 
     /// Returns the index of a command that an option runs in addition, and the position of its
-    /// first argument: FEED.ACT and the action, for `FEED.GET ... MARK`. It needs its own
-    /// permission.
+    /// first argument: FEED.ACT and the action for `FEED.GET ... MARK`, PH.ADD and the space for
+    /// `PH.UNSEEN ... MARK`. It needs its own permission.
     pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
-        let action = self.spec.mark(self.args)?;
-        Some((table::numbers_named(ACT).start, action))
+        let first = match self.spec.mark(self.args) {
+            Some(action) => action,
+            None if self.spec.sets_flags(self.args) => 1,
+            None => return None,
+        };
+        Some((table::numbers_named(self.marks_with()).start, first))
+    }
+
+    /// Returns the command that the option MARK runs.
+    fn marks_with(&self) -> &'static str {
+        if self.spec.name == "feed.get" { "feed.act" } else { "ph.add" }
     }
 }
-
-/// Command that `FEED.GET ... MARK` runs.
-const ACT: &str = "feed.act";
 
 /// Denied part of a request; the number is the position of the argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +70,7 @@ impl Denied {
     pub(super) fn words(self, request: &Request<'_>) -> String {
         match self {
             Denied::Command => format!("run the '{}' command", request.name()),
-            Denied::Option => format!("run the '{ACT}' command"),
+            Denied::Option => format!("run the '{}' command", request.marks_with()),
             Denied::Key(_) => "access one of the keys used as arguments".to_owned(),
             Denied::Name(_) => {
                 "access one of the spaces, views or actions used as arguments".to_owned()
@@ -77,7 +83,7 @@ impl Denied {
     pub(super) fn object<'a>(self, request: &Request<'a>) -> &'a [u8] {
         match self {
             Denied::Command => request.name().as_bytes(),
-            Denied::Option => ACT.as_bytes(),
+            Denied::Option => request.marks_with().as_bytes(),
             Denied::Key(at) | Denied::Name(at) | Denied::Channel(at) => request.args.at(at),
         }
     }
@@ -470,7 +476,7 @@ impl Selector {
             let is_later = spec.name.contains('|') || spec.keys == KeyArgs::Shown;
             let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
-            let needs = || (!write || spec.has(flag::READS), write);
+            let needs = || (!write || spec.has(flag::READS), write || spec.sets_flags(args));
             // Also the new name, since the space keeps its rules when it is renamed.
             let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
             let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());

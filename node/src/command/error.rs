@@ -31,6 +31,9 @@ impl Refusal {
     pub const DECREMENT: Refusal = Refusal::fixed(b"ERR decrement would overflow");
     /// Unknown options.
     pub const SYNTAX: Refusal = Refusal::fixed(b"ERR syntax error");
+    /// The length of a packed string is not a multiple of 8.
+    pub const PACKED_IDS: Refusal =
+        Refusal::fixed(b"ERR IDS must be a string of 8-byte little-endian ids");
     /// The key belongs to another type.
     pub const WRONG_TYPE: Refusal =
         Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");

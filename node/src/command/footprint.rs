@@ -5,6 +5,7 @@
 //! transaction excludes, which permissions are needed, and what CLIENT TRACKING records. After a
 //! read it tells what was shown.
 
+use crate::command::id_list::Ids;
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
 use crate::command::stream_options;
 use crate::command::streams;
@@ -163,7 +164,7 @@ impl<'a> Footprint<'a> {
                     entries(self.args, first).for_each(|(_, _, id)| each(id));
                     return self.reach();
                 }
-                ids(self.args, first, step).for_each(|(_, id)| each(id))
+                Ids::new(self.spec, self.args, first, step).for_each(|(_, id)| each(id))
             }
         }
         self.reach()
@@ -223,7 +224,7 @@ impl<'a> Footprint<'a> {
                     return;
                 }
                 let end = end(named);
-                ids(self.args, first, step)
+                Ids::new(self.spec, self.args, first, step)
                     .filter(|(_, id)| end.is_none_or(|end| *id < end))
                     .for_each(|(at, id)| self.touch_id(named, at, id, || *member, &mut each));
             }
@@ -362,16 +363,6 @@ impl<'a> Footprint<'a> {
             }
         }
     }
-}
-
-/// Returns the ids among the arguments with their positions. Any other argument is an option.
-#[inline]
-fn ids<'a>(
-    args: Args<'a>,
-    first: usize,
-    step: usize,
-) -> impl Iterator<Item = (usize, u64)> + use<'a> {
-    (first..args.len()).step_by(step).filter_map(move |at| Some((at, natural(args.at(at))?)))
 }
 
 /// Returns the ids in entries with several ids (`1001/77`): position of the argument, position in

@@ -2,8 +2,10 @@
 
 pub mod error;
 pub mod footprint;
+pub mod id_list;
 pub mod keyspec;
 pub mod spec;
 pub mod stream_options;
 pub mod streams;
 pub mod table;
+pub mod unseen_options;

@@ -1,6 +1,7 @@
 //! Specification of a command: one row of the command table.
 
 use crate::command::error::Refusal;
+use crate::command::unseen_options;
 use resp::Args;
 
 /// Properties of a command: bits of `Spec::flags`. COMMAND INFO shows the first 14.
@@ -56,7 +57,7 @@ pub mod flag {
     pub const AT_ONCE: u32 = 1 << 24;
     /// Allowed for a RESP2 client in subscriber mode.
     pub const LISTENER: u32 = 1 << 25;
-    /// Changes data if an option says so (FEED.GET ... MARK).
+    /// Changes data if an option says so (FEED.GET ... MARK, PH.UNSEEN ... MARK).
     pub const MAY_WRITE: u32 = 1 << 26;
     /// The first argument names a space, view or action. A subcommand's name or a key may precede
     /// it.
@@ -65,6 +66,8 @@ pub mod flag {
     pub const READS: u32 = 1 << 28;
     /// Replies with one element for each id, so a cluster node can merge the replies of others.
     pub const PER_ID: u32 = 1 << 29;
+    /// Accepts its ids as one packed string (`id_list`).
+    pub const PACKED: u32 = 1 << 30;
 }
 
 /// Positions of the arguments that identify the touched data. `footprint` resolves them.
@@ -188,13 +191,22 @@ impl Spec {
 
     /// Whether this request may change data, or what others receive.
     pub fn may_write(&self, args: Args<'_>) -> bool {
-        self.has(flag::WRITE | flag::MAY_REPLICATE) || self.mark(args).is_some()
+        self.has(flag::WRITE | flag::MAY_REPLICATE)
+            || self.mark(args).is_some()
+            || self.sets_flags(args)
+    }
+
+    /// Whether a request that reads flags also sets them: `PH.UNSEEN ... MARK`.
+    pub fn sets_flags(&self, args: Args<'_>) -> bool {
+        self.has(flag::MAY_WRITE)
+            && self.keys == KeyArgs::ids_of(Of::Pairs)
+            && unseen_options::read(args, MEMBER + 1).0
     }
 
     /// Returns the position of the action that the request performs in addition to reading:
     /// `FEED.GET ... MARK`.
     pub fn mark(&self, args: Args<'_>) -> Option<usize> {
-        if !self.has(flag::MAY_WRITE) {
+        if !self.has(flag::MAY_WRITE) || self.keys == KeyArgs::ids_of(Of::Pairs) {
             return None;
         }
         // Starts after the view and the viewer, which may be called MARK themselves.

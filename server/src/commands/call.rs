@@ -7,6 +7,7 @@ use dataset::commit::MOST_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
 use node::command::error::{Printable, Refusal, refuse};
+use node::command::id_list::{self, ID_BYTES, MAX_PACKED_IDS};
 use node::command::spec::{Outcome, Spec, flag};
 use node::command::streams;
 use node::roles::node::{Node, Now};
@@ -35,6 +36,8 @@ pub(crate) struct Call<'a> {
     /// The request reduced to the items of this turn; see [`Turn`](crate::commands::turn::Turn).
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
+    /// Maximum number of items in this turn of a long request.
+    pub(crate) most_items: usize,
     /// Step that follows the items checked in this turn.
     pub(crate) checked: Option<Step>,
     pub(crate) reply: Reply<'a>,
@@ -295,10 +298,17 @@ impl<'a> Call<'a> {
         id(self.args.at(index))
     }
 
-    /// Parses all arguments from `first` on as ids into `scratch.ids` ([`Call::check_each`]).
+    /// Parses all arguments from `first` on as ids into `scratch.ids` ([`Call::check_each`]), or
+    /// `IDS packed` if the command accepts it.
     #[inline]
     pub(crate) fn read_ids(&mut self, first: usize) -> Outcome {
         let words = self.args.from(first);
+        if self.spec.has(flag::PACKED) && id_list::is_ids(words.at(0)) {
+            if words.len() != 2 {
+                return Err(Refusal::SYNTAX);
+            }
+            return self.check_each(0, |call, _| call.read_packed_ids(words.at(1)));
+        }
         self.check_each(words.len(), |call, items| {
             for text in words.until(items.end).from(items.start).iter() {
                 call.scratch.ids.push(id(text)?);
@@ -306,6 +316,34 @@ impl<'a> Call<'a> {
             Ok(())
         })
     }
+
+    /// Refuses a request that names no ids, or both packed and separate ones. A packed string may
+    /// be empty.
+    pub(crate) fn check_given_ids(&self) -> Outcome {
+        let ids = self.scratch.ids.len();
+        match self.scratch.asked.packed {
+            Some(at) if ids * ID_BYTES == self.args.at(at).len() => Ok(()),
+            Some(_) => Err(Refusal::SYNTAX),
+            None if ids == 0 => Err(self.wrong_arity()),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends packed ids to `scratch.ids`. A request that runs in one turn may have
+    /// `max_request_args` of them.
+    pub(crate) fn read_packed_ids(&mut self, packed: &[u8]) -> Outcome {
+        let ids = id_list::unpack(packed).ok_or(Refusal::PACKED_IDS)?;
+        let most = if self.step == Step::Whole { self.session.most_args } else { usize::MAX };
+        check_packed(ids.len(), most)?;
+        self.scratch.ids.extend(ids);
+        Ok(())
+    }
+}
+
+/// Checks the number of packed ids in a request.
+pub(crate) fn check_packed(ids: usize, most_args: usize) -> Outcome {
+    let most = most_args.min(MAX_PACKED_IDS);
+    if ids > most { Err(refuse!("ERR IDS may have {most} ids")) } else { Ok(()) }
 }
 
 #[inline]

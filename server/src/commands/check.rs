@@ -6,6 +6,7 @@ use crate::commands::run::select;
 use crate::session::Session;
 use node::acl::Request;
 use node::command::error::{Refusal, refuse};
+use node::command::id_list::count_packed;
 use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
@@ -70,7 +71,8 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     // Counts the ids of compound entries too; options do not start with a digit.
     let rest = args.from(MEMBER + 1);
     let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
-    let ids: usize = words.map(|word| word.split(|byte| *byte == b'/').count()).sum();
+    let ids = words.map(|word| word.split(|byte| *byte == b'/').count()).sum::<usize>()
+        + count_packed(args);
     if matches!(of, Of::Rows | Of::Kin) || ids <= 1 || length * ids <= MOST_HASHED {
         return Ok(());
     }

@@ -12,6 +12,7 @@ use dataset::engines::Engines;
 use node::cluster::Topology;
 use node::cluster::slot::of_id;
 use node::command::footprint::{Footprint, Touch};
+use node::command::id_list::count_packed;
 use node::command::spec::{KeyArgs, Of, Spec};
 use node::command::table::{Found, find};
 use resp::Args;
@@ -42,7 +43,7 @@ pub(crate) fn before(
 fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -> bool {
     let Some((_, spec)) = found else { return false };
     let shows = matches!(spec.keys, KeyArgs::Shown | KeyArgs::Ids(Of::View, ..));
-    if !shows || args.len() > PAGE_WORDS || session.transaction.is_some() {
+    if !shows || args.len() + count_packed(args) > PAGE_WORDS || session.transaction.is_some() {
         return false;
     }
     let footprint = Footprint::new(spec, args, engines);

@@ -157,11 +157,16 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
 /// Returns whether a write has to wait because a space is nearly full and being spilled. Without
 /// the wait it could be refused.
 #[inline]
-pub(crate) fn waits_for_room(found: Found, session: &Session, node: Now<'_>) -> bool {
+pub(crate) fn waits_for_room(
+    found: Found,
+    args: Args<'_>,
+    session: &Session,
+    node: Now<'_>,
+) -> bool {
     let Some((_, spec)) = found else { return false };
     let changes = match &session.transaction {
         Some(transaction) => spec.name == "exec" && transaction.writes(),
-        None => spec.has(flag::WRITE),
+        None => spec.has(flag::WRITE) || spec.sets_flags(args),
     };
     changes && node.loaded().is_some_and(Engines::is_spilling) && node.replication.is_master()
 }

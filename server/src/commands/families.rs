@@ -6,7 +6,7 @@ use crate::commands::command::{self, Command};
 use crate::commands::connection::client;
 use crate::commands::counter::{cnt, hash, string};
 use crate::commands::feed::{forget, page, weibo};
-use crate::commands::flags::{bloom, cuckoo, members, phantom, set};
+use crate::commands::flags::{bloom, cuckoo, members, phantom, set, unseen};
 use crate::commands::keys::{keyspace, restore, walk};
 use crate::commands::schema::{spaces, views};
 use crate::commands::stream::{claim, group, info, range, read};
@@ -18,7 +18,7 @@ pub(crate) const FAMILIES: &[(&str, &[&[Command]])] = &[
     ("Feed pages", &[page::COMMANDS]),
     ("Forgetting", &[forget::COMMANDS]),
     ("Counters", &[cnt::COMMANDS]),
-    ("Flags", &[phantom::COMMANDS, members::COMMANDS]),
+    ("Flags", &[phantom::COMMANDS, unseen::COMMANDS, members::COMMANDS]),
     ("Hashes: rows of counters", &[hash::COMMANDS]),
     ("Strings: single counters", &[string::COMMANDS]),
     ("Sets: the members of one id", &[set::COMMANDS]),

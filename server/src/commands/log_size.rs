@@ -16,6 +16,7 @@ use dataset::engines::Engines;
 use dataset::log_records::VALUE_BYTES;
 use node::command::error::{Refusal, refuse};
 use node::command::footprint::{Footprint, Reach, Touch};
+use node::command::id_list::count_packed;
 use node::command::spec::flag;
 use node::command::table::find;
 use resp::Args;
@@ -31,10 +32,10 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     engines: &Engines,
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
-    // Counts each argument as a pair plus an id with a row in every space.
+    // Counts each argument and packed id as a pair plus an id with a row in every space.
     let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
-    let args: usize = requests().map(|args| args.len()).sum();
+    let args: usize = requests().map(|args| args.len() + count_packed(args)).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
 }
 

@@ -4,7 +4,7 @@
 //! sent, other connections of the worker run, and a write may wait for room. An error before the
 //! first element becomes the reply; a later error replaces every remaining element.
 //!
-//! Some requests run in one turn regardless of their length: inside a transaction, with MARK,
+//! Some requests run in one turn regardless of their length: inside a transaction, pages with MARK,
 //! actions with member counters, keys of a user with several selectors, and all requests in a
 //! cluster. `max_request_args` limits them. See `docs/decisions/0033-*.md`.
 
@@ -15,12 +15,13 @@ use crate::commands::cluster::shape;
 use crate::commands::command::{Run, handler};
 use crate::commands::connection::tracking;
 use crate::commands::execute::{note_refusal, withhold};
-use crate::commands::items::TURN_ITEMS;
+use crate::commands::items::{TURN_ITEMS, TURN_TESTS};
 use crate::commands::run::{note_took, run_turn};
 use crate::commands::turn::{Answer, Step, Turn};
 use crate::session::{Replies, Scratch, Session};
 use dataset::engines::Engines;
 use node::command::error::{Refusal, refuse};
+use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
@@ -40,6 +41,8 @@ pub(crate) struct LongRequest {
     pub(crate) found: Found,
     spec: &'static Spec,
     pub(crate) step: Step,
+    /// Maximum number of items per turn.
+    most_items: usize,
     scratch: Scratch,
     took: Duration,
     /// Hash of the schema that the request's names referred to in its first turn.
@@ -48,10 +51,16 @@ pub(crate) struct LongRequest {
     refusal: Option<Refusal>,
 }
 
-/// Returns whether a request is long enough to run in several turns.
+/// Returns whether a request of `bytes` bytes is long enough to run in several turns.
 #[inline]
-pub(crate) fn is_long(found: Found, args: Args<'_>, node: Now<'_>) -> bool {
+pub(crate) fn is_long(found: Found, args: Args<'_>, bytes: usize, node: Now<'_>) -> bool {
     args.len() > LONG_LEDGER_ARGS && (args.len() > LONG_ARGS || is_of_ledger(found, node))
+        || bytes > LONG_ARGS * ID_BYTES && has_many_packed(found, args)
+}
+
+#[cold]
+fn has_many_packed(found: Found, args: Args<'_>) -> bool {
+    found.is_some_and(|(_, spec)| spec.has(flag::PACKED)) && count_packed(args) > LONG_ARGS
 }
 
 /// Returns whether each key may need a disk read.
@@ -81,10 +90,15 @@ impl LongRequest {
             && rights_are_per_key
             && !belongs_together
             && spec.mark(args).is_none();
+        let only_tests = spec.keys == KeyArgs::ids_of(Of::Pairs)
+            && id_list::packed(spec, args).is_some()
+            && !spec.may_write(args)
+            && !engines.has_cold();
         takes_turns.then(|| LongRequest {
             found,
             spec,
             step: Step::Check(0),
+            most_items: if only_tests { TURN_TESTS } else { TURN_ITEMS },
             scratch: Scratch::default(),
             took: Duration::ZERO,
             shape: None,
@@ -94,8 +108,13 @@ impl LongRequest {
 
     /// Returns the request reduced to the items of the next turn, plus the options.
     pub(crate) fn part(&self, args: Args<'_>) -> Kept {
+        if let Some(at) = id_list::packed(self.spec, args) {
+            return self.part_of_packed(args, at);
+        }
         let (head, step, options) = match self.spec.keys {
-            KeyArgs::Ids(_, head, step) => (head, step, if step == 1 { OPTIONS } else { 0 }),
+            KeyArgs::Ids(_, head, step) => {
+                (first_id(self.spec, args, head), step, if step == 1 { OPTIONS } else { 0 })
+            }
             // Either all arguments are keys, or one key is followed by members.
             KeyArgs::Keys(1, -1, 1) => (1, 1, 0),
             _ => (2, 1, 0),
@@ -107,6 +126,22 @@ impl LongRequest {
         let mut part = Kept::default();
         part.push_all((0..head).chain(from..end).chain(tail).map(|at| args.at(at)));
         part
+    }
+
+    /// Returns the request with the packed ids of the next turn; `at` is their position.
+    fn part_of_packed(&self, args: Args<'_>, at: usize) -> Kept {
+        let ids = args.at(at);
+        let from = ids.len().min(self.item() * ID_BYTES);
+        let end = ids.len().min(from + self.most_items * ID_BYTES);
+        let word = |index| if index == at { &ids[from..end] } else { args.at(index) };
+        let mut part = Kept::default();
+        part.push_all((0..args.len()).map(word));
+        part
+    }
+
+    /// Returns the next turn; `part` is [`LongRequest::part`] of `args`.
+    pub(crate) fn turn<'a>(&self, args: Args<'a>, part: Args<'a>) -> Turn<'a> {
+        Turn { args, part, step: self.step, most_items: self.most_items }
     }
 
     fn item(&self) -> usize {

@@ -43,7 +43,7 @@ pub(crate) fn run_turn(
     node: Now<'_>,
     scratch: &mut Scratch,
 ) -> Answered {
-    let Turn { args, part, step } = turn;
+    let Turn { args, part, step, most_items } = turn;
     session.client.last_command.store(numbers, Relaxed);
     // EXEC is shown after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
@@ -60,7 +60,8 @@ pub(crate) fn run_turn(
     if session.tracks_reads && spec.has(flag::READONLY) {
         tracking::remember(spec, part, session, node);
     }
-    let mut call = Call { spec, args, part, step, checked: None, reply, session, node, scratch };
+    let mut call =
+        Call { spec, args, part, step, most_items, checked: None, reply, session, node, scratch };
     if spec.has(flag::WRITE)
         && let Err(refusal) = call.admit_write()
     {
@@ -91,7 +92,7 @@ pub(crate) fn run_turn(
         note_took(spec, number, args, began.elapsed(), session, node);
     }
     visibility::note(spec, turn, &scratch.ids, session, node.loaded());
-    if step == Step::Whole && args.len() > MANY_ARGS {
+    if step == Step::Whole && args.len().max(scratch.ids.len()) > MANY_ARGS {
         scratch.shrink();
     }
     if answer.is_err() {

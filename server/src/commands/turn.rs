@@ -42,10 +42,12 @@ pub(crate) struct Turn<'a> {
     /// The request reduced to the items and options of this turn.
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
+    /// Maximum number of items in this turn, unless the step is [`Step::Whole`].
+    pub(crate) most_items: usize,
 }
 
 impl<'a> Turn<'a> {
     pub(crate) fn whole(args: Args<'a>) -> Turn<'a> {
-        Turn { args, part: args, step: Step::Whole }
+        Turn { args, part: args, step: Step::Whole, most_items: usize::MAX }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::LookAhead;
-use crate::commands::turn::{Step, Turn};
+use crate::commands::turn::Step;
 use crate::commands::{cold_keys, execute};
 use crate::session::{Scratch, Session};
 use dataset::cold;
@@ -120,7 +120,7 @@ fn waits(
     if paused != Paused::Nothing && execute::must_wait(args, session, paused, node) {
         return Some(Wait::Pause);
     }
-    if execute::waits_for_room(found, session, node) {
+    if execute::waits_for_room(found, args, session, node) {
         return Some(Wait::Room);
     }
     if has_cold {
@@ -296,7 +296,7 @@ impl RequestLoop {
                     request.spans.clone(),
                     request.is_inline,
                 );
-                if is_long(request.found, args, node)
+                if is_long(request.found, args, request.bytes.len(), node)
                     && !request.is_inline
                     && let Some(engines) = node.loaded()
                     && let Some(long) = LongRequest::new(request.found, args, session, engines)
@@ -445,7 +445,7 @@ impl RequestLoop {
             return 0;
         }
         let from = turn.out.len();
-        let words = Turn { args, part, step };
+        let words = request.turn(args, part);
         let is_done = execute_turn(request, words, &mut self.session, node, &mut turn.out);
         if self.session.suspension.is_asked() {
             self.suspend(node, &[]);

@@ -5,6 +5,7 @@ pub(crate) mod subscriptions;
 pub(crate) mod suspend;
 pub(crate) mod tracked;
 pub(crate) mod transaction;
+pub(crate) mod unseen;
 
 pub(crate) use scratch::Scratch;
 

@@ -1,5 +1,6 @@
 //! Reusable buffers for commands.
 
+use crate::session::unseen::Unseen;
 use dataset::engines::{Page, WriteError};
 
 /// Working buffers of a command. A worker reuses one set for all commands; a long request owns
@@ -17,6 +18,7 @@ pub(crate) struct Scratch {
     /// For entries with several ids: the additional ids of all entries, and the page read for them.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
     pub(crate) asked: Asked,
+    pub(crate) unseen: Unseen,
     /// Number of elements announced in the reply's header.
     pub(crate) elements: usize,
     /// Items counted so far, for integer replies.
@@ -40,6 +42,7 @@ impl Scratch {
         (self.ids.capacity() + further) * size_of::<u64>()
             + self.changes.capacity() * size_of::<::counter::Change>()
             + self.packed.capacity()
+            + self.unseen.bytes.capacity()
     }
 }
 
@@ -47,6 +50,8 @@ impl Scratch {
 pub(crate) struct Asked {
     pub(crate) binary: bool,
     pub(crate) exact: bool,
+    /// Position of packed ids (`IDS packed`).
+    pub(crate) packed: Option<usize>,
     /// Position of the action's name after MARK.
     pub(crate) mark: Option<usize>,
 }

@@ -2,6 +2,7 @@
 
 use dataset::engines::KeyRef;
 use node::command::footprint::key_positions;
+use node::command::id_list::count_packed;
 use node::command::spec::{Spec, flag};
 use node::roles::node::Now;
 use node::runtime::pubsub::Kind;
@@ -72,7 +73,7 @@ impl Transaction {
         most: usize,
     ) -> bool {
         if spec.has(flag::READONLY) || spec.may_write(args) {
-            self.data_args += args.len();
+            self.data_args += args.len() + count_packed(args);
         }
         self.data_args += more_args(spec, args, node);
         self.data_args <= most

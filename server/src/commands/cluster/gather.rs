@@ -6,21 +6,28 @@
 //! continue. If a part fails, its ids become errors. The whole page is refused only if all nodes
 //! refuse it.
 //!
+//! Parts name their ids separately, also for a request with packed ids. PH.UNSEEN sends PH.EXISTS,
+//! or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must belong to one
+//! shard, because another shard would set flags beyond the limit.
+//!
 //! A node that receives a part does not forward it ([`Session::is_coordinator`]). For ids of other
 //! shards it returns MOVED, and the coordinator retries once at the named node. A part also carries
 //! a hash of the expected element layout ([`shape`]).
 
-use crate::commands::call::view;
+use crate::commands::call::{check_packed, view};
 use crate::commands::cluster::gathering::{At, Belongs, Page, Part, Plan, element_of};
 use crate::commands::cluster::{route, shape};
+use crate::commands::flags::unseen;
 use crate::commands::run::run;
+use crate::session::unseen::UnseenOptions;
 use crate::session::{Scratch, Session};
 use dataset::engines::Engines;
-use node::cluster::slot::of_text;
+use node::cluster::slot::{of_id, of_text};
 use node::cluster::{Server, Topology};
 use node::command::error::Refusal;
-use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
-use node::command::table::bit_of;
+use node::command::id_list::{self, Ids, first_id};
+use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
+use node::command::table::{bit_of, find};
 use node::config::ReadFrom;
 use node::roles::node::Now;
 use resp::{Args, Kept, Protocol, Reply, natural};
@@ -73,7 +80,10 @@ pub(crate) fn are_all_here(
     let is_joined = is_joined(of, args, node);
     let reads_here = LazyCell::new(|| !spec.may_write(args) && reads_here(session, node));
     let is_here = |slot| topology.server_of(slot).is_here(|| *reads_here);
-    let mut words = args.from(head).iter().step_by(step);
+    if id_list::packed(spec, args).is_some() {
+        return Ids::new(spec, args, head, step).all(|(_, id)| is_here(of_id(id)));
+    }
+    let mut words = args.from(first_id(spec, args, head)).iter().step_by(step);
     words.all(|word| {
         slot_of(word, is_joined, topology).is_none_or(|(slot, is_one)| is_one && is_here(slot))
     })
@@ -198,6 +208,11 @@ pub(crate) fn answer(
     scratch: &mut Scratch,
 ) -> Outcome {
     let Some(topology) = session.topology.clone() else { return Ok(()) };
+    let unseen = unseen_options(spec, args)?;
+    let separate = separate(spec, args, unseen, session)?;
+    let args = separate.as_ref().map_or(args, Kept::first);
+    let separated = separate.as_ref().and_then(|_| find(args.at(0)));
+    let (number, spec) = separated.unwrap_or((number, spec));
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     plan.shape = match shape::own(spec, args, node.engines()) {
         // The own part reports the error.
@@ -221,7 +236,8 @@ pub(crate) fn answer(
     let mut request = Kept::default();
     request.push(args);
     let (protocol, place) = (session.client.protocol(), 0..0);
-    let mut page = Page { spec, request, plan, columns, place, protocol, again: Vec::new() };
+    let mut page =
+        Page { spec, request, plan, columns, unseen, place, protocol, again: Vec::new() };
     if page.plan.parts.iter().all(|part| part.is_answered) {
         page.write(reply.bytes());
         return Ok(());
@@ -235,6 +251,52 @@ pub(crate) fn answer(
     gathering.pages.push(page);
     session.ends_turn |= gathering.pages.len() >= MOST_TOGETHER;
     Ok(())
+}
+
+fn unseen_options(spec: &Spec, args: Args<'_>) -> Result<Option<UnseenOptions>, Refusal> {
+    if spec.name != "ph.unseen" {
+        return Ok(None);
+    }
+    let is_packed = id_list::packed(spec, args).is_some();
+    let first = first_id(spec, args, MEMBER + 1);
+    unseen::read_options(args.until(first), is_packed).map(Some)
+}
+
+/// Returns a request with packed ids, or PH.UNSEEN, as one with separate ids and one element per
+/// id. Returns `None` for other requests.
+fn separate(
+    spec: &Spec,
+    args: Args<'_>,
+    unseen: Option<UnseenOptions>,
+    session: &Session,
+) -> Result<Option<Kept>, Refusal> {
+    let packed = id_list::packed(spec, args);
+    let mut ids = Vec::new();
+    if let Some(at) = packed {
+        if Ids::new(spec, args, MEMBER + 1, 1).any(|(place, _)| place != at) {
+            return Err(Refusal::SYNTAX);
+        }
+        let packed = id_list::unpack(args.at(at)).ok_or(Refusal::PACKED_IDS)?;
+        check_packed(packed.len(), session.most_args)?;
+        ids.extend(packed.map(|id| id.to_string()));
+    }
+    let ids = ids.iter().map(String::as_bytes);
+    let mut kept = Kept::default();
+    match (unseen, packed) {
+        (None, None) => return Ok(None),
+        (None, Some(at)) => {
+            let options = args.from(at + 1).iter();
+            kept.push_all(args.until(at - 1).iter().chain(ids).chain(options));
+        }
+        (Some(options), _) => {
+            let command: &[u8] = if options.marks { b"PH.ADD" } else { b"PH.EXISTS" };
+            let first = first_id(spec, args, MEMBER + 1);
+            let words = args.from(if packed.is_some() { args.len() } else { first }).iter();
+            let head = [command, args.at(1), args.at(MEMBER)];
+            kept.push_all(head.into_iter().chain(ids).chain(words));
+        }
+    }
+    Ok(Some(kept))
 }
 
 // Long: all that a command is executed with.
@@ -265,6 +327,15 @@ fn own_part(
     bytes
 }
 
+/// Returns whether a request sets a limited number of flags, which no split preserves.
+fn counts_marks(spec: &Spec, args: Args<'_>) -> bool {
+    spec.sets_flags(args)
+        && args
+            .until(first_id(spec, args, MEMBER + 1))
+            .iter()
+            .any(|word| word.eq_ignore_ascii_case(b"LIMIT"))
+}
+
 /// Returns the numbers of counters and flags of a view and of each joined view.
 fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusal> {
     let view = view(engines, name)?;
@@ -283,7 +354,7 @@ pub(crate) fn check(
     node: Now<'_>,
     engines: &Engines,
 ) -> Outcome {
-    if can_be_parted(spec, args, session, engines) {
+    if can_be_parted(spec, args, session, engines) && !counts_marks(spec, args) {
         let is_parted = !are_all_here(spec, args, session, node, topology);
         session.is_parted.set(is_parted);
         return if is_parted { Err(route::CROSS_SLOT) } else { Ok(()) };

@@ -2,6 +2,7 @@
 //! the replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
+use crate::session::unseen::{Unseen, UnseenOptions};
 use node::client::connect::{put_bulk, put_head};
 use node::cluster::Topology;
 use node::command::spec::Spec;
@@ -111,6 +112,8 @@ pub(super) struct Page {
     pub(super) plan: Plan,
     /// Numbers of counters and flags of the view and its joined views, for a packed page.
     pub(super) columns: Option<Vec<(usize, usize)>>,
+    /// Options of PH.UNSEEN, whose parts are requests for the flag of each id.
+    pub(super) unseen: Option<UnseenOptions>,
     /// Range in the turn's output that the reply replaces.
     pub(super) place: Range<usize>,
     pub(super) protocol: Protocol,
@@ -273,6 +276,9 @@ impl Page {
         if let Some(columns) = &self.columns {
             return write_packed(columns, &elements, beyond, out);
         }
+        if let Some(options) = self.unseen {
+            return self.write_unseen(options, &elements, out);
+        }
         put_head(out, b'*', elements.len() + usize::from(beyond.is_some()));
         for element in elements.into_iter().chain(beyond) {
             match self.protocol {
@@ -280,6 +286,25 @@ impl Page {
                 Protocol::Resp3 => put_resp3(element, out),
             }
         }
+    }
+
+    /// Selects the unseen ids from the elements of PH.EXISTS or PH.ADD. Any error is the whole
+    /// reply.
+    fn write_unseen(&self, options: UnseenOptions, elements: &[&[u8]], out: &mut Vec<u8>) {
+        if let Some(error) = elements.iter().find(|element| element.starts_with(b"-")) {
+            return out.extend_from_slice(error);
+        }
+        let args = self.request.first();
+        let is_unseen: &[u8] = if options.marks { b":1\r\n" } else { b":0\r\n" };
+        let mut unseen = Unseen::new(options, elements.len());
+        for (index, (element, (at, _))) in elements.iter().zip(&self.plan.ids).enumerate() {
+            let is_below = element.starts_with(b"$-1");
+            let is_meant = *element == is_unseen || is_below && options.below_is_unseen;
+            if is_meant && unseen.has_room() {
+                unseen.push(index, resp::natural(args.at(*at as usize)).unwrap_or(0));
+            }
+        }
+        unseen.write(&mut Reply::new(out, self.protocol));
     }
 }
 

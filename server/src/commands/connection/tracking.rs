@@ -7,6 +7,7 @@ use crate::session::Session;
 use crate::session::tracked::{Tracked, bytes_of};
 use node::command::error::{Refusal, refuse};
 use node::command::footprint::{Footprint, Touch};
+use node::command::id_list;
 use node::command::spec::{ALWAYS, NO_KEYS, Outcome, Spec};
 use node::command::table::Found;
 use node::roles::node::{Node, Now};
@@ -311,6 +312,7 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
         return;
     }
     // A key outside all spaces never changes.
+    let packed = id_list::packed(spec, args);
     Footprint::new(spec, args, engines).each(|at, touch| {
         let spaces = match touch {
             Touch::Row(space, _) => Spaces::from_slice(&[space.number()]),
@@ -320,6 +322,8 @@ pub(crate) fn remember(spec: &Spec, args: Args<'_>, session: &Session, node: Now
                 rows.chain(engines.flags(view).map(|space| space.number())).collect()
             }
         };
-        node.tracking.remember(tracker, touch.id(), args.at(at), &spaces);
+        let text = (packed == Some(at)).then(|| touch.id().to_string());
+        let key = text.as_deref().map_or(args.at(at), str::as_bytes);
+        node.tracking.remember(tracker, touch.id(), key, &spaces);
     });
 }

@@ -13,6 +13,7 @@ use dataset::cold::UnreadableIds;
 use dataset::engines::{Action, Page, View};
 use node::command::error::Printable;
 use node::command::error::{Refusal, refuse};
+use node::command::id_list::is_ids;
 use node::command::spec::{KeyArgs, NO_KEYS, Of, Outcome, READ, flag};
 use phantom::{Answer, BATCH, Change, Member};
 use resp::IntRow;
@@ -22,15 +23,15 @@ const FEED: Group = Group::new("feed", "0.1.0", NO_KEYS);
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
-    FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID,
-        "view viewer id [id ...] [BINARY] [EXACT] [MARK action]", Long(get),
+    FEED.row("feed.get", -4, READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
+        "view viewer <IDS packed|id [id ...]> [BINARY] [EXACT] [MARK action]", Long(get),
         "Returns for each id an array: the view's counters, then its flags for the viewer (1, 0, \
          or nil if the id is below the horizon). If the view joins other views (then), an entry \
          is several ids, post/author, and its array has the rows of all of them. BINARY returns \
          one string: for each id the counters as little-endian i64, then the flags as signed \
          bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four \
          counters and two flags. EXACT looks up set flags in their ledgers (ledger = \"exact\"), \
-         so that none is a false positive; each set flag costs a disk read. MARK also applies an \
+         so that none is a false positive; each set flag costs a disk read. IDS takes one string of little-endian u64. MARK also applies an \
          action to each id after reading it, and needs the permission for FEED.ACT. The action \
          must move exactly one counter; of an entry with several ids it applies to the first. An \
          id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
@@ -76,8 +77,13 @@ fn get(call: &mut Call<'_>) -> Answered {
         read_words(call, view, items.start + 3..items.end + 3)
     })?;
     let ids = call.scratch.ids.len();
+    call.check_given_ids()?;
     if ids == 0 {
-        return Err(call.wrong_arity());
+        match call.scratch.asked.binary {
+            true => call.reply.bulk(b""),
+            false => call.reply.array(0),
+        }
+        return Ok(Handled::Done);
     }
     let is_slow = call.scratch.asked.exact && call.step != Step::Whole;
     let together = if is_slow { FEW } else { usize::MAX };
@@ -212,6 +218,8 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         let arg = call.args.at(at);
         let asked = &mut call.scratch.asked;
         if asked.mark == Some(at) {
+        } else if asked.packed == Some(at) {
+            call.read_packed_ids(arg)?;
         } else if is_joined && arg.first().is_some_and(u8::is_ascii_digit) {
             read_entry(call.scratch, view, arg)?;
         } else if let Some(id) = resp::natural(arg) {
@@ -234,6 +242,14 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
                     action.name()
                 ));
             }
+        } else if is_ids(arg) && asked.packed.is_none() && at + 1 < call.args.len() {
+            if is_joined {
+                return Err(refuse!(
+                    "ERR IDS: an entry of the view '{}' has several ids",
+                    view.name()
+                ));
+            }
+            asked.packed = Some(at + 1);
         } else {
             return Err(id(arg).err().unwrap_or(Refusal::SYNTAX));
         }

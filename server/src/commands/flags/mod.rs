@@ -5,3 +5,4 @@ pub(crate) mod cuckoo;
 pub(crate) mod members;
 pub(crate) mod phantom;
 pub(crate) mod set;
+pub(crate) mod unseen;

@@ -6,9 +6,11 @@ use crate::commands::items::FEW;
 use crate::commands::turn::{Answered, Step};
 use crate::commands::unreadable::UnreadableRows;
 use crate::session::Scratch;
+use crate::session::scratch::Asked;
 use dataset::engines::ExistenceSpace;
 use node::command::error::{Printable, Refusal, refuse};
-use node::command::spec::{KeyArgs, Of, Outcome, READ, flag};
+use node::command::id_list::is_ids;
+use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
 use phantom::{Answer, Change, Member};
 use resp::Reply;
 
@@ -16,20 +18,25 @@ const PHANTOM: Group = Group::new("phantom", "0.1.0", KeyArgs::ids_of(Of::Pairs)
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
-    PHANTOM.row("ph.add", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID,
-        "space member id [id ...]", Long(add),
+    PHANTOM.row("ph.add", -4, flag::WRITE | flag::DENYOOM | flag::FAST | flag::NAMED | flag::PER_ID
+        | flag::PACKED, "space member <IDS packed|id [id ...]>", Long(add),
         "Sets the member's flag on each id. Returns for each id 1, 0 if it was already set, or \
-         nil if the id is below the horizon.").linear("ids"),
-    PHANTOM.row("ph.exists", -4, READ | flag::NAMED | flag::PER_ID,
-        "space member id [id ...] [EXACT]", Long(exists),
+         nil if the id is below the horizon. IDS takes one string of little-endian u64.")
+        .linear("ids"),
+    PHANTOM.row("ph.exists", -4, READ | flag::NAMED | flag::PER_ID | flag::PACKED,
+        "space member <IDS packed|id [id ...]> [EXACT]", Long(exists),
         "Returns for each id 1 if the member's flag is set, 0 if not, or nil if the id is below \
          the horizon (unknown). EXACT confirms set flags in the space's ledger, so that no 1 is a \
-         false positive.").linear("ids"),
-    PHANTOM.row("ph.del", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID,
-        "space member id [id ...]", Long(del),
+         false positive. IDS takes one string of little-endian u64.")
+        .linear("ids"),
+    PHANTOM.row("ph.del", -4, flag::WRITE | flag::FAST | flag::NAMED | flag::PER_ID | flag::PACKED,
+        "space member <IDS packed|id [id ...]>", Long(del),
         "Unsets the member's flag on each id. Returns for each id 1, 0 if it was not set, or nil \
-         if the id is below the horizon.").linear("ids"),
+         if the id is below the horizon. IDS takes one string of little-endian u64.").linear("ids"),
 ];
+
+/// Position of the first id or option.
+const FIRST: usize = MEMBER + 1;
 
 pub(super) fn space<'a>(call: &Call<'a>) -> Result<&'a ExistenceSpace, Refusal> {
     let name = call.args.at(1);
@@ -57,13 +64,18 @@ fn exists(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
     let member = Member::parse(call.args.at(2));
     if call.step.begins_request() {
-        call.scratch.asked.exact = false;
+        call.scratch.asked = Asked::default();
     }
-    let words = call.args.from(3);
+    let words = call.args.from(FIRST);
     call.check_each(words.len(), |call, items| {
-        for word in items.map(|item| words.at(item)) {
-            if word.eq_ignore_ascii_case(b"EXACT") && !call.scratch.asked.exact {
-                call.scratch.asked.exact = true;
+        for item in items {
+            let (word, asked) = (words.at(item), &mut call.scratch.asked);
+            if asked.packed == Some(FIRST + item) {
+                call.read_packed_ids(word)?;
+            } else if is_ids(word) && asked.packed.is_none() && item + 1 < words.len() {
+                asked.packed = Some(FIRST + item + 1);
+            } else if word.eq_ignore_ascii_case(b"EXACT") && !asked.exact {
+                asked.exact = true;
             } else {
                 call.scratch.ids.push(id(word)?);
             }
@@ -71,9 +83,7 @@ fn exists(call: &mut Call<'_>) -> Answered {
         Ok(())
     })?;
     let exact = call.scratch.asked.exact;
-    if call.scratch.ids.is_empty() {
-        return Err(call.wrong_arity());
-    }
+    call.check_given_ids()?;
     if exact && space.ledger().is_none() {
         return Err(no_ledger(space));
     }

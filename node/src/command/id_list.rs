@@ -1,0 +1,95 @@
+//! Ids among the arguments of a request: one decimal number per argument, or `IDS packed`, one
+//! string of little-endian u64.
+//!
+//! Every other argument is an option. PH.UNSEEN takes its options before the ids, because some of
+//! them have numeric values.
+
+use crate::command::spec::{MEMBER, Spec, flag};
+use crate::command::unseen_options;
+use resp::{Args, natural};
+use std::slice;
+
+/// Maximum number of ids in one packed string.
+pub const MAX_PACKED_IDS: usize = 100_000;
+/// Bytes per packed id.
+pub const ID_BYTES: usize = 8;
+
+const WORD: &[u8] = b"IDS";
+
+/// Iterator over the ids of a request, with the position of the argument that contains each id.
+pub struct Ids<'a> {
+    args: Args<'a>,
+    at: usize,
+    step: usize,
+    takes_packed: bool,
+    packed: slice::Iter<'a, [u8; ID_BYTES]>,
+}
+
+impl<'a> Ids<'a> {
+    /// Iterates over the ids from argument `first` on. Skips options and an incomplete packed id.
+    #[inline]
+    pub fn new(spec: &Spec, args: Args<'a>, first: usize, step: usize) -> Ids<'a> {
+        let at = first_id(spec, args, first);
+        Ids { args, at, step, takes_packed: spec.has(flag::PACKED), packed: [].iter() }
+    }
+}
+
+impl Iterator for Ids<'_> {
+    type Item = (usize, u64);
+
+    #[inline]
+    fn next(&mut self) -> Option<(usize, u64)> {
+        if let Some(id) = self.packed.next() {
+            return Some((self.at - 1, u64::from_le_bytes(*id)));
+        }
+        while self.at < self.args.len() {
+            let (at, word) = (self.at, self.args.at(self.at));
+            self.at = at.saturating_add(self.step);
+            if let Some(id) = natural(word) {
+                return Some((at, id));
+            }
+            if self.takes_packed && word.eq_ignore_ascii_case(WORD) {
+                self.packed = self.args.at(self.at).as_chunks().0.iter();
+                self.at += 1;
+                if let Some(id) = self.packed.next() {
+                    return Some((at + 1, u64::from_le_bytes(*id)));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Returns the position of the packed ids, if the request has some.
+pub fn packed(spec: &Spec, args: Args<'_>) -> Option<usize> {
+    if !spec.has(flag::PACKED) {
+        return None;
+    }
+    let mut words = first_id(spec, args, MEMBER + 1)..args.len().saturating_sub(1);
+    words.find(|&at| is_ids(args.at(at))).map(|at| at + 1)
+}
+
+/// Returns the number of packed ids in a request; an upper bound for a command that takes none.
+pub fn count_packed(args: Args<'_>) -> usize {
+    let words = MEMBER + 1..args.len().saturating_sub(1);
+    words.filter(|&at| is_ids(args.at(at))).map(|at| args.at(at + 1).len() / ID_BYTES).sum()
+}
+
+/// Whether a word announces packed ids.
+#[inline]
+pub fn is_ids(word: &[u8]) -> bool {
+    word.eq_ignore_ascii_case(WORD)
+}
+
+/// Returns the ids of a packed string, or `None` if its length is not a multiple of [`ID_BYTES`].
+pub fn unpack(packed: &[u8]) -> Option<impl ExactSizeIterator<Item = u64> + use<'_>> {
+    let (ids, rest) = packed.as_chunks();
+    rest.is_empty().then(|| ids.iter().map(|id| u64::from_le_bytes(*id)))
+}
+
+/// Returns the position of the first id or of the word IDS. `first` is the position after the fixed
+/// arguments.
+#[inline]
+pub fn first_id(spec: &Spec, args: Args<'_>, first: usize) -> usize {
+    if spec.name == "ph.unseen" { unseen_options::read(args, first).1 } else { first }
+}

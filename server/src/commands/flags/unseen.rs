@@ -1,0 +1,297 @@
+//! PH.UNSEEN: the ids of a list whose flags a member has not set.
+//!
+//! A ranking service sends the candidates of a page and receives those that its viewer has not
+//! seen. The ids are tested in batches whose cache misses overlap. The result is kept in
+//! [`Scratch::unseen`] and written at the end, so a long request is one reply or one error.
+//!
+//! With MARK an id is part of the reply only if this request has set its flag. Of two concurrent
+//! requests of one member, one gets the id.
+
+use crate::commands::call::{Call, integer, put_once};
+use crate::commands::command::{Command, Group, Run::Long};
+use crate::commands::flags::phantom::space;
+use crate::commands::turn::{Answer, Answered};
+use crate::session::Scratch;
+use crate::session::unseen::UnseenOptions;
+use dataset::engines::ExistenceSpace;
+use node::command::error::{Refusal, refuse};
+use node::command::id_list::{MAX_PACKED_IDS, first_id, is_ids};
+use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, READ, flag};
+use phantom::{BATCH, Change, Member};
+use resp::Args;
+use std::ops::Range;
+
+const PHANTOM: Group = Group::new("phantom", "0.2.0", KeyArgs::ids_of(Of::Pairs));
+
+#[rustfmt::skip]
+pub(crate) const COMMANDS: &[Command] = &[
+    PHANTOM.row("ph.unseen", -4,
+        READ | flag::MAY_WRITE | flag::NAMED | flag::PER_ID | flag::PACKED,
+        "space member [LIMIT count] [BELOW <seen|unseen>] [BITS] [MARK] <IDS packed|id [id ...]>",
+        Long(unseen),
+        "Returns the ids whose flag the member has not set, in their order, at most LIMIT of \
+         them. Takes up to 100,000 ids. IDS takes and returns one string of little-endian u64; \
+         separate ids return integers, or a string above 2^63 - 1. BITS returns a bitmap with one \
+         bit per given id, the highest bit of a byte first. BELOW says how ids below the horizon \
+         count: as seen (the default) or unseen. MARK sets the flags of the returned ids in the \
+         same step, and needs the right to PH.ADD. Ids below the horizon cannot be marked.")
+        .linear("ids"),
+];
+
+/// Number of ids between two reads of the clock.
+const READ_GROUP: usize = 8 * BATCH;
+/// Same with MARK, where each id may be a write.
+const MARK_GROUP: usize = BATCH;
+
+fn unseen(call: &mut Call<'_>) -> Answered {
+    let space = space(call)?;
+    let member = Member::parse(call.args.at(MEMBER));
+    let first = first_id(call.spec, call.args, MEMBER + 1);
+    if first >= call.args.len() {
+        return Err(call.wrong_arity());
+    }
+    if call.step.begins_request() {
+        let is_packed = is_ids(call.args.at(first));
+        if !is_packed && call.args.len() - first > MAX_PACKED_IDS {
+            return Err(too_many());
+        }
+        call.scratch.unseen.options = read_options(call.args.until(first), is_packed)?;
+    }
+    call.read_ids(first)?;
+    let ids = call.scratch.ids.len();
+    if call.step.begins_items() {
+        call.scratch.unseen.restart(ids);
+    }
+    let marks = call.scratch.unseen.options.marks;
+    if marks {
+        call.admit_write()?;
+    }
+    let together = if marks { MARK_GROUP } else { READ_GROUP };
+    let answer = call.do_each(ids, together, |call, items| test(call, space, &member, items))?;
+    if matches!(answer, Answer::Continue(_)) && call.scratch.unseen.has_room() {
+        return Ok(answer);
+    }
+    call.scratch.unseen.write(&mut call.reply);
+    Ok(Answer::Done)
+}
+
+/// Returns the error for a request with too many ids.
+fn too_many() -> Refusal {
+    refuse!("ERR a request may have {MAX_PACKED_IDS} ids")
+}
+
+/// Parses the options of a request, given without its ids.
+pub(crate) fn read_options(args: Args<'_>, is_packed: bool) -> Result<UnseenOptions, Refusal> {
+    let (mut limit, mut below) = (None, None);
+    let mut options = UnseenOptions { is_packed, ..UnseenOptions::default() };
+    let mut words = args.from(MEMBER + 1).iter();
+    while let Some(word) = words.next() {
+        if word.eq_ignore_ascii_case(b"LIMIT") {
+            let count = integer(words.next().ok_or(Refusal::SYNTAX)?)?;
+            if count < 1 {
+                return Err(refuse!("ERR LIMIT must be > 0"));
+            }
+            put_once(&mut limit, usize::try_from(count).unwrap_or(usize::MAX))?;
+        } else if word.eq_ignore_ascii_case(b"BELOW") {
+            let side = words.next().ok_or(Refusal::SYNTAX)?;
+            let is_unseen = side.eq_ignore_ascii_case(b"unseen");
+            if !is_unseen && !side.eq_ignore_ascii_case(b"seen") {
+                return Err(Refusal::SYNTAX);
+            }
+            put_once(&mut below, is_unseen)?;
+        } else {
+            let option = match word.eq_ignore_ascii_case(b"BITS") {
+                true => &mut options.bits,
+                false => &mut options.marks,
+            };
+            if std::mem::replace(option, true) {
+                return Err(Refusal::SYNTAX);
+            }
+        }
+    }
+    options.limit = limit.unwrap_or(usize::MAX);
+    options.below_is_unseen = below.unwrap_or(false);
+    Ok(options)
+}
+
+/// Tests some ids and adds the unseen ones to the result, up to the limit.
+fn test(
+    call: &mut Call<'_>,
+    space: &ExistenceSpace,
+    member: &Member<'_>,
+    items: Range<usize>,
+) -> Outcome {
+    let engines = call.node.engines();
+    let Scratch { ids, unseen: result, .. } = &mut *call.scratch;
+    if !result.has_room() {
+        return Ok(());
+    }
+    let options = result.options;
+    let mut start = items.start;
+    let mut marked: Outcome = Ok(());
+    let tested = space.answer_batches(member, &ids[items], |ids, answers| {
+        let below = if options.below_is_unseen { 0 } else { answers.unknown };
+        let mut unseen = u32::MAX >> (BATCH - ids.len()) & !answers.yes & !below;
+        while unseen != 0 && result.has_room() && marked.is_ok() {
+            let at = unseen.trailing_zeros() as usize;
+            unseen &= unseen - 1;
+            if options.marks && answers.unknown >> at & 1 == 0 {
+                match engines.flag(space, ids[at], member) {
+                    Ok(Change::Changed) => {}
+                    // The horizon has passed the id since the test.
+                    Ok(Change::Unknown) if options.below_is_unseen => {}
+                    // Another request has set the flag since the test.
+                    Ok(Change::Unchanged | Change::Unknown) => continue,
+                    Err(error) => {
+                        marked = Err(error.into());
+                        break;
+                    }
+                }
+            }
+            result.push(start + at, ids[at]);
+        }
+        start += ids.len();
+    });
+    marked?;
+    Ok(tested?)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fuzz::commands::{Guest, alone};
+    use node::config::Config;
+    use std::collections::BTreeSet;
+
+    fn guest() -> (tempfile::TempDir, Guest) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.durability.dir = folder.path().to_path_buf();
+        let node = alone(&config);
+        (folder, Guest::new(&node))
+    }
+
+    fn packed(ids: impl IntoIterator<Item = u64>) -> Vec<u8> {
+        ids.into_iter().flat_map(u64::to_le_bytes).collect()
+    }
+
+    fn bulk(bytes: &[u8]) -> Vec<u8> {
+        [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+    }
+
+    /// Sends the words of `head` and one more argument.
+    async fn reply(guest: &mut Guest, head: &str, last: &[u8]) -> Vec<u8> {
+        let words: Vec<&str> = head.split(' ').collect();
+        let mut request = format!("*{}\r\n", words.len() + 1).into_bytes();
+        words.iter().for_each(|word| request.extend(bulk(word.as_bytes())));
+        request.extend(bulk(last));
+        guest.answers(&request).await
+    }
+
+    /// 20,000 ids, so that a request takes several turns with and without MARK.
+    fn candidates() -> Vec<u64> {
+        (0..20_000).map(|n| 1_000_000 + n * 7).collect()
+    }
+
+    #[tokio::test]
+    async fn long_packed_requests_select_the_unset_ids_in_order() {
+        let (_folder, mut guest) = guest();
+        let ids = candidates();
+        let seen: Vec<u64> = ids.iter().copied().filter(|id| id % 10 < 3).collect();
+        for some in seen.chunks(700) {
+            reply(&mut guest, "PH.ADD read 9 IDS", &packed(some.iter().copied())).await;
+        }
+        let all = packed(ids.iter().copied());
+        let exists = reply(&mut guest, "PH.EXISTS read 9 IDS", &all).await;
+        let lines: Vec<&[u8]> = exists.split(|&byte| byte == b'\n').skip(1).collect();
+        let unseen: Vec<u64> = ids
+            .iter()
+            .zip(lines)
+            .filter(|(_, line)| **line == *b":0\r")
+            .map(|(id, _)| *id)
+            .collect();
+        // False positives are rare.
+        assert!(unseen.len() > ids.len() - seen.len() - 20, "{}", unseen.len());
+        let select = |count: usize| bulk(&packed(unseen.iter().copied().take(count)));
+        assert!(reply(&mut guest, "PH.UNSEEN read 9 IDS", &all).await == select(ids.len()));
+        let some = reply(&mut guest, "PH.UNSEEN read 9 LIMIT 5000 IDS", &all).await;
+        assert!(some == select(5000));
+        let mut bitmap = vec![0u8; ids.len() / 8];
+        let unset: BTreeSet<u64> = unseen.iter().copied().collect();
+        for (at, _) in ids.iter().enumerate().filter(|(_, id)| unset.contains(id)) {
+            bitmap[at / 8] |= 0x80 >> (at % 8);
+        }
+        assert!(reply(&mut guest, "PH.UNSEEN read 9 BITS IDS", &all).await == bulk(&bitmap));
+    }
+
+    #[tokio::test]
+    async fn marks_of_a_long_request_end_at_the_limit() {
+        let (_folder, mut guest) = guest();
+        let ids = candidates();
+        let all = packed(ids.iter().copied());
+        let first = reply(&mut guest, "PH.UNSEEN read 9 LIMIT 15000 MARK IDS", &all).await;
+        assert!(first.starts_with(b"$120000\r\n"));
+        let rest = reply(&mut guest, "PH.UNSEEN read 9 IDS", &all).await;
+        let none = reply(&mut guest, "PH.UNSEEN read 9 IDS", &first[9..first.len() - 2]).await;
+        assert_eq!(none, b"$0\r\n\r\n");
+        // Some unset ids may seem set.
+        assert!(rest.len() > 8 * 4990 && rest.len() < 8 * 5000 + 20, "{}", rest.len());
+        let marked = reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &all).await;
+        assert!(marked == rest);
+        assert_eq!(reply(&mut guest, "PH.UNSEEN read 9 IDS", &all).await, b"$0\r\n\r\n");
+    }
+
+    #[tokio::test]
+    async fn separate_ids_return_integers() {
+        let (_folder, mut guest) = guest();
+        let ids: Vec<String> = (1_000_000..1_003_000u64).map(|id| id.to_string()).collect();
+        let head = |options: &str| format!("PH.UNSEEN read 9 {options}{}", ids.join(" "));
+        let integers = |ids: &[String]| {
+            let lines: String = ids.iter().map(|id| format!(":{id}\r\n")).collect();
+            format!("*{}\r\n{lines}:5\r\n", ids.len() + 1).into_bytes()
+        };
+        assert!(reply(&mut guest, &head(""), b"5").await == integers(&ids));
+        let some = reply(&mut guest, &head("LIMIT 2000 MARK "), b"5").await;
+        assert!(some == [&b"*2000\r\n"[..], &integers(&ids[..2000])[7..2000 * 10 + 7]].concat());
+        let rest = reply(&mut guest, &head(""), b"5").await;
+        assert!(rest.len() < 1001 * 10 + 7, "{}", rest.len());
+    }
+
+    #[tokio::test]
+    async fn requests_have_a_maximum_number_of_ids() {
+        let (_folder, mut guest) = guest();
+        let most = packed(0..100_000);
+        let error: &[u8] = b"-ERR IDS may have 100000 ids\r\n";
+        let many = packed(0..100_001);
+        for head in ["PH.UNSEEN read 9 IDS", "PH.EXISTS read 9 IDS", "PH.ADD read 9 IDS"] {
+            assert_eq!(reply(&mut guest, head, &many).await, error, "{head}");
+        }
+        assert_eq!(reply(&mut guest, "FEED.GET home 9 IDS", &many).await, error);
+        let words = vec!["7"; 100_000].join(" ");
+        let separate = reply(&mut guest, &format!("PH.UNSEEN read 9 {words}"), b"7").await;
+        assert_eq!(separate, b"-ERR a request may have 100000 ids\r\n");
+        let unseen = reply(&mut guest, "PH.UNSEEN read 9 IDS", &most).await;
+        assert!(unseen == bulk(&most));
+        // A long member is hashed for each id.
+        let member = "x".repeat(1 << 20);
+        let long = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..5)).await;
+        let error: &[u8] = b"-ERR a viewer or member of 1048576 bytes may come with 4 ids\r\n";
+        assert_eq!(long, error);
+        let few = reply(&mut guest, &format!("PH.UNSEEN read {member} IDS"), &packed(0..4)).await;
+        assert!(few == bulk(&packed(0..4)));
+    }
+
+    #[tokio::test]
+    async fn transactions_count_packed_ids_as_arguments() {
+        let (_folder, mut guest) = guest();
+        assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
+        let queued = reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &packed(0..32_768)).await;
+        assert!(queued.starts_with(b"-ERR the commands of a transaction may have 32768"));
+        assert!(guest.answers(b"EXEC\r\n").await.starts_with(b"-EXECABORT"));
+        assert_eq!(guest.answers(b"MULTI\r\n").await, b"+OK\r\n");
+        let some = packed(0..10_000);
+        reply(&mut guest, "PH.UNSEEN read 9 MARK IDS", &some).await;
+        let exec = guest.answers(b"EXEC\r\n").await;
+        assert!(exec == [b"*1\r\n", &bulk(&some)[..]].concat());
+        assert_eq!(reply(&mut guest, "PH.UNSEEN read 9 IDS", &some).await, b"$0\r\n\r\n");
+    }
+}
