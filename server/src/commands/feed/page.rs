@@ -31,8 +31,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          one string: for each id the counters as little-endian i64, then the flags as signed \
          bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four \
          counters and two flags. EXACT looks up set flags in their ledgers (ledger = \"exact\"), \
-         so that none is a false positive; each set flag costs a disk read. IDS takes one string of little-endian u64. MARK also applies an \
-         action to each id after reading it, and needs the permission for FEED.ACT. The action \
+         so that none is a false positive; each set flag costs a disk read. IDS takes one string \
+         of little-endian u64. MARK also applies an action to each id after reading it, and needs the permission for FEED.ACT. The action \
          must move exactly one counter; of an entry with several ids it applies to the first. An \
          id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
          log cannot be written), the rows are complete and the error follows as an extra element; \
