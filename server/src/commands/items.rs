@@ -1,10 +1,10 @@
-//! Loop of commands over many items: ids, keys or set members.
+//! Loop over the items of a command: ids, keys or set members.
 //!
 //! A handler checks all items before it executes the first. For a short request both happen in one
 //! call. A long request yields the worker: the handler returns [`Answer::Continue`] after
 //! [`TURN_ITEMS`] items or [`TURN_TIME`], and the request loop calls it again with that step
-//! (`long_request.rs`). The request's own [`Scratch`](crate::session::Scratch) keeps intermediate
-//! results.
+//! (`long_request.rs`). A long request has its own [`Scratch`](crate::session::Scratch) for
+//! intermediate results.
 
 use crate::commands::call::Call;
 use crate::commands::turn::{Answer, Answered, Step};
@@ -13,14 +13,15 @@ use node::command::spec::Outcome;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Maximum number of items per turn of a long request.
+/// Maximum number of items per handler call of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
 const TURN_TIME: Duration = Duration::from_millis(2);
 /// Number of items between two reads of the clock.
 pub(crate) const FEW: usize = 8;
 
 impl Call<'_> {
-    /// Checks the items of this turn. [`Call::do_each`] starts only after all items are checked.
+    /// Checks the items of this handler call. [`Call::do_each`] starts only after all items are
+    /// checked.
     #[inline]
     pub(crate) fn check_each(
         &mut self,
@@ -37,7 +38,7 @@ impl Call<'_> {
         check(self, from..end)
     }
 
-    /// Executes items in groups of `together` until the turn's budget is spent.
+    /// Executes items in groups of `together` until the budget of this handler call is spent.
     #[inline]
     pub(crate) fn do_each(
         &mut self,
@@ -64,7 +65,7 @@ impl Call<'_> {
         Ok(if at < items { Answer::Continue(Step::Do(at)) } else { Answer::Done })
     }
 
-    /// Returns the items of this turn; the last ones may be deferred to the next turn.
+    /// Returns the items of this handler call. The last ones may be deferred to the next call.
     #[inline]
     pub(crate) fn items_of_turn(&self, items: usize) -> Range<usize> {
         match self.step {
