@@ -8,7 +8,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=TIDEMARK_COMMIT");
     let var = |name: &str| std::env::var(name).unwrap_or_default();
-    // A debug build has no commit id, so that a commit does not relink all tests.
+    // A debug build has no commit id, because each commit would relink all tests.
     let commit = match (var("TIDEMARK_COMMIT"), var("PROFILE").as_str()) {
         (named, _) if !named.is_empty() => Some(named),
         (_, "release") => commit(),

@@ -1,4 +1,4 @@
-//! Helpers shared by benchmarks that compare Tidemark with real peers.
+//! Helpers shared by benchmarks that compare Tidemark with other servers.
 
 pub mod play;
 

@@ -5,7 +5,7 @@ use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 
-/// Returns a post id of 16 digits, with gaps, as microblogs use them.
+/// Returns a post id with 16 digits. As in microblogs, there are gaps between ids.
 pub fn post(index: u64) -> u64 {
     3_631_614_501_919_378 + index * 4194
 }
@@ -53,7 +53,7 @@ pub fn load() -> String {
     text.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Median; the higher of the two middle values for an even number.
+/// Median. For an even number of values, the higher of the two middle ones.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

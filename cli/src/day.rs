@@ -1,10 +1,10 @@
-//! Generates a realistic day of a microblog: post ids, counts and readers.
+//! Generates a realistic day of a microblog: posts with their ids and counts, and their readers.
 //!
 //! - Ids are `(unix - 515483463) << 22 | low bits`, like Weibo's public 16-digit ids. They increase
 //!   with time, and their gaps follow the hour of the day.
 //! - Counts are heavy-tailed (log-normal, sigma about 2). The mean is 39 likes and 2,900 reads; the
 //!   median post has five likes. Two thirds of the posts have no repost and no comment.
-//! - Readers are drawn by activity and prefer recent posts.
+//! - Active users read more, and users prefer recent posts.
 //!
 //! The same seed generates the same day.
 
@@ -61,8 +61,8 @@ pub fn posts(seed: u64, count: usize) -> Vec<Post> {
 }
 
 fn counts(rng: &mut fastrand::Rng) -> [u64; 4] {
-    // Likes imply reads, so all counts share one draw for the post's fame. Each count adds its own
-    // variance.
+    // A post with many likes also has many reads, so all counts share one draw for its popularity.
+    // Each count has an additional variance of its own.
     let fame = normal(rng);
     let mut draw = |mean: f64, sigma: f64, own: f64| {
         let z = fame * (1.0 - own * own).sqrt() + own * normal(rng);

@@ -1,9 +1,9 @@
 //! `tidemark demo`: starts a server, loads a generated day, prints a feed page, and compares the
 //! memory with Redis.
 //!
-//! All data goes through a real socket and the real commands; only the sizes are read from the
-//! engines. If `redis-server` is on the PATH, the demo measures its `used_memory` with the same
-//! posts as hashes and the same likes as sets.
+//! All data goes through a real socket and the real commands. Only the sizes come directly from the
+//! engines. If `redis-server` is on the PATH, the demo also measures Redis's `used_memory` with the
+//! same posts as hashes and the same likes as sets.
 
 use crate::day;
 use crate::day::Post;
@@ -27,10 +27,10 @@ const USERS: u64 = 50_000;
 const SEED: u64 = 20_260_101;
 /// Number of pages requested sequentially for the timing.
 const PAGES: u32 = 2_000;
-/// Number of posts loaded into Redis. Its bytes per post do not depend on the number.
+/// Number of posts loaded into Redis. Redis's bytes per post do not depend on this number.
 const REDIS_POSTS: usize = 50_000;
 
-/// Prints a line. A closed standard output (`| head`) is an error and ends the demo.
+/// Prints a line. A closed standard output (`| head`) is an error that ends the demo.
 macro_rules! say {
     ($($words:tt)*) => { writeln!(io::stdout(), $($words)*)? };
 }
@@ -60,7 +60,7 @@ pub struct DemoArgs {
     pub exit: bool,
 }
 
-/// Runs the demo until it is done (`--exit`) or the server is stopped.
+/// Runs the demo until it has printed the page (`--exit`) or the server is stopped.
 pub fn run(args: &DemoArgs) -> io::Result<()> {
     let folder = tempfile::Builder::new().prefix("tidemark-demo-").tempdir()?;
     let mut config = Config::default();
@@ -78,7 +78,7 @@ pub fn run(args: &DemoArgs) -> io::Result<()> {
     // From here on, Ctrl-C stops the server cleanly and deletes its folder.
     server.on_signals()?;
     match show_day(args, &server, &config, port) {
-        // A stop of the server also closes the connection, so an error of it is ignored.
+        // A stopped server also closes the connection, so the connection's error is ignored.
         _ if server.is_stopped() => {}
         Ok(()) => {}
         Err(error) => {
@@ -104,7 +104,7 @@ fn show_day(
     load_posts(&mut client, &posts)?;
     load_readings(&mut client, &posts, readings)?;
 
-    // Every fifth of the newest posts, so that the page spans some time.
+    // Takes every fifth of the newest posts, so that the page spans a longer time.
     let page: Vec<Post> = posts.iter().rev().step_by(5).take(20).copied().collect();
     let mut request: Vec<Vec<u8>> =
         vec![b"FEED.GET".into(), b"home".into(), VIEWER.to_string().into()];
@@ -270,12 +270,12 @@ struct PerEntry {
 
 /// Memory of Tidemark and Redis.
 struct Costs {
-    /// Tables of the generated day, partly empty.
+    /// Tables of the generated day, which are only partly full.
     young: PerEntry,
     young_entries: (u64, u64),
     full: Full,
     redis: PerEntry,
-    /// Version of the measured Redis, `None` if it was not measured.
+    /// Version of the measured Redis; `None` if none was measured.
     redis_version: Option<String>,
 }
 
@@ -423,7 +423,8 @@ fn redis(posts: &[Post]) -> io::Result<(PerEntry, String)> {
         client.push(&command.map(str::as_bytes));
     })?;
     let with_posts = used_memory(&mut client)?;
-    // Half of the posts get ten likers each, as integer sets: Redis's smallest representation.
+    // Half of the posts get ten likers each, stored as integer sets, Redis's smallest
+    // representation.
     const LIKERS: usize = 10;
     let likes = sample.len() / 2 * LIKERS;
     let pairs = day::readings(SEED, sample.len(), USERS).enumerate();

@@ -1,8 +1,8 @@
 //! `tidemark export`: writes the rows of a counter space as CSV, as JSON lines, or into a Redis.
 //!
-//! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists during
-//! the whole scan appears at least once. In a cluster, the export reads all masters. Flags cannot
-//! be exported, because a filter cannot list its members.
+//! `CNT.SCAN` lists the rows in memory and on disk while writes continue. A row that exists
+//! throughout the scan appears at least once. In a cluster, the export reads all masters. Flags
+//! cannot be exported, because a filter cannot list its members.
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
@@ -71,15 +71,16 @@ enum Target {
     Redis(Remote, Pattern),
 }
 
-/// A temporary file in the folder of the output file, which it replaces when complete.
+/// Temporary file in the folder of the output file. It replaces the output file when it is
+/// complete.
 struct Beside {
     path: PathBuf,
     to: PathBuf,
 }
 
 impl Beside {
-    /// Returns `None` if the path exists and is no regular file (/dev/stdout, a pipe), which cannot
-    /// be replaced.
+    /// Returns `None` if the path exists and is not a regular file (/dev/stdout, a pipe), because
+    /// it cannot be replaced.
     fn of(path: &Path) -> Option<Beside> {
         let to = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if to.exists() && !to.is_file() {
@@ -183,7 +184,7 @@ impl Target {
                             .iter()
                             .fold(id.to_string(), |line, value| format!("{line},{value}")),
                         Format::Jsonl => {
-                            // Field names need no escapes.
+                            // Field names contain no characters that need escapes.
                             let pairs = fields.iter().zip(values);
                             let pairs: String =
                                 pairs.map(|(name, value)| format!(",\"{name}\":{value}")).collect();

@@ -6,7 +6,7 @@ use node::config::Config;
 use std::fmt::Display;
 
 const SEED: u64 = 20_260_102;
-/// Pairs per table of this measurement. Larger tables need the same memory per pair.
+/// Number of pairs per table in this measurement. Larger tables use the same memory per pair.
 const PAIRS_PER_TABLE: u64 = 1 << 20;
 /// Number of flag tables to fill. The first ones are smaller than the rest.
 const TABLES: usize = 6;

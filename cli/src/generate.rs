@@ -1,4 +1,4 @@
-//! `tidemark completions` and `tidemark man`: generated from the definition of the command line.
+//! `tidemark completions` and `tidemark man`: generated from the command line's definition.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

@@ -63,7 +63,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
     let differences =
         args.config.as_deref().map(|file| differences(&args.dir, file)).transpose()?;
     let mut out = io::stdout().lock();
-    // A reader that closes the pipe early is not an error.
+    // A closed pipe is not an error.
     for finding in &report.findings {
         let mark = match finding.severity {
             Severity::Good => "ok    ",
@@ -103,7 +103,7 @@ fn differences(dir: &Path, file: &Path) -> Result<Vec<String>, String> {
     Ok(catalogue.completed(&options).differences(&options, &config.lists))
 }
 
-/// Checks the files of the server that are not part of the store.
+/// Checks the server's files that are not part of the store.
 fn check_ours(dir: &Path, report: &mut Report) {
     let role =
         |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
@@ -138,7 +138,7 @@ pub(super) fn dump(args: &DumpArgs) -> Result<(), String> {
         .unwrap_or(std::path::Path::new("."));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let outcome = store::dump(&disk(dir)?, name, args.payloads, &mut out);
-    // Print what was readable before the error.
+    // Print the part that was readable before the error.
     let _ = out.flush();
     match outcome {
         Err(store::Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {

@@ -1,5 +1,5 @@
-//! The command line of `tidemark`. Each file implements one subcommand. Tests run subcommands in
-//! their own process.
+//! The command line of `tidemark`. Each file implements one subcommand. Tests call subcommands
+//! within their own process.
 #![forbid(unsafe_code)]
 
 mod cluster;
@@ -62,7 +62,7 @@ enum Command {
     Man(generate::ManArgs),
 }
 
-/// Runs the program.
+/// Runs the command line.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),

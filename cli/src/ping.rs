@@ -20,7 +20,7 @@ pub(super) struct PingArgs {
     wait: u64,
 }
 
-/// Timeout of an attempt. `PAUSE`: time between attempts.
+/// Timeout of one attempt. `PAUSE`: time between two attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(200);
 

@@ -52,7 +52,7 @@ fn until(text: &str) -> Result<Until, String> {
     })
 }
 
-/// Returns the archive next to the backup, or in one of the folders above it.
+/// Returns the archive next to the backup, or next to one of its parent folders.
 fn archive_of(backup: &Path) -> Option<PathBuf> {
     let backup = std::path::absolute(backup).ok()?;
     backup.ancestors().skip(1).take(4).map(|above| above.join(ARCHIVE)).find(|path| path.is_dir())

@@ -87,16 +87,16 @@ pub(super) fn run(args: &ServeArgs) -> Result<(), String> {
 }
 
 fn write_log(format: LogFormat) {
-    // rskafka logs each of its attempts; the ingest logs an unreachable broker once.
+    // rskafka logs each of its attempts, whereas the ingest logs an unreachable broker once.
     let usual =
         || Targets::new().with_default(LevelFilter::INFO).with_target("rskafka", LevelFilter::OFF);
-    // RUST_LOG: a level, or targets with levels (`info,store=debug`).
+    // RUST_LOG holds a level, or targets with levels (`info,store=debug`).
     let filter = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let lines = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .with_target(false)
-        // The subscriber would report its own write errors on stderr, which panics if stderr is
+        // Otherwise the subscriber reports its own write errors on stderr, and panics if stderr is
         // closed or its disk is full.
         .log_internal_errors(false);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {

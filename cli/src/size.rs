@@ -1,4 +1,4 @@
-//! `tidemark size`: computes the resources for a workload, with formulas, and prints matching
+//! `tidemark size`: computes the resources for a workload from formulas, and prints matching
 //! settings.
 
 use super::terminal::{Align, Paint, grouped, table};
@@ -6,13 +6,14 @@ use clap::Args;
 use node::config::Durability;
 use std::fmt::Write;
 
-/// Bytes per outlier: a word of the aux dictionary at its typical fill.
+/// Bytes per outlier: one word of the aux dictionary at its typical fill.
 const OUTLIER_BYTES: f64 = 10.5;
 /// Average fill of a table of flags. Tables close early to leave room for late flags.
 const FILL: f64 = 0.91;
 /// Number of small tables at the beginning of a counter space.
 const FIRST_TABLES: u64 = 2;
-/// Server memory per byte of tables: tables being replaced, and additional late flags.
+/// Ratio of server memory to table bytes: covers tables that are being replaced and additional late
+/// flags.
 const MARGIN: f64 = 1.25;
 /// Overhead of a row in a cold file, in bytes, in addition to its packed bits.
 const COLD_OVERHEAD_BYTES: f64 = 0.5;
@@ -22,10 +23,10 @@ const LEDGER_PAIR_BYTES: f64 = 5.0;
 const LEDGER_PAIR_BITS: f64 = 0.5;
 /// Log bytes of a like: a row and a pair, packed.
 const LOG_BYTES_PER_WRITE: f64 = 10.0;
-/// Memory of the process without its tables: buffers, cache, code.
+/// Memory of the process in addition to its tables: buffers, cache, code.
 const PROCESS_BYTES: f64 = 256e6;
-/// Core time in seconds of a page of 20 posts without pipelining, of a write, and of a like in the
-/// ledger.
+/// Core time in seconds: for a page of 20 posts without pipelining, for a write, and for a like in
+/// the ledger.
 const PAGE_CORE_S: f64 = 10e-6;
 const WRITE_CORE_S: f64 = 1.5e-6;
 const LEDGER_CORE_S: f64 = 1.4e-6;
@@ -131,7 +132,7 @@ pub struct Flags {
     pub tables: u64,
     /// Memory of the tables, in bytes.
     pub bytes: f64,
-    /// Number of pairs in the ledger, for the whole retention. `None` without a ledger.
+    /// Number of pairs in the ledger over the whole retention; `None` without a ledger.
     pub ledger_pairs: Option<f64>,
 }
 
@@ -141,7 +142,7 @@ impl Flags {
         self.ledger_pairs.unwrap_or(0.0) * LEDGER_PAIR_BITS / 8.0
     }
 
-    /// Bytes on disk: the ledger and the filters that are not in memory.
+    /// Bytes on disk: the ledger, and filters that are not in memory.
     pub fn disk_bytes(&self) -> f64 {
         let pairs = self.ledger_pairs.unwrap_or(0.0);
         pairs * LEDGER_PAIR_BYTES + (pairs - self.flags).max(0.0) * self.bits / 8.0
@@ -169,7 +170,7 @@ pub struct Plan {
     pub cold_rows: f64,
     /// Bytes per row on disk.
     pub cold_row_bytes: f64,
-    /// Likes and read marks per day.
+    /// Number of likes and read marks per day.
     pub writes_per_day: f64,
     /// Bytes of the reply to one page.
     pub page_bytes: f64,
@@ -177,7 +178,8 @@ pub struct Plan {
     pub request_bytes: f64,
 }
 
-/// Returns the power of two for about `parts` tables with `all` entries in total.
+/// Returns the number of entries per table, a power of two, that divides `all` entries into about
+/// `parts` tables.
 fn per_table(all: f64, parts: f64) -> u64 {
     let wanted = (all / parts).clamp(65_536.0, f64::from(1 << 28));
     1 << (wanted.log2().round() as u32)
@@ -218,8 +220,8 @@ impl Plan {
             ledger_pairs: Some(posts * args.likes_per_post * args.retention_days),
             ..flags("liked", args.likes_per_post, like_days)
         };
-        // A counter is `:` digits CR LF, with half of the digits that its width allows. A flag is
-        // `:0` CR LF.
+        // A counter takes `:`, its digits and CR LF, with half of the digits that its width allows.
+        // A flag takes `:0` CR LF.
         let digits: f64 =
             widths.iter().map(|&bits| (f64::from(bits) * 0.301 / 2.0).max(1.0) + 3.0).sum();
         let page_posts = args.page_posts as f64;
@@ -272,7 +274,7 @@ impl Plan {
         (self.table_bytes() + self.ledger_memory()) * MARGIN + PROCESS_BYTES
     }
 
-    // Long: one row of the output table after the other.
+    // Long: prints the output table row by row.
     fn text(&self, args: &SizeArgs) -> String {
         let mut rows = vec![["what", "value", "formula"].map(str::to_owned).to_vec()];
         let mut add = |what: &str, value: String, formula: String| {
@@ -369,15 +371,15 @@ impl Plan {
         out
     }
 
-    /// Cores that the writes of the peak need.
+    /// Number of cores that the writes need at the peak.
     fn write_cores(&self, args: &SizeArgs) -> f64 {
         let likes_per_day = args.posts_per_day as f64 * args.likes_per_post;
         let day_s = self.writes_per_day * WRITE_CORE_S + likes_per_day * LEDGER_CORE_S;
         day_s / 86_400.0 * args.peak
     }
 
-    /// Returns the number of replicas. Each server has all data and applies all writes. The
-    /// replicas share the pages, and one spare replaces a failed server.
+    /// Returns the number of replicas. Each server has all data, and applies all writes. The
+    /// replicas share the page requests, and one spare replica covers a failed server.
     fn replicas(&self, args: &SizeArgs) -> u64 {
         let pages = args.pages_per_second * PAGE_CORE_S * args.page_posts as f64 / 20.0;
         let left = (args.cores * CORE_USE - self.write_cores(args)).max(args.cores * 0.05);

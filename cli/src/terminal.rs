@@ -1,4 +1,4 @@
-//! Terminal output: colour if supported, numbers with separators, tables that fit 80 columns.
+//! Terminal output: colour if supported, numbers with separators, and tables that fit 80 columns.
 
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};

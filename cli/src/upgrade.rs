@@ -1,6 +1,6 @@
-//! `tidemark upgrade`: makes a replica with the new program the master, so that the old master can
-//! be upgraded next. It loses no acknowledged write, and Sentinels learn of the new master
-//! (`FAILOVER`).
+//! `tidemark upgrade`: makes a replica with the new version the master, so that the old master can
+//! be upgraded next. The exchange loses no acknowledged write, and Sentinels learn of the new
+//! master (`FAILOVER`).
 
 use clap::Args;
 use node::client::connect::{ConnectArgs, Link, within};
@@ -32,8 +32,8 @@ pub(super) struct UpgradeArgs {
 }
 
 const ASK_EVERY: Duration = Duration::from_millis(5);
-/// Maximum lag of the new master before the exchange. Writes would wait too long for a replica with
-/// more lag.
+/// Maximum lag of the new master before the roles are exchanged. With more lag, writes would wait
+/// too long for the replica.
 const MAX_LAG_BYTES: u64 = 1 << 20;
 
 pub(super) fn run(args: &UpgradeArgs) -> Result<(), String> {
@@ -135,7 +135,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
     let began = Instant::now();
     let ms = timeout.as_millis().to_string();
     let order = ["FAILOVER", "TO", &host, &port, "TIMEOUT", &ms].map(str::as_bytes);
-    // After an earlier switch, it takes some seconds until all Sentinels have published a hello.
+    // After an earlier switch, some seconds pass until all Sentinels have published a hello.
     while let Err(error) = within(timeout, old.ask(&order)).await {
         let error = error.to_string();
         if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {

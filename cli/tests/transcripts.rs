@@ -1,8 +1,8 @@
-//! Runs the golden transcripts in `tests/scripts`. Each file is a test, so that `cargo test --test
-//! transcripts feed` runs the stories of one folder.
+//! Runs the golden transcripts in `tests/scripts`. Each file is one test, so
+//! `cargo test --test transcripts feed` runs the transcripts of one folder.
 //!
 //! `cargo xtask transcripts --rewrite` (`TIDEMARK_REWRITE=1`) writes the current replies to the
-//! files. Read the diff before you commit it.
+//! files. Read the diff before committing it.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ fn stories() -> Vec<(String, PathBuf)> {
 fn run(path: &Path) -> Result<(), Failed> {
     let outcome = harness::transcript::run(path)?;
     if std::env::var_os("TIDEMARK_REWRITE").is_some() {
-        // Other tests read the stories concurrently.
+        // Other tests read the transcripts concurrently.
         if fs::read_to_string(path)? != outcome.text {
             fs::write(path, outcome.text)?;
         }
@@ -48,7 +48,7 @@ fn run(path: &Path) -> Result<(), Failed> {
     }
 }
 
-/// Checks that each story begins with a sentence about its subject.
+/// Checks that each transcript begins with a sentence about its subject.
 fn every_story_begins_with_a_sentence() -> Result<(), Failed> {
     let stories = stories();
     if stories.len() < 40 {
@@ -68,7 +68,7 @@ fn every_story_begins_with_a_sentence() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Returns the commands of the stories, each with the first line of its reply.
+/// Returns the commands in the transcripts, each with the first line of its reply.
 fn told() -> Vec<(String, String)> {
     let mut told = Vec::new();
     for (_, path) in stories() {
@@ -90,9 +90,9 @@ fn told() -> Vec<(String, String)> {
     told
 }
 
-/// Checks that each command about spaces, views, actions, rows and forgotten ids in
-/// docs/commands.md has a story with a success and a story with an error. Each keyword of its usage
-/// (WIDEN, TOKEN, BINARY) must occur in some story.
+/// Checks the transcript tests of commands about spaces, views, actions, rows and forgotten ids in
+/// docs/commands.md: each command must occur with a success and with an error. Each keyword of its
+/// usage (WIDEN, TOKEN, BINARY) must occur in some transcript.
 fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
     let docs = fs::read_to_string(root().join("docs/commands.md"))?;
     let wanted = ["Spaces and tables", "Views and actions", "Counters"];
@@ -142,7 +142,7 @@ fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
     }
 }
 
-/// Checks that some story sets each key of the configuration's spaces, views and actions by a
+/// Checks that some transcript sets each key of the configuration's spaces, views and actions by a
 /// command.
 fn stories_give_every_option_by_command() -> Result<(), Failed> {
     let config = fs::read_to_string(root().join("config/tidemark.toml"))?;
@@ -186,7 +186,7 @@ fn stories_give_every_option_by_command() -> Result<(), Failed> {
     }
 }
 
-/// Checks that replies look as in redis-cli, in RESP2 and RESP3.
+/// Checks that replies are printed as by redis-cli, in RESP2 and RESP3.
 fn replies_are_printed_as_redis_cli_prints_them() -> Result<(), Failed> {
     harness::transcript::compare_with_redis_cli(&[
         &["SET", "post:17:like", "5"],
@@ -214,7 +214,7 @@ fn replies_are_printed_as_redis_cli_prints_them() -> Result<(), Failed> {
 
 fn main() {
     let mut args = Arguments::from_args();
-    // Stories mostly wait, so many can run concurrently.
+    // Transcript tests mostly wait, so many of them can run concurrently.
     args.test_threads = args.test_threads.or(Some(8));
     let stories = stories().into_iter().map(|(name, path)| Trial::test(name, move || run(&path)));
     let mut tests: Vec<Trial> = stories.collect();

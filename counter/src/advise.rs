@@ -1,9 +1,10 @@
 //! Width advice: the field widths that take the fewest bytes for the current values.
 //!
-//! Each additional bit costs one bit per row; each bit less sends more values to the aux
-//! dictionary, at [`AUX_BITS`] each. A bucket holds a whole number of rows, so only the sum of all
-//! widths matters, and only where one more row fits. The search finds the best widths for *every*
-//! sum (a knapsack by dynamic programming) and then picks the sum with the fewest bytes.
+//! Each additional bit of width costs one bit per row. Each bit less moves more values to the aux
+//! dictionary, at [`AUX_BITS`] each. A bucket holds a whole number of rows. Only the sum of all
+//! widths therefore matters, and only if it changes the number of rows per bucket. The search finds
+//! the best widths for *every* sum (a knapsack by dynamic programming) and then picks the sum with
+//! the fewest bytes.
 
 use crate::schema::{MAX_ROW_BITS, Schema};
 use crate::sizing;
@@ -180,8 +181,8 @@ impl Space {
         advice
     }
 
-    /// [`Space::advise`] including rows outside memory. `elsewhere` is their number; `sample`
-    /// passes about the requested number of them to a function.
+    /// Like [`Space::advise`], but includes rows outside memory. `elsewhere` is the number of those
+    /// rows; `sample` passes about as many of them as requested to a function.
     pub fn advise_with<E>(
         &self,
         elsewhere: u64,
@@ -203,7 +204,7 @@ impl Space {
                 });
             }
         }
-        // Outliers: all rows of a space that has just started, few otherwise.
+        // Reads all outliers: they are all rows of a new space, and few rows of any other.
         let mut waiting = Vec::new();
         self.outliers.for_each(|id, row| {
             waiting.push(id);
@@ -212,8 +213,8 @@ impl Space {
             fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
         });
         let mut crowds = crowds(&tables);
-        // The density of ids is known for tables only. Use the table of the median row, or the
-        // newest one if all rows are elsewhere.
+        // Only tables have a known density of ids. Use that of the median row's table, or of the
+        // newest table if no row is in memory.
         let mut newest = crowds.last().map_or(1.0, |crowd| crowd.0);
         if elsewhere == 0 && !waiting.is_empty() {
             waiting.sort_unstable();
@@ -307,7 +308,7 @@ mod tests {
     use super::*;
     use crate::{Options, Schema};
 
-    /// F6. A space with fewer than 64 ids keeps all rows as outliers.
+    /// A space with fewer than 64 ids keeps all rows as outliers.
     #[test]
     fn advice_is_given_of_a_space_that_has_hardly_begun() {
         let space = Space::new(Options::new(Schema::parse("a:30 b:2").unwrap())).unwrap();
@@ -326,8 +327,8 @@ mod tests {
     fn what_fits_is_counted_as_the_layout_stores_it() {
         let mut d = Distribution::EMPTY;
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
-        // One bit holds only 0; eight bits hold up to 254; 63 all but the largest; 64 all but the
-        // negative value.
+        // One bit holds only 0, eight bits up to 254, 63 bits all but the largest value, and 64
+        // bits all but the negative one.
         assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.wide_values, 2);
     }
@@ -347,7 +348,7 @@ mod tests {
         while space.maintain() {}
         let advice = space.advise().unwrap();
         assert_eq!(advice.schema(), "a:6 b:10", "{advice}");
-        // Nine times as many rows elsewhere, with larger values.
+        // Nine times as many rows outside memory, with larger values.
         let elsewhere = space.rows() * 9;
         let cold = space.advise_with(elsewhere, |most, f| {
             assert_eq!(most, elsewhere);
@@ -363,15 +364,15 @@ mod tests {
         while space.maintain() {}
         let closed = space.tables();
         let big = closed.iter().max_by_key(|t| t.rows).unwrap();
-        // Excludes fixed bytes per table, which matter for so few rows.
+        // Excludes the fixed bytes per table, which dominate with so few rows.
         let off =
             (big.bytes - big.extend_bytes) as f64 / big.rows as f64 / advice.best_bytes_per_row;
         assert!((0.9..1.1).contains(&off), "{advice}\n{big:?}");
         assert!(space.advise().unwrap().saving() < 0.02);
     }
 
-    /// Compares the advice with an exhaustive search over all widths of three fields. The cost of
-    /// each choice is that of the actual table size and of the values that escape.
+    /// Compares the advice with an exhaustive search over all widths of three fields. The cost of a
+    /// choice is the actual table size plus the aux entries of the values that do not fit.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn no_widths_are_better_than_those_advised() {

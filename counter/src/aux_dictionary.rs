@@ -59,7 +59,8 @@ struct ShardData {
 
 struct WideValues {
     values: BTreeMap<u64, i64>,
-    /// Covers all values. While the shard is locked, also those reserved or removed.
+    /// Covers all stored values. While the shard is locked, it also covers values that the current
+    /// write reserves or removes.
     reservation: Reservation,
 }
 
@@ -84,7 +85,7 @@ fn key_of(position: u64, field: usize) -> u64 {
 }
 
 impl Array {
-    /// `reservation` covers [`Array::bytes_of`] `len` words.
+    /// Creates an array of `len` words; `reservation` covers its bytes.
     fn new(len: usize, reservation: Reservation) -> Arc<Array> {
         Arc::new(Array {
             words: (0..len).map(|_| AtomicU64::new(UNUSED)).collect(),
@@ -100,8 +101,8 @@ impl Array {
     fn find(&self, key: u64) -> Option<(usize, u64)> {
         let len = self.words.len();
         let mut at = self.home(key);
-        // By A1 the loop ends earlier. The bound protects a reader that is constantly overtaken by
-        // writers of other rows.
+        // By A1 the loop ends at an unused word. The bound protects a reader that writers of other
+        // rows constantly overtake.
         for _ in 0..len {
             let word = self.words[at].load(Relaxed);
             if word >> VALUE_BITS == key + 2 {
@@ -121,7 +122,7 @@ impl Array {
         ((u128::from(hash) * self.words.len() as u128) >> 64) as usize
     }
 
-    /// Stores a new entry in the first free word. Returns whether the word was a deleted entry.
+    /// Stores a new entry in the first free word. Returns whether that word held a deleted entry.
     fn insert(&self, word: u64) -> bool {
         let mut at = self.home((word >> VALUE_BITS) - 2);
         loop {
@@ -205,14 +206,15 @@ impl Aux {
 pub(crate) struct Shard<'a> {
     data: &'a ShardData,
     counts: MutexGuard<'a, Counts>,
-    /// Whether the reservation for wide values may exceed what is stored.
+    /// Whether the reservation for wide values may exceed the stored values.
     giants_change: bool,
     aux: &'a Aux,
 }
 
 impl Shard<'_> {
-    /// Reserves memory for `cells`, so that storing them cannot fail. `position` is that of an
-    /// existing row, whose present entries need no further memory. Call it before locking a bucket.
+    /// Reserves memory for `cells`, so that storing them cannot fail. `position` is the position of
+    /// the row, if it exists; its existing entries need no further memory. Call it before locking a
+    /// bucket.
     pub(crate) fn reserve(
         &mut self,
         position: Option<u64>,
@@ -287,7 +289,7 @@ impl Shard<'_> {
         }
     }
 
-    /// Removes a wide value. Its reservation is kept until the shard is unlocked, because the same
+    /// Removes a wide value. The shard keeps the reservation until it is unlocked, because the same
     /// write may need it again (A2).
     fn remove_giant(&mut self, key: u64) {
         self.giants_change |= self.data.wide_values.lock().values.remove(&key).is_some();
@@ -307,7 +309,7 @@ impl Shard<'_> {
         if outside {
             self.aux.outside.fetch_sub(1, Relaxed);
         }
-        // If the next word was never used, no search passes this one (A1).
+        // If the next word was never used, no search continues past this one (A1).
         let len = array.words.len();
         let mut at = at;
         if array.words[(at + 1) % len].load(Relaxed) == UNUSED {

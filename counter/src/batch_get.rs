@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The next step of an id is unpredictable, so each stage keeps its ids in a bitmap instead of
-//! branching. Only the end of a bitmap is a branch. Each pass is short, so the processor overlaps
+//! branching. The end of a bitmap is the only branch. Each pass is short, so the processor overlaps
 //! many rows.
 //!
 //! The search itself needs no version check: the tag of a row that exists throughout is always
@@ -58,7 +58,7 @@ impl<'a> Probe<'a> {
         self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
-    /// Whether the row, absent from this bucket, may be at a later probe.
+    /// Whether the row may be at a later probe, given that this bucket lacks it.
     #[inline(always)]
     fn is_past(&self) -> bool {
         self.seen.head().is_past(self.tag)
@@ -128,7 +128,7 @@ impl Read<'_> {
         UnreadableIds::check(failed)
     }
 
-    /// [`Read::get_batch`] for rows in memory only.
+    /// Like [`Read::get_batch`], for rows in memory only.
     pub(crate) fn get_batch_in_memory(
         &mut self,
         ids: &[u64],
@@ -147,8 +147,8 @@ impl Read<'_> {
         })
     }
 
-    /// Appends the rows, and passes the length and the bitmap of existing rows of each chunk to
-    /// `tell`. `get_one` reads the rows that the fast path skipped.
+    /// Appends the rows, and calls `tell` for each chunk with its length and the bitmap of existing
+    /// rows. `get_one` reads the rows that the fast path skipped.
     #[inline(always)]
     fn chunks(
         &mut self,
@@ -181,30 +181,30 @@ impl Read<'_> {
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
         let ids = &ids[..ids.len().min(CHUNK)];
         let living = self.shape.living;
-        // Outliers first, since rows move from there to the drained table and then to the table.
+        // Read outliers first: rows move from there to the drained table, and then to the table.
         let outliers_from = self.space.outliers.lowest();
         let mut ways = [None; CHUNK];
         let mut looking = 0u32;
-        // In four parts, to compute the buckets of one part during the prefetches of the previous
-        // ones.
+        // Works in four parts: computing the buckets of one part overlaps with the prefetches of
+        // the previous ones.
         let mut begin = 0;
         for end in (1..=4).map(|part| ids.len() * part / 4) {
             for i in begin..end {
                 ways[i] = if ids[i] < outliers_from { self.way(ids[i]) } else { None };
                 looking |= u32::from(ways[i].is_some()) << i;
             }
-            // In one burst: see `rolling::prefetch`.
+            // Issues all prefetches in one burst: see `rolling::prefetch`.
             ways[begin..end].iter().flatten().for_each(Probe::prefetch);
             begin = end;
         }
         let all = ((1u64 << ids.len()) - 1) as u32;
         let (mut hits, mut unsure) = (0, all & !looking);
-        // In two parts, to read the first during the prefetches of the second.
+        // Works in two parts: reads the first one during the prefetches of the second.
         let mut early = all >> (ids.len() / 2);
         while looking != 0 {
             let parts = [looking & early, looking & !early];
             looking = 0;
-            // Few rows reach a second round.
+            // Few rows need a second probe.
             early = all;
             for part in parts {
                 let (mut candidates, mut past) = (0u32, 0u32);
@@ -271,7 +271,8 @@ fn hits(found: &mut Vec<bool>) -> impl FnMut(usize, u32) {
     |number, hits| found.extend((0..number).map(|i| hits >> i & 1 == 1))
 }
 
-/// Returns row number `i`. Wrapping: the caller guarantees that `rows` contains the row.
+/// Returns row number `i`. The multiplication wraps instead of checking for overflow: the caller
+/// guarantees that `rows` contains the row.
 #[inline(always)]
 fn row(rows: &mut [i64], i: usize, width: usize) -> &mut [i64] {
     &mut rows[i.wrapping_mul(width)..][..width]

@@ -8,15 +8,15 @@
 //!                         bits found the bucket full and moved on to its next probe
 //! ```
 //!
-//! **Overflow marks.** Before a table rolls, nearly half of its buckets have turned a row away. A
-//! single mark per bucket would send nearly half of all misses to the next probe; sixteen marks
-//! send one in ten (docs/performance/journal.md).
+//! **Overflow marks.** When a table rolls, nearly half of its buckets have been full when a row
+//! arrived. A single mark per bucket would send nearly half of all misses to the next probe;
+//! sixteen marks send one in ten (docs/performance/journal.md).
 //!
 //! **Reading** is a sequence lock (Boehm, Can Seqlocks Get Along With Programming Language Memory
 //! Models?, 2012). A reader loads the first word, reads with relaxed loads, fences, and loads the
 //! first word again. If the bucket is locked or its version has changed, the reader starts over.
-//! Values read in between may be torn, so the reader only does arithmetic on them. A writer holds
-//! the lock for nanoseconds (promise 1).
+//! The values may be torn until that check, so the reader only does arithmetic on them. A writer
+//! holds the lock for nanoseconds (promise 1).
 //!
 //! **Writing** sets the lock bit by compare-and-swap, stores, then clears the bit and increments
 //! the version. The 23-bit version wraps after 2^23 writes. A reader would miss a change only if it
@@ -27,7 +27,7 @@
 //!   read, modified and written under the same lock.
 //! - **B2** An empty slot is all zeros.
 //! - **B3** Marks are never cleared, so a search may stop at a bucket without its mark. A rewrite
-//!   starts with fresh buckets.
+//!   copies the rows to new buckets without marks.
 
 use crate::layout::{HEADER_BITS, Inline, Layout, Packed, USUAL_WORDS};
 use crate::sync::{AtomicU64, fence, wait};
@@ -55,7 +55,7 @@ impl Head {
     /// Returns whether a row with this remainder may be stored at a later probe.
     #[inline(always)]
     pub(crate) fn is_past(self, remainder: u64) -> bool {
-        // A tag works as well: its low bits are those of the remainder.
+        // `remainder` may also be a tag, whose low bits are the remainder.
         self.0 >> (MARKS_AT + (remainder as u32 & (MARKS - 1))) & 1 != 0
     }
 
@@ -309,7 +309,7 @@ impl<'a> Bucket<'a> {
         self.set_bits(self.rest_at(slot) + inline.offset, inline.width, value);
     }
 
-    /// Assigns an empty slot to a row, all of its fields 0 (B2). Requires [`Bucket::write`].
+    /// Assigns an empty slot to a row whose fields are all 0 (B2). Requires [`Bucket::write`].
     pub(crate) fn occupy(self, slot: usize, tag: u64) {
         self.set_bits(Bucket::byte_at(slot), 8, tag & 0xFF);
         if self.layout.tag_rest_bits > 0 {
@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// Compares every bit of a bucket with the picture in `layout.rs`. The expected offsets are
+    /// Compares every bit of a bucket with the diagram in `layout.rs`. The expected offsets are
     /// sums of widths, independent of `Layout`.
     #[test]
     fn a_bucket_is_packed_as_its_picture_says() {
@@ -478,7 +478,8 @@ mod tests {
             let bucket = Bucket::new(&words, &layout);
             let inlines: Vec<Inline> = layout.fields.iter().flatten().copied().collect();
             let (header, slots) = (40, layout.slots);
-            // The tag is the remainder and three state bits; its low byte is stored in front.
+            // The tag is the remainder and three state bits; its low byte is at the beginning of
+            // the bucket.
             let tag_rest = (remainder_bits as usize + 3).saturating_sub(8);
             let rest = tag_rest + widths.iter().sum::<usize>();
             let mut picture = bitvec![u64, Lsb0; 0; 64 * layout.words];

@@ -85,8 +85,8 @@ impl Buckets {
         }
     }
 
-    /// Returns the first words of a bucket. They are the whole bucket and one word of padding,
-    /// unless the layout is wide.
+    /// Returns a bucket of the usual size and one word of padding. For a wide layout, these are
+    /// only the first words of the bucket.
     #[inline(always)]
     pub(crate) fn narrow(&self, index: u64) -> Option<&Narrow> {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()

@@ -81,7 +81,7 @@ impl Budget {
         }
     }
 
-    /// Reserves `bytes` regardless of the limit. Later requests are refused sooner instead.
+    /// Reserves `bytes` regardless of the limit. Later requests reach the limit earlier.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Reservation {
         self.used.fetch_add(bytes, Relaxed);
         Reservation { budget: self.clone(), bytes }

@@ -10,10 +10,10 @@
 //! is rewritten. Rows wait in a short queue while their buckets are prefetched, so [`QUEUE`] rows
 //! share one memory stall.
 //!
-//! Most rows are packed into one word ([`Table::fill`]). A row that escapes, repeats an id or finds
-//! its probes full takes the regular write path.
+//! Most rows fit in one word and are stored by [`Table::fill`]. A row uses the regular write path
+//! if a value escapes, its id repeats, or all its probed buckets are full.
 //!
-//! The *head* holds the state of a space that its rows do not show: the frontier, and the
+//! The *head* holds the state of a space that its rows do not determine: the frontier, and the
 //! dimensions of the newest table.
 //!
 //! ```text
@@ -41,7 +41,7 @@ use std::sync::Arc;
 const QUEUE: usize = 32;
 
 const MAGIC: &[u8; 8] = b"TMCNTHD\x01";
-/// Magic of a space with several ranges of ids.
+/// Magic bytes of a head with several ranges of ids.
 const MAGIC_RANGES: &[u8; 8] = b"TMCNTHD\x02";
 
 /// A range of ids to load, which has one file in the snapshot.
@@ -55,7 +55,7 @@ pub struct LoadRange {
     pub rows: u64,
 }
 
-/// A row whose id the table of its part cannot take.
+/// A row that its part's table cannot store: id and values.
 type Stray = (u64, Box<[i64]>);
 
 /// An empty space during a bulk load.
@@ -169,7 +169,8 @@ impl Space {
                 // Rows between two ranges are in cold files; replay may write to them again.
                 made_for.last = next.low - 1;
                 if let Some(ids) = head.ids.windows(2).find(|ids| ids[1].start == next.low) {
-                    // The last table of a range of ids continues to fill, but only part of the gap.
+                    // The last table of a range of ids continues to fill, but covers only part of
+                    // the gap to the next range.
                     let (rows, span) = (range.rows.max(1), ids[0].high.saturating_sub(range.low));
                     let most = self.rows_per_table();
                     let all = (u128::from(span) * u128::from(most / rows + 1)).max(1 << 16);
@@ -204,8 +205,8 @@ impl Loader<'_> {
         Some(self.parts[at].1.lock())
     }
 
-    /// Publishes the loaded rows. Returns how many rows were put one by one, because their part
-    /// could not take them.
+    /// Publishes the loaded rows. Returns the number of rows that were written one by one, because
+    /// their part's table could not store them.
     pub fn install(self) -> Result<u64, Error> {
         let Loader { space, head, parts } = self;
         let (mut tables, mut strays) = (Vec::new(), Vec::new());

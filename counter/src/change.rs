@@ -11,8 +11,8 @@ pub struct Change {
     pub delta: i64,
 }
 
-/// Bounds of an addition's result. A bound stops only changes towards it; a value that is already
-/// outside may move back.
+/// Bounds of an addition's result. A bound only limits changes towards it; a value already outside
+/// it may move back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
     /// Lowest result of a decrement.

@@ -13,12 +13,12 @@
 //! two.
 //!
 //! Invariants:
-//! - **D1** A row leaves a table only after the backend answers for it, under its stripe. A reader
-//!   asks the backend only after a miss in the tables. So no reader misses a row.
+//! - **D1** A row leaves a table only under its stripe, and only after the backend can return it. A
+//!   reader queries the backend only after a miss in the tables. Therefore no reader misses a row.
 //! - **D2** Deleting a row below `cold_end` first adds a *tombstone*, which hides the row in the
 //!   backend. The next spill of the range omits the row and removes the tombstone.
 //! - **D3** The barrier completes all deletions that began before a spill's walk. Later deletions
-//!   leave a tombstone of a later epoch, which that spill keeps.
+//!   leave a tombstone with a later epoch, which that spill does not remove.
 //! - **D4** A row whose id has a tombstone stays in memory: it was created again after its
 //!   deletion.
 
@@ -48,8 +48,8 @@ pub struct Spill {
 impl Space {
     /// Attaches a backend, once per space and before any write.
     ///
-    /// The backend must already answer for ids below `end`. `newest` is the lowest and highest id
-    /// of its newest rows.
+    /// The backend must already serve reads of ids below `end`. `newest` is the lowest and highest
+    /// id of the newest cold rows.
     ///
     /// # Panics
     ///
@@ -58,7 +58,8 @@ impl Space {
         assert!(self.below.set(below).is_ok(), "a space is attached once");
         self.cold_end.fetch_max(end, SeqCst);
         if let Some((first, last)) = newest {
-            // The table of a cold id may not exist, yet a write to it must not count as far ahead.
+            // The newest cold ids may have no table in memory, yet a write to them must not count
+            // as an outlier.
             self.frontier.adopt(last, (last - first) / 4);
         }
     }
@@ -113,7 +114,7 @@ impl Space {
         (n, n * TOMB_BYTES)
     }
 
-    /// Reads `id` from the backend, for a reader that missed it in memory.
+    /// Reads `id` from the backend after a miss in memory.
     #[cold]
     pub(crate) fn look_below<R>(
         &self,
@@ -161,11 +162,11 @@ impl Space {
         Spill { low, last, width: self.schema().width(), next: Some(low), epoch }
     }
 
-    /// Fills `ids` with the next `most` ids of the spill that are in memory, ascending. Returns
-    /// false at the end.
+    /// Fills `ids` with the next ids of the spill that are in memory, in ascending order and at
+    /// most `most`. Returns false at the end.
     ///
-    /// Each call walks the tables once, and `ids` takes 16 bytes per id of `most`. Sorting all ids
-    /// of a table at once would take as much memory as its rows.
+    /// Each call walks the tables once; `ids` takes 16 bytes per requested id. Sorting all ids of a
+    /// table at once would take as much memory as its rows.
     pub fn next_ids(&self, spill: &mut Spill, most: usize, ids: &mut Vec<u64>) -> bool {
         ids.clear();
         let Some(from) = spill.next else { return false };
@@ -197,14 +198,14 @@ impl Space {
         self.read().get_batch_in_memory(ids, rows, found);
     }
 
-    /// Removes the tombstones that the spill applied. Call it when the backend answers from the new
+    /// Removes the tombstones that the spill applied. Call it once the backend reads from the new
     /// file.
     pub fn unbury(&self, spill: &Spill) {
         self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }
 
-    /// Removes rows from memory that equal those of the new file, after [`Space::unbury`]. `rows`
-    /// has the values from the file. Returns the number of removed rows.
+    /// Removes rows from memory whose values equal those in the new file. `rows` has the values
+    /// from the file; call [`Space::unbury`] first. Returns the number of removed rows.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {

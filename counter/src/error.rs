@@ -2,17 +2,17 @@
 
 use rolling::Unreadable;
 
-/// Reason for which a call was refused.
+/// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The sum leaves the range of i64 (Redis: `ERR increment or decrement would overflow`).
+    /// The sum is outside the range of i64 (Redis: `ERR increment or decrement would overflow`).
     #[error("increment or decrement would overflow")]
     Overflow,
-    /// The sum leaves the caller's MIN..MAX, and the caller requested FAIL.
+    /// The sum is outside the caller's MIN..MAX, and the caller requested FAIL.
     #[error("the new value would be out of bounds")]
     Bounds,
-    /// The new value leaves the bounds declared in the schema.
+    /// The new value is outside the bounds declared in the schema.
     #[error("the value of '{field}' would be out of bounds {bounds}")]
     OutOfBounds {
         /// Name of the field.
@@ -26,7 +26,7 @@ pub enum Error {
         /// The limit, [`crate::Options::memory_limit_bytes`].
         limit_bytes: u64,
     },
-    /// Outlier rows use their full share of the space's memory. Ids near the existing ones are
+    /// The outliers use their full share of the space's memory. Ids near the existing ones are
     /// still accepted.
     #[error(
         "too many outliers: their rows use their full share of the space's {limit_bytes} bytes"

@@ -23,7 +23,7 @@ impl Space {
         self.walk(&shape, shape.schema.width(), low, last, f);
     }
 
-    /// Visits the ids alone.
+    /// Visits the ids of `low..=last` without their values.
     pub(crate) fn walk_ids(&self, low: u64, last: u64, mut f: impl FnMut(u64)) {
         self.walk(&self.shape.load_full(), 0, low, last, |id, _| f(id));
     }

@@ -1,6 +1,6 @@
 //! Maps ids to buckets, so that a slot stores only part of the id.
 //!
-//! A table covers ids from `base` on. The offset of an id is split into `hi`, a digit of radix
+//! A table covers ids starting at `base`. The offset of an id is split into `hi`, a digit of radix
 //! `buckets`, and `lo`, the low `bits` binary digits. Two Feistel rounds mix the halves; each round
 //! is undone with the other half:
 //!
@@ -76,7 +76,7 @@ fn reduce(x: u64, n: u64) -> u64 {
 }
 
 impl Keys {
-    /// Covers `buckets * 2^bits` ids from `base` on, clipped at the end of u64.
+    /// Covers `buckets * 2^bits` ids starting at `base`, clipped at the end of u64.
     pub(crate) fn new(base: u64, buckets: u64, bits: u32, seed: u64) -> Keys {
         assert!(
             buckets >= LEAST_BUCKETS && buckets >> 32 == 0 && (LEAST_BITS..=60).contains(&bits),
@@ -157,8 +157,8 @@ fn is_prime(n: u64) -> bool {
     n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }
 
-/// Returns the smallest prime that is at least `n`. Below 2^32 this takes about ten rounds of at
-/// most 65,536 trial divisions.
+/// Returns the smallest prime that is at least `n`. Below 2^32 this tests about ten odd numbers,
+/// each with at most 65,536 trial divisions.
 pub(crate) fn prime_from(n: u64) -> u64 {
     (n..).find(|&n| is_prime(n)).unwrap_or(n)
 }
@@ -179,7 +179,7 @@ mod tests {
         let (buckets, bits) = (10_007, 30);
         let guessed = Keys::new(0, buckets, bits, 41);
         let mut rng = fastrand::Rng::with_seed(41);
-        // All ids in ten of the ten thousand buckets.
+        // All ids that hash to ten of the ten thousand buckets.
         let chosen: Vec<u64> =
             (0..10_000).map(|i| guessed.id(i % 10, 0, rng.u64(0..1 << bits))).collect();
         let fullest = |seed: u64, ids: &[u64]| {

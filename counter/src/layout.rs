@@ -8,8 +8,8 @@
 //! A slot's *tag* is the remainder of its id (low bits) and its *state* (high bits). State 0 marks
 //! an empty slot; state p + 1 marks a row stored at probe p.
 //!
-//! The low byte of every tag is stored in front, so one SIMD pass over a few words finds all
-//! candidate slots of a bucket. The *tail* of a slot holds the rest of the tag and the fields,
+//! The low byte of every tag is stored at the beginning of the bucket, so one SIMD pass over a few
+//! words finds all candidate slots. The *tail* of a slot holds the rest of the tag and the fields,
 //! bit-packed.
 //!
 //! A field holds 0..=2^width-2. The all-ones code is the *escape*: the value is in the aux
@@ -85,7 +85,7 @@ pub(crate) struct Packed {
     fields: Vec<(u32, u64)>,
     /// The first four entries of `fields`, for the unrolled path.
     four: [(u32, u64); 4],
-    /// Lowest bit of every field, and the bit above the highest one of every field.
+    /// Bitmaps of the lowest bit of every field, and of the bit above every field.
     lowest: u64,
     above: u64,
 }
@@ -190,7 +190,7 @@ impl Layout {
         (words, slots(words))
     }
 
-    /// Bits of a slot, first byte and tail.
+    /// Bits of a slot: its first byte and its tail.
     pub(crate) fn slot_bits(&self) -> u32 {
         self.rest_bits + 8
     }

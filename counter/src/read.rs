@@ -1,8 +1,8 @@
 //! Point reads, without locks or waits (promise 1).
 //!
-//! A row may move during a lookup. The reader therefore visits the places in the order in which
-//! rows move: outliers, drained table, table. After a miss it checks whether the table still covers
-//! the id; if not, it loads a new snapshot of the ring and searches again.
+//! A row may move during a lookup. The reader therefore searches in the order in which rows move:
+//! outliers, drained table, table. After a miss it checks whether the table still covers the id; if
+//! not, it loads a new snapshot of the ring and searches again.
 
 use crate::Schema;
 use crate::space::{Shape, Space};
@@ -23,7 +23,7 @@ pub struct Read<'a> {
 enum Found<'a> {
     /// A row of a table.
     Row(Row<'a>),
-    /// Values by position, of an outlier or a cold row.
+    /// Values of an outlier or a cold row, by position.
     Values(&'a [i64]),
 }
 
@@ -99,7 +99,7 @@ impl<'a> Read<'a> {
         self.look_in_memory(id, |_| ()).is_some()
     }
 
-    /// Whether a row may be in the cold backend. Call it after the miss in memory (D1).
+    /// Whether a row may be in the cold backend. Call it after a miss in memory (D1).
     #[inline(always)]
     pub(crate) fn may_lie_below(&self, id: u64) -> bool {
         id < self.space.cold_end()
@@ -154,7 +154,7 @@ impl<'a> Read<'a> {
         Ok(found?.is_some())
     }
 
-    /// [`Read::get`] for rows in memory only.
+    /// Like [`Read::get`], for rows in memory only.
     pub(crate) fn get_in_memory(&mut self, id: u64, out: &mut [i64]) -> bool {
         let living = self.shape.living;
         let found = self.look_in_memory(id, |found| found.copy(living, out));
@@ -169,8 +169,7 @@ impl<'a> Read<'a> {
         Ok(self.look(id, |_| ())?.is_some())
     }
 
-    /// Prefetches the rows of `ids`. Call it before a batch of writes, which would otherwise stall
-    /// once per row.
+    /// Prefetches the rows of `ids`. Without it, a batch of writes stalls once per row.
     pub fn prefetch(&self, ids: &[u64]) {
         ids.iter().for_each(|&id| prefetch(&self.tables, id));
     }

@@ -1,8 +1,8 @@
 //! Retirement: ids below the *horizon* have no rows and accept none.
 //!
-//! The horizon takes effect at once, because readers and writers compare ids with it, and it never
-//! falls. Background steps free the memory: tables entirely below the horizon leave the ring, and
-//! rows below it are deleted from the table that contains it.
+//! The horizon takes effect immediately, because readers and writers compare ids with it. It never
+//! decreases. Background steps free the memory: tables entirely below the horizon leave the ring,
+//! and rows below it are deleted from the table that contains it.
 
 use crate::rewrite_state::Rewrite;
 use crate::space::Space;
@@ -20,7 +20,7 @@ impl Space {
     }
 
     /// Retires all rows of ids below `id`. On return no such row can be read or written;
-    /// [`Space::maintain`] frees their memory. A lower id than before has no effect.
+    /// [`Space::maintain`] frees their memory. An `id` below the current horizon has no effect.
     pub fn retire_below(&self, id: u64) {
         if self.retirement.line.fetch_max(id, SeqCst) < id {
             // Waits for writers that have not seen the new horizon.
@@ -77,7 +77,7 @@ impl Space {
         true
     }
 
-    /// Aborts the rewrite of a retired table. The rows that it has moved are retired too.
+    /// Aborts the rewrite of a retired table. The rows that the rewrite has moved are also retired.
     fn give_up(&self, rewrite: Option<Rewrite>) -> Option<Rewrite> {
         let rewrite = rewrite?;
         let (_, last) = rewrite.range();
@@ -155,7 +155,7 @@ mod tests {
         assert!(!space.wants_maintenance());
     }
 
-    /// A space with few rows after a restart: its ids are outliers.
+    /// A space with few rows after a restart, whose ids are still outliers.
     #[test]
     fn a_space_that_has_hardly_begun_takes_no_retired_ids() {
         let space = space(0);

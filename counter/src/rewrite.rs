@@ -3,8 +3,8 @@
 //! - *crowded*: more rows arrived than the table was sized for (a backfill, random ids). A crowded
 //!   table grows by a fifth, or is split if it would become too large, so memory per row stays near
 //!   that of a full table;
-//! - *loose*: the table was rolled early, was sized for unknown ids, or grew for rows that never
-//!   came. Once a table is [idle](Space::settle), any worthwhile saving counts;
+//! - *loose*: the table was closed early, sized for unknown ids, or enlarged for rows that never
+//!   arrived. For an [idle](Space::settle) table, a saving of 1 % suffices;
 //! - *dated*: the table has an older schema;
 //! - *worn*: overflow marks (see bucket.rs) of deleted rows make misses probe further than
 //!   necessary.
@@ -18,8 +18,8 @@
 //!
 //! **C1** Every closed table, and every part of a rewrite, can store every id of its range. A
 //! replacement of an open table can store every id that the old table could. Only a table that is
-//! or was open (the newest, or the last one of a range of ids, see `rolling`) may lack room for an
-//! id of its range; such an id opens another table.
+//! or was open (the newest, or the last one of a range of ids, see `rolling`) may be unable to
+//! store an id of its range; such an id opens another table.
 
 use crate::Error;
 use crate::rewrite_state::{Reason, Rewrite};
@@ -33,8 +33,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Approximate number of rows that one step moves, about half a millisecond of work.
 const STEP_ROWS: usize = 2048;
-/// Rows per step of a rewrite that no writer waits for, so that other threads get the processor
-/// sooner.
+/// Rows per step while no writer waits for the rewrite; small steps yield the processor to other
+/// threads sooner.
 const IDLE_STEP_ROWS: usize = 256;
 /// Rows that a helping writer moves: n / 32 writes rewrite a table of n rows.
 const HELP_ROWS: usize = 32;
@@ -42,9 +42,9 @@ const HELP_ROWS: usize = 32;
 const PREFETCHED: usize = 16;
 /// A table is crowded when one row in this many is in the extend dictionary.
 const CROWDED_EXTEND: u64 = 200;
-/// Fewest extend rows of a crowded table, since a small table has a few by chance.
+/// Minimum of extend rows of a crowded table, since a small table has a few by chance.
 const CROWDED_EXTEND_LEAST: u64 = 16;
-/// A table is crowded at this fill, whatever its extend dictionary holds.
+/// A table is crowded at this fill, regardless of its extend dictionary.
 const CROWDED_FILL: f64 = 0.965;
 /// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
 /// factor during growth.
@@ -54,31 +54,31 @@ const GROW: f64 = 1.2;
 const GROW_SMALL: f64 = 2.0;
 /// A table of fewer rows is small.
 const SMALL_ROWS: u64 = 1 << 16;
-/// A table is loose when a tight one takes less than this share of its bytes. A table that has just
-/// grown must not be loose, or it would shrink and grow forever.
+/// A table is loose when a table sized for its rows would take less than this share of its bytes. A
+/// table that has just grown must not be loose, or it would shrink and grow forever.
 const LOOSE: f64 = 0.8;
 /// [`LOOSE`] for a [small](Space::is_small) table.
 const LOOSE_SMALL: f64 = 0.4;
 const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
-/// Limit for an idle table, which should be as full as a table that rolls. An idle table gets
-/// crowded after a few rows, but is rewritten at most twice while a twentieth more rows arrive.
+/// [`LOOSE`] for an idle table, which should be as full as a table that rolls. A few new rows make
+/// such a table crowded, but it is rewritten at most twice while its rows grow by a twentieth.
 const LOOSE_AT_REST: f64 = 0.99;
-/// The extend dictionary counts as loose memory above this part of the main segment's bytes. A
-/// smaller one would soon be needed again.
+/// Divisor of the main segment's bytes: a mostly empty extend dictionary above this size counts as
+/// loose. A smaller dictionary would soon be needed again.
 const LOOSE_EXTEND: u64 = 16;
-/// A table is worn when this share of misses moves on from buckets that have a free slot. Without
-/// deletions the share is zero; at a roll one miss in nine moves on, from full buckets.
+/// A table is worn when this share of misses continues past buckets that have a free slot. Without
+/// deletions the share is zero. When a table rolls, one miss in nine continues, past full buckets.
 const WORN: f64 = 0.15;
 /// Spilled tables of at most this many slots are not shrunk.
 const LEAST_SLOTS: u64 = 4096;
-/// Rows that a table for ids far below all others is sized for.
+/// Number of rows for which a table of ids far below all others is sized.
 const STRAY_ROWS: u64 = 64;
-/// Most rows of joined neighbours in total. Their writers wait during the join, for a millisecond
-/// at most.
+/// Maximum rows of joined neighbours in total. Their writers wait for the join, which takes at most
+/// a millisecond.
 const JOINED_ROWS: u64 = 4096;
 /// The joined table must take at most this share of its predecessors' bytes.
 const JOINED: f64 = 0.75;
-/// Slots of a joined table per row, relative to a full one, so that a few rows may follow.
+/// Ratio of a joined table's slots to its rows, which leaves room for further rows.
 const JOINED_ROOM: f64 = 1.25;
 
 impl Rewrite {
@@ -104,8 +104,8 @@ impl Space {
     }
 
     /// Performs one small step of background work, about a millisecond. Returns whether there was
-    /// any; if so, call it again. Any number of threads may call it. Only memory and speed depend
-    /// on it.
+    /// any; if so, call it again. Any number of threads may call it. It affects only memory and
+    /// speed.
     pub fn maintain(&self) -> bool {
         let drained = self.drain_outliers() > 0;
         let advanced = self.frontier.should_advance(self.outliers.len()) && self.advance();
@@ -126,15 +126,15 @@ impl Space {
         !free.is_empty()
     }
 
-    /// Whether writers wait for the last background work, because a table is crowded. If not, the
+    /// Whether the last background step was for a crowded table, whose writers wait. If not, the
     /// caller should yield its processor after each step.
     pub fn hurries(&self) -> bool {
         self.hurries.load(Relaxed)
     }
 
     /// Marks tables that hardly changed since the last call as idle, so that [`Space::maintain`]
-    /// fits them to their rows. The interval between calls should be long, as an idle table may be
-    /// rewritten twice per interval.
+    /// shrinks them to fit their rows. The interval between calls should be long, as an idle table
+    /// may be rewritten twice per interval.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
         // Deletions do not set `stirred`; this finds the tables that they emptied.
@@ -172,7 +172,8 @@ impl Space {
                     return true;
                 }
                 Ok(rewrite) => *rewriting = rewrite,
-                // No memory to rewrite. The next event retries.
+                // There is no memory for the rewrite; the next call of [`Space::maintain`] with
+                // pending work retries it. The next event retries.
                 Err(_) => {
                     self.refused_at.store(self.budget.used(), Relaxed);
                     return false;
@@ -191,7 +192,7 @@ impl Space {
                 self.stirred.store(true, Relaxed);
                 true
             }
-            // The rewrite stays half done, which is valid, and continues when there is memory.
+            // An unfinished rewrite is a valid state; it continues when there is memory.
             Err(_) => {
                 self.hurries.store(false, Relaxed);
                 false
@@ -240,7 +241,8 @@ impl Space {
         let (schema, low) = (self.schema(), entry.slot().low());
         let (old, new) =
             (entry.table().bytes(), parts.iter().map(|part| part.1.bytes(&schema)).sum::<u64>());
-        // The loan also covers what moves from the old table's extend and aux dictionaries.
+        // The loan includes the old table's extend and aux dictionaries, whose entries move to the
+        // new tables.
         let lent =
             if new <= entry.table().main_bytes() + entry.table().extend_bytes() { old } else { 0 };
         let quota = self.budget.quota(lent);
@@ -290,9 +292,9 @@ impl Space {
         Ok(())
     }
 
-    /// Joins one run of small neighbours. Returns whether there was one. Schema changes split
-    /// tables and spills empty them; in a space with a small limit the fixed bytes of such tables
-    /// would dominate. The caller holds `rewriting`.
+    /// Joins one sequence of small neighbouring tables. Returns whether there was one. Schema
+    /// changes split tables, and spills empty them. The fixed bytes of such tables would dominate
+    /// in a space with a small limit. The caller holds `rewriting`.
     fn join_small(&self) -> bool {
         let most = JOINED_ROWS.min(self.rows_per_table());
         let tables = self.ring.load_full();
@@ -369,20 +371,20 @@ impl Space {
         if self.is_crowded(entry) {
             return Some(Reason::Crowded);
         }
-        // Under the current schema every living field has bits. A value without bits comes from a
-        // writer that had not seen its field dropped.
+        // Under the current schema every living field has bits. A value of a field without bits
+        // comes from a writer that had not seen the field dropped.
         (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
     }
 
-    /// Whether a table has unused room. Computes the saving only if the table is idle, much has
-    /// changed, or memory is short.
+    /// Whether a rewrite would free memory of a table. Computes the saving only if the table is
+    /// idle, much has changed, or memory is short.
     fn is_loose(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
         let fills = |most: f64| {
             table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table)
         };
         let rests = table.take_rest() && !fills(LOOSE_AT_REST);
-        // With memory short, the table could not grow either.
+        // While memory is short, a shrunk table cannot grow back, so a smaller saving suffices.
         let needed = self.budget.is_short() && !fills(LOOSE);
         if self.is_open(entry) || !(table.review() | rests | needed) {
             return false;
@@ -395,7 +397,7 @@ impl Space {
         self.would_take(entry) < loose
     }
 
-    /// Returns the share of a table's bytes that a tight one would take.
+    /// Returns the share of a table's bytes that a table sized for its rows would take.
     fn would_take(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
         let tight: u64 =
@@ -437,7 +439,7 @@ impl Space {
         };
         let pieces =
             if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
-        // A space with unordered ids: the main part ends somewhat above the highest known id. A
+        // A space with unordered ids: the main part ends a little above the highest known id. A
         // small table covers the ids above that (C1).
         let end = if newest {
             let high = table.high().max(highest);
@@ -446,8 +448,8 @@ impl Space {
             last
         };
         let mut lows = vec![low];
-        // In a first table most ids are close together, far above the lowest possible one. A
-        // separate small part covers the gap below.
+        // In the first table of a space, most ids are close together, far above the lowest possible
+        // one. A separate small part covers the gap below.
         let start = first.saturating_sub((highest - first) / 16 + 1);
         if start > low && start - low > (end - start) / 2 {
             lows.push(start);
@@ -510,7 +512,7 @@ impl Space {
             return Ok(false);
         }
         if old.rows() > 0 {
-            // A writer has a row in progress, or could not move one.
+            // A writer is still changing a row, or failed to move one.
             rewrite.next_bucket = 0;
             return Ok(false);
         }
@@ -529,7 +531,7 @@ impl Space {
     }
 
     /// Whether a table is open and fills in order, so that it rolls. A table that contains the last
-    /// id of its range cannot.
+    /// id of its range cannot roll.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let last = entry.slot().last();
         entry.table().rises() && self.is_open(entry) && {
@@ -605,7 +607,7 @@ mod tests {
         std::thread::scope(|s| {
             let rolling = space.rolling.lock();
             let rewrite = s.spawn(|| space.maintain());
-            // Gives the rewrite time to go wrong; a correct run only loses this time.
+            // Gives a faulty rewrite time to start; a correct one is blocked.
             while !space.rewriting.is_locked() && !rewrite.is_finished() {
                 std::thread::yield_now();
             }
@@ -716,7 +718,7 @@ mod tests {
         assert!(!space.maintain() && !space.wants_maintenance());
     }
 
-    /// A backend without rows that divides the ids at the given fences.
+    /// A backend without rows, whose files begin at the given ids.
     struct Fences(Vec<u64>);
 
     impl crate::ColdBackend for Fences {
@@ -741,8 +743,8 @@ mod tests {
         }
     }
 
-    /// F28. Tables that a split, a spill or deletions left small are joined, but not across the
-    /// start of a file.
+    /// Tables that a split, a spill or deletions left small are joined, but not across the start of
+    /// a file.
     #[test]
     fn small_neighbours_become_one_table() {
         for fences in [vec![], vec![60_000, 120_000]] {
@@ -761,7 +763,7 @@ mod tests {
                 "{tables}, then {ranges:?}"
             );
             assert!(space.memory_bytes() < before / 8, "{} of {before}", space.memory_bytes());
-            // A joined table does not reach across a fence.
+            // A joined table does not span a fence.
             let widest = ranges.iter().filter(|r| r.last < u64::MAX).map(|r| r.last - r.low).max();
             assert_eq!(widest < Some(100_000), !fences.is_empty(), "{ranges:?}");
             let mut row = [0; 2];
@@ -887,7 +889,7 @@ mod tests {
         let there: std::collections::HashSet<u64> =
             meet.iter().map(|&id| other.home(id).unwrap().bucket).collect();
         let buckets = one.main_buckets() as f64;
-        // As many as the same number of random ids.
+        // Expected number of buckets for the same number of random ids.
         let expected = buckets * (1.0 - (1.0 - 1.0 / buckets).powi(meet.len() as i32));
         assert!(
             meet.len() > 500 && there.len() as f64 > expected * 0.9,

@@ -1,6 +1,6 @@
 //! Cursor-based scan. The space keeps no state between calls.
 //!
-//! A cursor contains a table's name, a hash of its seed, range and size, and a position in that
+//! A cursor contains a table's name (a hash of its seed, range and size) and a position in that
 //! table. If the table no longer exists, the scan restarts at the first table. Rows may then be
 //! returned twice, but a row that exists throughout the scan is never missed.
 
@@ -13,13 +13,13 @@ use crate::table::Table;
 pub const CURSOR_BITS: u32 = 41;
 /// Bits of the position; the bits above it name the table.
 pub const POSITION_BITS: u32 = 18;
-/// Most buckets that one call visits per requested row.
+/// Maximum number of buckets that one call visits per requested row.
 const BUCKETS_PER_ROW: u64 = 16;
 
-/// Alternative names of a table, in case its first ones collide with those of other tables.
+/// Number of names per table; the alternatives are for names that collide with another table's.
 const NAMES: u64 = 4;
 
-/// Returns name number `turn` of a table: 23 bits, never 0.
+/// Returns the name of a table with the given number: 23 bits, never 0.
 fn name_of(table: &Table, turn: u64) -> u64 {
     let (low, last) = table.span();
     let shape = low ^ last.rotate_left(17) ^ table.buckets().rotate_left(40);
@@ -37,8 +37,8 @@ pub fn position_shift(all: u64) -> u32 {
 }
 
 impl Space {
-    /// Passes the ids of about `most` rows to `f`. Returns the cursor for the next call: below
-    /// 2^41, and 0 at the end. A scan starts with cursor 0.
+    /// Passes ids to `f`, about `most` in total. Returns the cursor for the next call: below 2^41,
+    /// and 0 at the end. A scan starts with cursor 0.
     pub fn scan(&self, cursor: u64, most: u64, mut f: impl FnMut(u64)) -> u64 {
         let shape = self.shape.load_full();
         let width = shape.schema.width();
@@ -46,8 +46,8 @@ impl Space {
         let (wanted, position) = (cursor >> POSITION_BITS, cursor & ((1 << POSITION_BITS) - 1));
         let mut given = 0;
         let tables = self.ring.load_full();
-        // A drained table comes once, before the tables that replace it. Rows then move only ahead
-        // of the scan, so the scan terminates.
+        // A drained table is visited once, before the tables that replace it. Rows then only move
+        // to tables that the scan visits later, so the scan terminates.
         let all: Vec<&Table> = all_tables(&tables).collect();
         let start = if cursor == 0 { None } else { named(&all, wanted) };
         let mut bucket = start.map_or(0, |at| position << position_shift(all[at].buckets()));
@@ -67,8 +67,7 @@ impl Space {
                     let name = (0..NAMES)
                         .map(|turn| name_of(table, turn))
                         .find(|&name| named(&all, name) == Some(i));
-                    // If all names collide, which practically never happens, the table is returned
-                    // whole.
+                    // If all names collide, which is very unlikely, the table is returned whole.
                     if let Some(name) = name {
                         return name << POSITION_BITS | bucket >> shift;
                     }
@@ -87,8 +86,8 @@ impl Space {
         0
     }
 
-    /// Returns the id of an arbitrary row, chosen by the random number `drawn`, or `None` if none
-    /// is found near it.
+    /// Returns the id of an arbitrary row, chosen by the random number `drawn`, or `None` if the
+    /// search finds no row.
     pub fn some_id(&self, drawn: u64) -> Option<u64> {
         let tables = self.ring.load_full();
         let (shape, horizon) = (self.shape.load_full(), self.horizon());

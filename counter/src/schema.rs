@@ -15,11 +15,11 @@ use crate::Error;
 use crate::change::Bounds;
 use std::fmt;
 
-/// Most positions of a schema, dropped ones included.
+/// Maximum number of positions of a schema, including dropped fields.
 pub const MAX_FIELDS: usize = 64;
-/// Most inline bits of a row, so that at least two rows fit in a bucket.
+/// Maximum inline bits of a row, so that at least two rows fit in a bucket.
 pub const MAX_ROW_BITS: u32 = 512;
-/// Most bytes of a field name.
+/// Maximum length of a field name, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
 /// One counter of a row.
@@ -187,7 +187,7 @@ pub enum Alteration {
 }
 
 impl Schema {
-    /// Parses `"like:12 stock:20{0..}"`: fields separated by blanks or commas. A `!` before a name
+    /// Parses `"like:12 stock:20{0..}"`: fields separated by spaces or commas. A `!` before a name
     /// marks a dropped field, so the output of [`fmt::Display`] parses to the same schema.
     pub fn parse(text: &str) -> Result<Schema, Error> {
         let mut fields = Vec::new();
@@ -241,7 +241,7 @@ impl Schema {
         &self.fields
     }
 
-    /// Positions and fields that are not dropped.
+    /// Returns the fields that are not dropped, with their positions.
     pub fn living(&self) -> impl Iterator<Item = (usize, &Field)> + Clone {
         self.fields.iter().enumerate().filter(|(_, f)| !f.dropped)
     }

@@ -1,4 +1,5 @@
-//! Table sizing: the fewest bits for a number of rows and an id range.
+//! Table sizing: computes the dimensions that need the fewest bits for a number of rows and an id
+//! range.
 
 use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from, prime_to};
 use crate::layout::Layout;
@@ -47,14 +48,14 @@ impl Sizing {
         Sizing { buckets: buckets.max(self.buckets), ..self }
     }
 
-    /// Reduces `rows`, for which this table was sized, to those that fit in whole huge pages. One
-    /// huge page is the minimum.
+    /// Reduces `rows`, for which this table was sized, to the number that fits in whole huge pages.
+    /// One huge page is the minimum.
     pub(crate) fn rows_of_whole_pages(&self, schema: &Schema, rows: u64) -> u64 {
         let (bytes, page) = (self.bytes(schema), rolling::HUGE_PAGE_BYTES as u64);
         if bytes <= page {
             return rows;
         }
-        // Reserves half a percent: the number of buckets is the next larger prime.
+        // Subtracts half a percent, because the number of buckets is rounded up to a prime.
         (rows as f64 * (bytes / page * page) as f64 / bytes as f64 * 0.995) as u64
     }
 

@@ -27,9 +27,9 @@ use std::sync::{Arc, OnceLock};
 
 /// Rows of a new space's first table.
 pub(crate) const FIRST_ROWS: u64 = 1024;
-/// A table is made for at most this many times the rows of the one below it.
+/// Maximum ratio of a new table's rows to the rows of the table below it.
 pub(crate) const GROWTH: u64 = 4;
-/// A table is made for at most 1 / `GROWTH_PART` of the space's rows, or for
+/// Divisor of the space's rows: a new table is sized for at most this part of them, or for
 /// [`LEAST_STEP_ROWS`] if that is more.
 pub(crate) const GROWTH_PART: u64 = 8;
 /// Lower bound of that limit: about one huge page of rows.
@@ -43,18 +43,18 @@ const MOST_ROWS_PER_TABLE: u64 = 1 << 31;
 pub struct Options {
     /// Schema of the rows.
     pub schema: Schema,
-    /// Rows at which a table rolls or is split. A higher number means fewer tables, but a table is
-    /// also the unit of spills and rewrites. Default 1,048,576.
+    /// Number of rows at which a table rolls or is split. A higher number means fewer tables, but a
+    /// table is also the unit of spills and rewrites. Default 1,048,576.
     pub rows_per_table: u64,
-    /// Most bytes of the space, all memory included. Writes that need more fail with
-    /// [`Error::Full`]. Replacing a table by a smaller one may exceed the limit by the size of the
-    /// new table. Default 16 GiB.
+    /// Limit of the space's memory in bytes, including all overhead. Writes that need more fail
+    /// with [`Error::Full`]. Replacing a table by a smaller one may exceed the limit by the size of
+    /// the new table. Default 16 GiB.
     pub memory_limit_bytes: u64,
-    /// Largest accepted distance of an id above the highest one. Default: unlimited.
+    /// Maximum distance of a new id above the highest one. Default: unlimited.
     pub max_ahead: Option<u64>,
-    /// Number of outliers that may wait for nearby ids before they get tables wherever they are.
-    /// Nearby outliers get tables of their own once there are a sixteenth of this number, or once
-    /// they have that many writes; 4,096 always suffice. 0 counts as 1. Default 65,536.
+    /// Number of outliers at which they get tables even if their ids are far apart. A group of
+    /// nearby outliers gets a table at a sixteenth of this number of rows or writes, or at 4,096 if
+    /// that is less. 0 counts as 1. Default 65,536.
     pub max_aside: usize,
     /// Key of the table hashes, so that clients cannot choose colliding ids. Kept in memory only.
     /// Default 0.
@@ -139,7 +139,7 @@ impl Shape {
     }
 }
 
-/// A set of ids with one schema. All methods may be called from any thread.
+/// A set of rows with one schema. All methods may be called from any thread.
 pub struct Space {
     pub(crate) shape: ArcSwap<Shape>,
     /// Copy of [`Shape::plain`]: a write whose fields are all in it needs no further check.
@@ -159,7 +159,8 @@ pub struct Space {
     pub(crate) rolling: Mutex<()>,
     /// Rewrite in progress. Held during background work.
     pub(crate) rewriting: Mutex<Option<Rewrite>>,
-    /// Replaced tables, kept until no reader holds them, so that no reader has to unmap one.
+    /// Replaced tables, retained until no reader references them, so that no reader has to unmap
+    /// one.
     pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
     /// Whether the last background step was for a crowded table.
     pub(crate) hurries: AtomicBool,

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Buckets per table sampled for probe lengths.
 const SAMPLED_BUCKETS: u64 = 512;
-/// Attempts to take all figures from one unchanged list of tables.
+/// Number of attempts to read all figures from one unchanged list of tables.
 const TRIES: usize = 10;
 
 /// Statistics of one table.
@@ -31,10 +31,10 @@ pub struct TableStats {
     pub probes_mean: f64,
     /// 99th percentile of the buckets that a hit touches.
     pub probes_p99: u64,
-    /// Most buckets that a hit touches. A row in the extend dictionary counts one more than the
-    /// number of probes.
+    /// Maximum number of buckets that a hit touches. A row in the extend dictionary counts one more
+    /// than the number of probes.
     pub probes_max: u64,
-    /// Share of misses that move on from a bucket: a miss touches 1 / (1 - `past_share`) buckets.
+    /// Share of misses that continue past a bucket: a miss touches 1 / (1 - `past_share`) buckets.
     pub past_share: f64,
     /// Rows of the extend dictionary.
     pub extend_rows: u64,
@@ -74,7 +74,7 @@ pub struct RangeStats {
     /// Bytes of memory.
     pub bytes: u64,
     /// Whether new ids arrive in this range: it is the newest one, or the last table of a separate
-    /// range of ids. Such a table is not spilled.
+    /// range of ids. The table of such a range is not spilled.
     pub open: bool,
 }
 
@@ -95,7 +95,7 @@ impl Space {
         let mut tables = self.ring.load_full();
         let mut stats = stats_of(&tables);
         // A rewrite that begins during the sampling moves rows out of a table, so its figures are
-        // stale. After the last attempt they may mix several moments.
+        // stale. After the last attempt, the figures may not be from a single moment.
         for _ in 0..TRIES {
             let now = self.ring.load_full();
             if Arc::ptr_eq(&now, &tables) {

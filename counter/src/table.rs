@@ -7,7 +7,7 @@
 //!   aux      exact values of fields that exceed their width
 //! ```
 //!
-//! All segments cover the same id range. A search moves on to the next segment only if all probed
+//! All segments cover the same id range. A search continues in the next segment only if all probed
 //! buckets carry its overflow mark.
 //!
 //! Invariants:
@@ -60,7 +60,8 @@ pub(crate) struct Table {
     _grant: Reservation,
     seed: u64,
     rows: AtomicU64,
-    /// Rows deleted since the table was opened, now and at the last [`Table::is_worn`] sample.
+    /// Rows deleted since the table was opened: the current number, and the number at the last
+    /// [`Table::is_worn`] sample.
     deleted: AtomicU64,
     wear_seen: AtomicU64,
     /// Highest inserted id, and the number of insertions that raised it. A table whose ids arrive
@@ -69,8 +70,8 @@ pub(crate) struct Table {
     rising: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
     reviewed: AtomicU64,
-    /// Insertions plus deletions at the last [`Table::settle`], plus one, and whether few were
-    /// added since the one before.
+    /// Insertions plus deletions at the last [`Table::settle`], plus one, and the idle flag that it
+    /// has set.
     settled: AtomicU64,
     rests: AtomicBool,
 }
@@ -284,8 +285,8 @@ impl Table {
         self.aux.size()
     }
 
-    /// Returns whether the number of rows changed by a sixteenth since the last review, and starts
-    /// a new one if so.
+    /// Returns whether the number of rows changed by a sixteenth since the last review. If so,
+    /// records the current number for the next review.
     pub(crate) fn review(&self) -> bool {
         let (rows, last) = (self.rows() + 1, self.reviewed.load(Relaxed));
         let due = rows.abs_diff(last) > last / 16;
@@ -295,7 +296,8 @@ impl Table {
         due
     }
 
-    /// Updates the idle flag: at most one row in 1,024 came or went since the last call.
+    /// Sets the idle flag if at most one row in 1,024 was inserted or deleted since the last call,
+    /// and clears it otherwise.
     pub(crate) fn settle(&self) {
         let rows = self.rows() + 1;
         // Insertions (rows + deletions) plus deletions.
@@ -305,7 +307,7 @@ impl Table {
     }
 
     /// Whether deletions have left too many overflow marks: more than a share `most` of the misses
-    /// move on from buckets that have a free slot. Samples only if a quarter of the rows were
+    /// continue past buckets that have a free slot. Samples only if a quarter of the rows were
     /// deleted since the last sample.
     pub(crate) fn is_worn(&self, most: f64) -> bool {
         let deleted = self.deleted.load(Relaxed);
@@ -320,11 +322,11 @@ impl Table {
         let looked = (0..sampled).map(|i| self.main().bucket(i * buckets / sampled)).filter(free);
         let (looked, marks) =
             looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
-        // A small sample proves nothing.
+        // Too few such buckets are not a significant sample.
         looked >= sampled / 16 && f64::from(marks) > most * f64::from(MARKS) * looked as f64
     }
 
-    /// Takes the idle flag that [`Table::settle`] has set.
+    /// Returns the idle flag of [`Table::settle`] and clears it.
     pub(crate) fn take_rest(&self) -> bool {
         self.rests.load(Relaxed) && self.rests.swap(false, Relaxed)
     }
@@ -333,7 +335,7 @@ impl Table {
         self.main().keys.buckets()
     }
 
-    /// Share of misses that move on from a bucket of the main segment.
+    /// Share of misses that continue past a bucket of the main segment.
     pub(crate) fn past_share(&self, bucket: u64) -> f64 {
         f64::from(self.main().bucket(bucket).head().marks()) / f64::from(MARKS)
     }
@@ -534,8 +536,7 @@ impl Table {
             if bucket.find(tag).is_some() {
                 return false;
             }
-            // A bucket with a free slot never turned a row away, so the row is not at a later
-            // probe.
+            // A bucket with a free slot was never full, so the row is not at a later probe.
             if let Some(slot) = bucket.free_slot() {
                 bucket.fill(slot, tag, fields);
                 return true;

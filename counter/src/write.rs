@@ -23,24 +23,27 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Number of writes after which a space opens its first range even for fewer than 64 ids.
 const WRITES_AT_START: usize = 4096;
-/// Most outliers that a writer moves into tables itself. More are left to [`Space::maintain`].
+/// Maximum number of outliers that a writer moves into tables itself. If there are more,
+/// [`Space::maintain`] moves them.
 const MOVED_BY_WRITER: usize = 8192;
-/// Most outliers that a writer moves when its write would otherwise fail. Takes some milliseconds.
+/// Maximum number of outliers that a writer moves when its write would otherwise fail. Moving them
+/// takes some milliseconds.
 const MOVED_IN_NEED: usize = 1 << 16;
-/// Divisor of the memory limit: outliers that use a larger share get a table wherever they are.
+/// Divisor of the memory limit: outliers that use a larger share get tables even if their ids are
+/// far apart.
 const OUTLIER_PART: u64 = 8;
 /// Number of extension segments at which a writer helps with background work.
 const HELP_FROM_EXTENSIONS: usize = 3;
 
-/// Most changes that are stored directly. Longer lists are first reduced to the last change of each
-/// field.
+/// Maximum number of changes that are stored directly. Longer lists are first reduced to the last
+/// change of each field.
 const FEW: usize = 16;
 
 /// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
 /// Costs two or three bits per row.
 const JUMPS: u64 = 6;
 
-/// Reason for which a table did not perform a write.
+/// Reason why a table did not perform a write.
 enum Stop {
     Error(Error),
     /// The table that starts at this id cannot store the id; another table must be opened.
@@ -557,7 +560,7 @@ impl Space {
         let sample = table.sample(1024);
         let gap = sizing::gap(&sample, table.rows());
         let sized = |rows: u64| {
-            // Allow half as many ids again, since traffic varies. An id beyond the expected span
+            // Adds 50 % to the expected span, since traffic varies. An id beyond the expected span
             // gets a much larger span: ids may arrive in clusters larger than a small table.
             let expected =
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
@@ -604,7 +607,7 @@ impl Space {
     /// Closes a table and opens `next` above it. Returns the boundary.
     ///
     /// Returns `None` if another writer has rolled, or if new ids have moved the boundary beyond
-    /// the span of `next`. Such a table could take no id and could not be closed, so all writers
+    /// the span of `next`. Such a table could store no id and could not be closed, so all writers
     /// above it would loop. The next attempt sizes a larger table.
     fn roll_to(&self, slot: &Slot<Table>, table: &Table, next: Table) -> Option<u64> {
         let last = next.span().1;
@@ -622,7 +625,7 @@ impl Space {
             return true;
         }
         let rows = rows.clamp(FIRST_ROWS, self.rows_per_table().max(FIRST_ROWS));
-        // Assumes the density of the waiting ids, plus half.
+        // Assumes the density of the waiting ids, and adds 50 % to their span.
         let span = (high - start).saturating_mul(3) / 2;
         let last = start.saturating_add(span.max(rows)).min(entry.slot().last());
         let sizing = Sizing::new(&schema, start, last, rows);
@@ -653,8 +656,9 @@ impl Space {
     }
 
     fn advance_within(&self, limit_bytes: u64, rolling: MutexGuard<'_, ()>) -> bool {
-        // A few rows count by all their writes, more rows by some, many rows by one each. The
-        // frontier needs a quorum of rows or of writes.
+        // Limits how much the writes of one row count: up to 4,096 writes if there are fewer than
+        // 64 rows, otherwise up to 4,096 divided by the number of rows. With fewer than 64 rows,
+        // the outliers need at least 4,096 writes in total.
         let rows = self.outliers.len();
         let few = rows < 64;
         let most = if few { WRITES_AT_START } else { WRITES_AT_START.div_ceil(rows) };
@@ -669,8 +673,8 @@ impl Space {
         let rows = rows as u64;
         let bytes = rows * OutlierRow::bytes(0);
         let is_short = bytes > limit_bytes / OUTLIER_PART;
-        // Also in a full space: at least half of the rows move, and a table takes less memory than
-        // those rows.
+        // Works in a full space, too: at least half of the rows move, and a table takes less memory
+        // than those rows.
         let quota = self.budget.quota(bytes / 2);
         let divide = |range| self.divide(range, rows, &quota);
         let advanced = self.outliers.advance(&self.frontier, weight, is_short, divide);
@@ -690,7 +694,7 @@ impl Space {
 
     /// Moves some outliers that the frontier has reached. Returns how many.
     pub(crate) fn drain_outliers(&self) -> usize {
-        // A row that finds no memory stays.
+        // A row remains an outlier if a table has no memory for it.
         self.outliers.drain(&self.frontier, |id, row| {
             _ = self.write_inside(Origin::Log, id, row, |_| Ok(()))
         })
@@ -713,7 +717,7 @@ struct ToFetch;
 enum Due {
     /// The open table that starts here is full.
     Roll(u64),
-    /// The table is crowded; the number of its extension segments.
+    /// The table is crowded and has this many extension segments.
     Relief(usize),
 }
 
@@ -747,7 +751,7 @@ mod tests {
         set(last - 1);
         assert_eq!(space.frontier.boundary(u64::MAX), Some(last));
         assert_eq!(space.roll_to(newest.slot(), newest.table(), short), None);
-        // This table takes all ids so far, and one more.
+        // This table can store all existing ids and one more.
         assert_eq!(space.roll_to(newest.slot(), newest.table(), next(last)), Some(last));
         (last..last + 3000).for_each(set);
         let ids: Vec<u64> = (1000..base).chain(last - 1..last + 3000).collect();

@@ -1,4 +1,4 @@
-//! Wall clock for persisted times.
+//! Wall-clock time, for timestamps that are stored on disk.
 
 pub use store::time::unix_us;
 

@@ -1,24 +1,24 @@
-//! CPU throttle: a long background computation sleeps after every 100 us for as long, so that woken
-//! threads get a processor.
+//! CPU throttle: a long background computation alternates 100 us of work and 100 us of sleep, so
+//! that other threads get the processor.
 //!
-//! The scheduler lets a running thread finish its slice, and ends slices only at clock ticks, every
-//! 4 ms at 250 Hz. A worker woken on the same processor waits that long, and so does its request. A
-//! lower priority reduces the thread's share of the processor, but not that wait. Sleeping works
-//! better than `sched_yield`, because it leaves a processor idle. The scheduler can use that one
-//! even for a worker whose previous processor is busy with another process.
+//! The scheduler preempts a running thread only at clock ticks, every 4 ms at 250 Hz. A worker that
+//! wakes up on the same processor waits that long, and so does its request. A lower priority
+//! reduces the thread's share of the processor, but not this delay. Sleeping works better than
+//! `sched_yield`, because it leaves the processor idle: the scheduler can then use it for any
+//! worker.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use store::time;
 
-/// Approximate time of work between two sleeps, and minimum time of a sleep.
+/// Approximate duration of work between two sleeps, and minimum duration of a sleep.
 const BURST: Duration = Duration::from_micros(100);
 
 pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
-    /// Returns true when the work is to be abandoned.
+    /// Whether the work should stop.
     is_stopped: Option<&'a (dyn Fn() -> bool + Sync)>,
-    /// Returns true while another thread waits for the work; then the throttle does not sleep.
+    /// Whether another thread waits for the work. If so, the throttle does not sleep.
     is_awaited: &'a dyn Fn() -> bool,
 }
 
@@ -27,7 +27,7 @@ impl<'a> CpuThrottle<'a> {
         CpuThrottle { since: Cell::new(time::now()), is_stopped: None, is_awaited }
     }
 
-    /// Creates a throttle for work that is abandoned when the server stops.
+    /// Creates a throttle for work that ends when the server stops.
     pub(crate) fn until(
         is_stopped: &'a (dyn Fn() -> bool + Sync),
         is_awaited: &'a dyn Fn() -> bool,
@@ -35,7 +35,7 @@ impl<'a> CpuThrottle<'a> {
         CpuThrottle { is_stopped: Some(is_stopped), ..CpuThrottle::new(is_awaited) }
     }
 
-    /// Returns an error if the work is to be abandoned. Checked before long steps.
+    /// Returns an error if the work should stop. Call it before long steps.
     pub(crate) fn goes_on(&self) -> store::Result<()> {
         match self.is_stopped {
             Some(is_stopped) if is_stopped() => {
@@ -45,8 +45,8 @@ impl<'a> CpuThrottle<'a> {
         }
     }
 
-    /// Sleeps if due. The caller calls it every few microseconds of work, and before and after
-    /// longer steps.
+    /// Sleeps if [`BURST`] has elapsed since the last sleep. Call it every few microseconds, and
+    /// before and after longer steps.
     #[inline]
     pub(crate) fn step(&self) {
         if time::now() - self.since.get() >= BURST {

@@ -1,23 +1,25 @@
-//! Marks: small records by which a write tells the commit thread what it changed.
+//! Marks: small records that name the changed keys for the commit thread.
 //!
 //! ```text
-//!   word 0      id: so marks of one id sort together, and one comparison usually decides
-//!   words 1, 2  member of a pair: a number and 0, or the hash of the pair;
-//!               of a token: its hash; of an offset: its number and 0; else 0
+//!   word 0      id; marks of one id are adjacent after sorting
+//!   words 1, 2  pair: member and 0, or the hash of the pair
+//!               token: its hash; offset: its number and 0; other kinds: 0
 //!   word 3      space << 32 | kind << 25 | counters << 1 | state
-//!               counters: the row of this id there has changed, too, or 0; state: the pair is set
+//!               counters: counter space whose row of this id also changed, or 0
+//!               state: 1 if the pair is set
 //! ```
 //!
-//! A like sets a pair and changes a row of the same id in one mark. Marks of one pair differ only
-//! in the lowest 25 bits, so they are adjacent after sorting.
+//! One mark describes a like, which sets a pair and changes a row of the same id. Marks of one pair
+//! differ only in the lowest 25 bits, so they are adjacent after sorting.
 //!
-//! Some 100,000 marks a second are made, sorted and read. A mark is therefore four plain words (two
-//! marks to a cache line) and compares without branches.
+//! The server creates and sorts more than 100,000 marks per second. A mark is therefore four plain
+//! words, two marks per cache line, and its comparison has no branches.
 //!
-//! A mark names what changed; the commit thread reads the state when it encodes the record. The
-//! exception is the bit *this pair is set*. Only a marked write unsets a pair, and all marks of an
-//! id are in one stripe of the committer. So if all marks of a pair have the bit, the pair is still
-//! set. The commit thread then skips the lookup in the filter, which would miss the cache (`told`).
+//! A mark names a key, not a value: the commit thread reads the state when it encodes the record.
+//! The exception is the bit *this pair is set*. Every write that unsets a pair creates a mark, and
+//! all marks of an id are in one stripe of the committer. So if all marks of a pair have the bit,
+//! the pair is still set. The commit thread then skips the lookup in the filter, which would miss
+//! the CPU cache (`told`).
 
 use phantom::Member;
 
@@ -50,7 +52,7 @@ const GROUPS: u64 = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marked {
     /// The catalogue or the layout of a ring. The commit thread checks both with every batch; this
-    /// mark causes a batch.
+    /// mark only triggers a batch.
     Catalogue,
     /// Row: number of the counter space, id.
     Row(u32, u64),
@@ -58,11 +60,11 @@ pub enum Marked {
     Pair(u32, u64, MarkedMember, bool),
     /// Hash of a token that was used on a row.
     Token(u128),
-    /// Number of an offset that has moved.
+    /// Number of an offset that was changed.
     Offset(u32),
     /// All pairs of an id were unset: number of the existence space, id.
     Forgotten(u32, u64),
-    /// A cursor of some group has moved; the groups know which.
+    /// A cursor of a group was changed. [`crate::groups`] tracks which one.
     Groups,
 }
 
@@ -70,7 +72,7 @@ impl Mark {
     /// Mark of the catalogue, or of the layout of a ring.
     pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_AT };
 
-    /// Mark of a moved cursor of a group.
+    /// Mark of a changed cursor of a group.
     pub const GROUPS: Mark = Mark { id: 0, member: [0; 2], what: GROUPS << KIND_AT };
 
     #[inline]
@@ -95,26 +97,26 @@ impl Mark {
         Mark { what: mark.what | u64::from(set), ..mark }
     }
 
-    /// Adds the row of the same id in the counter space with this number. Returns `None` if the
-    /// number does not fit into 24 bits.
+    /// Adds the row of the same id in the counter space `number`. Returns `None` if the number
+    /// exceeds 24 bits.
     #[inline]
     pub fn with_row(self, counters: u32) -> Option<Mark> {
         let fits = counters < 1 << (KIND_AT - COUNTERS_AT);
         fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_AT, ..self })
     }
 
-    /// Creates the mark of a token used on this row. The row has a mark of its own.
+    /// Creates the mark of a token used on this row. The row needs its own mark.
     pub fn token(space: u32, id: u64, hash: u128) -> Mark {
         Mark::new(TOKEN, space, id, [(hash >> 64) as u64, hash as u64])
     }
 
-    /// Creates the mark of a moved offset, in the catalogue's stripe like the changes of its
-    /// events.
+    /// Creates the mark of a changed offset. It is in the catalogue's stripe, like the changes of
+    /// the offset's events.
     pub fn offset(number: u32) -> Mark {
         Mark::new(OFFSET, 0, 0, [number.into(), 0])
     }
 
-    /// Creates the mark for an id of an existence space after all its pairs were unset.
+    /// Creates the mark for an id of an existence space whose pairs were all unset.
     pub fn forgotten(space: u32, id: u64) -> Mark {
         Mark::new(FORGOTTEN, space, id, [0; 2])
     }
@@ -125,7 +127,7 @@ impl Mark {
         ((self.what >> SPACE_AT) as u32, self.id)
     }
 
-    /// Returns the number of the counter space whose row of this id has changed, too.
+    /// Returns the number of the counter space whose row of this id also changed.
     #[inline]
     pub fn row_beside(&self) -> Option<u32> {
         match (self.what >> COUNTERS_AT) as u32 & ((1 << (KIND_AT - COUNTERS_AT)) - 1) {
@@ -151,7 +153,7 @@ impl Mark {
         }
     }
 
-    /// Whether both marks are of one pair; their states and rows may differ.
+    /// Whether both marks name the same pair; their states and rows may differ.
     #[inline]
     fn is_beside(&self, other: &Mark) -> bool {
         (self.id, self.member, self.what >> KIND_AT)
@@ -159,10 +161,10 @@ impl Mark {
     }
 }
 
-/// Returns what the marks of one stripe (sorted, without duplicates) say about the pair of mark
-/// `at`:
+/// Derives the state of the pair of mark `at` from the marks of one stripe (sorted, without
+/// duplicates):
 /// - `Some(true)`: the pair is set.
-/// - `Some(false)`: skip this mark, because the next one is of the same pair.
+/// - `Some(false)`: skip this mark, because the next one names the same pair.
 /// - `None`: the state is unknown and must be read.
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
@@ -174,17 +176,17 @@ pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     all.all(|mark| mark.what & STATE != 0).then_some(true)
 }
 
-/// Member as the log stores it, in the shorter of two forms.
+/// A member in a mark or in a log record, in the shorter of two forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MarkedMember {
-    /// Numeric member of an id that was not forgotten before the pair was set.
+    /// A number. Used only if the id was never forgotten before the pair was set.
     Number(u64),
     /// Any other member: hash of the whole pair under the space's seed, high half first.
     Hash([u64; 2]),
 }
 
 impl MarkedMember {
-    /// Returns the form of a member for this id of the space.
+    /// Returns the form of `member` for pairs of `id`.
     #[inline]
     pub fn new(space: &phantom::Space, id: u64, member: &Member<'_>) -> MarkedMember {
         match *member {
@@ -193,7 +195,7 @@ impl MarkedMember {
         }
     }
 
-    /// Creates the form of a pair's hash.
+    /// Creates the hash form from a pair's hash.
     pub fn of_hash(hash: u128) -> MarkedMember {
         MarkedMember::Hash([(hash >> 64) as u64, hash as u64])
     }
@@ -250,12 +252,13 @@ mod tests {
         assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
     }
 
-    /// Likes by two actions that change different counters, a flag without action, and an unset.
+    /// Tests likes by two actions that change different counters, a flag without an action, and an
+    /// unset.
     #[test]
     fn marks_of_one_pair_are_told_once_whatever_rows_they_name() {
         let number = MarkedMember::Number;
         let like = |counters| Mark::pair(7, 1, number(5), true).with_row(counters).unwrap();
-        // Marks that sort next to them: a hashed member, another space, a forgotten id.
+        // Marks that sort next to the likes: a hashed member, another space, a forgotten id.
         let others = [
             Mark::pair(7, 1, MarkedMember::Hash([5, 0]), true),
             Mark::pair(8, 1, number(5), false),
@@ -305,7 +308,7 @@ mod tests {
             told,
             [
                 (Marked::Pair(7, 1, number(5), true), Some(true)),
-                // The first mark is skipped; the second causes a read.
+                // The first mark is skipped; the second requires a read.
                 (Marked::Pair(7, 1, number(6), false), Some(false)),
                 (Marked::Pair(7, 1, number(6), true), None),
                 (Marked::Pair(7, 2, number(6), false), None),

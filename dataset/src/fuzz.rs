@@ -1,5 +1,5 @@
-//! Entry points of the fuzzer, and a deterministic test with seeded random bytes. They cover all
-//! code of this crate that parses untrusted bytes.
+//! Fuzz targets for all code of this crate that parses untrusted bytes, and a deterministic test
+//! with seeded random bytes.
 
 use crate::catalogue::Catalogue;
 use crate::log_records::{
@@ -59,7 +59,8 @@ fn exact_pairs(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Damages a copy of one of the seeds: cuts, changes, duplicates and inserts words.
+    /// Returns a damaged copy of one of the seeds. Truncates it, and changes, duplicates and
+    /// inserts words.
     fn mutated(random: &mut fastrand::Rng, seeds: &[&[u8]], words: &[&[u8]]) -> Vec<u8> {
         let mut bytes = random.choice(seeds).expect("a seed").to_vec();
         for _ in 0..random.usize(..6) {
@@ -101,7 +102,7 @@ mod tests {
                 &[4, 1, 2, 4, 6, 8, 1, 0, 0, 0, 0],
                 &[3, 7, 2, 9, 1, 1],
                 &[0, 1, 4, 9, 200, 1, 5],
-                // Exact pairs: a number and two texts, one of them unset.
+                // Exact pairs: a number and two strings, one of them unset.
                 &[5, 0, 9, 7, 1, 3, b'a', b'n', b'n', 6, 0, 0],
                 b"[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:12\"\n",
             ],

@@ -1,21 +1,22 @@
-//! Data set: named spaces over the counter and existence engines. The crate has their keys, the
-//! catalogue, the write path, log records, recovery, snapshots and the cold tier.
+//! Data set: named spaces on top of the counter and existence engines. The crate implements their
+//! keys, the catalogue, the write path, log records, recovery, snapshots and the cold tier.
 //!
 //! ```text
-//!   recovery     a data folder is read back; marks become records, records become state
-//!   tiering      old tables move to the disk       snapshot     state as files
-//!   live         a data set that is served, as background work sees it
-//!   engines      spaces, views, actions; reads, and the one path of writes
-//!   commit       progress of changes on their way to the disk
-//!   cold         rows and flags on the disk: files, reads, cache
-//!   offsets      positions in the event streams of brokers
-//!   tokens       increments that count once
-//!   groups       cursors of consumer groups of `changes`
+//!   recovery     reads a data folder at startup
+//!   tiering      spills and merges                 snapshot     writes and loads snapshots
+//!   live         parts of an open data set for background work
+//!   engines      spaces, views and actions; reads and writes
+//!   commit       progress of commits; encoding of log records
+//!   cold         rows and flags on disk: files, reads, cache
+//!   offsets      offsets of event streams of brokers
+//!   tokens       idempotency tokens of increments
+//!   groups       consumer groups of `changes`
 //!   changes      the log as a stream for consumers
 //! ```
 //!
-//! The crate has no sockets, protocol, users or roles. Its only threads read cold blocks; longer
-//! work is a function that its owner runs. Each module above uses only those below it.
+//! The crate has no sockets, protocol, users or roles. It only starts threads that read cold
+//! blocks. Its caller runs all other background work. Each module above uses only the modules below
+//! it.
 #![forbid(unsafe_code)]
 
 pub mod catalogue;

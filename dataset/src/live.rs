@@ -1,4 +1,4 @@
-//! Live data set, as snapshots, spills and other background work see it.
+//! Parts of an open data set that snapshots, spills and other background work use.
 
 use crate::clock::unix_us;
 use crate::commit::Durability;
@@ -10,24 +10,24 @@ use std::time::Duration;
 use store::Store;
 use tokio::sync::watch;
 
-/// References that background work needs. See the module's documentation.
+/// References to the parts of an open data set.
 #[derive(Clone, Copy)]
 pub struct Live<'a> {
     /// Current spaces.
     pub current: &'a Current,
-    /// Files.
+    /// Data files and log.
     pub store: &'a Store,
     /// Progress of commits.
     pub durability: &'a Durability,
     /// State shared with the snapshot thread.
     pub snapshots: &'a Snapshots,
-    /// Maximum bytes of all cold files; 0: limited by the disk only.
+    /// Maximum size of all cold files in bytes; 0: limited only by the disk.
     pub max_cold_bytes: u64,
-    /// Maximum bytes per second that merges write; 0: unlimited.
+    /// Write rate of merges in bytes per second; 0: unlimited.
     pub merge_bytes_per_s: u64,
-    /// Bytes per second that scrubbing reads; 0: disabled.
+    /// Read rate of the scrubber in bytes per second; 0: disabled.
     pub scrub_bytes_per_s: u64,
-    /// Returns true when the process is stopping; background work then ends early.
+    /// Whether the process is stopping. Background work checks this and ends early.
     pub is_stopped: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -38,7 +38,7 @@ pub struct Saved {
     pub(crate) ended: u64,
     /// Whether a snapshot is requested or running.
     pub running: bool,
-    /// Unix time in seconds of the last success, or of the start.
+    /// Unix time in seconds of the last success, initially of the startup.
     pub last_s: u64,
     /// Duration of the last snapshot.
     pub took: Duration,
@@ -54,10 +54,9 @@ pub struct Snapshots {
     pub saved: watch::Sender<Saved>,
     pub(crate) wanted: Mutex<bool>,
     pub(crate) nudge: Condvar,
-    /// Held while data files are written, by a spill or by a snapshot, which yields it between
-    /// files.
+    /// Locked while a spill or a snapshot writes data files. A snapshot yields it between files.
     pub(crate) alone: Mutex<()>,
-    /// Number of waiters: spills for the lock above, and SAVE for a snapshot's end.
+    /// Number of spills that wait for `alone` plus SAVE commands that wait for a snapshot.
     awaited: AtomicUsize,
     /// Number of changes at the last snapshot.
     pub(crate) changes: AtomicU64,
@@ -99,13 +98,14 @@ impl Snapshots {
         self.nudge.notify_one();
     }
 
-    /// Requests a snapshot. Returns the number of snapshots that ended before, or `None` if one is
-    /// requested or running.
+    /// Requests a snapshot. Returns the number of snapshots that have ended so far, or `None` if
+    /// one is requested or running.
     pub fn begin(&self) -> Option<u64> {
         let mut before = None;
         self.saved.send_if_modified(|s| {
             if !s.running {
-                // A request counts as running, so that no other caller adds one.
+                // A requested snapshot counts as running, so that other callers do not request
+                // another.
                 s.running = true;
                 before = Some(s.ended);
             }
@@ -118,7 +118,7 @@ impl Snapshots {
         before
     }
 
-    /// Takes the pending request and returns whether there was one.
+    /// Clears the pending request and returns whether there was one.
     pub fn take_wanted(&self) -> bool {
         std::mem::take(&mut *self.wanted.lock())
     }
@@ -142,25 +142,25 @@ impl Snapshots {
         }
     }
 
-    /// Locks the data files for a spill. A running snapshot yields after its current file, because
-    /// writers may wait for the memory that a spill frees.
+    /// Locks the data files for a spill. A running snapshot yields the lock after its current file,
+    /// because writers may wait for memory.
     pub(crate) fn interrupt(&self) -> MutexGuard<'_, ()> {
         let _waits = Waits::new(&self.awaited);
         self.alone.lock()
     }
 
-    /// Whether a spill or SAVE waits for the current writer.
+    /// Whether a spill waits for the lock, or SAVE waits for a snapshot.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited.load(Relaxed) > 0
     }
 
-    /// Returns the approximate number of changed rows and pairs since the last snapshot; at least 1
-    /// if there are any.
+    /// Returns the approximate number of rows and pairs changed since the last snapshot; at least 1
+    /// if any has changed.
     pub fn changes(&self, durability: &Durability) -> u64 {
         let committer = durability.committer();
         let queued = committer.queued_keys() as u64;
         let changes = durability.parts.changes().saturating_sub(self.changes.load(Relaxed));
-        // The commit thread may have taken the keys without having counted them yet.
+        // The commit thread may have drained marks that it has not counted yet.
         let is_under_way = committer.synced() < committer.ticket();
         (changes + queued).max(u64::from(is_under_way))
     }

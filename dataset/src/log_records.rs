@@ -1,56 +1,58 @@
-//! Log records: the encoding of the engines' state in the log and in snapshots. Records hold state,
-//! never deltas (promise 2).
+//! Log records: the encoding of the engines' state in the log and in snapshots. Records contain
+//! state, never deltas (promise 2).
 //!
-//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds as TOML, readable in
+//! - 1, catalogue (space 0): the spaces with their numbers, schemas and seeds as TOML. Readable in
 //!   the output of `tidemark dump`.
 //! - 2, rows (counter): number of fields n; per row `step << 1 | exists`; if it exists, n zigzag
 //!   values.
 //! - 3, pairs (existence): per pair `step << 2 | is hash << 1 | set`; then the member, or the 16
 //!   bytes of the pair's hash.
-//! - 4, layout (existence): per table low - previous low, and pages. Read only; 16 has replaced it.
+//! - 4, layout (existence): per table low - previous low, and pages. Older releases wrote it; 16
+//!   replaces it.
 //! - 5, table (existence), snapshots only: a part of a table in the phantom engine's format.
 //! - 6, head (both), snapshots only: state outside the tables in the engine's format: the frontier,
 //!   and an existence space's outlier pairs.
 //! - 7 and 8 are unused.
-//! - 9, frontier (existence): the id ranges that tables accept. Empty if no range is open; else the
-//!   highest id and the window of ids above it; then, for each lower range, the start of the range
-//!   above it, its highest id and its window.
+//! - 9, frontier (existence): the id ranges that tables accept. Empty if no range is open.
+//!   Otherwise the highest id and the window of the highest range; then, for each lower range, the
+//!   start of the range above it, its highest id and its window.
 //! - 10, late (existence), snapshots only: late changes to cold tables in the phantom engine's
 //!   format.
-//! - 11, tokens (space 0): per token 16 bytes of its hash, Unix second of its use, 4 bytes of the
-//!   hash of its increment, number n of values, and n zigzag values of the reply (`tokens.rs`).
-//! - 12 is unused; it was 17 without the hash.
+//! - 11, tokens (space 0): per token 16 bytes of its hash, Unix time of its use in seconds, 4 bytes
+//!   of the hash of its increment, number n of values, and n zigzag values of the reply
+//!   (`tokens.rs`).
+//! - 12 is unused; it was an older version of 17 without the hash.
 //! - 13, groups (space 0): cursors of consumer groups of streams (`groups/records.rs`).
-//! - 14, forgotten (existence): ids whose pairs were all unset at once: per id its step, and the
-//!   number of times. A pair of kind 3 that is stored by member predates the first time; later
-//!   pairs are stored by hashes, which include that number.
+//! - 14, forgotten (existence): ids whose pairs were all unset by FORGET: per id its step and its
+//!   generation, the number of FORGETs. A pair of kind 3 stores the member only if it was set
+//!   before the first FORGET. Later pairs are stored as hashes, which include the generation.
 //! - 15, exact pairs (existence spaces with a ledger, instead of 3): per pair the step and two
-//!   flags (is string, set) as in 3, the number of earlier FORGETs of the id, and the member: a
-//!   number, or the length of a string and the string. In a snapshot each chunk of the ledger's
-//!   memory begins with a byte. After 1 such pairs follow. After 0 follow ids whose pairs were
-//!   dropped: per id its step, and the identity of the newest run that may still have pairs of it.
+//!   flags (is string, set) as in 3, the generation of the id, and the member: a number, or the
+//!   length of a string and the string. In a snapshot each chunk of the ledger's memory begins with
+//!   a type byte. A chunk of type 1 contains pairs. A chunk of type 0 contains dropped ids: per id
+//!   its step, and the identity of the newest run that may still have pairs of it.
 //! - 16, ring (existence): per table low - previous low, pages, and the number of pairs that closes
 //!   it.
 //! - 17, offsets (space 0): per source of events the length of its name, the name, the partition,
-//!   the upper and the lower half of the next message's position, the number of its events taken
-//!   over already, and the hash of the last message taken over (`offsets.rs`).
+//!   the upper and the lower half of the next message's position, the number of its events already
+//!   applied, and the hash of the last message with applied events (`offsets.rs`).
 //!
 //! Numbers are LEB128 unless stated otherwise. Ids never decrease within a payload, so each is
-//! stored as a step, its distance from the previous one. A batch logs a row once, however often it
-//! changed. Damage is: a number of more than 64 bits, a payload that ends within a row, or an id
-//! above 2^64-1. An id may occur twice; the later row then applies.
+//! stored as a step, its distance from the previous one. A batch contains each changed row once. A
+//! payload is damaged if a number has more than 64 bits, an id exceeds 2^64-1, or the payload ends
+//! within a row. An id may occur twice; the later row applies.
 
 use crate::dirty_keys::MarkedMember;
 use rolling::Unreadable;
 use store::{Batch, buffer};
 
-/// Maximum bytes of an id in a record: an escape and a step.
+/// Maximum encoded size of an id in bytes: an escape and a step.
 pub const ID_BYTES: usize = 20;
-/// Maximum bytes of a value in a row.
+/// Maximum encoded size of a value of a row, in bytes.
 pub const VALUE_BYTES: usize = 10;
-/// Maximum bytes of a pair: its id, and a member or a hash.
+/// Maximum encoded size of a pair in bytes: its id, and a member or a hash.
 pub const PAIR_BYTES: usize = ID_BYTES + 16;
-/// Maximum bytes of a pair in a space with a ledger: its id, a generation, a length and a string.
+/// Maximum encoded size of an exact pair in bytes: its id, a generation, a length and a string.
 pub const EXACT_PAIR_BYTES: usize = ID_BYTES + 10 + 2 + ledger::MAX_MEMBER_BYTES;
 
 /// Kind of a record. See the module's documentation for the payloads.
@@ -63,7 +65,7 @@ pub enum RecordKind {
     Rows = 2,
     /// Pairs of an existence space.
     Pairs = 3,
-    /// Layout of an existence space's tables, as older releases logged it.
+    /// Layout of an existence space's tables, written by older releases.
     Layout = 4,
     /// Part of an existence space's table.
     Table = 5,
@@ -77,13 +79,14 @@ pub enum RecordKind {
     Tokens = 11,
     /// Cursors of consumer groups of streams.
     Groups = 13,
-    /// Ids of an existence space whose pairs were all unset at once.
+    /// Ids of an existence space whose pairs were all unset by FORGET.
     Forgotten = 14,
-    /// Pairs of an existence space with a ledger; runs of the ledger use this kind, too.
+    /// Pairs of an existence space with a ledger. Runs of the ledger are also tagged with this
+    /// kind.
     ExactPairs = 15,
     /// Layout of an existence space's tables, with the number of pairs that closes each.
     Ring = 16,
-    /// Offsets up to which the events of brokers are taken over.
+    /// Offsets up to which the events of brokers are applied.
     Offsets = 17,
 }
 
@@ -99,7 +102,7 @@ impl RecordKind {
         .find(|&k| k as u8 == kind)
     }
 
-    /// Whether this release knows the kind.
+    /// Whether this release supports the kind.
     pub fn is_known(kind: u8) -> bool {
         RecordKind::from_number(kind).is_some()
     }
@@ -114,16 +117,17 @@ pub fn put_number(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// Takes a LEB128 number of at most 64 bits.
+/// Decodes a LEB128 number of at most 64 bits, and removes it from `bytes`.
 #[inline]
 pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
     const LAST_BITS: u64 = 0x8080_8080_8080_8080;
-    // Decodes up to eight bytes without a branch on their number, which is hard to predict.
+    // Decodes up to eight bytes without a branch on the length, which would be hard to predict.
     if let Some(eight) = bytes.first_chunk() {
         let word = u64::from_le_bytes(*eight);
         let ends = !word & LAST_BITS;
         if ends != 0 {
-            // Keep the bytes up to the first end, then join the groups of 7 bits in three steps.
+            // Mask the bytes after the last one of the number, then join the groups of 7 bits in
+            // three steps.
             let x = word & (ends ^ (ends - 1)) & !LAST_BITS;
             let x = (x & 0x007f_007f_007f_007f) | ((x & 0x7f00_7f00_7f00_7f00) >> 1);
             let x = (x & 0x0000_3fff_0000_3fff) | ((x & 0x3fff_0000_3fff_0000) >> 2);
@@ -152,7 +156,7 @@ fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
     Err("truncated number, or more than 64 bits".to_owned())
 }
 
-/// Maps numbers of small magnitude to small unsigned numbers.
+/// Zigzag code: maps numbers of small magnitude to small unsigned numbers.
 pub(crate) fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
@@ -161,9 +165,9 @@ pub(crate) fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// Appends the distance to the next id, with `bits` flags in its lowest bits. The two may need 66
-/// bits together. A distance of 2^61-1 or more therefore follows the flags and an escape (distance
-/// 2^61-1) as a number of its own.
+/// Appends the distance to the next id, with `bits` flags in its lowest bits. Both together may
+/// need 66 bits. A distance of 2^61-1 or more is therefore encoded as an escape (distance 2^61-1)
+/// with the flags, followed by the distance itself.
 fn put_step(out: &mut Vec<u8>, step: u64, bits: u32, flags: u64) {
     let escape = (1u64 << 61) - 1;
     if step < escape {
@@ -181,7 +185,7 @@ fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
     Ok((if step == escape { take_number(bytes)? } else { step }, flags))
 }
 
-/// Encoder and decoder of ids that never decrease.
+/// Delta encoder and decoder of ids that never decrease.
 struct Rising(Option<u64>);
 
 impl Rising {
@@ -224,12 +228,12 @@ impl RowsWriter {
         self.rows += 1;
     }
 
-    /// Returns the number of bytes so far.
+    /// Returns the current size in bytes.
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the current number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -240,7 +244,8 @@ impl RowsWriter {
     }
 }
 
-/// Reads a rows payload. `each` gets the id and the values, or `None` if the row does not exist.
+/// Decodes a rows payload. Calls `each` with the id and the values, or `None` if the row does not
+/// exist.
 pub fn read_rows(
     mut bytes: &[u8],
     mut each: impl FnMut(u64, Option<&[i64]>) -> Result<(), String>,
@@ -294,7 +299,7 @@ impl PairsWriter {
         }
     }
 
-    /// Returns the number of bytes so far.
+    /// Returns the current size in bytes.
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
@@ -305,7 +310,7 @@ impl PairsWriter {
     }
 }
 
-/// Reads a pairs payload. `each` gets the id, the member, and whether the pair is set.
+/// Decodes a pairs payload. Calls `each` with the id, the member, and whether the pair is set.
 pub fn read_pairs(
     mut bytes: &[u8],
     mut each: impl FnMut(u64, MarkedMember, bool) -> Result<(), String>,
@@ -334,7 +339,7 @@ pub struct ExactPairsWriter {
 }
 
 impl ExactPairsWriter {
-    /// Creates a writer whose output begins with `first`, the type of a snapshot's chunk.
+    /// Creates a writer for a snapshot's chunk with the type byte `first`.
     pub(crate) fn behind(first: u8) -> ExactPairsWriter {
         ExactPairsWriter { out: vec![first], last: 0 }
     }
@@ -368,7 +373,7 @@ impl ExactPairsWriter {
     }
 }
 
-/// Reads an exact-pairs payload. `each` gets the pair and the number of earlier FORGETs of its id.
+/// Decodes an exact-pairs payload. Calls `each` with the pair and the generation of its id.
 pub fn read_exact_pairs<'a>(
     mut bytes: &'a [u8],
     mut each: impl FnMut(ledger::Pair<'a>, u64) -> Result<(), String>,
@@ -413,15 +418,15 @@ fn take_ids(mut bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     Ok(ids)
 }
 
-/// Encodes dropped ids in ascending order as a chunk of a ledger's snapshot file. Each has the
-/// identity of the newest run that may still have pairs of it.
+/// Encodes dropped ids as a chunk of a ledger's snapshot file. `drops` is sorted by id; each id has
+/// the identity of the newest run that may still have pairs of it.
 pub(crate) fn encode_drops(drops: &[(u64, u64)]) -> Vec<u8> {
     let mut out = vec![0];
     put_ids(&mut out, drops.iter().copied());
     out
 }
 
-/// Decodes such a chunk without its first byte.
+/// Decodes a chunk of [`encode_drops`] without its type byte.
 pub(crate) fn decode_drops(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> {
     take_ids(bytes)
 }
@@ -443,7 +448,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
     }
 }
 
-/// Row in a commit. Rows of a space may differ in width if the schema changes during the commit.
+/// A row in a commit. Rows of a space may differ in width if the schema changes during the commit.
 struct ReadRow {
     space: u32,
     /// Index of its first value.
@@ -482,13 +487,13 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Whether nothing was collected.
+    /// Whether the commit is empty.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.pairs.is_empty() && self.exact_pairs.is_empty()
     }
 
-    /// Adds a row. `read` fills in its values and returns whether the row exists; if it fails
-    /// nothing is added.
+    /// Adds a row. `read` appends its values and returns whether the row exists. If it fails, the
+    /// commit is unchanged.
     pub fn row(
         &mut self,
         space: u32,
@@ -517,8 +522,7 @@ impl Commit {
         self.pairs.push(ReadPair { space, set, id, member });
     }
 
-    /// Adds a pair of a space with a ledger; `generation` is the number of earlier FORGETs of the
-    /// id.
+    /// Adds a pair of a space with a ledger. `generation`: generation of the id.
     pub fn exact_pair(
         &mut self,
         space: u32,
@@ -534,14 +538,14 @@ impl Commit {
         self.exact_pairs.push(ReadExactPair { space, set, id, member, generation });
     }
 
-    /// Returns the approximate number of bytes of the records.
+    /// Returns the approximate size of the records in bytes.
     pub fn bytes(&self) -> usize {
         self.rows.len() * 4 + self.values.len() * 3 + self.pairs.len() * 12 + self.exact_bytes
     }
 
     /// Appends one record per space and kind to the batch and clears the commit. The committer
-    /// guarantees that each row and pair occurs once (C7); the sort would lose the order of two
-    /// states.
+    /// guarantees that each row and pair occurs once (C7). This function relies on it, because
+    /// sorting would lose the order of two states.
     pub fn encode(&mut self, batch: &mut Batch) {
         self.rows.sort_unstable_by_key(|row| order(row.space, row.id));
         self.pairs.sort_unstable_by_key(|pair| order(pair.space, pair.id));

@@ -1,14 +1,14 @@
-//! Offsets: positions up to which the events of other systems (a broker's stream) are taken over.
+//! Offsets: positions up to which the events of a broker's streams are applied.
 //!
-//! Taking over an event changes rows and pairs and moves the offset of its source. Both are one
-//! change. The writer holds the stripes of all touched ids, and the catalogue's stripe, where the
-//! offset is marked. So one batch of the log has the rows and the offset (`engines/events.rs`,
-//! `store/src/commit` C6). After any crash, events before the offset count and later ones do not.
-//! The later ones are read again, by this node or by the replica that takes over.
+//! An event changes rows and pairs and the offset of its source, atomically. The writer locks the
+//! stripes of all touched ids, and the catalogue's stripe, where the offset is marked. One log
+//! batch thus contains the rows and the offset (`engines/events.rs`, `store/src/commit` C6). After
+//! a crash, exactly the events before the offset are applied. This node, or the replica that takes
+//! over, reads the later ones again.
 //!
-//! A key is the name of a source and a partition number. Offsets are never removed, so a source
-//! that is configured again resumes at its old position. Marks name offsets by numbers local to the
-//! node.
+//! A key consists of the name of a source and a partition number. Offsets are never removed, so a
+//! source that is removed from the configuration and added again resumes at its old position. Marks
+//! refer to offsets by numbers that are local to the node.
 
 use crate::log_records::{put_number, take_number};
 use parking_lot::Mutex;
@@ -18,23 +18,24 @@ use std::collections::BTreeMap;
 pub const MAX_NAME_BYTES: usize = 64;
 /// Maximum number of offsets, over all sources and partitions.
 pub const MAX_OFFSETS: usize = 65_536;
-/// Maximum bytes of an offset in a record.
+/// Maximum encoded size of an offset in bytes.
 pub const RECORD_BYTES: usize = MAX_NAME_BYTES + 1 + 5 + 10 + 10 + 10 + 10;
 
-/// Position to resume reading a source: a message, and the number of its events taken over already.
+/// Position at which reading a source resumes: a message, and the number of its events already
+/// applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Offset {
-    /// Position as the source counts: a stream's sequence, a partition's offset, or both halves of
-    /// a stream's id.
+    /// Position in the source's own terms: a stream's sequence number, a partition's offset, or
+    /// both halves of a stream's id.
     pub message: u128,
-    /// Number of events of that message taken over already.
+    /// Number of events of that message already applied.
     pub events: u64,
-    /// Hash of the last message with events taken over: this one if `events` is above 0, else the
-    /// previous one. 0: unknown. A mismatch means that the stream lost its end or was replaced.
+    /// Hash of the last message with applied events: this message if `events` is above 0, else the
+    /// previous one. 0: unknown. A mismatch means that the stream was truncated or replaced.
     pub hash: u64,
 }
 
-/// Error: the offset differs from the one that the caller expected.
+/// Error: the offset is not the one that the caller expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved;
 
@@ -77,8 +78,8 @@ impl Offsets {
         all.numbers.values().map(|&number| all.offsets[number as usize].clone()).collect()
     }
 
-    /// Sets an offset and returns its number for the mark. Returns `None` if there are too many
-    /// offsets, or if the name is too long.
+    /// Sets an offset and returns its number for the mark. Returns `None` if there are already
+    /// [`MAX_OFFSETS`] or the name is too long.
     pub(crate) fn put(&self, source: &str, partition: u32, to: Offset) -> Option<u32> {
         let mut all = self.0.lock();
         let number = all.number(source, partition)?;
@@ -101,7 +102,7 @@ impl Offsets {
         out
     }
 
-    /// Sets the offsets of a log record or of a snapshot.
+    /// Sets the offsets from a log record or a snapshot.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<(), String> {
         let mut all = Vec::new();
         read_offsets(bytes, |source, partition, offset| {
@@ -142,7 +143,7 @@ fn read_offsets(mut bytes: &[u8], mut each: impl FnMut(&str, u32, Offset)) -> Re
     Ok(())
 }
 
-/// Checks for the fuzzer that decoded offsets survive another round of encoding.
+/// Fuzz target: checks that encoding decoded offsets and decoding them again changes nothing.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(bytes: &[u8]) {
     let offsets = Offsets::default();

@@ -1,27 +1,27 @@
-//! Poll backoff: how long a background thread sleeps when it found no work.
+//! Poll backoff: how long a background thread sleeps when it finds no work.
 //!
 //! A wake-up costs 20 to 60 us on an idle processor, far more than the poll itself. Two threads
-//! with fifty polls a second each caused most of the load of an idle server. Nearly all work of
-//! these threads comes from writes, so they poll rarely when there are none. The first work after a
-//! quiet time waits at most `LONG`. Writers do not depend on it: they wait for memory or do a part
-//! of a table's rewrite by themselves.
+//! with fifty polls per second each caused most of the load of an idle server. Nearly all work of
+//! these threads is caused by writes, so without writes they poll rarely. The first work after a
+//! quiet period is delayed by at most `LONG`. This does not delay writers: they can wait for
+//! memory, or rewrite part of a table themselves.
 
 use std::time::Duration;
 
-/// Poll interval while the data change.
+/// Poll interval while data changes.
 const SHORT: Duration = Duration::from_millis(20);
-/// Poll interval after a quiet time.
+/// Poll interval in a quiet period.
 const LONG: Duration = Duration::from_millis(200);
-/// Number of polls without work that make a quiet time: one second. The log thread publishes
-/// changes every 100 ms.
+/// Number of polls without work or changes after which a quiet period begins: one second. The log
+/// thread publishes the number of changes every 100 ms.
 const QUIET_LOOKS: u32 = 50;
 
 /// Poll backoff of one thread.
 #[derive(Default)]
 pub struct PollBackoff {
-    /// Count from [`crate::commit::dirty_parts::DirtyParts`] at the last poll.
+    /// Number of changes at the last poll, from [`crate::commit::dirty_parts::DirtyParts`].
     changes: u64,
-    /// Polls since the last work or change.
+    /// Number of polls since the last work or change.
     quiet: u32,
 }
 
@@ -31,8 +31,8 @@ impl PollBackoff {
         self.quiet = 0;
     }
 
-    /// Returns how long to sleep after a poll without work. `changes` is the number of changes so
-    /// far.
+    /// Returns how long to sleep after a poll without work. `changes` is the total number of
+    /// changes.
     pub fn next(&mut self, changes: u64) -> Duration {
         if std::mem::replace(&mut self.changes, changes) != changes {
             self.quiet = 0;

@@ -19,7 +19,8 @@ pub(crate) fn decode_ring(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, true)
 }
 
-/// Decodes the layout of an older release, which lacks the number of pairs that closes a table.
+/// Decodes a layout written by an older release, which lacks the number of pairs that closes a
+/// table.
 pub(crate) fn decode_layout(bytes: &[u8]) -> Result<Vec<Layout>, String> {
     decode(bytes, false)
 }

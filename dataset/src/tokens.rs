@@ -1,19 +1,19 @@
-//! Idempotency tokens: an increment sent twice under one token counts once.
+//! Idempotency tokens: an increment that is sent twice with one token counts once.
 //!
-//! A client that got no reply cannot know whether its increment counted. With a token it sends the
-//! increment again; the server then returns the first reply and changes nothing. A token belongs to
-//! a row, or to one counter of a row. The writer holds the stripe of the row's id, so the lookup
-//! and the insert are one atomic step. A command that changes many rows may have been done in part,
-//! so its tokens belong to single counters. Both kinds of command look for both kinds of token
-//! (`Used::otherwise`).
+//! A client that received no reply cannot know whether its increment was applied. With a token it
+//! can send the increment again. The server then returns the first reply and changes nothing. A
+//! token belongs to a row, or to one counter of a row. The writer holds the stripe of the row's id,
+//! so the lookup and the insert are atomic. A command that changes many rows may have been applied
+//! only in part, so its tokens belong to single counters. Commands of either kind also look up the
+//! tokens of the other kind (`Used::otherwise`).
 //!
-//! An entry is keyed by 128 bits of SHA-256 over space, id, field and token. All nodes compute the
-//! same key, and collisions are too expensive to search for, so the hash needs no secret seed. The
-//! log stores an entry in the same batch as its row. The first byte of the key selects one of
-//! `SHARDS` rings; a full ring evicts its oldest entry. Hence a master, its replicas and a
-//! restarted node evict the same entries. An entry holds the time of its first use, by the clock of
-//! the node that took it. Expiry compares that time with the wall clock, which may not run ahead of
-//! the monotonic clock.
+//! The key of an entry is 128 bits of SHA-256 over space, id, field and token. All nodes must
+//! compute the same key, so the hash has no secret seed; finding collisions is too expensive for an
+//! attacker. The log stores an entry in the same batch as its row. The first byte of the key
+//! selects one of `SHARDS` rings; a full ring evicts its oldest entry. Hence a master, its replicas
+//! and a restarted node evict the same entries. An entry contains the time of its first use, by the
+//! clock of the node that accepted it. Expiry compares this time with the wall clock, limited by
+//! `no_later_than_s`.
 
 use crate::clock::unix_s;
 use crate::log_records::{put_number, take_number, unzigzag, zigzag};
@@ -31,30 +31,30 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 /// Maximum length of a token in bytes.
 pub const MAX_TOKEN_BYTES: usize = 64;
 
-/// Number of rings, each with its own lock. A lock is held for less than a millisecond.
+/// Number of rings, each with its own lock. No lock is held for more than a millisecond.
 const SHARDS: usize = 64;
-/// Maximum number of entries written or dropped under one lock.
+/// Maximum number of entries encoded or dropped per lock acquisition.
 const AT_ONCE: usize = 1024;
-/// Capacity, in entries, below which a ring never shrinks.
+/// Number of entries up to which a ring never shrinks.
 const SMALL: usize = 64;
 /// Maximum number of expired entries that one insert drops.
 const SWEPT: usize = 2;
-/// Clocks before this time (2020, Unix seconds) count as not yet set.
+/// A clock before this time (2020, in Unix seconds) has not been set yet.
 const CLOCK_IS_SET_S: u32 = 1_577_836_800;
 
-/// Token as given in a command.
+/// The token of a command.
 #[derive(Clone, Copy)]
 pub struct Once<'a> {
     /// Bytes of the token, at most [`MAX_TOKEN_BYTES`].
     pub token: &'a [u8],
     /// Whether the token belongs to one counter instead of the row. True for commands that change
-    /// many rows, which may be done in part.
+    /// many rows and may be applied only in part.
     pub is_of_cell: bool,
     /// Time of the request in Unix seconds.
     pub now_s: u32,
 }
 
-/// Hashed token with the hash of its increment.
+/// Hash of a token and hash of its increment.
 #[derive(Clone, Copy)]
 pub(crate) struct Used {
     pub(crate) hash: u128,
@@ -85,8 +85,9 @@ impl Used {
         Used { hash: hash_of(once.token, space, id, field), increment, time_s: once.now_s }
     }
 
-    /// Returns the entries that the other kind of command would have stored: per changed counter
-    /// for a row's token, of the row for a counter's token. Any hit means that the token was used.
+    /// Returns the entries that the other kind of command would have stored for the same token: one
+    /// per changed counter for a row's token, that of the row for a counter's token. If any of them
+    /// exists, the token was used.
     pub(crate) fn otherwise(
         self,
         once: Once<'_>,
@@ -116,7 +117,7 @@ fn hash_of(token: &[u8], space: u32, id: u64, field: Option<usize>) -> u128 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Another;
 
-/// Used token with the values of its reply.
+/// A used token and the values of its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     hash: u128,
@@ -158,12 +159,12 @@ impl Entry {
     }
 }
 
-/// Entries in the order of arrival. A token that was used again after its expiry has two entries;
-/// the index then refers to the newer one.
+/// Entries in insertion order. A token that was used again after its expiry has two entries; the
+/// index refers to the newer one.
 #[derive(Default)]
 struct Shard {
     ring: VecDeque<Entry>,
-    /// Number of the first entry in the ring. Entry numbers increase by 1 and wrap.
+    /// Number of the oldest entry. Entry numbers increase by 1 and wrap.
     first: u32,
     /// Entry numbers by hash.
     index: HashTable<u32>,
@@ -183,7 +184,7 @@ impl Shard {
         self.number_of(hash, bucket).map(|number| &self.ring[self.place(number)])
     }
 
-    /// Drops the oldest entry and returns it if the index referred to it.
+    /// Drops the oldest entry. Returns it if the index referred to it.
     fn pop(&mut self, bucket: impl Fn(u128) -> u64) -> Option<Entry> {
         let entry = self.ring.pop_front()?;
         let first = self.first;
@@ -239,11 +240,11 @@ pub struct TokenStats {
     pub tokens: u64,
     /// Memory of all tokens in bytes.
     pub bytes: u64,
-    /// Number of repeated increments that were answered from a token.
+    /// Number of repeated increments that were answered with the first reply.
     pub repeated: u64,
-    /// Number of tokens evicted before their expiry for lack of room.
+    /// Number of tokens evicted before their expiry because a ring was full.
     pub dropped: u64,
-    /// Age in seconds of the token evicted last.
+    /// Age of the last evicted token in seconds.
     pub dropped_age_s: u64,
 }
 
@@ -251,14 +252,14 @@ pub struct TokenStats {
 pub struct Tokens {
     /// Seed of the index, random per process, so that clients cannot choose colliding tokens.
     seed: u64,
-    /// Monotonic and wall clock (Unix seconds) at the start.
+    /// Monotonic clock and wall clock (Unix seconds) at startup.
     began: (Instant, u32),
-    /// Seconds to add to the clock at the start, because that clock was behind.
+    /// Number of seconds by which the limit was raised to follow a clock that jumped forward.
     caught_up_s: AtomicU32,
     most: AtomicUsize,
     keep_s: AtomicU32,
     shards: Box<[Mutex<Shard>]>,
-    /// False if all rings are empty; a sweep then has nothing to do.
+    /// False if all rings are empty, so that a sweep has nothing to do.
     any: AtomicBool,
     repeated: AtomicU64,
     dropped: AtomicU64,
@@ -266,7 +267,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Creates a store for `most` tokens that are kept for `keep_s` seconds.
+    /// Creates a store for up to `most` tokens, which expire after `keep_s` seconds.
     pub(crate) fn new(most: usize, keep_s: u64) -> Tokens {
         let tokens = Tokens {
             seed: fastrand::u64(..),
@@ -302,10 +303,10 @@ impl Tokens {
         if most > 0 { part.max(1) } else { 0 }
     }
 
-    /// Returns the latest time accepted from the wall clock: its value at the start plus the
-    /// elapsed monotonic time. A clock that jumps forward thus does not expire all tokens at once;
-    /// [`Tokens::sweep`] follows the jump by one second per call. A clock not set at the start has
-    /// no limit.
+    /// Returns the upper limit for the wall clock: its value at startup plus the elapsed monotonic
+    /// time. A clock that jumps forward thus does not expire all tokens at once. [`Tokens::sweep`]
+    /// raises the limit by one second per call until it reaches the clock. There is no limit if the
+    /// clock was not set at startup.
     fn no_later_than_s(&self) -> u32 {
         let (began, began_s) = self.began;
         if began_s < CLOCK_IS_SET_S {
@@ -333,8 +334,8 @@ impl Tokens {
         entry.time_s.saturating_add(self.keep_s.load(Relaxed)) <= now_s
     }
 
-    /// Appends the values of the first reply and returns true if the token is known and not
-    /// expired. The caller holds the id's stripe until after [`Tokens::put`].
+    /// If the token is stored and not expired, appends the values of the first reply and returns
+    /// true. The caller must hold the id's stripe until after [`Tokens::put`].
     pub(crate) fn answer(&self, used: Used, out: &mut Vec<i64>) -> Result<bool, Another> {
         let shard = self.shard(used.hash).lock();
         let Some(entry) = shard.find(used.hash, self.bucket()(used.hash)) else { return Ok(false) };
@@ -354,7 +355,7 @@ impl Tokens {
         self.keep(Entry { hash, time_s, increment, values: SmallVec::from_slice(values) }, true);
     }
 
-    /// Inserts an entry. `is_new` is false for entries that are replayed from a log or snapshot.
+    /// Inserts an entry. `is_new` is false for entries replayed from a log or snapshot.
     fn keep(&self, entry: Entry, is_new: bool) {
         let (bucket, now_s) = (self.bucket(), entry.time_s);
         let shard = &mut *self.shard(entry.hash).lock();
@@ -378,8 +379,8 @@ impl Tokens {
         self.any.store(true, Relaxed);
     }
 
-    /// Drops entries above `most`, and up to `expired` expired ones. Counts evictions of unexpired
-    /// entries if `is_new`.
+    /// Drops the oldest entries beyond `most`, and up to `expired` expired ones. Counts evictions
+    /// of unexpired entries if `is_new`.
     fn drop_oldest(
         &self,
         shard: &mut Shard,
@@ -404,7 +405,7 @@ impl Tokens {
         }
     }
 
-    /// Drops expired entries, at most `AT_ONCE` per ring. The owner calls it about once a second.
+    /// Drops expired entries, at most `AT_ONCE` per ring. Call it about once per second.
     pub fn sweep(&self, now_s: u32) {
         if now_s > self.no_later_than_s() {
             self.caught_up_s.fetch_add(1, Relaxed);
@@ -417,7 +418,7 @@ impl Tokens {
         for (index, shard) in self.shards.iter().enumerate() {
             let most = self.most_of_shard(index);
             let shard = &mut *shard.lock();
-            // Steps of at most `AT_ONCE` entries, also after the limit was lowered.
+            // Drop at most `AT_ONCE` entries, even if the limit was lowered.
             let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
             self.drop_oldest(shard, most, AT_ONCE, (now_s, true));
             shard.shrink(self.bucket());
@@ -451,7 +452,8 @@ impl Tokens {
         }
     }
 
-    /// Passes all entries to `each` as records, in pieces of at most `AT_ONCE` entries.
+    /// Encodes all entries as records of at most `AT_ONCE` entries, and calls `each` for each
+    /// record.
     pub(crate) fn encode_all<E>(
         &self,
         mut each: impl FnMut(&[u8]) -> Result<(), E>,
@@ -462,7 +464,7 @@ impl Tokens {
             loop {
                 piece.clear();
                 let shard = shard.lock();
-                // If entry `next` was dropped between two pieces, continue with the oldest one.
+                // If entry `next` was dropped between two records, continue with the oldest one.
                 let dropped = shard.first.wrapping_sub(next);
                 next = if dropped < u32::MAX / 2 { shard.first } else { next };
                 let from = shard.place(next);
@@ -509,7 +511,7 @@ fn read_tokens(mut bytes: &[u8], mut each: impl FnMut(Entry)) -> Result<(), Stri
     Ok(())
 }
 
-/// Checks for the fuzzer that decoded tokens survive another round of encoding.
+/// Fuzz target: checks that encoding decoded tokens and decoding them again changes nothing.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(bytes: &[u8]) {
     let mut all = Vec::new();
@@ -553,7 +555,7 @@ mod tests {
         all
     }
 
-    /// By NTP, or when a virtual machine resumes.
+    /// NTP may set the clock forward, as may a virtual machine that resumes.
     #[test]
     fn a_clock_that_is_put_forward_ends_no_token() {
         let (tokens, now_s) = (tokens(1000, 3600), unix_s());
@@ -578,7 +580,7 @@ mod tests {
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         let stats = tokens.stats();
         assert_eq!((stats.tokens, stats.repeated, stats.dropped), (1, 2, 0));
-        // Dropping the entry of the first use must keep the entry of the second.
+        // Dropping the entry of the first use must not remove that of the second.
         tokens.sweep(NOW + 61);
         assert_eq!(answer(&tokens, used(1, 6, NOW + 61)), Ok(Some(vec![18])));
         tokens.sweep(NOW + 120);
@@ -654,20 +656,20 @@ mod tests {
         after.decode(&bytes).unwrap();
         assert_eq!(after.stats().tokens, before.stats().tokens);
         assert_eq!(copy(&after), bytes);
-        // Replay, as of the log after a snapshot.
+        // Replay the same records again, like a log after its snapshot.
         after.decode(&bytes).unwrap();
         assert_eq!(copy(&after), bytes);
         for n in 5000..6000 {
             before.put(used(n, 1, NOW + 3100), &[1]);
             after.put(used(n, 1, NOW + 3100), &[1]);
         }
-        // The original's ring still holds outdated entries of tokens that were used again.
+        // The original's rings also contain outdated entries of tokens that were used again.
         assert!(before.all(0).is_subset(&after.all(0)));
         check_decoder(&bytes);
         assert!(after.decode(&bytes[..bytes.len() - 1]).is_err());
     }
 
-    /// Entry numbers wrap, and `encode_all` skips entries that were dropped between pieces.
+    /// Entry numbers wrap, and `encode_all` skips entries that were dropped between records.
     #[test]
     fn a_ring_goes_on_beyond_the_last_number() {
         let tokens = tokens(64 * 8, 3600);

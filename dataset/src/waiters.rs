@@ -1,5 +1,5 @@
-//! Waiting for a state of another thread, such as the commit thread, with one wake-up per worker
-//! and change.
+//! Lets tasks wait for a state of another thread, such as the commit thread. A change wakes each
+//! worker at most once.
 //!
 //! ```text
 //!   commit thread --tell--> relay of worker 0 --> its connections that wait
@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Waking a task of another thread takes a system call, because that thread may sleep in its poll.
-//! Waking a task of the same thread is a push to a list. With 64 clients waiting for one sync the
-//! calls cost more than all other work for them. So only one task per worker, its *relay*, waits
-//! for the commit thread. The other tasks put their wakers into a list of their thread.
+//! Waking a task of the same thread only appends to a list. When 64 clients waited for one sync,
+//! the system calls cost more than all other work for them. So only one task per worker, its
+//! *relay*, waits for the commit thread. The other tasks insert their wakers into a thread-local
+//! list, and the relay wakes them.
 //!
-//! Without waiters there are no wake-ups: a task registers before it waits, and then checks the
-//! state once more.
+//! Without waiting tasks there are no wake-ups. A task sets a flag before it waits, and then checks
+//! the state again.
 //!
 //! Each worker must be a single-threaded runtime, so that a task stays on its thread.
 
@@ -25,27 +26,27 @@ use std::task::{Poll, Waker};
 use tokio::sync::watch;
 
 thread_local! {
-    /// Waiters of this thread by [`Release::number`]. An entry exists as long as its relay.
+    /// Waiting tasks of this thread by [`Release::number`]. An entry lives as long as its relay.
     static WAITING: RefCell<HashMap<u64, Waiters>> = RefCell::default();
 }
 
 #[derive(Default)]
 struct Waiters {
-    /// Number of wake-ups so far.
+    /// Total number of wake-ups.
     woken: u64,
     wakers: Slab<Waker>,
 }
 
-/// Entry of a waiter in the list, removed when the waiter stops waiting. A waker left there would
-/// keep its task's memory until the next change, which may take days.
+/// Entry of a waiting task in the list, removed on drop. A waker left in the list would keep its
+/// task's memory until the next change, which may take days.
 struct Place {
     number: u64,
-    /// Number of wake-ups when it was inserted, and its key.
+    /// Value of `woken` at the insertion, and the key.
     at: Option<(u64, usize)>,
 }
 
 impl Place {
-    /// Inserts the waker, or updates it in its present entry.
+    /// Inserts the waker, or replaces it in its existing entry.
     fn take(&mut self, waiters: &mut Waiters, waker: &Waker) {
         match self.at {
             Some((woken, key)) if woken == waiters.woken => waiters.wakers[key].clone_from(waker),
@@ -67,11 +68,11 @@ impl Drop for Place {
     }
 }
 
-/// State that one thread publishes and tasks of the workers wait for.
+/// A state that one thread publishes and tasks of the workers wait for.
 pub(crate) struct Release<T> {
     number: u64,
     state: watch::Sender<T>,
-    /// Whether a task has checked the state since the last wake-up and waits.
+    /// Whether a task has started to wait since the last wake-up.
     awaited: AtomicBool,
 }
 
@@ -97,15 +98,15 @@ impl<T: Send + Sync + 'static> Release<T> {
         });
     }
 
-    /// Waits until `asked` returns a value. Other state that `asked` reads must change before a
-    /// call of [`Release::tell`].
+    /// Waits until `asked` returns a value. If `asked` reads other state, every change of it must
+    /// be followed by a call of [`Release::tell`].
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         let mut place = Place { number: self.number, at: None };
         poll_fn(|cx| {
             let look = || asked(&self.state.borrow());
-            // The second check sees every change made before the flag was set. This thread's relay
-            // cannot run between that check and the insertion, and is notified of every later
-            // change.
+            // The second check sees every change made before the flag was set. Every later change
+            // notifies this thread's relay, which cannot run before the insertion because it is a
+            // task of the same thread.
             let raise = || self.awaited.store(true, SeqCst);
             match look().or_else(|| {
                 raise();
@@ -134,13 +135,12 @@ impl<T: Send + Sync + 'static> Release<T> {
 
 /// Wakes the waiters of one worker after every change, until the state is dropped.
 async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
-    // Include changes from before the relay started: a waiter may have checked the state before
-    // them.
+    // The state may have changed between the check of a waiting task and the start of the relay.
     state.mark_changed();
     let mut wakers = Slab::new();
-    // A waiter holds the state, so after the drop there are no waiters.
+    // Every waiting task borrows the state, so none is left when it is dropped.
     while state.changed().await.is_ok() {
-        // Wake after the borrow ends: a waker may run any code.
+        // Call the wakers after the borrow ends: they may run arbitrary code.
         WAITING.with_borrow_mut(|all| {
             let waiters = all.entry(number).or_default();
             waiters.woken += 1;
@@ -169,8 +169,8 @@ mod tests {
         .await;
     }
 
-    /// Clients wait with a deadline, again and again, or are polled for other reasons, while the
-    /// log does not change.
+    /// Clients wait repeatedly with a deadline, or are polled for other reasons, while the log does
+    /// not change.
     #[test]
     fn a_waiter_has_one_place_and_leaves_it() {
         on_one_thread(async {
@@ -196,7 +196,7 @@ mod tests {
         });
     }
 
-    /// Tasks of two threads wait for numbers that a third thread publishes as fast as it can. Every
+    /// Tasks of two threads wait for numbers that a third thread publishes at full speed. Every
     /// task must see its number.
     #[test]
     fn every_waiter_gets_its_number() {

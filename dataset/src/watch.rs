@@ -1,12 +1,12 @@
 //! WATCH: detects changes between a client's WATCH and its EXEC.
 //!
-//! The watched unit is a place: a row (for its row key and the keys of its cells), or the pairs of
-//! an id. A writer of a watched place increments the place's change count; EXEC compares counts.
-//! Without watchers a writer pays for one load.
+//! A *place* is the unit of watching: a row (for its row key and the keys of its cells), or the
+//! pairs of an id. A writer of a watched place increments the place's change count, and EXEC
+//! compares counts. If nothing is watched, a writer only performs one atomic load.
 //!
-//! No change is missed: a new watcher enters the id's stripe once. A writer has either left the
-//! stripe by then, and the watcher reads its change, or enters later and sees the watcher. The
-//! stripe orders both, so relaxed atomics suffice.
+//! No change is missed, because WATCH locks the id's stripe once after registering. A writer that
+//! held the stripe before has finished, so the client reads its change. A writer that locks it
+//! later sees the registration. The stripe orders both, so relaxed atomics suffice.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -27,12 +27,12 @@ pub(crate) struct Watches {
     /// Number of entries in `places`.
     some: AtomicUsize,
     places: Mutex<HashMap<Place, Watched>>,
-    /// Number of changes to all places of some space at once.
+    /// Number of changes that affect all places of a space.
     sweeps: AtomicU64,
 }
 
 impl Watches {
-    /// Adds a watcher of this place and returns the place's change count.
+    /// Registers a watcher of this place. Returns the place's change count.
     pub(crate) fn watch(&self, place: Place) -> u64 {
         let mut places = self.places.lock();
         let watched = places.entry(place).or_default();
@@ -58,7 +58,7 @@ impl Watches {
         self.places.lock().get(&place).map(|watched| watched.changes)
     }
 
-    /// Counts a change of a place. The caller holds the id's stripe.
+    /// Counts a change of a place. The caller must hold the id's stripe.
     #[inline]
     pub(crate) fn changed(&self, space: u32, id: u64) {
         if self.some.load(Relaxed) != 0 {
@@ -73,7 +73,7 @@ impl Watches {
         }
     }
 
-    /// Counts a change of a whole space, such as a new schema, a roll or a merge.
+    /// Counts a change of a whole space, such as a new schema or a roll.
     pub(crate) fn swept(&self) {
         self.sweeps.fetch_add(1, Relaxed);
     }

@@ -1,5 +1,5 @@
-//! Parsers for decimal integers: `u64` for keys and ids, `i64` for values. They process eight
-//! digits at a time.
+//! Parsers for decimal integers: `u64` for keys and ids, `i64` for values. The functions process
+//! eight digits at a time.
 #![forbid(unsafe_code)]
 
 /// Parses a decimal integer by the rules of Redis: an optional minus and digits, without leading
@@ -11,7 +11,7 @@ pub fn integer(text: &[u8]) -> Option<i64> {
     };
     let magnitude = natural(digits)?;
     if negative {
-        // Rejects "-0". The magnitude 2^63 is valid only with a minus.
+        // Rejects "-0". The magnitude 2^63 is valid only with a minus sign.
         if magnitude == 0 { None } else { 0i64.checked_sub_unsigned(magnitude) }
     } else {
         i64::try_from(magnitude).ok()

@@ -182,7 +182,7 @@ def number(text):
 
 
 def server_or_exit(store, url, folder):
-    """Checks the server. If none runs, starts one in a temporary folder, or exits without a program to start."""
+    """Checks the server. If none runs, starts one in a temporary folder, or exits if there is no binary to start."""
     try:
         return store.check()
     except redis.RedisError as error:

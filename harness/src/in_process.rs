@@ -13,7 +13,7 @@ use tidemark_server::{Server, start};
 fn files_of(folder: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries =
         std::fs::read_dir(folder).expect("the data folder").map(|entry| entry.expect("an entry"));
-    // Skips files that were removed since.
+    // Skips files that were removed after the folder was listed.
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|of| of.is_file()));
     let mut files: Vec<_> = files.map(|entry| (entry.file_name(), entry.ino())).collect();
     files.sort();
@@ -38,9 +38,9 @@ impl TestServer {
     pub fn with(change: impl FnOnce(&mut Config)) -> TestServer {
         let mut config = Config::default();
         config.server.workers = 2;
-        // Servers of other tests run concurrently.
+        // Servers of other tests run at the same time.
         config.admin.port = 0;
-        // The limits of one request have their own tests.
+        // Separate tests check the limits of a request.
         (config.server.max_request_args, config.server.max_transaction_args) = (1 << 20, 1 << 20);
         change(&mut config);
         TestServer::on(tempfile::tempdir().expect("a temporary folder"), config)
@@ -77,11 +77,11 @@ impl TestServer {
         self.restart_with(|_| {})
     }
 
-    /// Starts another server on a copy of the data, as after a kill of this one. Every acknowledged
-    /// write is on disk.
+    /// Starts another server on a copy of the data, as if this one had been killed. The copy
+    /// contains every acknowledged write.
     pub fn killed(&self) -> TestServer {
-        // Acknowledged writes may still be queued for the log. If the log cannot be written, use
-        // the disk as it is.
+        // Acknowledged writes may still be queued for the log, so flush it. If the log cannot be
+        // written, copy the files without them.
         if let Ok(mut connection) =
             redis::Client::open(self.url()).and_then(|client| client.get_connection())
         {
@@ -99,7 +99,8 @@ impl TestServer {
             let copied = before
                 .iter()
                 .all(|(name, _)| std::fs::copy(from.join(name), to.path().join(name)).is_ok());
-            // A process dies at one moment, so the copy must be of one moment as well.
+            // Repeat the copy if files have changed meanwhile, because a kill leaves the files of a
+            // single moment.
             if copied && files_of(from) == before {
                 break to;
             }
@@ -118,7 +119,7 @@ impl TestServer {
         self.port
     }
 
-    /// The address, for clients that take a URL.
+    /// The address as a URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
@@ -142,14 +143,14 @@ impl TestServer {
         Raw { stream }
     }
 
-    /// Stops the server and waits for its end.
+    /// Stops the server and waits until it has ended.
     pub fn stop(mut self) {
         if let Some(server) = self.server.take() {
             server.stop().expect("no thread panicked");
         }
     }
 
-    /// Waits until a client has stopped the server (SHUTDOWN).
+    /// Waits until a client stops the server (SHUTDOWN).
     pub fn join(mut self) {
         if let Some(server) = self.server.take() {
             server.join().expect("no thread panicked");
@@ -164,7 +165,7 @@ pub struct Stopped {
     port: u16,
 }
 
-/// Binds a free port outside the system's ephemeral range. No outgoing connection takes the port
+/// Binds a free port outside the system's ephemeral range, so that no outgoing connection uses it
 /// while the server is stopped.
 pub fn listener() -> TcpListener {
     let range =
@@ -191,7 +192,7 @@ impl Drop for TestServer {
     fn drop(&mut self) {
         if let Some(server) = self.server.take() {
             let stopped = server.stop();
-            // A second panic would hide the first.
+            // Do not panic again, which would hide the first panic.
             if !std::thread::panicking() {
                 stopped.expect("no thread panicked");
             }
@@ -206,7 +207,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Sends bytes. A connection that the server has closed is not an error here.
+    /// Sends bytes. Ignores errors of a connection that the server has closed.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Raw {
         let _ = self.stream.write_all(bytes.as_ref());
         self
@@ -244,7 +245,7 @@ impl Raw {
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
             Ok(_) => {}
-            // A reset is a closed connection as well.
+            // A reset also counts as a closed connection.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
             Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&bytes)),
         }
@@ -287,7 +288,7 @@ pub fn recommended_user(name: &str, password: &str) -> Vec<String> {
     let text = include_str!("../../docs/security.md");
     let start = format!("ACL SETUSER {name} ");
     let line = text.lines().find_map(|line| Some(&line[line.find(&start)?..]));
-    // Split as a shell does: quoted text is one argument.
+    // Split like a shell: quoted text is one argument.
     let parts = line.expect("the documentation has this user").split('\'').enumerate();
     let words = parts.flat_map(|(at, part)| match at % 2 {
         0 => part.split_ascii_whitespace().map(str::to_owned).collect(),

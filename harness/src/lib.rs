@@ -3,9 +3,9 @@
 //! | module | server |
 //! |---|---|
 //! | [`in_process`] | inside the test process: fast, and accessible from Rust |
-//! | [`mod@program`] | the real program as a process: signals, kill -9, disk failures |
-//! | [`measured`] | a process under measurement, Tidemark or a peer |
-//! | [`transcript`] | one per story of `tests/scripts` |
+//! | [`mod@program`] | the real binary as a process: signals, kill -9, disk failures |
+//! | [`measured`] | a measured process: Tidemark or a server for comparison |
+//! | [`transcript`] | the servers of a transcript of `tests/scripts` |
 
 #![allow(clippy::unwrap_used, reason = "test helpers panic to report a failure")]
 
@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 /// Timeout for events that should take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Path of the program under test: `tidemark` in the folder of this test's build.
+/// Path of the binary under test: `tidemark` in the folder of this test's build.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let this = std::env::current_exe().expect("the path of this test");
-        // Tests are in target/debug/deps, benchmarks in the folder of the program.
+        // Tests are in target/debug/deps, benchmarks in the same folder as the binary.
         let mut beside = this.ancestors().skip(1).take(2).map(|dir| dir.join("tidemark"));
         let found = beside.find(|path| path.is_file());
         found.expect("the program is built: cargo build --bin tidemark")
@@ -38,7 +38,7 @@ pub fn program() -> &'static Path {
 /// Reports that a test cannot run here, on stderr (bypassing libtest's capture) and in the file
 /// that `./test` prints at its end.
 pub fn cannot(why: &str) {
-    // In a process of its own, a test runs on the main thread.
+    // A test in a separate process runs on the main thread.
     let name = std::env::var("NEXTEST_TEST_NAME")
         .unwrap_or_else(|_| std::thread::current().name().unwrap_or_default().to_owned());
     let said = format!("SKIPPED: {name}: {why}\n");
@@ -56,7 +56,7 @@ pub fn eventually(what: &str, done: impl FnMut() -> bool) {
     within(PATIENCE, what, done);
 }
 
-/// Waits until `done` returns true, at most `patience`.
+/// Waits until `done` returns true, for at most `patience`.
 #[track_caller]
 pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -66,7 +66,7 @@ pub fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the TM.TABLES entries of a space, without that of its outliers.
+/// Returns the TM.TABLES entries of a space, except the entry of its outliers.
 pub fn tables(
     connection: &mut redis::Connection,
     space: &str,

@@ -1,4 +1,5 @@
-//! A server process under measurement: Tidemark or a peer, on a free port, in its own folder.
+//! A measured server process: Tidemark or a server for comparison, on a free port, in its own
+//! folder.
 
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -7,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Location of a benchmark's servers.
+/// Binary and folders of the servers of a benchmark.
 #[derive(clap::Args, Clone)]
 pub struct Place {
-    /// Path of the tidemark program [default: the one in the folder of this program]
+    /// Path of the tidemark binary [default: the one in the folder of this binary]
     #[arg(long, global = true)]
     tidemark: Option<PathBuf>,
     /// Parent of the temporary data folders; must be on the disk to measure
     #[arg(long, global = true, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
-    /// Cache folder for data that take long to load, reused by runs of the same size
+    /// Cache folder for data that takes long to load, reused by runs of the same size
     #[arg(long, global = true)]
     keep: Option<PathBuf>,
 }
@@ -32,8 +33,8 @@ impl Place {
         Server::redis(Path::new("redis-server"), &self.dir, options)
     }
 
-    /// Fills an empty server with `fill`, or from the cache if an earlier run has stored data of
-    /// this name. The cache is not versioned: remove it after a change of formats.
+    /// Fills an empty server with `fill`, or from the cache if an earlier run has stored data with
+    /// this name. The cache has no version: remove it after a change of file formats.
     pub fn filled(
         &self,
         name: &str,
@@ -53,7 +54,7 @@ impl Place {
             fill(&server)?;
             server.client()?.call(&[b"SAVE"])?;
             server.kill()?;
-            // Renamed once it is complete.
+            // Rename the folder when the copy is complete.
             let half = keep.join(format!("{name}.half"));
             std::fs::create_dir_all(&half)?;
             copy_files(server.folder.path(), &half)?;
@@ -77,8 +78,8 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts Tidemark in this process, with room for many posts and without fsync, for measurements
-/// without sockets. The folder is removed on drop.
+/// Starts Tidemark in this process, with tables for many posts and without fsync, for measurements
+/// without sockets. Removes the folder on drop.
 pub fn in_process()
 -> Result<(tidemark_server::Server, tempfile::TempDir), Box<dyn std::error::Error>> {
     let mut config = tidemark_server::config::Config::default();
@@ -94,7 +95,7 @@ pub fn in_process()
 /// Builds the command that starts a server in a folder, on a port.
 type Start = Box<dyn Fn(&Path, u16) -> Command + Send + Sync>;
 
-/// A server process in its own folder. On drop it is killed and the folder is removed.
+/// A server process in its own folder. Drop kills the process and removes the folder.
 pub struct Server {
     child: Child,
     port: u16,
@@ -116,7 +117,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts Tidemark. `program` defaults to the one in the folder of this program; `more` is
+    /// Starts Tidemark. `program` defaults to the binary in the folder of this one. `more` is
     /// appended to the configuration.
     pub fn tidemark(
         program: Option<&Path>,
@@ -129,7 +130,7 @@ impl Server {
         let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
         Server::new(dir, move |folder, port| {
             let file = folder.join("tidemark.toml");
-            // If this fails, the server reports the missing file.
+            // If this fails, the server will report the missing file.
             let _ = std::fs::write(&file, &config);
             let mut command = Command::new(&program);
             command
@@ -197,7 +198,7 @@ impl Server {
         self.again()
     }
 
-    /// Kills the server and keeps its folder.
+    /// Kills the server without removing its folder.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -230,13 +231,13 @@ impl Server {
         }
     }
 
-    /// User and system CPU time of the process so far, in seconds, to a hundredth. Includes threads
-    /// that have ended.
+    /// User and system CPU time of the process so far in seconds, with a resolution of 10 ms.
+    /// Includes threads that have ended.
     pub fn cpu_s(&self) -> f64 {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // The program's name may contain spaces, so parse what follows it: fields 14 and 15 of the
-        // line.
+        // The process name may contain spaces, so parse only the text after it: fields 14 and 15 of
+        // the line.
         let fields: Vec<f64> = stat
             .rsplit(')')
             .next()
@@ -244,13 +245,13 @@ impl Server {
             .split(' ')
             .filter_map(|f| f.parse().ok())
             .collect();
-        // The state, a letter, is not counted. Missing fields yield NaN.
+        // Skip the state, which is a letter. Missing fields yield NaN.
         let ticks =
             fields.get(10).zip(fields.get(11)).map_or(f64::NAN, |(user, system)| user + system);
         ticks / rustix::param::clock_ticks_per_second() as f64
     }
 
-    /// CPU time of all current threads, in seconds, to a few milliseconds.
+    /// CPU time of all current threads in seconds, with a resolution of a few milliseconds.
     pub fn threads_cpu_s(&self) -> f64 {
         let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
             return f64::NAN;

@@ -1,4 +1,4 @@
-//! The real program as a process: starts it, sends likes, and compares acknowledged likes with the
+//! The real binary as a process: starts it, sends likes, and compares acknowledged likes with the
 //! stored ones.
 
 use crate::{program, within};
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-/// Number of liked posts; few, so that many likes go to the same row.
+/// Number of liked posts. It is small, so that many likes go to the same row.
 pub const POSTS: u64 = 50;
-/// First post id, of a size that microblogs use.
+/// Lowest post id, as long as ids of microblogs.
 pub const FIRST: u64 = 3_631_614_501_919_378;
 
 /// Whether each (post, member) like was acknowledged.
@@ -31,7 +31,7 @@ pub fn rounds_at_least(least: u64, full: u64) -> (u64, u64) {
     (rounds, seed)
 }
 
-/// The program as a server. Killed on drop.
+/// The binary, running as a server. Killed on drop.
 pub struct Program {
     /// The process.
     pub child: Child,
@@ -40,13 +40,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts the program on a data folder.
+    /// Starts the server on a data folder.
     pub fn start(dir: &Path, fsync: &str) -> Program {
         Program::start_as(&[], dir, &["--fsync", fsync])
             .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
     }
 
-    /// Starts the program with a configuration. File and data are in `folder`.
+    /// Starts the server with a configuration. The configuration file and the data are in `folder`.
     pub fn start_with(folder: &Path, config: &str) -> Program {
         std::fs::create_dir_all(folder).unwrap();
         let file = folder.join("tidemark.toml");
@@ -55,24 +55,25 @@ impl Program {
             .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
     }
 
-    /// Starts the program under another one, such as a tracer, which must become the same process.
+    /// Starts the server under another command such as a tracer, which must exec the server in its
+    /// own process.
     ///
     /// # Errors
     ///
-    /// The program's output, if it does not get ready.
+    /// The output of the server, if it does not become ready.
     pub fn start_as(under: &[&str], dir: &Path, options: &[&str]) -> Result<Program, Vec<String>> {
-        // The program listens first and is ready once it has loaded.
+        // The server listens before it loads its data. It is ready when the data is loaded.
         let (program, lines) = Program::start_until(under, dir, options, "ready to accept")?;
-        // Drain its output so that it never blocks.
+        // Read its output, so that a full pipe never blocks the server.
         std::thread::spawn(move || lines.for_each(drop));
         Ok(program)
     }
 
-    /// Starts another build of the program.
+    /// Starts another build of the server.
     ///
     /// # Errors
     ///
-    /// The program's output, if it does not get ready.
+    /// The output of the server, if it does not become ready.
     pub fn start_other(
         program: &Path,
         dir: &Path,
@@ -84,12 +85,12 @@ impl Program {
         Ok(program)
     }
 
-    /// Starts the program and waits until its output contains `until`. Also returns the rest of the
-    /// output.
+    /// Starts the server and waits until its output contains `until`. Also returns an iterator over
+    /// the rest of the output.
     ///
     /// # Errors
     ///
-    /// The program's output, if it exits before.
+    /// The output of the server, if it exits before that.
     pub fn start_until(
         under: &[&str],
         dir: &Path,
@@ -154,14 +155,14 @@ impl Program {
         client.get_connection().unwrap()
     }
 
-    /// Sends a command. Returns a null reply if the server closes the connection, as it does when
-    /// it replaces its data set.
+    /// Sends a command. Returns a null reply if the server closes the connection. A server that
+    /// replaces its data set closes connections.
     pub fn ask(&self, words: &str) -> OwnedFrame {
         let words: Vec<_> = words.split(' ').map(str::as_bytes).collect();
         self.client().call(&words).unwrap_or(OwnedFrame::Null)
     }
 
-    /// Returns the value of an INFO field; empty if there is no field or no reply.
+    /// Returns the value of an INFO field. Empty if the field or the reply is missing.
     pub fn info(&self, key: &str) -> String {
         match self.ask("INFO") {
             OwnedFrame::BulkString(all) => info_line(all, key).unwrap_or_default(),
@@ -169,7 +170,7 @@ impl Program {
         }
     }
 
-    /// Waits until the server has executed `more` further commands of any client.
+    /// Waits until the server has executed `more` additional commands of any client.
     pub fn after_commands(&self, more: u64) {
         let executed = || self.info("total_commands_processed").parse().unwrap_or(0u64);
         let from = executed();
@@ -181,7 +182,7 @@ impl Program {
         self.sigkill();
     }
 
-    /// Sends SIGKILL and waits for the end.
+    /// Sends SIGKILL and waits until the process has ended.
     pub fn sigkill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -210,7 +211,7 @@ pub fn freeze(child: &Child, is_frozen: bool) {
     let signal =
         if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
-    // A thread stops when it next handles the signal; until then other threads run.
+    // Wait for all threads, because each one stops only when it handles the signal.
     until("the process is stopped", || !is_frozen || stands_still(child.id()));
 }
 
@@ -237,8 +238,9 @@ pub fn text(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
-/// Sends likes of new members until the connection breaks, or until `on_refusal`, which receives
-/// the error text of a refused like, returns true. Returns whether each like was acknowledged.
+/// Sends likes of new members until the connection breaks or `on_refusal` returns true.
+/// `on_refusal` receives the error text of a refused like. Returns whether each like was
+/// acknowledged.
 pub fn like(
     port: u16,
     first_member: u64,
@@ -271,8 +273,8 @@ pub fn like_from(
         for like in sent {
             match client.reply() {
                 Ok(OwnedFrame::Array(items)) => {
-                    // 0 for a new member is a false positive (one in ten thousand); the like was
-                    // not stored.
+                    // A reply of 0 for a new member is a false positive (one in ten thousand). The
+                    // like was not stored.
                     likes.insert(like, items[0] == OwnedFrame::Integer(1));
                 }
                 Ok(OwnedFrame::Error(words)) => enough |= on_refusal(&words),
@@ -287,7 +289,7 @@ pub fn like_from(
     likes
 }
 
-/// Likes that a server holds: those found in its flags, and the count of each post.
+/// Likes stored in a server: the flags that are set, and the like count of each post.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Pairs of (post, member).
@@ -326,7 +328,7 @@ pub fn check(port: u16, likes: &Likes) -> Held {
             OwnedFrame::Null => 0,
             other => panic!("{other:?}"),
         };
-        // False positives (one in ten thousand absent pairs) are flags without a like.
+        // A false positive (one in ten thousand absent pairs) is a set flag without a like.
         let uncounted = 3 + count / 1000;
         assert!(
             (count - uncounted..=count).contains(&likes),
@@ -386,7 +388,7 @@ pub fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(10), what, holds);
 }
 
-/// Reports that a test cannot run here, as [`crate::cannot`] does. Fails in CI and if
+/// Reports that a test cannot run here, like [`crate::cannot`]. Fails in CI and if
 /// `TIDEMARK_ALL_FAULTS` is set.
 pub fn cannot(why: &str) {
     let must = ["CI", "TIDEMARK_ALL_FAULTS"].iter().any(|name| std::env::var_os(name).is_some());
@@ -397,12 +399,12 @@ pub fn cannot(why: &str) {
 /// A small file system in memory, unmounted on drop. Mounting needs root, or a user namespace.
 pub struct SmallDisk {
     folder: tempfile::TempDir,
-    /// Path that works outside the namespace, too.
+    /// Path that is valid inside and outside the namespace.
     path: PathBuf,
     namespace: Option<Namespace>,
 }
 
-/// A shell as root of a namespace, which it keeps alive.
+/// A root shell in the user namespace, which keeps the namespace alive.
 struct Namespace {
     shell: Child,
     answers: BufReader<ChildStdout>,
@@ -490,7 +492,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         if self.namespace.is_none() {
-            // Lazily, because the server of a failed test may still use it.
+            // Unmount lazily, because the server of a failed test may still use the file system.
             let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
         }
     }
@@ -530,7 +532,7 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
                 == OwnedFrame::Array(vec![OwnedFrame::Integer(1)]),
         );
     }
-    // A page is still returned, with an error in place of the mark's result.
+    // A page with MARK still returns its rows, and an error for the refused action.
     let page = call(client, &format!("FEED.GET home {member} {FIRST}"));
     let OwnedFrame::Array(mut rows) =
         call(client, &format!("FEED.GET home {member} {FIRST} MARK read"))
@@ -567,7 +569,7 @@ pub fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
     });
 }
 
-/// Runs a subcommand of the program.
+/// Runs a subcommand of the binary.
 pub fn tidemark(words: &[&str]) -> Output {
     Command::new(program()).args(words).env("NO_COLOR", "1").output().unwrap()
 }

@@ -1,7 +1,8 @@
 //! Golden transcripts: scripts of commands and expected replies, run against real servers.
 //!
-//! A story is a file in `tests/scripts`. Replies are printed like those of redis-cli and compared
-//! line by line, or written to the file on request. `tests/scripts/README.md` describes the format.
+//! A transcript is a file in `tests/scripts`. Replies are formatted like redis-cli does and
+//! compared line by line with the file, or written to it on request. `tests/scripts/README.md`
+//! describes the format.
 
 mod parse;
 pub mod reply;
@@ -18,15 +19,15 @@ use std::time::{Duration, Instant};
 /// Timeout of `@ until`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Result of a story.
+/// Result of a transcript.
 pub struct Outcome {
-    /// The story with the replies of this run.
+    /// Text of the transcript, with the replies of this run.
     pub text: String,
-    /// Descriptions of the steps whose replies differ from the file; empty on success.
+    /// Descriptions of the steps whose replies differ from the file. Empty on success.
     pub differences: Vec<String>,
 }
 
-/// Runs the story in a file.
+/// Runs the transcript in a file.
 ///
 /// # Errors
 ///
@@ -55,7 +56,7 @@ pub fn run(path: &Path) -> Result<Outcome, String> {
     Ok(out)
 }
 
-/// Default configuration of a story. Snapshots are written on request only.
+/// Default configuration of a transcript. Snapshots are only written on request.
 const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every_s = 0\n";
 
 #[derive(Default)]
@@ -63,16 +64,17 @@ struct Story {
     servers: Servers,
     /// Names whose values are masked.
     masked: Vec<String>,
-    /// `@ until`: text that the next command's reply must contain; it is repeated until then.
+    /// `@ until`: text that the reply to the next command must contain. The command is repeated
+    /// until it does.
     until: Option<String>,
-    /// `| keep NAME`: strings that later commands may use.
+    /// `| keep NAME`: replies that later commands can refer to by name.
     kept: BTreeMap<String, Vec<u8>>,
     /// `@ ids`: stream entry ids in order of appearance.
     ids: Option<Vec<String>>,
 }
 
 impl Story {
-    /// Executes a step and returns the lines below it.
+    /// Executes a step and returns the lines of its output.
     fn step(&mut self, step: &Step) -> Result<Vec<String>, String> {
         match &step.kind {
             Kind::Text => return Ok(Vec::new()),
@@ -99,7 +101,7 @@ impl Story {
             },
             Kind::Text | Kind::Directive(_) => String::new(),
         };
-        // An empty line would end the step.
+        // Replace empty lines, because an empty line would end the step.
         let safe = |line: &str| match line.trim_end() {
             "" => "\"\"".to_owned(),
             line => line.to_owned(),
@@ -190,7 +192,7 @@ impl Story {
             let reply = connection.reply();
             return self.printed(&command.connection, reply, &command.filters);
         };
-        // Counts the distinct replies of a loop, in order of first appearance.
+        // Returns the distinct replies of a loop with their counts, in order of first appearance.
         let mut counts: Vec<(String, u64)> = Vec::new();
         let numbers: Vec<u64> = (from..=to).step_by(step).collect();
         for some in numbers.chunks(500) {
@@ -272,8 +274,8 @@ impl Story {
         Ok(reply.mask(&self.masked).print())
     }
 
-    /// Runs a subcommand of the program. Returns its output, and its exit status if that is not 0.
-    /// `| TEXT` keeps only the lines that contain the text.
+    /// Runs a subcommand of the binary. Returns its output, and its exit status if it is not 0. `|
+    /// TEXT` keeps only the lines that contain the text.
     fn shell(&mut self, words: &[String]) -> Result<String, String> {
         let Some(("tidemark", words)) = words.split_first().map(|(p, rest)| (p.as_str(), rest))
         else {
@@ -327,15 +329,15 @@ pub fn compare_with_redis_cli(commands: &[&[&str]]) -> Result<(), String> {
             Err(format!("{command:?}: redis-cli prints\n{theirs}\nbut the server printed\n{ours}"))
         };
         for command in commands {
-            // Memory figures may change between the two replies.
+            // Memory values may change between the two replies.
             compare(command).or_else(|_| compare(command)).or_else(|_| compare(command))?;
         }
     }
     Ok(())
 }
 
-/// Replaces a stream entry id by `<idN>`, numbered in order of appearance. Only a text that is an
-/// id defines a new number; 0-0 is not an id.
+/// Replaces a stream entry id by `<idN>`, numbered in order of appearance. Only a text that is a
+/// whole id gets a new number. 0-0 is not replaced.
 fn with_names(text: &str, known: &mut Vec<String>) -> String {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let is_id = text.split_once('-').is_some_and(|(term, seq)| is_number(term) && is_number(seq));
@@ -356,7 +358,7 @@ fn with_number(word: &[u8], n: u64) -> Vec<u8> {
     }
 }
 
-/// Returns the given columns of each line, numbered from 1 and separated by blanks.
+/// Returns the given columns of each line, numbered from 1 and separated by spaces.
 fn columns(text: &[u8], numbers: &[String]) -> Result<Vec<u8>, String> {
     let wanted = numbers.iter().map(|number| number.parse::<usize>().map_err(|e| e.to_string()));
     let wanted = wanted.collect::<Result<Vec<usize>, String>>()?;

@@ -1,9 +1,10 @@
-//! Integer codes in blocks, read and written bit by bit, low bit first.
+//! Bit reader and writer for the integers of a block, low bit first.
 //!
-//! A *number* is an Elias delta code. It begins with the length in bits plus one as a gamma code:
-//! its length in zeros, a one, its lower bits. The number without its highest bit follows. 0 takes
-//! one bit, 1 takes three, a 20-bit number takes 28 (P. Elias, "Universal codeword sets and
-//! representations of the integers", IEEE Transactions on Information Theory, 1975).
+//! A *number* is an Elias delta code of its bit length and its bits below the highest one. The bit
+//! length plus one comes first, as a gamma code: as many zeros as it has lower bits, a one, and
+//! these lower bits. 0 takes one bit, 1 takes three, a 20-bit number takes 28 (P. Elias, "Universal
+//! codeword sets and representations of the integers", IEEE Transactions on Information Theory,
+//! 1975).
 
 use store::bits::{get, put, width_of};
 
@@ -52,7 +53,7 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Bit reader. Bits after the end read as zero.
+/// Bit reader. Returns zeros after the end of the input.
 #[derive(Clone, Copy)]
 pub(crate) struct BitReader<'a> {
     pub(crate) bytes: &'a [u8],
@@ -110,7 +111,7 @@ mod tests {
     fn zeros_are_no_number() {
         assert_eq!(BitReader { bytes: &[0; 16], at: 0 }.number(), None);
         assert_eq!(BitReader { bytes: &[], at: 0 }.number(), None);
-        // A length of 127 bits.
+        // The code claims a bit length of 127.
         let mut bytes = [0; 32];
         let mut writer = BitWriter::new(&mut bytes);
         writer.skip(6);

@@ -1,21 +1,21 @@
-//! Block of a run: hundreds to thousands of pairs in 4 KiB, encoded id by id.
+//! Block of a run: hundreds to thousands of pairs in 4 KiB, grouped by id.
 //!
 //! ```text
 //!   bits  field
 //!     16  groups, at least 1
 //!     64  lowest id
-//!         then each group: all pairs of one id whose members are of one kind
+//!         then for each group, the pairs of one id and one kind of member:
 //!    code   id minus the id of the previous group
 //!       1   kind: 0 numbers, 1 byte strings
-//!       1   whether some are unset
+//!       1   whether any pair is unset
 //!    code   n - 1, for n pairs
-//!       n   if some are unset: 1 for each unset pair
+//!       n   if any pair is unset: one bit per pair, 1 if it is unset
 //!         numbers:
 //!       6   k
 //!       1   whether the next 64 bits are a base
 //!     n*k   the lower k bits of each member minus the base
-//!           the upper parts in ascending order: for each, its difference to the previous one in
-//!           zeros, and a one
+//!           the upper parts in ascending order, each as a difference to the previous one: as
+//!           many zeros, then a one
 //!         byte strings, each:
 //!    code   length of the prefix shared with the previous one
 //!    code   length of the rest
@@ -23,14 +23,14 @@
 //!         zeros
 //! ```
 //!
-//! `code` is a number in the code of `bits.rs`. Groups are sorted by id, numbers before strings.
-//! Numbers are an Elias-Fano list (P. Elias, "Efficient storage and retrieval by content and
-//! address of static files", JACM 1974) with the k of the smallest encoding. A member takes about
-//! 1.6 bits more than the binary logarithm of the mean distance between members. The base serves a
-//! group that continues from the previous block.
+//! `bits.rs` defines `code`. Groups are sorted by id, numbers before strings. The numbers of a
+//! group are an Elias-Fano list (P. Elias, "Efficient storage and retrieval by content and address
+//! of static files", JACM 1974) with the k of the smallest encoding. A member takes about log2(d) +
+//! 1.6 bits, where d is the mean distance between members. Groups that continue from the previous
+//! block have a base.
 //!
-//! A lookup skips earlier groups by counting ones, 64 bits at a time. In its own group it counts
-//! zeros up to the upper part it searches. The file stores a checksum per block
+//! A lookup skips earlier groups by counting ones, 64 bits at a time. In the group of its id it
+//! counts zeros to find the upper part. The file stores a checksum per block
 //! (`store/src/cold/pages.rs`).
 
 use crate::bits::{BitReader, BitWriter, bits_of};
@@ -44,12 +44,12 @@ const HEAD: usize = 16 + 64;
 
 const CUT: &str = "the block ends within a group";
 
-/// Returns the best `k` for `n` numbers up to `span`, and the size of the list in bits.
+/// Returns the best `k` for `n` numbers up to `span`, and the encoded size in bits.
 #[inline]
 fn packed(n: u64, span: u64) -> (u32, usize) {
     let guess = (span / n).max(1).ilog2();
     let cost = |k: u32| (n * u64::from(k + 1) + (span >> k)) as usize;
-    // The optimum is at a mean distance of 1.4 times 2^k.
+    // `k` is optimal if the mean distance is about 1.4 times 2^k.
     let below = guess.saturating_sub(1);
     if cost(below) < cost(guess) { (below, cost(below)) } else { (guess, cost(guess)) }
 }
@@ -101,12 +101,12 @@ fn shared(before: &[u8], bytes: &[u8]) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     pairs: Pairs,
-    /// All groups but the last are complete.
+    /// Groups so far. Only the last one can grow.
     groups: Vec<Group>,
     complete: usize,
     /// Upper bound of the last group's size in bits, and the `k` of its numbers. Each new number
-    /// raises the bound by its maximum cost. The exact size needs a division for the best `k`. It
-    /// is computed only when the group has doubled or the bound exceeds the block.
+    /// raises the bound by its maximum cost. The exact size takes a division to compute, so it is
+    /// computed only when the group has doubled or the bound exceeds the block.
     bound: (usize, u32),
 }
 
@@ -152,8 +152,8 @@ impl Builder {
         };
         let room = (BITS - HEAD).saturating_sub(complete);
         let mut bound = self.bound;
-        // The code for the length grows at powers of two. Subtracting a base may raise the distance
-        // of two upper parts by one.
+        // The code of the group's length grows at powers of two. Subtracting a base may raise the
+        // difference between two upper parts by one.
         let is_simple = goes_on && !strings && group.unset == 0;
         if is_simple && !(group.pairs - 1).is_power_of_two() {
             let (before, k) = (last.map_or(0, |last| last.number()), bound.1);
@@ -184,7 +184,7 @@ impl Builder {
         &self.pairs
     }
 
-    /// Encodes the pairs, at least one, and starts the next block.
+    /// Encodes the pairs and starts the next block. There must be at least one pair.
     pub(crate) fn finish(&mut self) -> [u8; BLOCK_BYTES] {
         let mut block = [0; BLOCK_BYTES];
         let mut out = BitWriter::new(&mut block);
@@ -257,7 +257,7 @@ struct Head {
     id: u64,
     strings: bool,
     pairs: usize,
-    /// Position of the bits for unset pairs, if any.
+    /// Position of the bits that mark unset pairs, if any pair is unset.
     unset: Option<usize>,
 }
 
@@ -274,7 +274,7 @@ pub(crate) struct Block<'a> {
     bytes: &'a [u8; BLOCK_BYTES],
 }
 
-/// Result with a description of the damage.
+/// Result whose error describes the damage.
 type Found<T> = Result<T, &'static str>;
 
 impl<'a> Block<'a> {
@@ -417,7 +417,7 @@ impl<'a> Block<'a> {
             let (shared, rest) = Block::string_lengths(reader)?;
             let from = reader.at;
             reader.at += 8 * rest;
-            // It differs from the searched string at the same byte as the previous one.
+            // This string differs from the searched one at the same byte as the previous string.
             if index > 0 && shared > same {
                 continue;
             }
@@ -508,7 +508,7 @@ impl<'a> Block<'a> {
                 used += skipped + 1;
                 word = word.checked_shr(skipped + 1).unwrap_or(0);
                 let low = bits::get(self.bytes, lows + index * k as usize, k);
-                // In a damaged block this may wrap; the order check below rejects the result.
+                // May wrap in a damaged block. The order check below rejects the result.
                 let number = (high << k | low).wrapping_add(base);
                 if before.is_some_and(|before| number <= before) {
                     return Err("members of a group are not ascending");
@@ -547,7 +547,7 @@ mod tests {
         (blocks, counts)
     }
 
-    /// Checks that all pairs are found and neighbouring ones are not.
+    /// Checks that lookups find all pairs, and miss adjacent pairs that are absent.
     fn check(pairs: &[(u64, Member<'_>, bool)]) {
         let (blocks, counts) = build(pairs);
         let mut at = 0;

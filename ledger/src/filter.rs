@@ -1,8 +1,8 @@
-//! Filter over the pairs of an upper run, to avoid reading runs that do not contain a pair.
+//! Bloom filter of an upper run. Lookups skip runs that do not contain the pair.
 //!
-//! Blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
-//! filters", WEA 2007) with five bits per pair and three probes in one line of 512 bits. Its
-//! false-positive rate is about 10 %.
+//! It is a blocked Bloom filter (Putze, Sanders, Singler, "Cache-, hash- and space-efficient Bloom
+//! filters", WEA 2007) with five bits per pair. The three probes of a pair are in one 64-byte cache
+//! line. The false-positive rate is about 10 %.
 
 const LINE_BYTES: usize = 64;
 const BITS_PER_PAIR: usize = 5;
@@ -17,7 +17,8 @@ fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
 }
 
-/// Returns byte and mask of each probe in the line; nine bits of the mixed hash per probe.
+/// Returns the byte index and bit mask of each probe in its cache line. Each probe uses nine bits
+/// of the mixed hash.
 fn probes(hash: u64) -> impl Iterator<Item = (usize, u8)> {
     let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = (0..PROBES).map(move |probe| (mixed >> (64 - 9 * (probe + 1))) as usize & 511);

@@ -1,8 +1,8 @@
-//! Fuzz target for runs, as damaged by a disk or supplied by an untrusted backup, and a
-//! deterministic test with seeded random input.
+//! Fuzz target that opens damaged or malicious runs, and a deterministic test with seeded random
+//! input.
 //!
 //! Checksums would reject nearly all damage, so the target recomputes them. No call may panic or
-//! hang, and undamaged data must read back as written.
+//! hang, and undamaged runs must return the written pairs.
 
 use crate::ledger::{Ledger, Options};
 use crate::pair::{Member, OwnedMember, Pair};
@@ -15,7 +15,7 @@ use store::{BLOCK_BYTES, FileEntry, Lineage, SimDisk, Store, StoreOptions, Tag};
 const TAG: Tag = Tag { space: 1, kind: 2, low: 0, high: u64::MAX, stamp: 0 };
 const NUMBERS: [u64; 8] = [0, 1, 63, 1 << 20, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX];
 
-/// Source of choices; 0 after the end of the input.
+/// Fuzzer input, read byte by byte. Bytes after the end are 0.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -25,7 +25,7 @@ impl Input<'_> {
         first
     }
 
-    /// Returns true for one byte in `of`; never after the end of the input.
+    /// Returns true with a probability of 1/`of`; false after the end of the input.
     fn rarely(&mut self, of: u8) -> bool {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
@@ -76,7 +76,7 @@ fn write(store: &Store, pairs: &Written, is_lowest: bool) -> store::Result<Optio
     writer.finish()
 }
 
-/// Rewrites the file with some bytes changed. Returns whether any were.
+/// Changes some bytes of the file and recomputes the checksums. Returns whether any byte changed.
 fn spoil(
     input: &mut Input<'_>,
     store: &Store,
@@ -98,7 +98,8 @@ fn spoil(
     Ok((writer.finish(&note)?, spoiled))
 }
 
-/// Opens a run with valid checksums and damaged contents, then looks up, lists and merges it.
+/// Opens a run with damaged contents and valid checksums. Then looks up, lists and merges its
+/// pairs.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let options = || Ok(Lineage([7; 16]));

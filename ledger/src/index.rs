@@ -1,4 +1,4 @@
-//! Index of a run: selects the block of a pair by the first pair of each block.
+//! Index of a run: finds the block of a pair from the first pair of each block.
 //!
 //! ```text
 //!   offset  size  field
@@ -13,14 +13,14 @@
 //!                 for each string: block (4), length (2), bytes
 //! ```
 //!
-//! A block that begins an id needs no member, because all pairs of the id are in it or in later
-//! blocks. A string is truncated to the prefix that distinguishes it from the last string of the
-//! previous block.
+//! A block whose first pair is the first of its id needs no member: all pairs of the id are in it
+//! or in later blocks. A string is truncated to the shortest prefix that is greater than the last
+//! string of the previous block.
 
 use crate::pair::{Member, Pair};
 use store::bits;
 
-/// First pair of each block, collected while a run is written.
+/// Collects the first pair of each block while a run is written.
 #[derive(Debug, Default)]
 pub(crate) struct Firsts {
     ids: Vec<u64>,
@@ -111,12 +111,12 @@ pub(crate) struct Index {
     ids: Packed,
     goes_on: Packed,
     members: Packed,
-    /// Sorted by block.
+    /// Truncated strings with their blocks, in ascending order.
     strings: Box<[(u32, Box<[u8]>)]>,
 }
 
 impl Index {
-    /// Decodes the index of `blocks` blocks from the front of `bytes`.
+    /// Decodes the index of `blocks` blocks from the start of `bytes`.
     pub(crate) fn decode(
         bytes: &mut &[u8],
         first: u64,

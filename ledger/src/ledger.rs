@@ -13,25 +13,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use store::Store;
 
-/// Bytes of memory per pair beyond which a pair counts as several.
+/// Memory in bytes that counts as one pair. Larger pairs count as several.
 const MOST_PAIR_BYTES: usize = 64;
 
 /// Options of a ledger.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of pairs in memory at which a flush is due, or 64 bytes of memory for each. Default
-    /// 1,048,576: about 25 MB, or 64 MiB with long members or one pair per id.
+    /// Flush threshold: number of pairs in memory, where 64 bytes count as at least one pair.
+    /// Default 1,048,576: about 25 MB, or 64 MiB with long members or one pair per id.
     pub memory_pairs: usize,
-    /// Maximum number of runs per range. A lookup reads at most one block of each. Default 4.
+    /// Maximum number of runs per range. A lookup reads at most one block of each run. Default 4.
     pub runs: usize,
-    /// Number of pairs beyond which a range is divided. Default 2,097,152, about 9 MB. The newest
-    /// range takes most writes, and a merge rewrites all of it.
+    /// Maximum number of pairs of a range; larger ranges are divided. Default 2,097,152, about 9
+    /// MB. The newest range receives most writes, and a full merge rewrites all of it.
     pub range_pairs: u64,
-    /// Divisor: the upper runs of a range may have 1/`upper_part` of the pairs of its lowest run.
+    /// The upper runs of a range may have up to 1/`upper_part` of the pairs of its lowest run.
     /// Default 12.
     pub upper_part: u64,
-    /// Additional pairs in upper runs, over all ranges. Without them every flush would rewrite the
-    /// few new ranges that take most writes. Default 2,097,152; their filters take 5 bits per pair.
+    /// Number of pairs that upper runs may have in excess of `upper_part`, summed over all ranges.
+    /// Without this allowance every flush would rewrite the new ranges, which receive most writes.
+    /// Default 2,097,152; the filters take 5 bits per pair.
     pub upper_pairs: u64,
 }
 
@@ -56,15 +57,15 @@ pub struct Stats {
     pub runs: usize,
     /// Largest number of runs in a range.
     pub most_runs: usize,
-    /// Number of pairs in runs, including unset ones. A pair counts once per run.
+    /// Number of pairs in runs, including unset ones. A pair in several runs counts once for each.
     pub run_pairs: u64,
     /// Size of all runs on disk, in bytes.
     pub run_bytes: u64,
     /// Number of pairs in memory, including unset ones.
     pub memory_pairs: usize,
-    /// Memory of the pairs in memory, in bytes.
+    /// Memory use of these pairs in bytes.
     pub memory_bytes: usize,
-    /// Memory of the runs' indexes, checksums and filters, in bytes.
+    /// Memory use of the indexes, checksums and filters of all runs, in bytes.
     pub index_bytes: usize,
     /// Number of dropped ids whose pairs may still be in runs. [`Ledger::trim`] removes those
     /// pairs.
@@ -77,7 +78,7 @@ pub struct Stats {
     pub written_bytes: u64,
 }
 
-/// Exact set of the existence pairs of a space. See the crate documentation.
+/// Exact set of the existence pairs of a space. See the crate's documentation.
 pub struct Ledger {
     pub(crate) space: u32,
     pub(crate) kind: u32,
@@ -89,16 +90,16 @@ pub struct Ledger {
     pub(crate) ranges: ArcSwap<Ranges>,
     /// Incremented when pairs move from memory to a run, and when an id is dropped.
     pub(crate) version: AtomicU64,
-    /// For each dropped id the largest run identity that the drop applies to.
+    /// For each dropped id, the largest run identity that the drop applies to.
     dropped: RwLock<BTreeMap<u64, u64>>,
     drops: AtomicUsize,
     /// Identity of the newest run, including runs being written.
     pub(crate) newest: AtomicU64,
-    /// Held while files are written.
+    /// Locked while files are written.
     pub(crate) files: Mutex<()>,
-    /// Reason why a flush did not merge a run.
+    /// Read error that prevented a flush from merging a run.
     pub(crate) unreadable: Mutex<Option<store::Error>>,
-    /// Memory of the runs, in bytes.
+    /// Memory use of the runs in bytes.
     index_bytes: AtomicUsize,
     pub(crate) flushed_pairs: AtomicU64,
     pub(crate) written_pairs: AtomicU64,
@@ -136,7 +137,7 @@ impl Ledger {
         }
     }
 
-    /// Opens the runs of a space that the manifest lists. The caller restores the pairs in memory
+    /// Opens the runs that the manifest lists for the space. The caller then restores the memory
     /// from a snapshot and the log, with [`Ledger::set`] and [`Ledger::restore_drop`].
     pub fn open(store: &Store, space: u32, kind: u32, options: Options) -> store::Result<Ledger> {
         let ledger = Ledger::new(space, kind, options);
@@ -144,7 +145,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Loads the runs that the manifest lists. Returns whether there are any. Call it before the
+    /// Opens the runs that the manifest lists. Returns whether it lists any. Call it before the
     /// first flush.
     pub fn attach(&self, store: &Store) -> store::Result<bool> {
         let files = store.cold_files();
@@ -163,7 +164,7 @@ impl Ledger {
         self.ranges.store(Arc::new(ranges));
     }
 
-    /// Returns the memory use in bytes: pairs in memory, and the memory of runs.
+    /// Returns the memory use in bytes: pairs in memory plus indexes, checksums and filters.
     pub fn memory_bytes(&self) -> usize {
         self.memory.bytes() + self.index_bytes.load(Relaxed)
     }
@@ -177,8 +178,7 @@ impl Ledger {
         self.memory_pairs.load(Relaxed)
     }
 
-    /// Lowers the flush threshold to `bytes` of memory, but never raises it above
-    /// [`Options::memory_pairs`].
+    /// Sets the flush threshold to `bytes` of memory, at most [`Options::memory_pairs`].
     pub fn set_memory_bytes(&self, bytes: u64) {
         let pairs = usize::try_from(bytes).unwrap_or(usize::MAX) / MOST_PAIR_BYTES;
         self.memory_pairs.store(pairs.clamp(1, self.options.memory_pairs), Relaxed);
@@ -203,18 +203,20 @@ impl Ledger {
         self.ranges.load().iter().any(|range| !range.runs.is_empty())
     }
 
-    /// Returns a 128-bit name of a byte-string member. [`Ledger::named`] finds the member by this
-    /// name while the pair is in memory. Names are unpredictable and valid only in this process.
+    /// Returns a 128-bit keyed hash of a byte-string member, its name. [`Ledger::named`] finds the
+    /// member by this name while the pair is in memory. Names are unpredictable and valid only in
+    /// this process.
     pub fn name(&self, id: u64, member: &[u8]) -> u128 {
         self.memory.name(id, member)
     }
 
-    /// Returns the member with this name, and whether its pair is set, if the pair is in memory.
+    /// Returns the member with this name and whether its pair is set. Returns `None` if the pair is
+    /// not in memory.
     pub fn named(&self, id: u64, name: u128) -> Option<(Arc<[u8]>, bool)> {
         self.memory.named(id, name)
     }
 
-    /// Returns whether a pair is set, if it is in memory: changed since its last flush.
+    /// Returns whether a pair is set; `None` if it is not in memory.
     pub fn in_memory(&self, id: u64, member: Member<'_>) -> Option<bool> {
         self.memory.get(id, member)
     }
@@ -235,20 +237,21 @@ impl Ledger {
 
     /// Looks up a pair. Returns whether it is set, or the block that must be read first.
     pub fn ask(&self, id: u64, member: Member<'_>) -> Answer {
-        // Must be first, so that `settle` notices pairs that move to a run from here on.
+        // Load the version first, so that `settle` detects pairs that move to a run afterwards.
         let seen = self.version.load(Acquire);
         if let Some(set) = self.memory.get(id, member) {
             return Answer::Known(set);
         }
-        // Before the ranges (L4).
+        // Must precede the load of the ranges (L4).
         let void = self.dropped_up_to(id);
         let ranges = self.ranges.load();
         let range = &ranges[ranges::at(&ranges, id)];
         Question::begin((id, member), range, void, seen)
     }
 
-    /// Confirms an answer that was read from the runs of version `seen`. Returns the current state,
-    /// or `None` if pairs have moved since and the caller must ask again.
+    /// Validates an answer that was read from runs. `seen` is the version at the start of the
+    /// lookup. Returns the current state, or `None` if the version has changed and the caller must
+    /// repeat the lookup.
     pub fn settle(&self, id: u64, member: Member<'_>, told: bool, seen: u64) -> Option<bool> {
         let newer = self.memory.get(id, member);
         newer.or_else(|| (self.version.load(Acquire) == seen).then_some(told))
@@ -266,7 +269,7 @@ impl Ledger {
     }
 
     /// Returns up to `most` set pairs with ids from `low` to `high`, in order, starting after
-    /// `after`. Blocks on disk reads. Concurrent changes may be included or not.
+    /// `after`. Blocks on disk reads. The result may or may not include concurrent changes.
     pub fn list(
         &self,
         ids: (u64, u64),
@@ -281,8 +284,8 @@ impl Ledger {
         Ok(list)
     }
 
-    /// Appends the next pairs to `list`. Returns the last position up to which memory was complete,
-    /// or `None` if the list is complete.
+    /// Appends the next pairs to `list`. Returns the position at which the pairs from memory end,
+    /// or `None` if they reach the end of the range.
     fn list_some(
         &self,
         (low, high): (u64, u64),
@@ -295,7 +298,8 @@ impl Ledger {
             return Ok(None);
         }
         let after = after.filter(|(id, _)| *id == low);
-        // Memory first: a pair that moves to a run concurrently is then in both.
+        // Read memory first, so that a pair that concurrently moves to a run is found at least
+        // once.
         let (pairs, sure) = self.memory.list(&(low..=high), after, most);
         let end = sure.as_ref().map(|(id, member)| (*id, member.as_member()));
         let is_beyond = |pair: Pair<'_>| pair.id > high || end.is_some_and(|end| pair.key() > end);
@@ -320,7 +324,7 @@ impl Ledger {
             let begin = low.max(range.low);
             let mut sources = vec![Source::of_pairs(here, None)];
             for run in &range.runs {
-                // Skip the runs of a dropped id; they may even be damaged.
+                // Do not read a dropped id in older runs, which may be damaged.
                 if low == high && is_void(low, Some(run.identity())) {
                     continue;
                 }
@@ -339,19 +343,20 @@ impl Ledger {
         Ok(sure)
     }
 
-    /// Drops an id: unsets all its pairs. Later writes count again. No other thread may write pairs
-    /// of the id concurrently.
+    /// Drops an id: unsets all its pairs. Later writes may set pairs of the id again. No other
+    /// thread may write pairs of the id concurrently.
     pub fn drop_id(&self, id: u64) {
-        // First, so that no pair that memory unsets reappears from a run.
+        // Record the drop before memory loses the pairs. Otherwise readers would find them in runs.
         self.note_drop(id, None);
         self.memory.remove_id(id);
-        // Again: a flush begun in between may have copied some of the pairs.
+        // Record it again: a flush that began after the first call may have copied some of the
+        // pairs.
         self.note_drop(id, None);
     }
 
     /// Returns the log offset up to which the runs contain all changes of the id, including drops;
-    /// 0 if unknown. The caller must not repeat an earlier log record or snapshot: in memory it
-    /// would override the newer runs.
+    /// 0 if unknown. The caller must not apply an older log record or snapshot. The pair in memory
+    /// would override the newer state in the runs.
     pub fn covered(&self, id: u64) -> u64 {
         let ranges = self.ranges.load();
         let runs = &ranges[ranges::at(&ranges, id)].runs;
@@ -360,12 +365,13 @@ impl Ledger {
     }
 
     /// Returns the dropped ids for a snapshot, each with the largest run identity that the drop
-    /// applies to. Contains only drops that still apply to a run.
+    /// applies to. Omits drops that apply to no run.
     pub fn drops(&self) -> Vec<(u64, u64)> {
         self.dropped.read().iter().map(|(&id, &up_to)| (id, up_to)).collect()
     }
 
-    /// Returns the id range with the most dropped ids. [`Ledger::trim`] of that range forgets them.
+    /// Returns the id range with the most dropped ids. [`Ledger::trim`] of that range removes the
+    /// drops.
     pub fn most_dropped(&self) -> Option<(u64, u64)> {
         let (drops, ranges) = (self.drops(), self.ranges.load());
         let of_ranges = drops.chunk_by(|a, b| ranges::at(&ranges, a.0) == ranges::at(&ranges, b.0));
@@ -374,17 +380,17 @@ impl Ledger {
         Some((ranges[at].low, ranges::high(&ranges, at)))
     }
 
-    /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be loaded.
+    /// Restores a drop from [`Ledger::drops`]. The runs of the manifest must be open.
     pub fn restore_drop(&self, id: u64, up_to: u64) {
-        // An unfinished run loses its identity to a later run, so the restored limit must not
-        // exceed the newest run.
+        // A run that was not finished has lost its identity, and a later run may get the same. So
+        // the limit must not exceed the newest run.
         self.note_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 
     /// Records a drop up to the run `up_to`, or up to the newest run for `None`.
     fn note_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
-        // Under the lock; see `is_dropped_since`.
+        // Read `newest` under the lock; see `is_dropped_since`.
         let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
         let limit = dropped.entry(id).or_insert(0);
         *limit = up_to.max(*limit);
@@ -392,8 +398,8 @@ impl Ledger {
         self.version.fetch_add(1, AcqRel);
     }
 
-    /// Whether an id was dropped after the run `identity` was begun. Call it after another run was
-    /// begun: a drop from then on applies to that run as well.
+    /// Whether an id was dropped after the run `identity` had begun. Call it after beginning the
+    /// next run. Later drops apply to the next run as well.
     pub(crate) fn is_dropped_since(&self, id: u64, identity: u64) -> bool {
         self.dropped.read().get(&id).is_some_and(|&up_to| up_to >= identity)
     }
@@ -406,14 +412,14 @@ impl Ledger {
         self.dropped.read().get(&id).copied().unwrap_or(0)
     }
 
-    /// Whether a drop applies to the id's pairs from this source. `run` is the identity of the
-    /// source run; a drop never applies to `None`.
+    /// Whether a drop applies to the id's pairs in the run with the identity `run`. No drop applies
+    /// to `None`.
     pub(crate) fn is_void(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
 
-    /// Forgets drops in an id range that apply to no run. `oldest` is the lowest identity of the
-    /// runs.
+    /// Removes the drops in an id range that apply to no run. `oldest` is the lowest identity of
+    /// the runs.
     pub(crate) fn forget_drops(&self, low: u64, high: u64, oldest: u64) {
         let mut dropped = self.dropped.write();
         let gone: Vec<u64> = dropped
@@ -427,7 +433,7 @@ impl Ledger {
         self.drops.store(dropped.len(), Release);
     }
 
-    /// Number of pairs in memory; more, if they take more than [`MOST_PAIR_BYTES`] each.
+    /// Number of pairs in memory, or the memory in units of [`MOST_PAIR_BYTES`] if that is more.
     pub(crate) fn weight(&self) -> usize {
         self.memory.len().max(self.memory.bytes() / MOST_PAIR_BYTES)
     }
@@ -437,27 +443,25 @@ impl Ledger {
         self.weight() >= self.most_memory_pairs()
     }
 
-    /// Whether memory holds so many pairs that the caller must reject new ones, because flushes
-    /// fail or are slow.
+    /// Whether the caller must reject new pairs because flushes fail or are too slow.
     pub fn is_full(&self) -> bool {
         self.has_flushes(2)
     }
 
-    /// Same for pairs to unset, which have a higher limit.
+    /// Whether the caller must also reject requests that unset pairs. The limit is higher than for
+    /// new pairs.
     pub fn is_full_of_unset(&self) -> bool {
         self.has_flushes(3)
     }
 
-    /// Whether memory has reached the smaller of `times` the configured flush threshold and twice
-    /// `times` the current one. A running request does not wait for a flush, so a lowered threshold
-    /// needs more slack.
+    /// Whether memory has reached `times` the configured flush threshold or `2 * times` the current
+    /// one. Running requests do not wait for a flush, so a lowered threshold needs more slack.
     fn has_flushes(&self, times: usize) -> bool {
         let of_fewer = self.most_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)
     }
 
-    /// Returns and clears the reason why the last flush merged fewer runs than planned: an
-    /// unreadable run.
+    /// Returns and clears the read error that made the last flush merge fewer runs than planned.
     pub fn take_unreadable(&self) -> Option<store::Error> {
         self.unreadable.lock().take()
     }
@@ -468,8 +472,8 @@ impl Ledger {
         ranges::high(&ranges, ranges::at(&ranges, id))
     }
 
-    /// Walks the pairs in memory in sorted pieces, for a snapshot. A pair that is flushed
-    /// concurrently may be missing; the manifest then lists its run before the call returns.
+    /// Visits the pairs in memory in sorted pieces, for a snapshot. May miss a pair that is flushed
+    /// concurrently. In that case the manifest lists its run before the call returns.
     pub fn walk_memory(&self, each: impl FnMut(&Pairs)) {
         self.memory.walk(&(0..=u64::MAX), each);
     }

@@ -1,14 +1,14 @@
-//! Newest state of each pair since the last flush, in memory.
+//! The memory of a ledger: the newest state of each pair since the last flush.
 //!
 //! ```text
-//!   shard     by hash of the id, one lock: a tree of ids
-//!     id        numbers:  one inline -> list of changes -> tree, beyond `FEW`
-//!               strings:  tree
+//!   shard     selected by the hash of the id; one lock, a tree of ids
+//!     id        numbers:  one change inline, a list of changes, or a tree (more than `FEW`)
+//!               strings:  a tree
 //! ```
 //!
-//! A write appends to the list of an id; a walk sorts the list and keeps the newest change per
-//! number. Most writes at a time go to few ids, so the tree of ids is small and a write touches few
-//! cache lines. A lock is held for one write, one lookup, or one piece of a walk.
+//! A write appends to the list of an id. A walk sorts the list and retains the newest change of
+//! each number. Between flushes most writes are for few ids, so the tree of ids is small and a
+//! write touches few cache lines. A lock is held for one write, one lookup, or one piece of a walk.
 
 use crate::pair::{Member, OwnedMember, Pair, Pairs};
 use parking_lot::Mutex;
@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const SHARDS: usize = 64;
 /// Number of pairs that a walk visits per lock acquisition.
 const PIECE: usize = 1024;
-/// Number of pairs requested from each shard in addition to its share of a list.
+/// Number of pairs that a list reads from each shard in addition to its share.
 const LEAST_OF_SHARD: usize = 16;
-/// Number of changes at which the numbers of an id become a tree.
+/// Maximum number of changes in the list of an id; beyond it the list becomes a tree.
 const FEW: usize = 128;
 
 /// Bytes per id, including its share of tree nodes that are two thirds full.
@@ -41,9 +41,9 @@ const STRINGS_BYTES: usize = 210;
 #[derive(Clone, Copy)]
 struct State {
     set: bool,
-    /// Whether a flush has copied the pair since its last change. Such a pair may leave memory once
-    /// the copy is on disk. A pair that changed and changed back must stay: the log needs its last
-    /// state.
+    /// Whether a flush has copied the pair since its last change. Such a pair may leave memory when
+    /// the copy is on disk. A pair that has changed twice since the copy must stay although its
+    /// state is the same: the log reads the state from memory.
     copied: bool,
 }
 
@@ -63,7 +63,7 @@ fn give_back(list: &mut List) {
 }
 
 enum Numbers {
-    /// At most `FEW` changes, oldest first; the last change of a number counts.
+    /// At most `FEW` changes, oldest first; the last change of a number is valid.
     Few(List),
     Many(BTreeMap<u64, State>),
 }
@@ -83,7 +83,7 @@ impl Numbers {
         match self {
             Numbers::Few(list) if list.len() < FEW => list.push(change),
             Numbers::Few(list) => {
-                // The last change of a number wins.
+                // `collect` keeps the last change of each number.
                 *self = Numbers::Many(list.drain(..).chain([change]).collect());
             }
             Numbers::Many(tree) => drop(tree.insert(change.0, change.1)),
@@ -178,7 +178,7 @@ impl Members {
     }
 
     /// Calls `each` for the members after `after`, numbers first, until it returns false. Returns
-    /// whether it reached the end. Corrects the tally for numbers that were counted more than once.
+    /// whether it reached the end. Subtracts from `tally` the changes that sorting removed.
     fn walk(
         &mut self,
         tally: &Tally,
@@ -301,7 +301,7 @@ impl Memory {
                 }
             }
         }
-        // Wraps if a list became a shorter tree.
+        // The difference is negative if a list became a smaller tree.
         self.tally.pairs.fetch_add(members.len().wrapping_sub(before), Relaxed);
         if extra_bytes > 0 {
             self.tally.extra_bytes.fetch_add(extra_bytes, Relaxed);
@@ -322,8 +322,8 @@ impl Memory {
         Some((member.clone(), shard.get(id, Member::Bytes(member))?))
     }
 
-    /// Removes pairs that were [copied](Memory::copy), if they have not changed since and `may`
-    /// accepts their id. The pairs of an id must be adjacent and ascending.
+    /// Removes the [copied](Memory::copy) pairs that have not changed since and whose id `may`
+    /// accepts. The pairs of an id must be adjacent and ascending.
     pub(crate) fn remove_copied(&self, pairs: &Pairs, may: impl Fn(u64) -> bool) {
         let mut pairs = pairs.iter().peekable();
         let mut group: Vec<Pair<'_>> = Vec::new();
@@ -338,7 +338,7 @@ impl Memory {
         }
     }
 
-    /// Calls `may` under the lock, so that a pair which was dropped and set again stays.
+    /// Calls `may` under the lock. A pair that was dropped and set again thus stays.
     fn remove_of_id(&self, id: u64, group: &[Pair<'_>], may: impl Fn(u64) -> bool) {
         let mut shard = self.shards[shard_of(id)].lock();
         if !may(id) {
@@ -386,8 +386,8 @@ impl Memory {
         self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
-    /// Calls `each` for each id with its approximate number of pairs, shard by shard. Concurrent
-    /// changes may be seen or not.
+    /// Calls `each` for each id with its approximate number of pairs, shard by shard. May or may
+    /// not see concurrent changes.
     pub(crate) fn count(&self, mut each: impl FnMut(u64, usize)) {
         for shard in &self.shards {
             let mut from = Unbounded;
@@ -404,14 +404,14 @@ impl Memory {
         }
     }
 
-    /// Calls `each` for sorted pieces of the pairs in an id range, shard by shard. Concurrent
-    /// changes may be seen or not.
+    /// Calls `each` for sorted pieces of the pairs in an id range, shard by shard. May or may not
+    /// see concurrent changes.
     pub(crate) fn walk(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, false, each);
     }
 
-    /// Same as [`Memory::walk`], for a flush. [`Memory::remove_copied`] removes the pairs once they
-    /// are on disk.
+    /// Same as [`Memory::walk`], but marks the pairs as copied by a flush. When they are on disk,
+    /// [`Memory::remove_copied`] removes them.
     pub(crate) fn copy(&self, ids: &RangeInclusive<u64>, each: impl FnMut(&Pairs)) {
         self.walk_or_copy(ids, true, each);
     }
@@ -440,8 +440,8 @@ impl Memory {
     }
 
     /// Returns sorted pairs of an id range after `after`, about `most` of them set. Also returns
-    /// the position up to which the result is complete; `None` if it is complete to the end.
-    /// Requests twice its share from each shard.
+    /// the position up to which the result is complete; `None` if it is complete to the end. Reads
+    /// twice the average share from each shard.
     pub(crate) fn list(
         &self,
         ids: &RangeInclusive<u64>,
@@ -478,9 +478,9 @@ fn name(seeds: &[RandomState; 2], id: u64, member: &[u8]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// Returns the bytes of a string: its map entries plus its allocation with two reference counts,
-/// rounded up to jemalloc's size class. Classes are 16 bytes apart up to 128, then a quarter of the
-/// power of two below.
+/// Returns the memory use of a string in bytes: its map entries plus its allocation with two
+/// reference counts, rounded up to jemalloc's size class. Classes are 16 bytes apart up to 128.
+/// Above, each power of two has four classes.
 fn string_bytes(bytes: &[u8]) -> usize {
     let needed = 2 * size_of::<usize>() + bytes.len();
     let step = if needed <= 128 { 16 } else { 1 << ((needed - 1).ilog2() - 2) };
@@ -499,7 +499,7 @@ mod tests {
         found
     }
 
-    /// Regression: a few members that change many times must not keep the memory of all changes.
+    /// Regression: a few members that changed many times kept the memory of all changes.
     #[test]
     fn what_repeated_changes_took_is_given_back() {
         let memory = Memory::new();
@@ -517,7 +517,7 @@ mod tests {
         assert!(taken < 2 * told, "{taken} bytes allocated, {told} reported");
     }
 
-    /// The memory budget and INFO rely on the reported size.
+    /// The memory budget and INFO use the reported size.
     #[test]
     fn what_pairs_take_is_told() {
         const PAIRS: u64 = 60_000;
@@ -571,7 +571,8 @@ mod tests {
             memory.set(7, Member::Number(changed), !truth[&changed]);
             memory.remove_copied(&copied, |_| true);
             assert_eq!(all(&memory, 7), [(changed, !truth[&changed])]);
-            // A pair that changed and changed back stays: the log may have only the first change.
+            // A pair that changed twice after the copy stays: the log may have only the first
+            // change.
             memory.copy(&(0..=u64::MAX), |_| ());
             memory.set(7, Member::Number(changed), truth[&changed]);
             memory.set(7, Member::Number(changed), !truth[&changed]);

@@ -1,4 +1,4 @@
-//! Merge of sorted sources; yields the newest state of each pair.
+//! Merges sorted sources. Returns the newest state of each pair.
 
 use crate::pair::{Member, Pair, Pairs};
 use crate::run::Run;
@@ -8,8 +8,8 @@ pub(crate) struct Source {
     pairs: Pairs,
     at: usize,
     run: Option<Rest>,
-    /// Identity that drops are compared with: of the source run, or of the run that the copied
-    /// pairs go to. `None` is newer than every drop.
+    /// Run identity that decides which drops apply: that of the source run, or of the run that will
+    /// contain the copied pairs. No drop applies to `None`.
     identity: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ impl Source {
         self.pairs
     }
 
-    /// Returns the pairs of a run after `after`, or from the id `low` on.
+    /// Returns the pairs of a run after `after`, or with ids of at least `low`.
     pub(crate) fn of_run(
         run: &Arc<Run>,
         low: u64,
@@ -73,15 +73,15 @@ impl Source {
     }
 }
 
-/// Merges sources, newest first. Calls `each` in order, once per pair with its newest state, until
-/// it returns false. `is_void` tells whether the pairs of an id from a source are dropped.
+/// Merges sources, newest first. Calls `each` for the newest state of each pair, in order, until it
+/// returns false. `is_void` returns whether a drop applies to an id's pairs from a source.
 pub(crate) fn merge(
     sources: &mut [Source],
     is_void: impl Fn(u64, Option<u64>) -> bool,
     mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
 ) -> store::Result<()> {
     loop {
-        // Lowest pair; of equal ones the newest.
+        // Lowest pair; among equal ones, the newest.
         let mut lowest: Option<(usize, Pair<'_>)> = None;
         for (at, source) in sources.iter().enumerate() {
             if let Some(pair) = source.peek()
@@ -105,7 +105,7 @@ pub(crate) fn merge(
                 other.skip()?;
             }
         }
-        // Pairs below the next pair of every other source need no further comparison.
+        // The source's pairs below the next pair of every other source need no further comparison.
         let others = newer.iter().chain(older.iter()).filter_map(Source::peek);
         let end = others.map(|pair| pair.key()).min();
         while let Some(pair) = source.peek() {

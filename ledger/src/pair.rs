@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Maximum length of a member in bytes. A block must hold several members.
+/// Maximum length of a member in bytes. Leaves room for several members in a block.
 pub const MAX_MEMBER_BYTES: usize = 512;
 
 /// Second half of a pair. Numbers sort before byte strings.
@@ -154,7 +154,7 @@ impl Pairs {
         self.entries.is_empty()
     }
 
-    /// Removes all pairs and keeps the memory.
+    /// Removes all pairs but keeps the capacity.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();

@@ -1,6 +1,6 @@
-//! Lookup in steps: each step names the block to read next.
+//! Lookup in steps: each step returns the next block to read.
 //!
-//! The caller decides which thread waits for the disk ([`Question::read`]).
+//! [`Question::read`] blocks on the disk; the caller chooses the thread.
 
 use crate::pair::{Member, OwnedMember, hash_of};
 use crate::ranges::Range;
@@ -12,7 +12,7 @@ use store::BLOCK_BYTES;
 pub enum Answer {
     /// Whether the pair is set.
     Known(bool),
-    /// A block must be read first.
+    /// The lookup needs a block.
     Asks(Question),
 }
 
@@ -23,7 +23,7 @@ pub struct Question {
     member: OwnedMember,
     hash: u64,
     range: Arc<Range>,
-    /// Runs up to this identity have no pairs of the id, because it was dropped.
+    /// Largest run identity that a drop of the id applies to. The lookup skips these runs.
     void: u64,
     /// Current run, and the block to read in it.
     run: usize,
@@ -87,7 +87,7 @@ impl Question {
     }
 }
 
-/// Returns the next run from index `from` on that may contain the pair, and the block in it.
+/// Returns the first run, starting at index `from`, that may contain the pair, and the block in it.
 fn next_block(
     range: &Range,
     from: usize,

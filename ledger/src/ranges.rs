@@ -7,15 +7,15 @@ use store::FileEntry;
 #[derive(Debug)]
 pub(crate) struct Range {
     pub(crate) low: u64,
-    /// Newest first. The last run, the lowest, has most of the pairs.
+    /// Runs, newest first. The last one is the *lowest* and has most of the pairs.
     pub(crate) runs: Vec<Arc<Run>>,
 }
 
 /// All ranges, sorted by `low`. The first one begins at 0.
 pub(crate) type Ranges = Vec<Arc<Range>>;
 
-/// Groups runs into ranges. Files of one range overlap, because a lower run covers the whole range;
-/// files of different ranges do not.
+/// Groups runs into ranges. Files of one range overlap, because its lowest run covers the whole
+/// range. Files of different ranges do not overlap.
 pub(crate) fn arrange(mut runs: Vec<Arc<Run>>) -> Ranges {
     runs.sort_by_key(|run| run.entry().tag.low);
     let mut ranges: Vec<(u64, Vec<Arc<Run>>)> = Vec::new();
@@ -60,11 +60,11 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
 
 /// Returns how many of a range's runs, newest first, to merge with `pairs` new pairs.
 ///
-/// - None, while the range may have one more run.
-/// - All, if the upper runs exceed 1/`part` of the lowest by more than `room`. So the lowest run is
-///   rewritten at most `part` times while it doubles. The filters of the upper runs stay small.
-/// - Otherwise the newest run, and each next one that is at most twice as large as the merge so
-///   far.
+/// - None, if the range may have another run.
+/// - All, if the upper runs exceed 1/`part` of the lowest by `room` or more. The lowest run is thus
+///   rewritten at most `part` times while it doubles, and the filters of the upper runs stay small.
+/// - Otherwise the newest run, and each following one that is at most twice as large as all pairs
+///   selected so far.
 pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
     let Some((&lowest, upper)) = runs.split_last() else { return 0 };
     let above = upper.iter().sum::<u64>() + pairs;
@@ -84,7 +84,7 @@ pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u
     runs.len()
 }
 
-/// Excess of the upper runs of a range over 1/`part` of the lowest, in pairs.
+/// Number of pairs by which the upper runs of a range exceed 1/`part` of the lowest.
 pub(crate) fn excess(range: &Range, part: u64) -> u64 {
     let mut sizes = range.runs.iter().rev().map(|run| run.pairs());
     let lowest = sizes.next().unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Flushes, merges and trims. All use the procedure of `store/src/rewrite.rs`: pairs in memory and
-//! the newest runs of a range become one run.
+//! Flushes, merges and trims. All use the procedure of `store/src/rewrite.rs` to merge pairs in
+//! memory and the newest runs of a range into one run.
 //!
-//! A rewrite begins its file before it copies pairs from memory (step 1), so a later drop applies
-//! to the file. The policy (`ranges::to_merge`) selects the runs to merge. If it selects all runs,
-//! a range that has become too large is divided into several files.
+//! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop applies
+//! to the file. The merge policy (`ranges::to_merge`) selects the runs. If it selects all runs and
+//! the range is too large, the rewrite divides it into several files.
 
 use crate::ledger::{Ledger, Options};
 use crate::merge::{Source, merge};
@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use store::{Error, FileEntry, NewFiles, Store, Tag};
 
-/// Amount of memory to flush.
+/// Which ranges to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// All pairs.
     All,
-    /// The ranges with the most pairs, until half of the threshold is left. Few pairs of old ids
-    /// stay in memory until more arrive.
+    /// The ranges with the most pairs, until half of the threshold is left. Ranges of old ids with
+    /// few pairs stay in memory.
     Most,
 }
 
@@ -46,11 +46,11 @@ struct Rewrite<'a> {
 
 impl Ledger {
     /// Moves pairs from memory to runs. Returns the number of pairs. If a run cannot be read, the
-    /// flush merges only newer runs, and [`Ledger::take_unreadable`] returns the reason. If a range
-    /// cannot be written, its pairs stay in memory. The flush then continues with the other ranges
-    /// and returns the error at the end.
+    /// flush merges only newer runs, and [`Ledger::take_unreadable`] returns the error. If a range
+    /// cannot be written, its pairs stay in memory. The flush continues with the other ranges and
+    /// returns the error at the end.
     ///
-    /// - `covered`: log offset up to which all changes are in memory or in runs, and synced
+    /// - `covered`: synced log offset up to which memory or runs contain all changes
     ///   ([`Ledger::covered`]); 0 if unknown.
     /// - `log`: syncs the log and returns the durable offset.
     pub fn flush(
@@ -66,14 +66,15 @@ impl Ledger {
         let excess: u64 = ranges.iter().map(|range| ranges::excess(range, upper_part)).sum();
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
-        // Half of the flush threshold, scaled for pairs that count as several.
+        // Half of the flush threshold, less if pairs count as several.
         let may_stay = self.most_memory_pairs() / 2 * left / self.weight().max(1);
         let mut rewrites: Vec<Rewrite<'_>> = Vec::new();
         let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
             if flush == Flush::Most && left <= may_stay {
                 return Ok(());
             }
-            // Ranges with the most pairs use the shared allowance first.
+            // `waiting` sorts by size, so the ranges with the most pairs use the shared allowance
+            // first.
             let here = room + ranges::excess(&ranges[at], upper_part);
             let from_memory = FromMemory { pairs, covered };
             match self.rewrite_readable(store, &ranges, at, from_memory, here) {
@@ -95,10 +96,10 @@ impl Ledger {
         damaged.map_or(Ok(pairs), Err)
     }
 
-    /// Rewrites the ranges that overlap `low..=high`, without pairs of dropped ids and of ids that
-    /// `keep` rejects. Returns the number of set pairs that `keep` rejected. Pairs in memory are
-    /// not affected; the caller unsets them. A range that cannot be read stays. The trim then
-    /// continues with the other ranges and returns the error at the end.
+    /// Rewrites the ranges that overlap `low..=high`, and omits pairs of dropped ids and of ids
+    /// that `keep` rejects. Returns the number of set pairs that `keep` rejected. Does not change
+    /// memory; the caller unsets those pairs. If a range cannot be read, the trim leaves it
+    /// unchanged, continues with the other ranges and returns the error at the end.
     pub fn trim(
         &self,
         store: &Store,
@@ -112,7 +113,7 @@ impl Ledger {
         let is_within = |at: usize| ranges[at].low <= high && ranges::high(&ranges, at) >= low;
         let within = (0..ranges.len()).filter(|&at| is_within(at));
         let (empty, written): (Vec<_>, Vec<_>) = within.partition(|&at| ranges[at].runs.is_empty());
-        // A range without runs needs no drops, and no run is being written.
+        // Drops apply to runs. These ranges have none, and the lock prevents a new one.
         for at in empty {
             self.forget_drops(ranges[at].low, ranges::high(&ranges, at), u64::MAX);
         }
@@ -136,7 +137,7 @@ impl Ledger {
     }
 
     /// Removes all ranges that are entirely below `horizon`, without reading them, and their pairs
-    /// in memory. Returns whether there was any. Other pairs below the horizon stay.
+    /// in memory. Returns whether it removed any. Other pairs below the horizon stay.
     pub fn drop_below(&self, store: &Store, horizon: u64) -> store::Result<bool> {
         let _files = self.files.lock();
         let ranges = self.ranges.load_full();
@@ -156,7 +157,8 @@ impl Ledger {
         Ok(true)
     }
 
-    /// Returns the ranges with pairs in memory and their number of pairs, largest first.
+    /// Returns the indexes of the ranges with pairs in memory, each with the number of pairs,
+    /// largest first.
     fn waiting(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
         let mut counts = vec![0usize; ranges.len()];
         self.memory.count(|id, pairs| counts[ranges::at(ranges, id)] += pairs);
@@ -166,8 +168,8 @@ impl Ledger {
         waiting
     }
 
-    /// Flushes the range with index `at`. Merges the runs that the policy selects, but only runs
-    /// newer than any unreadable one.
+    /// Flushes the range at index `at`. Merges the runs that the merge policy selects, but only
+    /// those newer than the newest unreadable run.
     fn rewrite_readable<'a>(
         &'a self,
         store: &'a Store,
@@ -198,8 +200,7 @@ impl Ledger {
         }
     }
 
-    /// Steps 1 and 2 for the range with index `at`: writes the new files. Merges the newest
-    /// `merged` runs.
+    /// Steps 1 and 2 for the range at index `at`: merges the newest `merged` runs into new files.
     fn rewrite<'a>(
         &'a self,
         store: &'a Store,
@@ -213,11 +214,12 @@ impl Ledger {
         let (low, high) = (range.low, ranges::high(ranges, at));
         let total = from_memory.map_or(0, |from| from.pairs) as u64
             + range.runs[..merged].iter().map(|run| run.pairs()).sum::<u64>();
-        // The stamp applies to the whole range, so only runs that answer for the whole range count.
+        // The stamp is valid for the whole range, so use only the stamps of runs that cover the
+        // whole range.
         let answering = range.runs.iter().filter(|run| run.answers_for(low));
         let answering = answering.filter(|run| run.answers_for(high)).map(|run| run.covered());
-        // A restart loses the association of drops with runs. While older runs have dropped pairs,
-        // replay must read the drop and all later writes from the log.
+        // A restart does not restore to which runs a drop applies. If older runs remain that
+        // contain dropped pairs, replay must read the drop and all later writes from the log.
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
@@ -270,7 +272,7 @@ impl Ledger {
         pairs
     }
 
-    /// Steps 3 to 5: syncs the log, publishes the files and removes the pairs from memory.
+    /// Steps 3 to 5: syncs the log, publishes the files, and removes the pairs from memory.
     /// `written` is the result of step 2.
     fn publish(
         &self,
@@ -351,10 +353,10 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
 struct Output<'a> {
     ledger: &'a Ledger,
     store: &'a Store,
-    /// Tag of the next file, up to the end of the range.
+    /// Tag of the next file. Its `high` is the end of the range until the file ends.
     tag: Tag,
     is_lowest: bool,
-    /// Number of pairs after which a file ends with its current id. `left` is the number of files
+    /// Number of pairs per file; the last id of a file may exceed it. `left` is the number of files
     /// still to begin.
     piece: u64,
     left: u64,

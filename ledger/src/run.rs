@@ -1,7 +1,7 @@
-//! Run: the sorted pairs of one id range in an immutable file of the store.
+//! Run: an immutable file of the store with the sorted pairs of one id range.
 //!
 //! A run is a page file (`store/src/cold/pages.rs`). Its pages are blocks of pairs (`block.rs`).
-//! Its note is
+//! The note of the page file contains:
 //!
 //! ```text
 //!   offset  size  field
@@ -15,10 +15,10 @@
 //!                 filter (filter.rs), to the end
 //! ```
 //!
-//! Little-endian. A note is valid only if version and flags are known, ids are within the file's
-//! range and counts are possible. Index and filter must have the right lengths. The lowest run of a
-//! range has no unset pairs, as no run below it needs them. It has no filter either, as nearly all
-//! lookups that reach it find their pair.
+//! Integers are little-endian. A note is valid only if version and flags are known, the ids are
+//! within the file's range, the counts are possible, and index and filter have the right lengths.
+//! The lowest run of a range has no unset pairs, because there is no older state to hide. It has no
+//! filter, because nearly all lookups that reach it find their pair.
 
 use crate::block::{Block, Builder};
 use crate::filter::Filter;
@@ -38,7 +38,7 @@ struct Counts {
     last: u64,
 }
 
-/// Open run. Lookups may come from any thread.
+/// An open run. Any thread may look up pairs.
 #[derive(Debug)]
 pub struct Run {
     file: PageFile,
@@ -94,19 +94,19 @@ impl Run {
         self.file.entry()
     }
 
-    /// Returns the identity. It rises with every file; of two runs the one with the larger identity
-    /// is newer.
+    /// Returns the identity. Every new file gets a larger one, so of two runs the one with the
+    /// larger identity is newer.
     pub fn identity(&self) -> u64 {
         self.file.identity()
     }
 
-    /// Log offset up to which this run and the older runs of its range contain all changes of their
-    /// ids; 0 if unknown.
+    /// Log offset up to which this run and the older runs of its range contain all changes; 0 if
+    /// unknown.
     pub(crate) fn covered(&self) -> u64 {
         self.entry().tag.stamp
     }
 
-    /// Whether the run was written for a range that contains the id.
+    /// Whether the id is in the range that the run was written for.
     pub(crate) fn answers_for(&self, id: u64) -> bool {
         let tag = self.entry().tag;
         (tag.low..=tag.high).contains(&id)
@@ -147,7 +147,8 @@ impl Run {
 
     /// Returns the first block that may contain this pair or a later one.
     pub(crate) fn block_from(&self, id: u64, member: Option<Member<'_>>) -> usize {
-        // An id may begin in the block before the one that continues it.
+        // The first pairs of an id may be in the block before the first one that begins with the
+        // id.
         self.index.block_of(id, member.unwrap_or(Member::Number(0)))
     }
 
@@ -189,7 +190,7 @@ impl Run {
     }
 }
 
-/// Writer of a run. Dropping it before [`finish`](RunWriter::finish) leaves no file.
+/// Writer of a run. Deletes the file if dropped before [`finish`](RunWriter::finish).
 #[derive(Debug)]
 pub struct RunWriter {
     pages: PageWriter,
@@ -197,7 +198,7 @@ pub struct RunWriter {
     firsts: Firsts,
     before: Pairs,
     counts: Counts,
-    /// Hashes of all pairs, if the run gets a filter.
+    /// Hashes of all pairs; `None` for a run without a filter.
     hashes: Option<Vec<u64>>,
 }
 
@@ -214,22 +215,22 @@ impl RunWriter {
         })
     }
 
-    /// Returns the identity of the future run.
+    /// Returns the identity of the run.
     pub fn identity(&self) -> u64 {
         self.pages.identity()
     }
 
-    /// Returns the number of pairs so far.
+    /// Returns the number of pairs written.
     pub fn pairs(&self) -> u64 {
         self.counts.pairs
     }
 
-    /// Returns the number of bytes so far.
+    /// Returns the number of bytes written.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes()
     }
 
-    /// Adds a pair, which must follow all previous ones.
+    /// Adds a pair, which must be greater than the previous ones.
     pub fn push(&mut self, pair: Pair<'_>) -> store::Result<()> {
         if !self.builder.push(pair) {
             self.end_block()?;

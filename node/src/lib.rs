@@ -1,5 +1,5 @@
-//! One node of the service without its sockets and command handlers, which are in `server`:
-//! settings, command specifications, users, roles and metrics.
+//! Settings, command specifications, users, roles and metrics of a node. Sockets and command
+//! handlers are in the crate `server`.
 //!
 //! ```text
 //!   metrics -> roles -> acl, cluster -> runtime, client -> command, config

@@ -12,7 +12,7 @@ impl Table {
         let pairs = self.pairs();
         let mut canaries = self.canaries.lock();
         if self.cold().is_some() {
-            // On a cold table each lookup would read the disk.
+            // Each lookup in a cold table would read the disk.
             return canaries.measured;
         }
         if !canaries.are_of(pairs) {
@@ -37,8 +37,8 @@ impl Table {
 }
 
 impl Space {
-    /// Looks up `count` canaries, 0.1 µs each, in the next table whose rate is not known precisely
-    /// yet. Returns `false` if there is none.
+    /// Looks up `count` canaries, 0.1 µs each, in the next table whose rate is not yet known
+    /// precisely. Returns `false` if there is none.
     pub fn probe(&self, count: u64) -> bool {
         let tables = self.ring.load();
         let entries = tables.entries();

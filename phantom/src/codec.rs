@@ -30,7 +30,7 @@
 //! ```
 //!
 //! [`TableDecoder`] is the only decoder. Its input comes from a disk or from another server, and
-//! untrusted Bloom filters are a known attack surface. So the decoder trusts no field:
+//! untrusted Bloom filters are a known attack surface. The decoder therefore trusts no field:
 //!
 //! - **D1** It derives the size of every allocation from a rate and a page count, after a range
 //!   check, with the formulas for new tables.
@@ -88,7 +88,7 @@ pub enum DecodeError {
     /// Two tables begin at the same id, or the newest table is cold.
     #[error("the tables are not adjacent")]
     NoRing,
-    /// The operating system refused the memory.
+    /// The operating system could not provide the memory.
     #[error("out of memory for a table")]
     NoMemory,
 }
@@ -99,10 +99,10 @@ pub struct StoredTable {
     pub(crate) low: u64,
     pub(crate) last: u64,
     pub(crate) table: Table,
-    /// Pages of the first filter of the following table; 0 if unknown.
+    /// Number of pages of the following table's first filter; 0 if unknown.
     pub(crate) next_pages: usize,
-    /// Whether the table is newer than the head. Then it contains all outliers of its ids in the
-    /// head.
+    /// Whether the table is newer than the head. If so, it already contains the head's outliers of
+    /// its ids.
     pub(crate) is_later: bool,
 }
 
@@ -120,8 +120,9 @@ fn block<const N: usize>(items: impl Iterator<Item = [u8; N]>, bytes: &mut Vec<u
     bytes.extend_from_slice(&check.to_le_bytes());
 }
 
-/// Encodes `table` in pieces of at most 64 KiB plus checksum. Concurrent writes are allowed: the
-/// result has every pair set before the call, and the log has later deletions.
+/// Encodes `table` in pieces of at most 64 KiB plus a checksum. Other threads may write
+/// concurrently. The result contains every pair set before the call; the log contains later
+/// deletions.
 pub(crate) fn encode_table<E>(
     seed: Seed,
     (low, last): (u64, u64),
@@ -156,7 +157,7 @@ pub(crate) fn encode_table<E>(
     Ok(())
 }
 
-/// Header that passed D1 and D2.
+/// Header that has passed checks D1 and D2.
 pub(crate) struct Header {
     pub(crate) rate: f64,
     pub(crate) low: u64,

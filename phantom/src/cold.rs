@@ -9,17 +9,18 @@
 //!   merge   the same, reading the old pages from disk
 //! ```
 //!
-//! Adding pairs to filters on disk means rewriting all their pages. So a cold table keeps late
-//! pairs in an exact set (`late`), like deleted pairs, and merges them in bulk. A merge fills the
-//! filters of the chain in order (`table/pages`) and extends the chain if needed. A lookup reads
-//! one page per filter of the chain. The chain has one filter if the table was closed early enough.
+//! Adding pairs to filters on disk requires rewriting all their pages. A cold table therefore holds
+//! late pairs in an exact set (`late`), like deleted pairs, and merges them in bulk. A merge fills
+//! the filters of the chain in order (`table/pages`) and extends the chain if needed. A lookup
+//! reads one page per filter of the chain. The chain has one filter if the table was closed early
+//! enough.
 //!
 //! - **C1** A pair leaves `late` only after the lower filters contain it. Readers search `late`
 //!   first.
-//! - **C2** The lower filters are immutable. A table freezes behind the barrier that excludes
-//!   writers. A reader with an older list of tables still sees the former table.
-//! - **C3** Replay of the log does not read the disk. It keeps every pair as late, and the merge
-//!   skips those that are already in the filters.
+//! - **C2** The lower filters are immutable. A table is frozen under the barrier that excludes
+//!   writers. A reader with an older list of tables still uses the former table.
+//! - **C3** Replay of the log does not read the disk. It treats every pair as late, and the merge
+//!   skips pairs that the filters already contain.
 
 use crate::Error;
 use crate::filter::PAGE_BYTES;
@@ -54,7 +55,7 @@ impl Space {
     }
 
     /// Returns the table to spill next: its lowest id and the bytes of its filters. Selects the
-    /// oldest closed table in memory, in the id range with the most of them.
+    /// oldest closed table in memory, from the id range with the most such tables.
     ///
     /// During replay the ring may be ahead of the frontier. A table that ends above the frontier
     /// may still receive pairs, even if its range has not opened yet.
@@ -111,7 +112,7 @@ impl Space {
         late.filter(|late| late.1 > 0 && may(late.0)).max_by_key(|late| late.1)
     }
 
-    /// Same as [`change_in`](Space::change_in), for a cold table.
+    /// Like [`change_in`](Space::change_in), for a cold table.
     #[cold]
     pub(crate) fn change_cold<E: From<Error>>(
         &self,
@@ -128,7 +129,7 @@ impl Space {
         } else if cold.late.contains(hash) {
             true
         } else if replay {
-            // C3: assume that the pair changes.
+            // C3: replay assumes that the pair changes.
             !set
         } else {
             cold.has(pair).map_err(Error::from)?
@@ -139,7 +140,7 @@ impl Space {
             table.pass_on(pair)?;
         }
         if is_set == set {
-            // The new filters may lack a pair that the old ones report as set.
+            // The new filters may lack a pair that the old filters report as set.
             if is_lacking {
                 cold.keep_late(hash);
             }
@@ -154,7 +155,7 @@ impl Space {
             return Err(Error::LateFull.into());
         }
         first()?;
-        // Applies to deleted pairs as well: replay may have deleted a pair that the filters lack.
+        // This also applies to deleted pairs: replay may have deleted a pair that the filters lack.
         cold.keep_late(hash);
         table.revoked.remove(hash);
         table.touch();

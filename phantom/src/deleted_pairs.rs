@@ -1,10 +1,10 @@
 //! Exact set of pairs that are set in a table's filters but deleted.
 //!
-//! A Bloom filter cannot delete, so a deletion adds the pair to this set and a later write removes
-//! it again. A lookup consults the set only after the filters report the pair as set. The set is
-//! dropped with its table.
+//! A Bloom filter cannot delete a pair. A deletion adds the pair to this set instead, and a later
+//! write removes it from the set. A lookup consults the set only after the filters report the pair
+//! as set. The set is dropped with its table.
 //!
-//! The set has many shards. A reader waits for one insertion at most, or for the growth of one
+//! The set has many shards. A reader waits for at most one insertion, or for the growth of one
 //! shard (a thousandth of the set). The shards are allocated on the first deletion.
 
 use crate::filter::page_of;
@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const SHARDS: usize = 1024;
-/// Number of shards of a set that rarely changes. A space may have thousands of such sets.
+/// Number of shards of a set that is rarely modified. A space may have thousands of such sets.
 const FEW_SHARDS: usize = 16;
 
 pub(crate) type Hashes = HashSet<u128, AsIs>;
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(revoked.len(), 2);
     }
 
-    /// Regression: sets that had shrunk kept their memory without reporting it.
+    /// Regression: sets that had shrunk retained memory without reporting it.
     #[test]
     fn what_a_larger_set_took_is_given_back() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -2,16 +2,17 @@
 
 use rolling::Unreadable;
 
-/// Reason why a write was refused or a space could not be created. The space is unchanged.
+/// Reason why a write was refused or a space was not created. The space is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table has `max_revoked` deleted pairs. Recycling the table or raising the limit helps.
+    /// The table has `max_revoked` deleted pairs. Recycle the table or raise the limit.
     #[error("too many unset pairs in this table (max_revoked)")]
     RevokedFull,
     /// The id is further ahead than `max_ahead` allows.
     #[error("key too big")]
     KeyTooBig,
-    /// The space is at its memory limit, and the write needs an extension or another outlier.
+    /// The space is at its memory limit, and the write needs an extension filter or another
+    /// outlier.
     #[error("the space is at its memory limit")]
     Full,
     /// Too many late pairs wait for a merge into cold tables.
@@ -20,13 +21,13 @@ pub enum Error {
     /// The state of the pair could not be read from disk.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
-    /// `max_forgotten` ids are forgotten. Recycling their tables or raising the limit helps.
+    /// `max_forgotten` ids are forgotten. Recycle their tables or raise the limit.
     #[error("too many forgotten ids (max_forgotten)")]
     ForgottenFull,
     /// An option is out of range.
     #[error("{0}")]
     BadOption(&'static str),
-    /// The operating system refused the memory for a table.
+    /// The operating system could not provide the memory for a table.
     #[error("out of memory for a table")]
     Memory(#[source] std::io::Error),
 }

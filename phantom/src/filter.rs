@@ -7,15 +7,16 @@
 //! ```
 //!
 //! - **F1** Bits are only set, never cleared, while the filter is shared. A set pair stays set.
-//! - **F2** The bits of a pair depend only on its hash, the number of pages and h. They are part of
-//!   the file format.
+//! - **F2** The bits of a pair depend only on its hash, the number of pages and h. The file format
+//!   includes them.
 //!
-//! Draws are distinct. Repeated draws would cost 3 % of the pairs a bit in each line and raise the
-//! rate by 2 %. A lookup first tests the first h draws, which are always among the pair's bits.
-//! Only if all are set does it check for repeated draws.
+//! The draws of a pair are distinct. With repeated draws, 3 % of the pairs would have one bit fewer
+//! in a line, and the rate would rise by 2 %. A lookup first tests the first h draws, which are
+//! always among the pair's bits. Only if all are set does it check for repeated draws.
 //!
 //! Lookups and writes take no lock. Words are accessed with relaxed ordering. Each bit is
-//! independent, and a reader that must see a pair has synchronized with the pair's writer.
+//! independent of the others. A reader that must see a pair has synchronized with the pair's
+//! writer.
 
 use crate::hash::{Pair, mix};
 use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
@@ -101,13 +102,13 @@ impl Filter {
         Probe { page: self.page(pair), lines: lines_of(pair) }
     }
 
-    /// Returns the position of `pair`, given its `probe` in another filter.
+    /// Returns the position of `pair` in this filter, given its `probe` in another one.
     #[inline(always)]
     pub(crate) fn spot_again(&self, pair: &Pair, probe: &Probe) -> Probe {
         Probe { page: self.page(pair), ..*probe }
     }
 
-    /// Returns the first line of `pair`. It suffices for most unset pairs.
+    /// Returns the first line of `pair`. The first line alone excludes most unset pairs.
     #[inline(always)]
     pub(crate) fn first_line(&self, pair: &Pair) -> &Line {
         self.line(self.page(pair).wrapping_add(pair.low as usize % LINES * LINE_WORDS))
@@ -138,7 +139,7 @@ impl Filter {
         has_draws(self.sizing.bits, self.line(probe.line(0)), draws(pair, 0))
     }
 
-    /// Remaining test for a pair that passed [`Filter::may_contain`].
+    /// Completes the test of a pair that passed [`Filter::may_contain`].
     #[inline]
     pub(crate) fn does_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
@@ -171,8 +172,8 @@ impl Filter {
             let line = self.line(probe.line(side));
             let mask = pattern(draws(pair, side), self.sizing.bits);
             for (word, mask) in line.iter().zip(mask) {
-                // Most bits are already set. A load costs a tenth of an atomic OR and keeps the
-                // line shared.
+                // Most bits are already set. A load costs a tenth of an atomic OR, and the cache
+                // line remains shared.
                 if word.load(Relaxed) & mask != mask {
                     word.fetch_or(mask, Relaxed);
                 }
@@ -180,7 +181,7 @@ impl Filter {
         }
     }
 
-    /// Zeroes `count` words from `from` on. Requires exclusive access (F1).
+    /// Zeroes `count` words, starting at word `from`. Requires exclusive access (F1).
     pub(crate) fn clear(&mut self, from: usize, count: usize) {
         let end = from.saturating_add(count).min(self.words.len());
         self.words[from.min(end)..end].iter().for_each(|word| word.store(0, Relaxed));
@@ -245,8 +246,8 @@ fn has_draws(bits: usize, line: &Line, draws: u64) -> bool {
     (0..bits).fold(1, |all, i| all & bit(line, draws >> (9 * i))) & 1 == 1
 }
 
-/// Returns a bit mask of the first `number` pairs that may be set, judging by their first lines.
-/// All filters must have at least `bits` bits per line.
+/// Returns a bit mask of the first `number` pairs whose first line does not exclude them. All
+/// filters must have at least `bits` bits per line.
 pub(crate) fn seem_set<const N: usize>(
     bits: usize,
     number: usize,
@@ -265,7 +266,7 @@ pub(crate) fn seem_set<const N: usize>(
     }
 }
 
-/// Number of draws tested first. They exclude most unset pairs.
+/// Number of draws that a lookup tests first. They exclude most unset pairs.
 const FIRST_DRAWS: usize = 3;
 
 #[inline(always)]
@@ -340,7 +341,7 @@ mod tests {
     fn a_draw_that_repeats_is_replaced() {
         // Seven equal draws need six replacements.
         assert_eq!(pattern(0, 7).view_bits::<Lsb0>().count_ones(), 7);
-        // The replacement bits are missing, so the lookup must test them.
+        // The bits that replace repeated draws are missing, so the lookup must test them.
         let filter = Filter::new(Sizing { bits: 7, ..Sizing::for_rate(0.5) }, 1).unwrap();
         let pair = Pair { id: 0, high: 0, low: 0 };
         assert_eq!([draws(&pair, 0), draws(&pair, 1)], [0, 0]);
@@ -374,7 +375,8 @@ mod tests {
         assert_eq!(filter.ones(), 0);
     }
 
-    /// Compares the formula of `sizing` with full filters, for various shapes of ids and members.
+    /// Compares the formula of `sizing` with measurements of full filters, for various shapes of
+    /// ids and members.
     #[test]
     fn the_rate_at_the_brim_is_the_derived_one() {
         type Shape = (&'static str, fn(u64) -> (u64, u64));

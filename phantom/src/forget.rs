@@ -1,4 +1,4 @@
-//! Forgetting all pairs of an id, by raising its generation (`forgotten`).
+//! Deletes all pairs of an id by raising its generation (`forgotten`).
 
 use crate::Error;
 use crate::hash::{Member, Pair};
@@ -22,7 +22,7 @@ impl Space {
     }
 
     /// Returns how often the id was forgotten. The log stores a pair of generation 0 by member or
-    /// by hash, and later ones by hash.
+    /// by hash, and pairs of later generations by hash.
     #[inline]
     pub fn generation(&self, id: u64) -> u64 {
         if self.forgotten.any() { self.forgotten.generation(id) } else { 0 }
@@ -57,9 +57,9 @@ impl Space {
         self.forget_with(id, || ())
     }
 
-    /// Deletes all pairs of an id after `first` has run, unless the id cannot have any. Then
-    /// returns `false`. A host with an exact list of pairs removes the id from it in `first`
-    /// (`rebuild`, R6). Otherwise as [`Space::forget`].
+    /// Calls `first`, then deletes all pairs of an id. Returns `false`, without calling `first`, if
+    /// the id cannot have any pairs. A host with an exact list of pairs removes the id from it in
+    /// `first` (`rebuild`, R6). Otherwise behaves like [`Space::forget`].
     pub fn forget_with(&self, id: u64, first: impl FnOnce()) -> bool {
         let may_have_pairs = self.may_have_pairs(id);
         if may_have_pairs {
@@ -69,16 +69,17 @@ impl Space {
         may_have_pairs
     }
 
-    /// Replays a logged generation. The call is idempotent and independent of order. The limit does
-    /// not apply. A host with an exact list of pairs removes the id from it first (`rebuild`, R6).
+    /// Replays a generation from the log. The call is idempotent and independent of order. The
+    /// limit does not apply. A host with an exact list of pairs removes the id from it first
+    /// (`rebuild`, R6).
     pub fn put_generation(&self, id: u64, generation: u64) {
         if id >= self.horizon() {
             self.raise(id, generation);
         }
     }
 
-    /// Restores the generations of a snapshot. The outliers from [`Space::restore`] are of these
-    /// generations if the snapshot took the generations after the head.
+    /// Restores the generations of a snapshot. If the snapshot read the generations after the head,
+    /// the outliers of [`Space::restore`] belong to these generations.
     pub fn restore_generations(&self, forgotten: &[(u64, u64)]) {
         let horizon = self.horizon();
         let known = forgotten.iter().filter(|(id, _)| *id >= horizon);
@@ -89,7 +90,7 @@ impl Space {
         if !self.forgotten.raise(id, generation, self.horizon()) || !self.outliers.may_hold(id) {
             return;
         }
-        // The outliers of the id are of an earlier generation.
+        // The existing outliers of the id belong to an earlier generation.
         let drop_held = |_, entry: &mut Option<Arc<OutlierPairs>>| {
             if let Some(held) = entry.take() {
                 self.outlier_pairs.fetch_sub(held.read().len(), SeqCst);
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(space.forgotten(0, u64::MAX), [(0, 1), (7, 2)]);
     }
 
-    /// An old log record contains the pair of an earlier generation.
+    /// An old log record contains a pair of an earlier generation.
     #[test]
     fn a_pair_of_an_earlier_generation_that_is_told_again_is_not_seen() {
         let space = space(1000);

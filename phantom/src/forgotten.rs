@@ -1,17 +1,17 @@
 //! Forgotten ids: deletion of all pairs of an id at once.
 //!
-//! A filter cannot list the pairs of an id, so they cannot be deleted one by one. Instead the id
-//! gets a new *generation*, a number that is mixed into the hashes of its pairs. Bits of earlier
-//! generations stay in the filters, but no lookup asks for them. Generation 0 is the plain hash, so
-//! ids that were never forgotten are unaffected.
+//! A filter cannot list the pairs of an id, so it is not possible to delete them one by one.
+//! Instead the id gets a new *generation*, a number that is mixed into the hashes of its pairs.
+//! Bits of earlier generations remain in the filters, but lookups compute other hashes. Generation
+//! 0 uses the plain hash, so ids that were never forgotten are unaffected.
 //!
 //! The log stores pairs of later generations by hash, so replay of an earlier generation has no
-//! visible effect. Generations only rise; replay is idempotent, and two sites converge on the
-//! higher one.
+//! visible effect. Generations only rise. Replay is therefore idempotent, and two sites converge on
+//! the higher generation.
 //!
 //! Readers take no lock. A writer adds an id in place, or builds a larger map and swaps it in.
-//! While no id is forgotten, a lookup costs one extra branch. Ids below the horizon are dropped
-//! with their tables; `max_forgotten` bounds the others.
+//! While no id is forgotten, a lookup costs one extra branch. The ids below the horizon are removed
+//! together with their tables; `max_forgotten` bounds the number of the others.
 
 use crate::hash::{Pair, Seed, mix};
 use arc_swap::ArcSwap;
@@ -186,8 +186,8 @@ impl Forgotten {
         }
     }
 
-    /// Returns the ids of [`Forgotten::within`]. A thread that raises a generation later also sees
-    /// everything that this thread did before the call.
+    /// Returns the result of [`Forgotten::within`] under the writers' lock. A thread that raises a
+    /// generation afterwards sees all earlier writes of the thread that made this call.
     pub(crate) fn note(&self, low: u64, last: u64) -> Vec<(u64, u64)> {
         let _writing = self.writing.lock();
         self.within(low, last)
@@ -206,7 +206,7 @@ impl Forgotten {
         self.any() && self.swept.load(Relaxed) != horizon
     }
 
-    /// Drops the ids of recycled tables. Returns whether the horizon had moved.
+    /// Drops the ids of recycled tables. Returns whether the horizon has moved since the last call.
     pub(crate) fn tidy(&self, horizon: u64) -> bool {
         let is_due = self.is_due(horizon);
         if is_due {
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((forgotten.len(), forgotten.generation(0)), (model.len(), 0));
     }
 
-    /// Readers find existing ids while the map grows.
+    /// Readers find existing ids while a writer enlarges the map.
     #[test]
     fn readers_find_what_is_there_while_others_are_added() {
         let forgotten = Forgotten::new(Seed::new(3));

@@ -1,18 +1,18 @@
-//! Measurement of the actual false-positive rate with *canaries*: pairs that no client can set, so
-//! that each positive answer is false.
+//! Measures the actual false-positive rate with *canaries*: pairs that no client can set, so that
+//! every positive answer is false.
 //!
 //! At a rate of 0.01 % ten thousand canaries give one false positive, which is too few for an
-//! estimate. So a background thread probes one table after another
+//! estimate. A background thread therefore probes one table after another
 //! ([`Space::probe`](crate::Space::probe)), until [`YES_WANTED`] false positives are expected per
-//! table. The rate is then known within a third. Counts accumulate until the table has grown by a
-//! sixteenth, which changes its rate.
+//! table. The rate is then known within a third. The counts start over when the table has grown by
+//! a sixteenth, which changes its rate.
 //!
 //! With few canaries the bounds are more useful than the rate. An alarm for an exceeded rate should
 //! use [`Measured::at_least`].
 
 /// Number of expected false positives at which probing of a table stops.
 pub(crate) const YES_WANTED: f64 = 100.0;
-/// Width of a bound in standard deviations. Chance exceeds it once in 740 cases.
+/// Width of a bound in standard deviations. By chance, one estimate in 740 exceeds the bound.
 const DEVIATIONS: f64 = 3.0;
 
 /// Results of canary lookups.
@@ -61,7 +61,7 @@ pub(crate) struct FpEstimator {
 }
 
 impl FpEstimator {
-    /// Whether the counts still apply to a table with `pairs` pairs.
+    /// Whether the counts still describe a table with `pairs` pairs.
     pub(crate) fn are_of(&self, pairs: u64) -> bool {
         pairs <= self.pairs + self.pairs / 16
     }

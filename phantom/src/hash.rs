@@ -7,9 +7,9 @@
 //!   later generation:    XXH3-128( id LE 8 | hash of the pair LE 16 | generation LE 8 )   32
 //! ```
 //! All use the space's secret seed. The inputs differ in length, so pairs of different kinds never
-//! share an input, and no client can name a canary. The id and the member are hashed together,
-//! because packing both into one word would make some pairs collide with certainty. Without the
-//! seed no client can target one page of a filter.
+//! share an input, and no client can name a canary. The id and the member are hashed together:
+//! packing both into one word would make some pairs collide with certainty. Without the seed no
+//! client can target one page of a filter.
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 pub enum Member<'a> {
     /// A number; the common case.
     Number(u64),
-    /// Any other bytes.
+    /// Any other byte string.
     Bytes(&'a [u8]),
 }
 
@@ -62,7 +62,7 @@ impl Pair {
     }
 }
 
-/// Member with the part of its hash that does not depend on the id.
+/// Member, with the part of its hash that does not depend on the id.
 #[derive(Clone, Copy)]
 pub(crate) enum PreparedMember {
     Number(Number),
@@ -103,7 +103,7 @@ impl Number {
     fn pair(self, id: u64) -> Pair {
         let (low, high) = multiply(id ^ self.flip, PRIME64_1);
         let high = high.wrapping_add(self.add);
-        // 15 is the input length minus one.
+        // 15 is the length of the input minus one.
         let low = low.wrapping_add(15 << 54) ^ high.swap_bytes();
         let (low, more) = multiply(low, PRIME64_2);
         Pair {
@@ -156,7 +156,7 @@ impl Seed {
     #[inline(always)]
     pub(crate) fn pairs(self, ids: &[u64], member: PreparedMember, pairs: &mut [Pair]) {
         let places = ids.iter().zip(pairs);
-        // Two loops, to branch on the kind of member once.
+        // Two loops, so that the branch on the kind of member runs once.
         match member {
             PreparedMember::Number(number) => {
                 places.for_each(|(&id, pair)| *pair = number.pair(id))

@@ -14,10 +14,9 @@
 //!
 //! Guarantees; code and tests refer to them by number:
 //!
-//! - **P1** No false negatives: a lookup finds every set pair at or above the horizon, during
-//!   rolls, extensions, recycling, and the move of early ids into the ring.
-//! - **P2** The false-positive rate never exceeds the configured rate, whatever the order of
-//!   arrival.
+//! - **P1** No false negatives: a lookup finds every set pair at or above the horizon, even during
+//!   rolls, extensions, recycling, and the move of outliers into the ring.
+//! - **P2** The false-positive rate never exceeds the configured rate, in any order of arrival.
 //! - **P3** Test-and-set of a pair is atomic: if two threads set the same pair, one gets `Changed`.
 //! - **P4** Only a roll of a full ring raises the horizon. Writes to a single id cannot raise it.
 //! - **P5** A lookup waits for a writer for at most a few memory writes.

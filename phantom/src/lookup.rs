@@ -1,17 +1,17 @@
 //! Lookups: one pair, or one member and many ids.
 //!
-//! Order matters. An outlier may move into a table at any time. The move stores it in the table
-//! first and deletes it from the outliers afterwards. So a lookup searches the outliers first and
-//! loads the list of tables after that. Otherwise the list might lack the table that received the
-//! pair (P1).
+//! The order of a lookup matters. An outlier may move into a table at any time. The move inserts it
+//! into the table first and then deletes it from the outliers. A lookup therefore searches the
+//! outliers first, and loads the list of tables afterwards. Otherwise the list might lack the table
+//! that received the pair (P1).
 //!
 //! A batch takes two passes, so that cache misses overlap. [`Lookup::place`] hashes all pairs and
 //! prefetches the first line of each; [`Placed::answer`] reads the lines. The caller can do other
 //! work between the passes.
 //!
 //! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
-//! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. Pairs
-//! that need no lookup are tested as well, and their results are masked out.
+//! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. The
+//! passes also test pairs that need no lookup, and mask out their results.
 
 use crate::filter::{self, Line, seem_set};
 use crate::hash::{Member, Pair, PreparedMember};
@@ -22,15 +22,15 @@ use rolling::{Loaded, Unreadable, UnreadableIds, ones};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Maximum number of ids per lookup: fills the outstanding fetches of a core, one bit each in a
-/// u32.
+/// Maximum number of ids per lookup: uses all outstanding fetches of a core, and fits one bit per
+/// id into a u32.
 pub const BATCH: usize = 32;
 
-/// Number of first lines prefetched in one go ([`rolling::prefetch`] explains the limit). Lines of
-/// extension filters follow without a limit, as few tables have any.
+/// Number of first lines prefetched at once ([`rolling::prefetch`] explains the limit). The limit
+/// does not apply to extension filters, because few tables have any.
 const ASKED_AT_ONCE: usize = 10;
 
-/// Lookup of one member and at most [`BATCH`] ids. Holds the list of tables.
+/// Lookup of one member and at most [`BATCH`] ids. It owns a reference to the list of tables.
 pub struct Lookup<'s> {
     space: &'s Space,
     ids: &'s [u64],
@@ -43,8 +43,8 @@ pub struct Lookup<'s> {
 /// Working memory for a [`Lookup`], 1.6 kB. The caller provides it to avoid copies.
 #[derive(Clone, Copy)]
 pub struct Pairs<'l> {
-    /// Per pair: hash, source of its bits in the first line, table, and first line in the table's
-    /// first filter.
+    /// For each pair: hash, source of its bits in the first line, table, and first line in the
+    /// table's first filter.
     pairs: [Pair; BATCH],
     draws: [u64; BATCH],
     tables: [&'l Table; BATCH],
@@ -62,8 +62,8 @@ pub struct Placed<'p> {
     pairs: &'p Pairs<'p>,
 }
 
-/// Answers for at most [`BATCH`] ids, one bit per id from the lowest bit on. An id in neither mask
-/// is not set.
+/// Answers for at most [`BATCH`] ids, one bit per id, starting at the lowest bit. An id in neither
+/// mask is not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answers {
     /// Bit mask of set pairs.
@@ -91,7 +91,7 @@ impl Space {
         self.contains_pair(&self.pair(id, member))
     }
 
-    /// Same as [`Space::contains`], for a hashed pair, such as one from the log.
+    /// Like [`Space::contains`], for a hashed pair, such as one from the log.
     #[inline]
     pub fn contains_pair(&self, pair: &Pair) -> Result<Answer, Unreadable> {
         if self.is_outlier(pair) {
@@ -106,7 +106,7 @@ impl Space {
 
     /// Appends one answer per id for a single member. Faster per id than [`Space::contains`],
     /// because the cache misses of up to 32 pairs overlap. An id that cannot be read gets the
-    /// answer no and is listed in the error.
+    /// answer `No` and is listed in the error.
     pub fn contains_batch(
         &self,
         member: &Member,
@@ -155,7 +155,7 @@ impl Space {
                 .enumerate()
                 .fold(0, |bits, (i, is_outlier)| bits | u32::from(is_outlier) << i);
         }
-        // Must follow the search of the outliers; see the head of this file.
+        // The search of the outliers must come first; see the head of this file.
         Lookup { space: self, ids, member, tables: self.ring.load(), outliers }
     }
 
@@ -166,7 +166,8 @@ impl Space {
     }
 
     /// Prefetches the cache lines for a later lookup or write. Call it for all pairs of a request
-    /// first. It cuts the time of a write to a large filter to a third.
+    /// before the first lookup or write. It reduces the time of a write to a large filter to a
+    /// third.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.hints().prefetch(id, member);
@@ -179,21 +180,21 @@ impl Space {
     }
 }
 
-/// Prefetch handle; see [`Space::hints`]. Drop it after the current requests: it keeps the list of
-/// tables alive.
+/// Prefetch handle; see [`Space::hints`]. Drop it after the current requests, because it keeps the
+/// list of tables alive.
 pub struct Hints<'s> {
     space: &'s Space,
     tables: Loaded<Arc<Table>>,
 }
 
 impl Hints<'_> {
-    /// Same as [`Space::prefetch`].
+    /// Like [`Space::prefetch`].
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
         self.prefetch_pair(&self.space.pair(id, member));
     }
 
-    /// Same, for a hashed pair.
+    /// Like [`Space::prefetch`], for a hashed pair.
     #[inline]
     pub fn prefetch_pair(&self, pair: &Pair) {
         if let Some(entry) = self.tables.find(pair.id) {
@@ -235,7 +236,7 @@ impl Lookup<'_> {
             let places = draws.iter_mut().zip(tables).zip(&mut *lines);
             for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
                 *draws = filter::draws(pair, 0);
-                // An id below the horizon uses the oldest table; the result is masked out.
+                // An id below the horizon uses the oldest table; its result is masked out.
                 match ring.find(id) {
                     Some(entry) => *table = entry.table(),
                     None => unknown |= bit,
@@ -259,7 +260,7 @@ impl Lookup<'_> {
 }
 
 impl Pairs<'_> {
-    /// Groups pairs by table. Usually there are one or two groups.
+    /// Groups pairs by table. There are usually one or two groups.
     #[inline(always)]
     fn by_table(&self, mut left: u32) -> impl Iterator<Item = (&Table, u32)> {
         std::iter::from_fn(move || {
@@ -273,7 +274,7 @@ impl Pairs<'_> {
 
     /// Returns the pairs that an extension or a filter on disk contains.
     fn in_chains(&self, asked: u32, failed: &mut Vec<Unreadable>) -> u32 {
-        // Pending pairs, packed to the front.
+        // The pending pairs, compacted.
         let (mut at, mut lines, mut draws) = ([0u8; BATCH], self.lines, [0; BATCH]);
         let mut found = 0;
         for (table, here) in self.by_table(asked) {
@@ -307,8 +308,8 @@ impl Pairs<'_> {
 }
 
 impl Placed<'_> {
-    /// Second pass: returns the answers for the ids. A pair that cannot be read gets the answer no
-    /// and is added to `failed`.
+    /// Second pass: returns the answers for the ids. A pair that cannot be read gets the answer
+    /// `No` and is added to `failed`.
     pub fn answer(self, failed: &mut Vec<Unreadable>) -> Answers {
         let Placed { lookup, pairs } = self;
         let Lookup { space, ids, outliers, .. } = *lookup;

@@ -21,23 +21,24 @@ pub struct Options {
     /// Number of full-size tables kept in memory. Beyond it the oldest table is recycled, or
     /// [spilled](Options::spill). At least 2.
     pub max_tables: usize,
-    /// Whether the host writes the oldest table to disk (`cold`) instead of recycling it. While no
-    /// memory is free, the newest table grows up to the memory limit.
+    /// Whether the host writes the oldest table to disk (`cold`) instead of recycling it. While the
+    /// host has not freed memory, the newest table grows up to the memory limit.
     pub spill: bool,
     /// Number of full-size tables kept in memory and on disk together, if the space spills. Beyond
     /// it the oldest table is recycled. At least 2, or 0 for no limit.
     pub keep_tables: usize,
     /// Maximum number of deleted pairs per table. Large sets take 26 bytes per pair.
     pub max_revoked: usize,
-    /// Number of outlier pairs (ids far ahead of the ring) that the space always accepts and holds
-    /// exactly. A pair takes 26 bytes, or about 190 if its id has no other. Neighbouring ids get a
-    /// table of their own at 1/16 of this number, at most 4,096 pairs. Beyond this number scattered
-    /// ids get tables too. At least 1, because a new space starts from its outliers.
+    /// Number of outlier pairs (pairs of ids far ahead of the ring) that the space always accepts
+    /// and stores exactly. A pair takes 26 bytes, or about 190 if it is the only one of its id.
+    /// Neighbouring ids get their own table at 1/16 of this number of pairs, or at 4,096 if that is
+    /// less. Above this number, scattered ids get tables as well. At least 1, because the first
+    /// table of a space opens for its outliers.
     pub max_aside: usize,
     /// Maximum number of forgotten ids. Each takes 32 to 64 bytes until its table is recycled.
     pub max_forgotten: usize,
-    /// Largest accepted distance of an id above the highest regular id. `None` accepts any id and
-    /// holds its pairs as outliers.
+    /// Maximum distance of a new id above the highest regular id. `None` accepts any id and stores
+    /// its pairs as outliers.
     pub max_ahead: Option<u64>,
     /// Secret hash key, stored with the space and replicated. A client that knows it can construct
     /// colliding pairs.
@@ -47,7 +48,7 @@ pub struct Options {
     pub first_id: u64,
     /// Memory limit for filters, in bytes; `None` is twice the size of `max_tables` full tables. At
     /// the limit tables get no more extensions ([`Error::Full`]), but the ring still rolls. Deleted
-    /// pairs and outliers have limits of their own.
+    /// pairs and outliers have separate limits.
     pub memory_limit_bytes: Option<u64>,
 }
 

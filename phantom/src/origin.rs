@@ -1,4 +1,4 @@
-//! Origin of an answer, for diagnostic tools; not used on the hot path.
+//! Source of an answer, for diagnostic tools; not used on the hot path.
 
 use crate::Member;
 use crate::space::Space;
@@ -6,9 +6,9 @@ use crate::space::Space;
 /// Source of the answer for a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The pair is set and held exactly as an outlier.
+    /// The pair is set and stored exactly as an outlier.
     Outlier,
-    /// The id is below the horizon.
+    /// The id is below the horizon, so its state is unknown.
     BelowHorizon,
     /// The pair is in the set of deleted pairs.
     Unset,

@@ -10,25 +10,27 @@
 //! ```
 //!
 //! - **R1** A pair that the successor lacks at step 3 is unset. The list contains all pairs set
-//!   before step 2. Later writes are passed on ([`Table::pass_on`]) under the pair's stripe, and
-//!   the ring changes behind the barrier that excludes writers. A write is passed on even if the
-//!   old filters report the pair as set. The report may be a false positive, and the host may have
-//!   read past the pair's place in the list.
+//!   before step 2. Each later write also sets its pair in the successor ([`Table::pass_on`]),
+//!   under the pair's stripe. It does so even if the old filters report the pair as set: the report
+//!   may be a false positive, and the host may have read past the pair's place in the list. The
+//!   ring replaces the table under the barrier that excludes writers.
 //! - **R2** Both tables share one set of deleted pairs. If a pair is deleted before the host puts
 //!   it, it is deleted in both.
-//! - **R3** A cold table also keeps a passed-on pair as late, because the pair's page may be
-//!   written already. The late pair is dropped if the successor had it before the first page.
-//! - **R4** The old filters answer until the end. If the table spills during the rebuild, or the
-//!   successor runs out of memory, the old filters stay and the host starts over.
-//! - **R5** The list also contains outliers. They must not get into the successor, because a delete
-//!   of an outlier does not reach tables. An outlier that moves into a table is passed on. Moves
-//!   that may not have seen the successor end before the host reads the list.
-//! - **R6** A forget must not turn old pairs into pairs of the new generation. `begin` notes the
-//!   generations after the table has its successor, and listed pairs get the noted generation. The
-//!   host removes an id from its list before the generation rises. So if the noted generation is
-//!   current, the list contains no older pairs. If it is not, the id was forgotten after `begin`:
-//!   its listed pairs are old, or were set after the forget and passed on. The host's pairs of that
-//!   id are skipped.
+//! - **R3** A cold table also stores a later write's pair in `late`, because the pair's page may
+//!   have been written already. The late pair is dropped if the successor contained it before the
+//!   first page was written.
+//! - **R4** The old filters serve lookups until the end. If the table spills during the rebuild, or
+//!   the successor runs out of memory, the old filters remain and the host starts over.
+//! - **R5** The list also contains outliers. They must not get into the successor, because deleting
+//!   an outlier does not change tables. When an outlier moves into a table, the move also sets it
+//!   in the successor. The host reads the list only after moves that may have missed the successor
+//!   have ended.
+//! - **R6** A forget must not turn old pairs into pairs of the new generation. `begin` reads the
+//!   generations after the table has its successor. The listed pairs get these generations. The
+//!   host removes an id from its list before the generation rises. If the generation is still
+//!   current at a put, the list contains no older pairs of the id. Otherwise the id was forgotten
+//!   after `begin`. Its listed pairs are either old, or were set after the forget and are already
+//!   in the successor. The put therefore skips them.
 
 use crate::Error;
 use crate::cold::Rewrite;
@@ -41,9 +43,9 @@ use std::sync::Arc;
 /// Divisor: a rebuilt table has room for 1/16 more pairs than it contains.
 const SPARE_PART: u64 = 16;
 
-/// Free room, in pairs, below which a table is not worth a rebuild: 40 KB at 20 bits a pair.
+/// Minimum free room, in pairs, that makes a rebuild worthwhile: 40 KB at 20 bits per pair.
 const MIN_FREE_PAIRS: u64 = 1 << 14;
-/// Pairs whose cache lines are fetched at a time.
+/// Number of pairs whose cache lines are prefetched together.
 const PREFETCHED_PAIRS: usize = 16;
 
 /// Rebuild of one table. Dropping it cancels the rebuild.
@@ -51,9 +53,10 @@ pub struct Rebuild {
     range: (u64, u64),
     table: Arc<Table>,
     successor: Arc<Table>,
-    /// Highest admitted id when the rebuild began.
+    /// Highest admitted id at the beginning of the rebuild.
     high: Option<u64>,
-    /// Forgotten ids of the range when the rebuild began, ascending, with their generations (R6).
+    /// Forgotten ids of the range at the beginning of the rebuild, ascending, with their
+    /// generations (R6).
     generations: Vec<(u64, u64)>,
 }
 
@@ -68,7 +71,7 @@ impl Rebuild {
         self.successor.pairs()
     }
 
-    /// Returns the generation of an id when the rebuild began.
+    /// Returns the generation of an id at the beginning of the rebuild.
     fn generation(&self, id: u64) -> u64 {
         let at = self.generations.binary_search_by_key(&id, |(id, _)| *id);
         at.map_or(0, |at| self.generations[at].1)
@@ -81,7 +84,7 @@ impl Drop for Rebuild {
     }
 }
 
-/// Number of pairs in a table, and the number for which its filters were made.
+/// Number of pairs in a table, and the planned number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableLoad {
     /// Lowest id of the table's range.
@@ -90,7 +93,7 @@ pub struct TableLoad {
     pub pairs: u64,
     /// Pairs that the first filter holds at the configured rate.
     pub capacity: u64,
-    /// Pairs when the table was closed; 0 while it is open.
+    /// Number of pairs when the table was closed; 0 while it is open.
     pub early: u64,
     /// Filters after the first one.
     pub extensions: usize,
@@ -101,9 +104,9 @@ pub struct TableLoad {
 impl TableLoad {
     /// Whether the filters of a closed table in memory are much larger than its pairs need.
     ///
-    /// The planned size is at most twice the pairs at the close. A table enlarged beyond that is
-    /// oversized if it could take an eighth more pairs. For a planned table the limit is half,
-    /// because late pairs may still arrive.
+    /// The planned size is at most twice the pairs at the close. A table that was enlarged beyond
+    /// that is oversized if it could take an eighth more pairs. A planned table is oversized if
+    /// half of it is free, because late pairs may still arrive.
     pub fn is_oversized(&self) -> bool {
         let free = self.capacity.saturating_sub(self.pairs);
         let is_enlarged = self.capacity / 5 > self.early / 2;
@@ -122,7 +125,7 @@ pub enum Rebuilt {
     Elsewhere(Box<Written>),
 }
 
-/// Rebuilt pages to write to disk. Until it is dropped, writes are kept as late pairs too.
+/// Rebuilt pages to write to disk. Until it is dropped, writes also go to the late pairs.
 pub struct Written {
     /// Pages for [`Space::end_rewrite`].
     pub rewrite: Rewrite,
@@ -198,9 +201,9 @@ impl Space {
         let filter = Filter::new(sizing, pages).map_err(Error::Memory)?;
         let successor = Arc::new(Table::succeeding(&table, rate, filter));
         table.set_successor(Some(successor.clone()));
-        // R6: after the successor.
+        // R6: read the generations after the table has its successor.
         let generations = self.forgotten.note(range.0, range.1);
-        // R5. Replayed moves are not writers, so the host does not wait for them.
+        // R5. The host does not wait for replayed moves, because they are not writers.
         self.outliers.pass_writers();
         Ok(Rebuild { range, table, successor, high: self.frontier.high(), generations })
     }
@@ -233,7 +236,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether the table is still in the ring, so that the rebuild can succeed.
+    /// Whether the table is still in the ring; otherwise the rebuild cannot succeed.
     pub fn may_end(&self, rebuild: &Rebuild) -> bool {
         self.range_of(rebuild).is_some()
     }
@@ -259,7 +262,7 @@ impl Space {
             return Rebuilt::Elsewhere(Box::new(Written { rewrite, _rebuild: rebuild }));
         }
         next.close_as(table);
-        // R1: behind the barrier of the ring.
+        // R1: the ring waits for all writers.
         let Ok(old) = self.ring.rewrite(low, vec![(low, next.clone())]) else {
             return Rebuilt::Outdated;
         };

@@ -1,23 +1,23 @@
 //! Changes of the ring: rolling, recycling and the admission of outliers, plus the background work
 //! for them.
 //!
-//! **Rolling.** The newest table of each id range is open: it takes the new ids of the range. It
-//! closes at capacity / (1 + late) pairs, to leave room for late pairs. `late` is the measured
-//! ratio of pairs after the close to pairs before it (30 % until measured). In a feed whose posts
-//! are read long after they were new, it is above 1. A table that closes earlier has fewer ids and
-//! a larger ratio; the plan still converges, because the number of ids at the close depends on the
-//! square root of the previous one. The first table of a space is small and each next one is twice
-//! as large, up to `pairs_per_table`.
+//! **Rolling.** The newest table of each id range is open: it receives the new ids of the range. It
+//! closes at capacity / (1 + late) pairs, which leaves room for late pairs. `late` is the measured
+//! ratio of pairs after the close to pairs before it (30 % until measured). It is above 1 in a feed
+//! whose posts are mostly read long after their creation. A table that closes earlier has fewer ids
+//! and a larger ratio. The plan still converges: the number of ids at the close grows with the
+//! square root of the previous number. The first table of a space is small and each next one is
+//! twice as large, up to `pairs_per_table`.
 //!
-//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A roll beyond
-//! that recycles the oldest tables. A table counts as at most `pairs_per_table`, without its
-//! extensions. Pairs of a single id can therefore enlarge its table up to the memory limit, but
-//! they cannot raise the horizon (P4).
+//! **Recycling.** The ring keeps filters for `max_tables * pairs_per_table` pairs. A roll that
+//! exceeds this recycles the oldest tables. A table counts as at most `pairs_per_table`; its
+//! extensions do not count. Pairs of a single id can therefore enlarge its table up to the memory
+//! limit, but they cannot raise the horizon (P4).
 //!
 //! If a space [spills](crate::Options::spill), the host moves the oldest tables to disk (`cold`)
 //! before memory runs out. If the host is late, the ring does not roll and the newest table gets
-//! extensions. Such a space recycles only beyond [`keep_tables`](crate::Options::keep_tables),
-//! counting tables in memory and on disk.
+//! extensions. Such a space recycles only above [`keep_tables`](crate::Options::keep_tables), which
+//! counts tables in memory and on disk.
 //!
 //! While the oldest table is open, the ring recycles nothing: otherwise the horizon would pass ids
 //! in use. A ring that does not spill then stops rolling at its limit, and its open tables get
@@ -48,12 +48,12 @@ use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Late pairs per early pair, until measured.
+/// Assumed ratio of late pairs to other pairs, until it is measured.
 const LATE_AT_START: f64 = 0.3;
 const LATE: std::ops::RangeInclusive<f64> = 0.05..=15.0;
 /// Number of recent closed tables whose late pairs are considered.
 const TABLES_ASKED: usize = 5;
-/// Safety factor on the measured late pairs.
+/// Safety factor for the measured ratio of late pairs.
 const HEADROOM: f64 = 1.2;
 /// Number of pairs moved from the outliers per step. A step holds their mutex for about 10 µs.
 const MOVED_AT_ONCE: usize = 128;
@@ -65,8 +65,8 @@ impl Space {
             .is_some_and(|rolling| self.roll(&rolling, low, None).unwrap_or(false))
     }
 
-    /// Closes the open table that starts at `low`. Opens another one above all admitted ids of its
-    /// range, or at the position from the log. Returns `false` if there is nothing to roll.
+    /// Closes the open table that starts at `low`. Opens another table above all admitted ids of
+    /// its range, or at the position from the log. Returns `false` if there is nothing to roll.
     fn roll(
         &self,
         _alone: &MutexGuard<'_, ()>,
@@ -76,8 +76,8 @@ impl Space {
         let Some(((_, last), table)) = self.table_at(low) else { return Ok(false) };
         let boundary = || match (self.frontier.boundary(last), at) {
             (_, Some(at)) if self.frontier.follows() => Some(at.low),
-            // An old log does not record the admitted ids, so pairs above its boundary may already
-            // exist.
+            // An old log does not record the admitted ids, so pairs above its boundary may exist
+            // already.
             (Some(ours), at) => Some(ours.max(at.map_or(0, |at| at.low))),
             (None, at) => at.map(|at| at.low),
         };
@@ -94,7 +94,7 @@ impl Space {
         let Some(boundary) = self.divide(low, boundary, pages)? else { return Ok(false) };
         table.close();
         if low > 0 {
-            // The first table begins at 0, but its ids may not.
+            // The first table begins at 0, so its range says nothing about the ids in it.
             self.frontier.widen(low, boundary - low);
         }
         if at.is_none() {
@@ -116,8 +116,9 @@ impl Space {
         !stays_open || self.counted_pages() + pages <= self.kept_pages()
     }
 
-    /// Divides the table that starts at `low`. A new table of `pages` takes the ids from `boundary`
-    /// on. Returns the boundary, or `None` if the table is gone or does not contain the boundary.
+    /// Divides the table that starts at `low`. A new table of `pages` covers the ids starting at
+    /// `boundary`. Returns the boundary, or `None` if the table is gone or does not contain the
+    /// boundary.
     fn divide(
         &self,
         low: u64,
@@ -126,7 +127,7 @@ impl Space {
     ) -> Result<Option<u64>, Error> {
         let Shape { rate, sizing } = self.shape();
         let spare = self.upkeep.take_spare((sizing, pages));
-        // A fresh filter is allocated at once, but its pages are faulted in by the first writes.
+        // The allocation is immediate, but the first writes fault in the pages.
         let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(rate, filter));
         match self.ring.roll(low, boundary, next) {
@@ -156,7 +157,7 @@ impl Space {
             return false;
         };
         self.join_idle();
-        // Twice the pending pairs, as more will follow; each next table is twice as large.
+        // Twice the pending pairs, because more will follow; each following table doubles in size.
         let pairs = 2 * self.outlier_pairs.load(SeqCst) as u64;
         let most = self.limits.pages_per_table.load(Relaxed);
         let pages = self.shape().sizing.pages(pairs).clamp(1, most);
@@ -179,8 +180,8 @@ impl Space {
         opened
     }
 
-    /// Closes the open table of the range that has been idle longest, except the highest range. New
-    /// pairs in that range are late from then on. Returns whether there was such a range.
+    /// Closes the open table of the range that has been idle longest; the highest range is exempt.
+    /// From then on, new pairs in that range are late. Returns whether there was such a range.
     pub fn close_range(&self) -> bool {
         let _alone = self.rolling.lock();
         let closed = !self.frontier.follows() && self.frontier.join_oldest();
@@ -191,7 +192,7 @@ impl Space {
         closed
     }
 
-    /// Whether [`Space::close_range`] would find a range.
+    /// Whether there is a range that [`Space::close_range`] could close.
     pub fn has_ranges(&self) -> bool {
         !self.frontier.follows() && self.frontier.open_ends().len() > 1
     }
@@ -210,7 +211,7 @@ impl Space {
             let table = entry.table();
             match (self.frontier.is_open(entry.slot().last()), table.is_open()) {
                 (true, false) => table.reopen(),
-                // The log determines the number of pairs.
+                // The log determines the number of pairs at which the table closes.
                 (false, true) if self.frontier.follows() => table.set_closed_at(table.roll_at()),
                 (false, true) => table.close(),
                 _ => {}
@@ -234,7 +235,7 @@ impl Space {
         }
     }
 
-    /// Whether the oldest table must be recycled. An open table never is.
+    /// Whether the oldest table must be recycled, which an open table never is.
     fn has_too_many(&self) -> bool {
         let tables = self.ring.load();
         let kept = self.kept_pages();
@@ -253,9 +254,9 @@ impl Space {
         (self.shape().sizing, self.next_pages(newest))
     }
 
-    /// Sets the pair count at which the open tables close. Uses the second-highest late ratio of
-    /// the last five closed tables. A single import does not dominate it, nor do tables that still
-    /// receive late pairs.
+    /// Sets the pair count at which the open tables close. Uses the second-highest ratio of late
+    /// pairs among the last five closed tables. A single import, or tables that still receive late
+    /// pairs, then have little effect.
     pub(crate) fn estimate(&self) {
         let tables = self.ring.load();
         let closed = tables
@@ -310,9 +311,9 @@ impl Space {
     /// batch first, then calls this, then logs layout, frontier and pairs, in this order. The
     /// layout is present only if the ring has changed since `changes`.
     ///
-    /// A follower that has applied all earlier batches has admitted no id of a table that is new in
-    /// this batch. The new table begins above all ids admitted when the last frontier was read.
-    /// This frontier admits every pair that was in a table when the table's state was read.
+    /// A table that is new in this batch contains no id that a follower admitted from earlier
+    /// batches. The new table begins above all ids admitted when the last frontier was read. This
+    /// frontier admits every pair that was in a table when the table's state was read.
     pub fn course(&self, changes: u64) -> RingProgress {
         let _nobody_rolls = self.rolling.lock();
         let now = self.changes();
@@ -320,7 +321,7 @@ impl Space {
         RingProgress { changes: now, layout: (now != changes).then(|| self.layout()), ranges }
     }
 
-    /// Whether the ring changed, or pairs moved into tables, without a write since the last call.
+    /// Whether, since the last call, the ring changed or pairs moved into tables without a write.
     /// The caller must then log [`Space::course`] even if nothing else changed. Always false on a
     /// follower.
     #[inline]
@@ -333,13 +334,13 @@ impl Space {
         self.news.load(Relaxed)
     }
 
-    /// Makes this node decide where tables begin, on writes and in [`Space::maintain`].
+    /// Makes this node decide where tables begin, both on writes and in [`Space::maintain`].
     pub fn lead(&self) {
         self.frontier.follow(false);
     }
 
     /// Makes the log decide where tables begin ([`Space::put_layout`], [`Space::put_frontier`]).
-    /// After the return the ring no longer rolls on its own.
+    /// After the call returns, the ring no longer rolls on its own.
     pub fn follow(&self) {
         self.frontier.follow(true);
         drop(self.rolling.lock());
@@ -364,7 +365,7 @@ impl Space {
         for &at in layout {
             match self.table_over(at.low) {
                 // Without a logged frontier, the recorded boundary may belong to another table than
-                // ours.
+                // this one.
                 Some(((low, last), _))
                     if low < at.low && (last == u64::MAX || self.frontier.follows()) =>
                 {
@@ -488,7 +489,7 @@ impl Space {
             let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
             let some: Vec<u128> = held.read().iter().copied().take(MOVED_AT_ONCE - pairs).collect();
             let before = held.read().len();
-            // Without memory for a table the pairs remain outliers.
+            // If there is no memory for a table, the pairs remain outliers.
             let _ = self.settle(id, held, some);
             pairs += before - held.read().len();
             early.take_if(|held| held.read().is_empty());

@@ -1,7 +1,8 @@
-//! Filter size for a false-positive rate, derived for this layout instead of the textbook filter.
+//! Filter size for a false-positive rate, derived for this layout rather than for the textbook
+//! filter.
 //!
 //! **Layout.** A filter has P pages of 64 lines of 512 bits. A pair maps to one page and to two
-//! distinct lines in it. It sets h distinct bits in each line.
+//! distinct lines in it. It sets h distinct bits in each of these lines.
 //!
 //! **Derivation.** Take n pairs and uniform hashes. The number X of pairs with bits in a given line
 //! is Poisson with mean λ = 2n / 64P = n / 32P. (Page loads vary as well, but a Poisson number of
@@ -29,12 +30,12 @@
 //!
 //! **Counting.** A filter neither sets nor counts a pair that it already reports as set. Counted
 //! pairs therefore fill the filter as fast as all received pairs do. Up to a load Λ the counted
-//! share is 1 - (∫₀^Λ rate(λ) dλ) / Λ: 0.9985 at 1 %, 0.92 at 25 %. Comparisons with counts convert
-//! by this share.
+//! share is 1 - (∫₀^Λ rate(λ) dλ) / Λ: 0.9985 at 1 %, 0.92 at 25 %. This share converts between
+//! counted and received pairs.
 //!
 //! **Budget.** A lookup in a table with extensions says yes if any filter does, so their rates add
 //! up. The first filter gets [`FIRST_SHARE`] of the configured rate. The i-th extension gets a part
-//! of the rest that falls with 1/i². The sum stays below the configured rate for any length of the
+//! of the rest proportional to 1/i². The sum stays below the configured rate for any length of the
 //! chain.
 
 use parking_lot::RwLock;
@@ -110,13 +111,14 @@ pub(crate) fn rate(load: f64, bits: usize) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sizing {
     pub(crate) bits: usize,
-    /// Received pairs per page at the rate.
+    /// Number of received pairs per page at the configured rate.
     pub(crate) pairs_per_page: f64,
     /// Share of received pairs that are counted.
     pub(crate) counted: f64,
 }
 
-/// Returns the share of pairs that found a bit unset, and so were counted, up to this load.
+/// Returns the share of received pairs that are counted, because they found a bit unset, up to this
+/// load.
 fn counted(load: f64, bits: usize) -> f64 {
     /// Number of intervals in Simpson's rule; must be even.
     const STEPS: usize = 32;
@@ -127,7 +129,7 @@ fn counted(load: f64, bits: usize) -> f64 {
 
 /// Returns the load at which a filter reaches the rate `target`.
 fn load_at(target: f64, bits: usize) -> f64 {
-    // No practical rate needs a load near 700, and exp(-700) is still above zero.
+    // 700 exceeds the load of any practical rate, and exp(-700) is still above zero.
     let (mut low, mut high) = (0.0, 700.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -165,8 +167,8 @@ impl Sizing {
     }
 
     /// Returns the parameters of the `i`-th filter in a chain (0 is the first) whose filters share
-    /// `rate`. A computation takes about 0.2 ms, so recent results are cached. The cache is bounded
-    /// because a peer may send tables with any rate.
+    /// `rate`. The computation takes about 0.2 ms, so recent results are cached. The cache is
+    /// bounded because a peer may send tables with any rate.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
         /// Number of cached results: all filters of four rates.
         const KEPT: usize = 64;
@@ -184,12 +186,12 @@ impl Sizing {
         sizing
     }
 
-    /// Returns the number of counted pairs at which `pages` reach the rate.
+    /// Returns the number of counted pairs at which a filter of `pages` reaches the rate.
     pub(crate) fn capacity(&self, pages: usize) -> u64 {
         (self.pairs_per_page * self.counted * pages as f64) as u64
     }
 
-    /// Returns the number of received pairs at which `pages` reach the rate.
+    /// Returns the number of received pairs at which a filter of `pages` reaches the rate.
     pub(crate) fn pairs(&self, pages: usize) -> u64 {
         (self.pairs_per_page * pages as f64) as u64
     }
@@ -199,7 +201,7 @@ impl Sizing {
         ((pairs as f64 / self.pairs_per_page).ceil() as usize).max(1)
     }
 
-    /// Returns the false-positive rate of `pages` that contain `pairs` counted pairs.
+    /// Returns the false-positive rate of a filter of `pages` with `pairs` counted pairs.
     pub(crate) fn rate(&self, pairs: u64, pages: usize) -> f64 {
         let found = pairs as f64 / (pages * LINES / 2) as f64;
         // The share changes slowly with the load; three iterations give six digits.
@@ -207,8 +209,8 @@ impl Sizing {
         rate(load, self.bits)
     }
 
-    /// Returns the most likely number of counted pairs if `pages` have `ones` bits set. The
-    /// expected share of zero bits is exactly exp(-λ h / 512).
+    /// Returns the most likely number of counted pairs in a filter of `pages` with `ones` set bits.
+    /// The expected share of zero bits is exactly exp(-λ h / 512).
     pub(crate) fn pairs_of(&self, ones: u64, pages: usize) -> u64 {
         let bits = (pages * LINES * LINE_BITS) as f64;
         let zeros = ((bits - ones as f64) / bits).max(1.0 / bits);

@@ -3,7 +3,7 @@
 //!
 //! **Lock order**: outliers, then a stripe of the ring, then a table's growth lock or a shard of
 //! its deleted pairs. Every operation on a pair holds the pair's stripe, or the mutex of the
-//! outliers for an id far ahead. So test and set are atomic (P3).
+//! outliers if the id is far ahead. Test and set are therefore atomic (P3).
 
 use crate::Error;
 use crate::deleted_pairs::Hashes;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// Outlier pairs of one id. The lock is held for a few memory writes at most (P5).
+/// Outlier pairs of one id. The lock is held for at most a few memory writes (P5).
 pub(crate) type OutlierPairs = RwLock<Hashes>;
 
 /// Limits that [`Space::set_options`] may change at run time.
@@ -31,7 +31,7 @@ pub(crate) struct Limits {
     pub(crate) max_revoked: AtomicUsize,
     pub(crate) max_aside: AtomicUsize,
     pub(crate) max_forgotten: AtomicUsize,
-    /// Memory limit of filters in bytes: the configured maximum, and the current limit.
+    /// Memory limit of filters in bytes: the configured maximum and the current limit.
     most_filter_bytes: AtomicU64,
     pub(crate) filter_bytes: AtomicU64,
     spill: AtomicBool,
@@ -73,9 +73,9 @@ pub struct Space {
     pub(crate) options: Options,
     pub(crate) seed: Seed,
     shape: RwLock<Shape>,
-    /// Lower bound of the bits per line over the first filters of all tables. Lookups test this
-    /// many draws before they know the pair's table. It never rises, because a reader may hold an
-    /// older list of tables.
+    /// Lower bound of the bits per line in the first filters of all tables. Lookups test this many
+    /// draws before they know the pair's table. It never rises, because a reader may hold an older
+    /// list of tables.
     pub(crate) fewest_bits: AtomicUsize,
     pub(crate) limits: Limits,
     pub(crate) ring: Ring<Arc<Table>>,
@@ -84,16 +84,17 @@ pub struct Space {
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
     pub(crate) upkeep: TablePool,
-    /// Held to roll, or to read ring and frontier consistently. A writer never waits for it.
+    /// Held for a roll, and for a consistent read of ring and frontier. A writer never waits for
+    /// it.
     pub(crate) rolling: Mutex<()>,
     /// Held while a table is replaced: by a spill, a merge of late pairs or a rebuild.
     pub(crate) merging: Mutex<()>,
     /// Number of late pairs in all cold tables.
     pub(crate) late: Arc<AtomicUsize>,
-    /// Index after the table that was probed last.
+    /// Index of the next table to probe.
     pub(crate) probed: AtomicUsize,
     pub(crate) changes: AtomicU64,
-    /// Whether [`Space::take_news`] has something to report.
+    /// Value of [`Space::has_news`].
     pub(crate) news: AtomicBool,
 }
 
@@ -151,7 +152,7 @@ impl Space {
         options.check()?;
         if options.false_positive_rate != self.false_positive_rate() {
             let shape = Shape::of(options);
-            // Must precede the first table of the new shape: lookups rely on the lower bound.
+            // Set before the first table of the new shape exists: lookups rely on the lower bound.
             self.fewest_bits.fetch_min(shape.sizing.bits, Relaxed);
             *self.shape.write() = shape;
         }
@@ -208,7 +209,7 @@ impl Space {
         self.limits.filter_bytes.store(bytes, Relaxed);
     }
 
-    /// Returns the size of the first filter in bytes: of the newest table and of the next one.
+    /// Returns the sizes in bytes of the first filters of the newest table and of the next one.
     pub fn newest_filter_bytes(&self) -> (u64, u64) {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -221,7 +222,8 @@ impl Space {
         self.limits.spill.load(Relaxed)
     }
 
-    /// Returns the options at creation. [`Space::set_options`] may have changed some of them since.
+    /// Returns the options that were passed at creation. [`Space::set_options`] may have changed
+    /// some of them since.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -232,7 +234,7 @@ impl Space {
         self.current(self.first_pair(id, member))
     }
 
-    /// Returns range and table whose range begins at `low`.
+    /// Returns the table whose range begins at `low`, and the range.
     pub(crate) fn table_at(&self, low: u64) -> Option<((u64, u64), Arc<Table>)> {
         self.table_over(low).filter(|(range, _)| range.0 == low)
     }
@@ -262,7 +264,7 @@ impl Space {
 
     pub(crate) fn for_each_outlier(&self, mut f: impl FnMut(Pair)) {
         self.outliers.for_each(|id, early| {
-            // Copies the hashes first: a writer must not wait for `f`.
+            // Copies the hashes first, because a writer must not wait for `f`.
             let hashes: Vec<u128> = early.read().iter().copied().collect();
             hashes.into_iter().for_each(|hash| f(Pair::from_hash(id, hash)));
         });
@@ -284,16 +286,16 @@ impl Space {
         self.ring.load().entries().iter().map(|entry| entry.table().pages_in_memory()).sum()
     }
 
-    /// Pages that count towards [`Space::kept_pages`]. A table that was rebuilt for more pairs than
-    /// planned counts as one full table. Otherwise many pairs of few ids would recycle the ids
-    /// below them.
+    /// Pages that count towards [`Space::kept_pages`]. A table that a rebuild enlarged beyond the
+    /// plan counts as one full table. Otherwise many pairs of few ids would cause the tables below
+    /// to be recycled.
     pub(crate) fn counted_pages(&self) -> usize {
         let most = self.limits.pages_per_table.load(Relaxed);
         self.ring.load().entries().iter().map(|entry| entry.table().pages().min(most)).sum()
     }
 
-    /// Maximum number of pages in the first filters of all tables; of tables in memory if the space
-    /// spills.
+    /// Maximum number of pages in the first filters of all tables; if the space spills, of the
+    /// tables in memory.
     pub(crate) fn max_pages(&self) -> usize {
         let by_tables = self
             .limits

@@ -8,7 +8,8 @@ use rolling::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Memory of a table without its contents, in bytes: the struct, stripes, and entries in two lists.
+/// Memory of a table without its contents, in bytes: the struct, its stripes, and its entries in
+/// two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
 /// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
 const ASIDE_BYTES: usize = 128;
@@ -27,13 +28,13 @@ pub struct TableStats {
     pub early: u64,
     /// Number of pairs that the first filter holds at the configured rate.
     pub capacity: u64,
-    /// Number of pairs at which the table closes; leaves room for late pairs.
+    /// Number of pairs at which the table closes, which leaves room for late pairs.
     pub roll_at: u64,
     /// Pairs in the first filter divided by its capacity.
     pub fill: f64,
     /// Share of set bits in the first filter, 0 to 1. `None` if not counted.
     pub bits_set: Option<f64>,
-    /// Whether the filters are on disk. Bits and error rate are not measured there.
+    /// Whether the filters are on disk. Their bits and their error rate are not measured.
     pub is_cold: bool,
     /// Number of pairs set since the filters were written to disk.
     pub late: usize,
@@ -72,12 +73,12 @@ pub struct RingProgress {
     pub changes: u64,
     /// Position of each table, oldest first; `None` if unchanged.
     pub layout: Option<Vec<Layout>>,
-    /// Id ranges whose pairs go to tables, lowest first. Empty before the first.
+    /// Id ranges whose pairs go to tables, lowest first. Empty before the first range opens.
     pub ranges: Vec<Range>,
 }
 
 impl Space {
-    /// Returns the lowest id that the space has answers for.
+    /// Returns the lowest id for which the space has answers.
     pub fn horizon(&self) -> u64 {
         self.ring.load().horizon()
     }
@@ -142,8 +143,8 @@ impl Space {
         self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs())
     }
 
-    /// Returns how many more pairs of new ids fit before the oldest table is recycled or spilled.
-    /// Divided by the rate of arrival this gives the time left.
+    /// Returns the number of further pairs of new ids that fit before the oldest table is recycled
+    /// or spilled. Divide it by the arrival rate to get the remaining time.
     pub fn pairs_until_recycled(&self) -> u64 {
         let tables = self.ring.load();
         let newest = tables.newest().table();
@@ -159,15 +160,16 @@ impl Space {
             (room, pairs) = (room - next, pairs.saturating_add(come(next)));
             next = next.saturating_mul(2).min(full);
         }
-        // Closed form, because the memory may allow any number of full tables.
+        // A closed formula, because the memory may allow any number of full tables.
         if next == full {
             pairs = pairs.saturating_add(come(full).saturating_mul((room / full.max(1)) as u64));
         }
         pairs
     }
 
-    /// Returns the statistics of all tables, oldest first. Probes each table with `canaries` more
-    /// ([`Space::probe`]) and counts the bits of all first filters in memory, 0.1 s per GiB.
+    /// Returns the statistics of all tables, oldest first. First looks up `canaries` more canaries
+    /// in each table ([`Space::probe`]). Also counts the bits of all first filters in memory, which
+    /// takes 0.1 s per GiB.
     pub fn tables_probed(&self, canaries: u64) -> Vec<TableStats> {
         self.table_stats(canaries, true)
     }
@@ -202,8 +204,8 @@ impl Space {
         tables.entries().iter().map(stats).collect()
     }
 
-    /// Returns the statistics of all tables without probing and without counting bits. Takes a few
-    /// microseconds.
+    /// Returns the statistics of all tables without probing them and without counting bits. Takes a
+    /// few microseconds.
     pub fn tables(&self) -> Vec<TableStats> {
         self.table_stats(0, false)
     }

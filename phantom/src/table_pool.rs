@@ -2,8 +2,8 @@
 //! prepares spare ones.
 //!
 //! A reader with an older list of tables may still use a retired table. The pool keeps the table
-//! until the last reader drops it, then clears the memory for the next table or frees it. So no
-//! reader pays for unmapping.
+//! until the last reader drops it, then clears the memory for the next table or frees it. No reader
+//! therefore pays for unmapping.
 
 use crate::filter::Filter;
 use crate::sizing::Sizing;
@@ -27,7 +27,7 @@ pub(crate) struct TablePool {
     /// `spare`.
     retired: Mutex<Vec<Arc<Table>>>,
     spare: Mutex<Option<Filter>>,
-    /// Filter being cleared, and its number of cleared words. Held during a step.
+    /// Filter that is being cleared, and the number of words cleared so far. Held during a step.
     clearing: Mutex<Option<(Filter, usize)>>,
     clearing_bytes: AtomicUsize,
 }
@@ -67,8 +67,8 @@ impl TablePool {
         Some(retired.swap_remove(at))
     }
 
-    /// Runs one small step towards a spare filter of this size. `soon` allows calling `make` for a
-    /// new one. Returns whether there was work.
+    /// Runs one small step that prepares a spare filter of this size. If `soon`, the step may call
+    /// `make` to allocate a new filter. Returns whether there was work.
     pub(crate) fn step(
         &self,
         size: Size,
@@ -96,7 +96,7 @@ impl TablePool {
                 Err(table) => self.retire(table),
             }
         } else if soon && !self.is_ready(size) {
-            // Clearing fresh memory faults its pages in now instead of in a write.
+            // Clearing new memory faults in its pages, which a write would otherwise do.
             *clearing = make().map(|filter| (filter, 0));
             worked = clearing.is_some();
         } else {

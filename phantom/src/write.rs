@@ -9,10 +9,10 @@ use rolling::{Frontier, Refused, Side};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Number of outliers up to which a writer moves them into an open range itself; beyond it
-/// `maintain` does.
+/// Number of outliers up to which a writer moves them into an open range itself; `maintain` moves
+/// larger numbers.
 const MOVED_BY_WRITER: usize = 8192;
-/// Divisor: outliers may always use 1/8 of the memory limit of filters. Beyond that, even scattered
+/// Divisor: outliers may always use 1/8 of the memory limit of filters. Above that, even scattered
 /// ids get tables.
 pub(crate) const OUTLIER_PART: u64 = 8;
 
@@ -27,8 +27,8 @@ impl Space {
         self.remove_with(id, member, || Ok::<(), Error>(()))
     }
 
-    /// Sets the pair, if it is not set and `first` succeeds. No other thread tests or changes the
-    /// pair in between (P3). All limits are checked before `first` runs, so after it the write
+    /// Sets the pair if it is not set and `first` succeeds. No other thread tests or changes the
+    /// pair during the call (P3). All limits are checked before `first` runs, so after it the write
     /// cannot fail. `first` runs under a lock: it must be short and must not write to this space.
     pub fn add_with<E: From<Error>>(
         &self,
@@ -39,7 +39,8 @@ impl Space {
         self.change(&self.pair(id, member), true, false, first)
     }
 
-    /// Deletes the pair, if it is set and `first` succeeds. Otherwise as [`Space::add_with`].
+    /// Deletes the pair if it is set and `first` succeeds. Otherwise behaves like
+    /// [`Space::add_with`].
     pub fn remove_with<E: From<Error>>(
         &self,
         id: u64,
@@ -50,7 +51,7 @@ impl Space {
     }
 
     /// Checks whether [`Space::remove`] would refuse a set pair because its table has too many
-    /// deleted pairs. The result is advisory: other writers may reach the limit in between.
+    /// deleted pairs. The result is advisory: other writers may reach the limit before the removal.
     pub fn may_remove(&self, id: u64, member: &Member) -> Result<(), Error> {
         let pair = self.pair(id, member);
         let full = self
@@ -59,9 +60,9 @@ impl Space {
         if full && !self.is_outlier(&pair) { Err(Error::RevokedFull) } else { Ok(()) }
     }
 
-    /// Replays a logged write. The call is idempotent and independent of the order of rolls. Limits
-    /// do not apply. The ring does not roll and the frontier does not move: [`Space::put_layout`]
-    /// and [`Space::put_frontier`] replay those.
+    /// Replays a write from the log. The call is idempotent and independent of the order of rolls.
+    /// Limits do not apply. The ring does not roll and the frontier does not move:
+    /// [`Space::put_layout`] and [`Space::put_frontier`] replay those.
     pub fn put(&self, pair: &Pair, set: bool) -> Result<(), Error> {
         self.change(pair, set, true, || Ok::<(), Error>(())).map(|_| ())
     }
@@ -73,7 +74,8 @@ impl Space {
         replay: bool,
         first: impl FnOnce() -> Result<(), E>,
     ) -> Result<Change, E> {
-        // Before the first pair, ids are outliers even below the first table.
+        // Ids below the first table are unknown. In a new space they would otherwise become
+        // outliers.
         if pair.id < self.options.first_id {
             return Ok(Change::Unknown);
         }
@@ -159,9 +161,9 @@ impl Space {
         Ok(Change::Changed)
     }
 
-    /// Whether the space accepts another outlier. It does up to `max_aside` pairs, up to a fixed
-    /// share of the memory limit of filters, and while filters leave memory free. The fixed share
-    /// keeps room for jumping ids when filters use all memory.
+    /// Whether the space accepts another outlier. It accepts up to `max_aside` pairs, up to a fixed
+    /// share of the memory limit of filters, and any number while filters leave memory free. The
+    /// fixed share reserves room for ids that jump ahead while filters use all memory.
     fn may_hold_outliers(&self) -> bool {
         let bytes = self.outlier_bytes();
         self.outlier_pairs() < self.limits.max_aside.load(Relaxed)
@@ -183,7 +185,7 @@ impl Space {
         if let Some(cold) = table.cold() {
             return self.change_cold(table, cold, pair, set, replay, first);
         }
-        // A write needs both lines; fetching them together costs one miss.
+        // A write needs both lines; loading them together costs one miss.
         let probe = table.first_filter().probe(pair);
         table.prefetch(pair, &probe);
         match (table.state_in_memory(pair, &probe), set) {
@@ -196,7 +198,7 @@ impl Space {
                 let link = table.room(|bytes| replay || self.may_grow(bytes))?;
                 table.pass_on(pair)?;
                 first()?;
-                // A rebuilt table may have a deleted pair without bits.
+                // In a rebuilt table, a deleted pair may have no bits.
                 table.revoked.remove(pair.hash());
                 Table::set(link, pair);
             }
@@ -250,7 +252,7 @@ impl Space {
         held: &OutlierPairs,
         some: impl IntoIterator<Item = u128>,
     ) -> Result<(), Error> {
-        // Before the moves: a log reader that finds a moved pair must also find the flag set.
+        // Set before the moves: a log reader that finds a moved pair must also find the flag set.
         self.news.store(true, SeqCst);
         for hash in some {
             let pair = Pair::from_hash(id, hash);
@@ -272,7 +274,7 @@ mod tests {
     use super::*;
     use crate::{Answer, Options};
 
-    /// Until `forget_revoked` a rebuilt table may have a deleted pair without bits.
+    /// In a rebuilt table, a deleted pair may have no bits until `forget_revoked`.
     #[test]
     fn a_pair_that_is_revoked_before_it_has_bits_can_be_set() {
         let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();

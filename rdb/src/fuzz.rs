@@ -6,8 +6,8 @@ use crate::{
 
 /// Tests a payload with a valid checksum; the first two bytes of `input` are its version.
 ///
-/// The payload must be rejected, or return no more elements than its packed and unpacked sizes
-/// allow. Rewritten elements must read back unchanged.
+/// The parser must reject the payload, or return no more elements than its packed and unpacked
+/// sizes allow. Elements that are written again must parse to the same elements.
 pub fn payload(input: &[u8]) {
     let Some((version, value)) = input.split_first_chunk() else { return };
     let bytes = write::seal(value.to_vec(), u16::from_le_bytes(*version));
@@ -30,7 +30,8 @@ pub fn payload(input: &[u8]) {
         Ok::<(), Error>(())
     });
     assert!(count <= bytes.len() + MAX_UNPACKED_BYTES);
-    // Compressed strings expand by a factor of at most 264, an integer to at most 20 bytes.
+    // A compressed string expands by a factor of at most 264. An integer expands to at most 20
+    // bytes.
     assert!(length <= 20 * count + 264 * bytes.len() + MAX_UNPACKED_BYTES);
     if outcome.is_err() || count > 64 {
         return;

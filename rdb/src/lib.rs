@@ -5,13 +5,14 @@
 //! ```
 //!
 //! [`Payload::open`] checks the footer and the type; [`Payload::elements`] visits the value without
-//! building it. Any client can compute a valid checksum, so the value is untrusted: no count or
-//! length reserves memory, and a compressed string unpacks to at most [`MAX_UNPACKED_BYTES`].
-//! The work is linear in the length of the payload and of its unpacked strings.
+//! building it. Any client can compute a valid checksum, so the value is untrusted. The parser does
+//! not reserve memory according to a count or length, and a compressed string may unpack to at most
+//! [`MAX_UNPACKED_BYTES`]. Parsing takes time linear in the length of the payload and of its
+//! unpacked strings.
 //!
-//! Supported encodings, by the version that writes them: plain (all), intset (2.2), ziplist
-//! (2.6 to 6), listpack (7.0, sets 7.2), hashes with expiring fields (Redis 7.4, Valkey 9.0).
-//! Lists, sorted sets, streams and modules are refused by name.
+//! Supported encodings, by the version that writes them: plain (all), intset (2.2), ziplist (2.6 to
+//! 6), listpack (7.0, sets 7.2), hashes with expiring fields (Redis 7.4, Valkey 9.0). Lists, sorted
+//! sets, streams and modules are rejected with an error that names the type.
 
 mod crc64;
 mod error;
@@ -28,9 +29,9 @@ pub use write::{SetDump, dump_hash, dump_string};
 
 use reader::{Reader, Scratch};
 
-/// Newest RDB version of Redis whose types are known. Redis 8.0 writes 12.
+/// Newest RDB version of Redis that this crate supports. Redis 8.0 writes 12.
 pub const REDIS_NEWEST: u16 = 16;
-/// RDB versions of Valkey 9, numbered apart from those of Redis.
+/// RDB versions of Valkey 9. They do not overlap with the versions of Redis.
 pub const VALKEY: std::ops::RangeInclusive<u16> = 80..=81;
 
 const FOOTER_BYTES: usize = 10;

@@ -49,8 +49,8 @@ enum Entry<'a> {
     Integer(i64),
 }
 
-/// Reads the entries of a list and returns their number. The header's length, the end mark and the
-/// header's count must agree.
+/// Reads the entries of a list and returns their number. Length and count in the header must match
+/// the entries, and the end mark must be present.
 fn walk<'a, E: From<Error>>(
     blob: &'a [u8],
     header_bytes: usize,

@@ -19,7 +19,7 @@ pub enum Element<'a> {
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
-/// Length, or the encoding of a string.
+/// A length, or the special encoding of a string.
 enum Length {
     Plain(u64),
     Encoded(u8),
@@ -70,8 +70,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the number of elements, which must not be 0. An exaggerated count is harmless, because
-    /// each element takes at least one byte.
+    /// Reads the number of elements, which must not be 0. A count that is too large is harmless,
+    /// because each element takes at least one byte.
     pub(crate) fn count(&mut self) -> Result<u64, Error> {
         match self.length()? {
             0 => Err(EMPTY),

@@ -121,7 +121,7 @@ fn ziplists_of_redis_6_are_read() {
     let expected = "like 5 read -2 a 300 b -70000 c 2147483647 d -9223372036854775808";
     let payload = |blob: &[u8]| sealed(&[&[13][..], &text(blob)].concat());
     assert_eq!(elements(&payload(&blob)).unwrap().join(" "), expected);
-    // A wrong count and an early end.
+    // A wrong count, and an end mark before the last entry.
     let mut lies = blob.clone();
     lies[8] += 2;
     assert!(matches!(elements(&payload(&lies)), Err(Error::Format(_))));
@@ -146,7 +146,7 @@ fn listpacks_hold_all_their_encodings() {
     let payload = sealed(&[&[20][..], &text(&listpack(all))].concat());
     let expected = "127 128 -1 -32768 -8388608 -2147483648 -9223372036854775808 abc abd abe";
     assert_eq!(elements(&payload).unwrap().join(" "), expected);
-    // An entry with a two-byte length after it.
+    // An entry followed by a two-byte length.
     let long = [&b"\xe0\xc8"[..], &[b'x'; 200], b"\x01\xcb"].concat();
     let mut blob = (long.len() as u32 + 7).to_le_bytes().to_vec();
     blob.extend_from_slice(&[1, 0]);
@@ -214,7 +214,7 @@ fn lengths_that_lie_take_no_memory_and_no_time() {
             let payload = sealed(&[&[number], length, b"\x01a\x01b"].concat());
             assert!(matches!(elements(&payload), Err(Error::Format(_))), "{number} {length:?}");
         }
-        // Both lengths of a compressed string.
+        // The compressed and the uncompressed length of a string.
         for value in [
             [b"\x00\xc3", length, b"\x05aaaaa"].concat(),
             [b"\x00\xc3\x05", length, b"aaaaa"].concat(),
@@ -251,7 +251,7 @@ fn compressed_strings_unpack_to_a_limit() {
     let fits = elements(&bomb(MAX_UNPACKED_BYTES - 300)).unwrap();
     assert!(fits[0].len() > MAX_UNPACKED_BYTES - 300 && fits[0].bytes().all(|b| b == b'a'));
     assert!(elements(&bomb(MAX_UNPACKED_BYTES)).is_err());
-    // A reference before the start, and truncated strings.
+    // A back reference before the start of the output, and truncated strings.
     for packed in [&b"\x20\x05"[..], b"\x00a\xe0", b"\x1fabc"] {
         let value = [b"\x00\xc3", &[packed.len() as u8, 10][..], packed].concat();
         assert!(matches!(elements(&sealed(&value)), Err(Error::Format(_))), "{packed:?}");

@@ -3,8 +3,8 @@
 
 use crate::crc64::crc64;
 
-/// RDB version of the payloads. The plain types have not changed since, and servers reject only
-/// versions newer than their own.
+/// RDB version of the payloads. The plain types have not changed since this version, and servers
+/// reject only versions newer than their own.
 const VERSION: u16 = 6;
 
 /// Appends a length in the shortest encoding.

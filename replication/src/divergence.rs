@@ -1,24 +1,24 @@
-//! Computes where two histories diverge: which part of its log a replica loses if it takes over its
-//! master's data.
+//! Computes where two histories diverge. A replica that fetches its master's data loses the part of
+//! its own log after that point.
 //!
-//! A segment has one writer, and no other writer's segment has an equal header (number, term, base,
-//! chain value). Two logs with equal segment headers therefore have the same batches in that
-//! segment, up to the shorter end. The newest segment that both logs share determines the
-//! divergence. The master lists its segments in Welcome, and the replica compares them with its
-//! own:
+//! Only one node writes a segment, and no other node writes a segment with an equal header (number,
+//! term, base, chain value). If two logs have a segment with equal headers, they therefore contain
+//! the same batches in that segment, up to the shorter end. The newest segment that both logs share
+//! shows where they diverge. The master lists its segments in Welcome, and the replica compares
+//! them with its own:
 //!
-//! - The logs share a segment: they diverge at the lower of the two ends of it.
-//! - The logs share none, the master's oldest segment has the term of the replica's newest one, and
-//!   a higher number. The divergence is not before the offset that was durable on the master that
-//!   wrote the replica's log (`unsynced_bytes` of its batches).
+//! - The logs share a segment: they diverge at the lower of its two ends.
+//! - The logs share no segment, and the master's oldest segment has the same term as the replica's
+//!   newest one and a higher number: the divergence is not before the offset that was durable on
+//!   the master that wrote the replica's log (`unsynced_bytes` of its batches).
 //! - Otherwise the divergence may be anywhere.
 
 use store::{Error, FollowLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
 
-/// Range of offsets that contains the divergence of two histories.
+/// Range of offsets in which two histories diverge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divergence {
-    /// Both logs are equal before this offset.
+    /// The logs are equal before this offset.
     pub(crate) at_least: u64,
     /// The logs differ after this offset.
     pub(crate) at_most: u64,
@@ -31,8 +31,8 @@ pub(crate) fn headers(bytes: &[u8]) -> Option<Vec<SegmentHead>> {
     heads.ok().filter(|_| rest.is_empty())
 }
 
-/// Returns where the replica's log diverges from the master's, which ends at `end` and has the
-/// segments `theirs`.
+/// Returns where the replica's log diverges from the master's. The master's log ends at `end` and
+/// has the segments `theirs`.
 pub(crate) fn divergence(
     log: &FollowLog,
     end: u64,

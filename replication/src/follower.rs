@@ -4,20 +4,20 @@
 //! **Continuation** (R1): the replica continues if the master's log contains the end of its own
 //! log.
 //!
-//! **Full sync** (R3): otherwise the replica fetches everything in the cases below, and refuses in
-//! all others. An operator's mistake or a lost disk on the master's side thus cannot delete the
-//! replica's data.
+//! **Full sync** (R3): otherwise the replica fetches the whole data set in the cases below, and
+//! refuses the master in all others. A wrong REPLICAOF or a master with a lost disk therefore
+//! cannot delete the replica's data.
 //!
-//! - The master has another data set: if this node is empty or forced.
-//! - The master has removed the log before this position: if it was promoted more often, or as
-//!   often and its log is at least as long.
-//! - The histories diverge: if the master was promoted more often, or as often by another
-//!   promotion. With equal terms: if the lost part was not yet durable on the master.
-//! - The master's log is shorter: only if this node is forced. The master lost data, or has not
+//! - The master has another data set: if this node is empty, or FORCE was given.
+//! - The master has removed the log at this position: if it has more promotions, or as many and a
+//!   log that is at least as long.
+//! - The histories diverge: if the master has more promotions, or as many but another term. If the
+//!   terms are equal: only if the lost part was not durable on the master.
+//! - The master's log is shorter: only if FORCE was given. The master has lost data, or has not
 //!   received it yet.
 //!
-//! **Acknowledgements**: *written* is the end of the log if it is applied, *durable* its synced
-//! end. The host chooses whether batches are synced before they are applied
+//! **Acknowledgements**: *written* is the end of the applied log, *durable* the end of the synced
+//! log. The host chooses whether batches are synced before they are applied
 //! ([`ReplicaHost::sync_after_ms`]).
 
 use store::{
@@ -47,26 +47,27 @@ pub trait ReplicaHost {
     fn is_empty(&self) -> bool;
     /// Returns the maximum delay between apply and sync in milliseconds. 0: sync before apply.
     fn sync_after_ms(&self) -> u64;
-    /// Checks whether the node can apply a batch with this unverified body. An error ends the link,
-    /// and the log stays without the batch.
+    /// Checks whether the node can apply a batch with this unverified body. After an error the
+    /// batch is not appended, and the link ends.
     fn may_take(&mut self, _body: &[u8]) -> Result<(), String> {
         Ok(())
     }
-    /// Checks whether the node can open the staged data set, as far as it has arrived. An error
-    /// ends the link, and the node keeps its data.
+    /// Checks whether the node can open the part of the staged data set that has arrived. After an
+    /// error the link ends, and the node keeps its data.
     fn may_open(&mut self, _staged: &Staging) -> Result<(), String> {
         Ok(())
     }
-    /// Applies a batch that is in the log. Returns false if the node must reload its data to do so.
+    /// Applies a batch that is in the log. Returns false if the node must reload its data to apply
+    /// the batch.
     fn apply(&mut self, head: &BatchHead, body: &[u8]) -> Result<bool, String>;
-    /// Saves the batches from this offset on before a full sync drops them. The master may lack
+    /// Saves the batches from this offset on, which a full sync will drop. The master may not have
     /// them.
     fn drops(&mut self, from: u64) -> Result<(), Error>;
-    /// Announces a full sync. The current data is no longer suitable for a promotion of this node.
+    /// Announces a full sync. From now on this node must not be promoted with its current data.
     fn gives_up(&mut self) -> Result<(), Error> {
         Ok(())
     }
-    /// Reports that everything in the log is applied.
+    /// Called when the whole log is applied.
     fn settled(&mut self);
 }
 
@@ -85,7 +86,7 @@ pub enum LinkStep {
 enum State {
     Greeted,
     Following,
-    /// WantManifest is sent. The files are those verified by an earlier attempt.
+    /// WantManifest is sent. The list contains files that an earlier attempt has verified.
     AwaitManifest(Vec<FileEntry>),
     /// The master sends a file, or the log of a full sync.
     Fetching(Box<Staging>),
@@ -103,7 +104,7 @@ pub struct Follower {
     said_ms: u64,
     /// Written and durable offsets in the last acknowledgement.
     acknowledged: (u64, u64),
-    /// Time at which the oldest unsynced batch was found.
+    /// Time at which the host noticed the oldest unsynced batch.
     unsynced_ms: Option<u64>,
     /// Heads of batches that are in the log but not applied, with the ends of their bodies in
     /// `bodies`.
@@ -112,12 +113,12 @@ pub struct Follower {
     /// End of the master's log, as last reported.
     master_end: u64,
     fetched_bytes: u64,
-    /// Final end of the master's log, once the master has stepped down.
+    /// Final end of the master's log, if the master has stepped down.
     stepped_down_at: Option<u64>,
 }
 
 impl Follower {
-    /// Begins a link and sends Hello. A `forced` replica accepts any data set of the master.
+    /// Opens a link and sends Hello. A `forced` replica accepts any data set of the master.
     pub fn new(
         times: Timeouts,
         forced: bool,
@@ -150,7 +151,7 @@ impl Follower {
         })
     }
 
-    /// Whether the replica receives the log from its own position.
+    /// Whether the replica receives the log from its own position on, without a full sync.
     pub fn is_following(&self) -> bool {
         matches!(self.state, State::Following)
     }
@@ -166,13 +167,13 @@ impl Follower {
         self.master_end
     }
 
-    /// Requests that the master stop accepting writes, because this replica takes over. The replica
+    /// Asks the master to stop accepting writes, because this replica will take over. The replica
     /// must [follow](Follower::is_following) the master.
     pub fn ask_to_step_down(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::StepDown);
     }
 
-    /// Whether the master has stepped down and its whole log is applied here.
+    /// Whether the master has stepped down and this replica has applied its whole log.
     pub fn has_whole_log(&self, local: &mut impl ReplicaHost) -> bool {
         let end = self.stepped_down_at;
         self.pending.is_empty() && end.is_some_and(|end| local.log().written().offset >= end)
@@ -225,7 +226,7 @@ impl Follower {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
             (ToReplica::Heartbeat { end, .. }, _) => {
                 self.master_end = self.master_end.max(end);
-                // Keeps the link alive even if there is nothing to acknowledge.
+                // Sent even if there is nothing to acknowledge, to keep the link alive.
                 self.acknowledge(local, out, now_ms);
             }
             (ToReplica::SteppedDown { end }, State::Following) => {
@@ -238,8 +239,7 @@ impl Follower {
                     self.state = State::Following;
                     self.acknowledge(local, out, now_ms);
                 } else {
-                    // A foreign data set may replace an empty one even if its log has records of
-                    // deletions.
+                    // The node counts as empty even if its log has records of deletions.
                     if verdict != Verdict::Foreign || !local.is_empty() {
                         self.give_up(verdict, (lineage, term, end), segments, local)?;
                     }
@@ -310,8 +310,8 @@ impl Follower {
         Ok(LinkStep::On)
     }
 
-    /// Checks that the master's data may replace this node's (see the head of this file). Saves the
-    /// batches that the master lacks.
+    /// Checks that the master's data may replace this node's data (see the head of this file).
+    /// Saves the batches that the master does not have.
     fn give_up(
         &self,
         verdict: Verdict,
@@ -337,8 +337,8 @@ impl Follower {
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
         self.writer.replica_says(out, &ToMaster::WantManifest);
-        // Keep the verified files. Otherwise a master whose log grows faster than the verification
-        // would cause an endless loop.
+        // Keep the verified files. Otherwise the loop would not end if the master's log grows
+        // faster than the verification.
         let here = match std::mem::replace(&mut self.state, State::Greeted) {
             State::Fetching(staging) => staging.into_whole(),
             State::AwaitManifest(here) => here,
@@ -354,8 +354,9 @@ impl Follower {
 
     /// Verifies some of the files that an earlier link fetched, then requests the remaining ones.
     ///
-    /// The caller repeats this call between other work. A complete verification at once could
-    /// exceed the peer's timeout, and the next link would begin it again.
+    /// The caller calls this repeatedly and does other work between the calls. A complete
+    /// verification in one call could exceed the peer's timeout, and the next link would begin it
+    /// again.
     pub fn look(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -386,8 +387,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Applies, syncs and acknowledges the received batches. The caller invokes this when no more
-    /// input is available.
+    /// Applies, syncs and acknowledges the received batches. Called when no more input is
+    /// available.
     pub fn settle(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -470,23 +471,23 @@ impl Follower {
             State::Greeted => return,
             _ => (0, 0),
         };
-        // *Written* includes only applied batches. A heartbeat may arrive before a batch is
-        // applied.
+        // Report only applied batches as written. A heartbeat may be due while a received batch is
+        // not applied.
         let written =
             if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
         self.acknowledged = (written, durable);
         self.writer.replica_says(out, &ToMaster::Ack { written, durable });
     }
 
-    /// Returns an error if the master has been silent for too long.
+    /// Returns an error if the master has sent nothing for too long.
     ///
-    /// The caller invokes this only when no input is pending. A busy replica may read a timely
-    /// message late.
+    /// Called only when no input is pending, because a busy replica may read a message long after
+    /// its arrival.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.heard_ms, now_ms)
     }
 
-    /// Syncs and acknowledges if due. The caller invokes this periodically.
+    /// Syncs and acknowledges if due. Called periodically.
     pub fn tick(
         &mut self,
         local: &mut impl ReplicaHost,
@@ -525,8 +526,8 @@ fn refused(error: Error) -> LinkError {
     }
 }
 
-/// Applies the rules of the head of this file. `divergence` is the highest possible offset of the
-/// divergence.
+/// Applies the full sync rules from the head of this file. `divergence` is the upper bound of its
+/// offset.
 fn may_fetch(
     verdict: Verdict,
     (lineage, term, end): (Lineage, u64, u64),
@@ -544,8 +545,8 @@ fn may_fetch(
         Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
         Verdict::Removed if theirs > ours => Ok(()),
         Verdict::Diverged if theirs > ours || (theirs == ours && term != own_term) => Ok(()),
-        // The master lost only unsynced data, for example in a power cut. Its later writes may
-        // already be acknowledged.
+        // The master has lost only unsynced data, for example in a power cut. It may have
+        // acknowledged later writes.
         Verdict::Diverged if theirs == ours && divergence >= log.durable_at_master()? => Ok(()),
         Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
     }

@@ -1,8 +1,8 @@
 //! Fuzz target for links, and a deterministic test of it with seeded input.
 //!
-//! A real master feeds a real replica. An intermediary drops, repeats, changes and forges messages
-//! with valid checksums, including those of segments, batches and manifests. Both ends must
-//! continue, or end the link with an error.
+//! A real master sends to a real replica. An intermediary drops, repeats, changes and forges
+//! messages. Forged messages have valid checksums, including those of segments, batches and
+//! manifests. Each end must continue, or end the link with an error.
 
 use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
 use crate::{Follower, LinkError, LinkStep, LogSource, ReplicaHost, Sender, Timeouts};
@@ -25,7 +25,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// Returns `was` or, in half of all cases, another number.
+    /// Returns `was`, or another number in half of all cases.
     fn number(&mut self, was: u64) -> u64 {
         match self.byte() {
             0..128 => was,
@@ -52,7 +52,7 @@ struct Way {
 }
 
 impl Way {
-    /// Returns what arrives of the sent bytes.
+    /// Returns the bytes that arrive at the other end.
     fn pass(&mut self, sent: &[u8], input: &mut Input<'_>) -> Vec<u8> {
         self.reader.feed(sent);
         let (mut honest, mut out) = (Vec::new(), Vec::new());
@@ -239,7 +239,7 @@ pub fn link(input: &[u8]) {
         here.sync_after_ms = u64::from(input.byte() % 2) * 50;
         let outcome = talk(&mut here, &store, &log, &mut input);
         drop(here);
-        // Simulate a restart of the process, then another link.
+        // Simulate a restart of the process and another link.
         if let Err(LinkError::Store(Error::Corrupt { .. })) = outcome {
             return;
         }
@@ -326,8 +326,8 @@ mod tests {
         }
     }
 
-    /// A power cut during the creation of the first segment leaves a file that no segment
-    /// continues. The log begins after it.
+    /// After a power cut during the creation of the first segment, the folder contains an empty
+    /// segment file. The log begins after it.
     #[test]
     fn a_log_that_does_not_begin_with_its_oldest_file_is_fetched() {
         let disk = Arc::new(SimDisk::new(1));
@@ -347,8 +347,8 @@ mod tests {
         assert_eq!(course, LinkStep::Adopt);
     }
 
-    /// A replica reads nothing until the log exceeds its limit. The sender releases the pin even
-    /// though it cannot notify the replica.
+    /// A replica reads nothing until the pinned log exceeds its limit. The sender must release the
+    /// pin although it cannot notify the replica.
     #[test]
     fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
         let (store, log) = master();
@@ -375,7 +375,7 @@ mod tests {
         assert!(!store.is_pinned(&name));
         sender.hears(999).expect("the peer spoke a moment ago");
         assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
-        // A busy node may not have read messages that arrived in time.
+        // A busy node may not yet have read messages that have arrived.
         sender.fill(&mut down, &origin, 5_000).expect("a node that was stalled keeps its peers");
         follower.hears(999).expect("the peer spoke a moment ago");
         assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
-    /// Verified files must stay verified.
+    /// The replica must not verify them again.
     #[test]
     fn what_was_looked_at_is_known_when_the_manifest_is_asked_for_again() {
         let (store, log) = master();
@@ -450,7 +450,7 @@ mod tests {
         }
     }
 
-    /// An honest link transfers everything.
+    /// A link without the intermediary transfers everything.
     #[test]
     fn an_honest_link_ends_with_the_masters_data() {
         let (store, log) = master();

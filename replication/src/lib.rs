@@ -24,21 +24,24 @@
 //!
 //! - **R1** A position identifies a point in one history: lineage, term of the segment, segment,
 //!   byte, offset, and the sequence number and chain value of the last batch. If the master's log
-//!   contains the replica's position, both logs are equal up to it. Only then the master continues
-//!   from there.
-//! - **R2** A master sends what it has written, or only what is durable if its node requires that.
-//!   The data therefore survives a kill of the master process. A replica appends and applies a
-//!   batch before it acknowledges it as written, and syncs it before it acknowledges it as durable.
-//!   It therefore keeps everything it shows even if it is killed, and can be promoted at any time.
-//!   Only a power cut can make the two diverge. A master that lost unsynced data begins another
-//!   segment at that point. Its replica detects that by R1 and follows R3.
-//! - **R3** Diverged logs are never merged. The replica fetches everything, and only from a master
-//!   that is entitled to replace its data ([`Follower`] has the rules). The replica first hands the
-//!   data that it drops to its host.
-//! - **R4** Memory is bounded. A sender reads from files when there is room to send, up to
-//!   [`WINDOW_BYTES`] and one batch. A replica buffers at most [`MAX_MESSAGE_BYTES`].
-//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]). Positions stay
-//!   valid, and branches of one history are distinct even at equal offsets.
+//!   contains the replica's position, both logs are equal up to it, and the master continues from
+//!   there.
+//! - **R2** A master sends batches that are written to its log file, or only durable ones if its
+//!   node requires that. The data therefore survives a kill of the master process. A replica
+//!   appends and applies a batch before it acknowledges it as written, and syncs it before it
+//!   acknowledges it as durable. Everything that clients read from a replica therefore survives a
+//!   kill, and the replica can be promoted at any time. Only a power cut can make the logs diverge.
+//!   A master that has lost unsynced data begins another segment at that point. Its replica detects
+//!   that by R1 and applies R3.
+//! - **R3** Diverged logs are never merged. The replica fetches the whole data set, if the rules of
+//!   [`Follower`] allow the master to replace it. Before that, the replica passes the batches that
+//!   it will drop to its host.
+//! - **R4** Memory is bounded. A sender reads from files only when there is room to send, and
+//!   buffers at most [`WINDOW_BYTES`] and one batch. A replica buffers at most
+//!   [`MAX_MESSAGE_BYTES`].
+//! - **R5** A promoted node begins a segment with a higher term ([`next_term`]). Earlier positions
+//!   stay valid. Positions in different branches of a history differ even if their offsets are
+//!   equal.
 //! - **R6** After `SteppedDown` the sender accepts no more writes, and the replica has received its
 //!   whole log. The replica's own segment therefore begins after every acknowledged write.
 //!

@@ -7,7 +7,7 @@ use store::Lineage;
 pub struct Timeouts {
     /// Maximum time between two progress messages of either end. Default 1,000.
     pub heartbeat_ms: u64,
-    /// Time without a message after which a peer counts as lost. Default 60,000, like Redis's
+    /// Time without a message after which a peer is considered dead. Default 60,000, like Redis's
     /// repl-timeout.
     pub timeout_ms: u64,
 }
@@ -19,7 +19,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Returns an error if a peer, last heard at `heard_ms`, has been silent for too long.
+    /// Returns an error if the last message of a peer, at `heard_ms`, is older than the timeout.
     pub(crate) fn hears(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
         let silent_ms = now_ms.saturating_sub(heard_ms);
         if silent_ms < self.timeout_ms { Ok(()) } else { Err(LinkError::Timeout(silent_ms)) }
@@ -32,7 +32,7 @@ pub enum LinkError {
     /// The peer sent an invalid message.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// The peer was silent for too long.
+    /// The peer has sent nothing for too long.
     #[error("received nothing for {0} ms")]
     Timeout(u64),
     /// The peer refused the link, and gave this reason.
@@ -41,17 +41,17 @@ pub enum LinkError {
     /// The peer is not a Tidemark server.
     #[error("{0}")]
     Foreign(String),
-    /// This replica must not follow the master.
+    /// The rules of R3 do not allow this replica to follow the master.
     #[error(transparent)]
     Unfit(Refusal),
     /// Error of the local disk or log.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// A file arrived damaged, or a crash tore the part that an earlier link fetched. The next link
-    /// fetches it again.
+    /// A file arrived damaged, or a crash damaged the part that an earlier link fetched. The next
+    /// link fetches it again.
     #[error("checksum mismatch in a received file, fetching it again")]
     Damaged,
-    /// This node cannot apply the master's next data and did not accept it.
+    /// This node cannot apply the next batch or data set of the master, and did not accept it.
     #[error("{0}")]
     Unready(String),
     /// A record cannot be applied.

@@ -1,9 +1,10 @@
-//! Master's end of a link: feeds one replica from the files of the log and, for a full sync, of the
-//! snapshot.
+//! Master's end of a link: sends the log files to one replica and, for a full sync, the files of
+//! the snapshot.
 //!
-//! A sender has no copy of the data and reads files only when there is room to send (R4). It pins
-//! the files of a full sync until the link closes, or until the log kept for the sync exceeds a
-//! limit. Then the replica must request the manifest again, but keeps the files that it has.
+//! A sender buffers no data and reads files only when there is room to send (R4). It pins the files
+//! of a full sync until the link closes, or until the log retained for the sync exceeds a limit. In
+//! the latter case the replica must request the manifest again, but keeps the files that it has
+//! fetched.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Distance in bytes from the log's end within which reads hit the page cache.
 const AT_HAND_BYTES: u64 = 256 << 10;
 
-/// Maximum number of segment headers in Welcome. They cover 64 GiB of log.
+/// Maximum number of segment headers in Welcome. This many segments contain up to 64 GiB of log.
 const MAX_HEADS: usize = 1024;
 
 /// Maximum size of a replica's message in bytes.
@@ -35,8 +36,8 @@ const REPLICA_MESSAGE_BYTES: usize = 4 << 10;
 pub struct LogSource<'a> {
     /// Data folder of the master.
     pub store: &'a Store,
-    /// End of the log that replicas may receive. It is written; the node decides whether it must
-    /// also be durable.
+    /// End of the log that replicas may receive. The log up to there is written. The node decides
+    /// whether it must also be durable.
     pub end: Position,
     /// Term of the newest segment.
     pub term: u64,
@@ -56,15 +57,15 @@ pub enum Sending {
 /// Properties of the replica.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Address at which the replica is reachable, as it announced; empty if it did not.
+    /// Address that the replica has announced. Empty if it has not announced one.
     pub ip: String,
     /// Port that the replica listens on; 0 before Hello.
     pub port: u16,
     /// Whether the replica has data of this lineage but needs a full sync.
     pub refused_log: bool,
-    /// End of its log, if this master's log does not continue from there.
+    /// End of the replica's log, if this master's log does not contain that position.
     pub diverged_at: Option<u64>,
-    /// Activity of the sender for this replica.
+    /// What the sender currently sends.
     pub sending: Sending,
     /// Offset up to which the replica has written and applied the log.
     pub written: u64,
@@ -85,7 +86,7 @@ enum Work {
 /// State machine of the master's end; see the head of this file.
 pub struct Sender {
     times: Timeouts,
-    /// Maximum size in bytes of log to keep for a full sync.
+    /// Maximum size in bytes of the log retained for a full sync.
     pinned_bytes: u64,
     reader: Reader,
     writer: Writer,
@@ -95,10 +96,10 @@ pub struct Sender {
     hello: Option<Hello>,
     work: Work,
     pin: Option<Arc<Pin>>,
-    /// End of the log when the files were pinned. The manifest itself keeps earlier parts.
+    /// End of the log when the files were pinned. The manifest retains earlier parts of the log.
     pinned_from: u64,
-    /// Whether the pin was released. Requests that the replica sent before it was notified are then
-    /// ignored.
+    /// Whether the pin was released. If so, requests that the replica sent before the notification
+    /// are ignored.
     given_up: bool,
     chunk: Vec<u8>,
     said_ms: u64,
@@ -119,7 +120,8 @@ impl std::fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Begins a link. A full sync keeps at most `pinned_bytes` of log beyond the usual retention.
+    /// Begins a link. A full sync retains at most `pinned_bytes` of log in addition to the usual
+    /// retention.
     pub fn new(times: Timeouts, pinned_bytes: u64, now_ms: u64) -> Sender {
         let peer = Peer {
             ip: String::new(),
@@ -156,8 +158,8 @@ impl Sender {
         std::mem::take(&mut self.asked_to_step_down)
     }
 
-    /// Records that the node has stepped down. The replica is notified after everything before
-    /// `end` is sent.
+    /// Records that the node has stepped down. The sender notifies the replica after it has sent
+    /// the log up to `end`.
     pub fn stepped_down(&mut self, end: u64) {
         self.steps_down_at = Some(end);
     }
@@ -253,10 +255,9 @@ impl Sender {
         }
     }
 
-    /// Adds messages to `out` until it holds [`WINDOW_BYTES`] or nothing remains to send.
+    /// Adds messages to `out` until it contains [`WINDOW_BYTES`] or nothing remains to send.
     ///
-    /// The caller invokes this when there is room to send, when the log has grown, and at each
-    /// tick.
+    /// Called when there is room to send, when the log has grown, and at each tick.
     pub fn fill(
         &mut self,
         out: &mut Vec<u8>,
@@ -313,7 +314,8 @@ impl Sender {
                             self.writer.master_says(out, &ToReplica::Batch(frame))
                         }
                         Ok(Step::End) => break,
-                        // The segment was removed. The next link learns that from Welcome.
+                        // The segment was removed. The replica reconnects, and Welcome then has the
+                        // verdict `Removed`.
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -337,16 +339,16 @@ impl Sender {
         Ok(())
     }
 
-    /// Returns an error if the replica has been silent for too long.
+    /// Returns an error if the replica has sent nothing for too long.
     ///
-    /// The caller invokes this periodically, even without room to send, but only when no input is
-    /// pending. A busy master may read a timely message late.
+    /// Called periodically, even without room to send, but only when no input is pending, because a
+    /// busy master may read a message long after its arrival.
     pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
         self.times.hears(self.peer.heard_ms, now_ms)
     }
 
-    /// Releases the pin if the log has grown too much. The caller invokes this even without room to
-    /// send, so that a replica that reads nothing cannot retain more of the log.
+    /// Releases the pin if the retained log exceeds the limit. Called even without room to send,
+    /// because a replica that reads nothing must not retain more of the log.
     pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
@@ -378,8 +380,8 @@ impl Sender {
                     (self.peer.written, self.peer.durable) = (hello.position.offset, 0);
                     Verdict::Continue
                 }
-                // The replica would have to return to a branch that other promotions have
-                // abandoned.
+                // If the terms differ, the replica's data is on a branch that a promotion has
+                // abandoned, so the logs diverge.
                 Err(Absent::Short) if !is_other(origin.term) => Verdict::Short,
                 Ok(_) | Err(Absent::Diverged | Absent::Short) => Verdict::Diverged,
                 Err(Absent::Removed) => Verdict::Removed,
@@ -401,7 +403,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether the remaining work is short: only recent data, which is still in the page cache.
+    /// Whether all data left to send is recent and therefore in the page cache.
     pub fn is_at_hand(&self, origin: &LogSource<'_>) -> bool {
         match &self.work {
             Work::Log { tail, first: None } => {
@@ -413,14 +415,14 @@ impl Sender {
         }
     }
 
-    /// Sends the reason for a refusal. The caller then closes the link.
+    /// Sends the reason why the link is refused. The caller then closes the link.
     pub fn refuse(&mut self, out: &mut Vec<u8>, why: &str) {
         self.writer.master_says(out, &ToReplica::Refused(why));
     }
 }
 
-/// Returns the first position of a segment; `None` if it is gone. Segment 1 means the first one of
-/// the log, whose number may be higher.
+/// Returns the first position of a segment. `None` if the segment was removed. Segment 1 stands for
+/// the first segment of the log, whose number may be higher.
 fn first_place(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {

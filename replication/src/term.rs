@@ -1,10 +1,11 @@
-//! Terms: the promotion that began a segment of the log.
+//! A term identifies the promotion that began a segment of the log.
 
 /// Returns the term of a node promoted from `term`, `by` promotions later.
 ///
-/// The upper half counts promotions. The lower half is random and distinguishes two nodes promoted
-/// from the same history. At the maximum count, which only a faulty master can cause, the lower
-/// half increases instead. A node can therefore always be promoted, and terms never decrease.
+/// The upper half counts promotions. The lower half is random and distinguishes two nodes that were
+/// promoted from the same history. If the count is at its maximum, which only a faulty master can
+/// cause, the lower half increases instead. A node can therefore always be promoted, and terms
+/// never decrease.
 pub fn next_term(term: u64, by: u32, random: u32) -> u64 {
     match promotions(term) {
         u32::MAX => term.saturating_add(u64::from(random | 1)),

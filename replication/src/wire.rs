@@ -1,10 +1,10 @@
-//! Encoding of a link's messages. They are frames of the store (length, CRC-32C, body). The context
-//! of the CRC is the message number in its direction, from 0, which reveals lost and repeated
-//! messages. A body consists of a kind and little-endian fields.
+//! Encoding of a link's messages. They are frames of the store (length, CRC-32C, body). The CRC
+//! also covers the message number in its direction, from 0, to detect lost and repeated messages. A
+//! body consists of a kind and little-endian fields.
 
 use store::{Check, FRAME_BYTES, Frame, Lineage, MAX_BODY_BYTES, Position, frame_head, read_frame};
 
-/// Protocol version; must be equal on both ends.
+/// Protocol version. Must be equal on both ends.
 pub const PROTOCOL: u32 = 3;
 
 /// Maximum size of a message in bytes: a batch with the largest body, plus overhead.
@@ -28,15 +28,15 @@ pub struct Hello {
 /// Whether the master's log contains the replica's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does: the log follows.
+    /// The log contains it. The master sends the log from there.
     Continue,
-    /// Unknown: that part of the log was removed.
+    /// Unknown, because that part of the log was removed.
     Removed,
-    /// No: the master's history differs.
+    /// No, the histories diverge.
     Diverged,
-    /// No: the master has another data set.
+    /// No, the master has another data set.
     Foreign,
-    /// No: the master's log ends earlier.
+    /// No, the master's log ends earlier.
     Short,
 }
 
@@ -68,8 +68,8 @@ pub(crate) enum ToReplica<'a> {
         lineage: Lineage,
         term: u64,
         end: u64,
-        /// Headers of the master's segments, newest first, as many as fit. The replica uses them to
-        /// locate the divergence. Empty with `Continue` or `Foreign`.
+        /// Headers of the master's newest segments, newest first. The replica uses them to locate
+        /// the divergence. Empty with `Continue` or `Foreign`.
         segments: &'a [u8],
     },
     Manifest(&'a [u8]),
@@ -80,7 +80,7 @@ pub(crate) enum ToReplica<'a> {
         end: u64,
         time_ms: u64,
     },
-    /// The requested data is gone: request the manifest again.
+    /// The requested data was removed. The replica must request the manifest again.
     Gone,
     Refused(&'a str),
     /// The sender accepts no more writes, and its log ends at this offset.
@@ -89,7 +89,7 @@ pub(crate) enum ToReplica<'a> {
     },
 }
 
-/// Encoder and numbering of messages.
+/// Encodes and numbers messages.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     sent: u64,
@@ -158,7 +158,7 @@ impl Writer {
     }
 }
 
-/// Decoder of a byte stream into message bodies.
+/// Decodes a byte stream into message bodies.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     buffer: Vec<u8>,
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Any input is a message or an error.
+    /// Any input gives a message or an error.
     #[test]
     fn no_bytes_make_a_reader_panic() {
         let mut rng = fastrand::Rng::with_seed(5);

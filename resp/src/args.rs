@@ -2,8 +2,7 @@
 
 use super::span::Span;
 
-/// Arguments of one request, beginning with the command's name. Copying this view copies two
-/// slices.
+/// Arguments of one request, beginning with the command's name. Cheap to copy: contains two slices.
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
     bytes: &'a [u8],
@@ -22,15 +21,15 @@ impl<'a> Args<'a> {
         self.spans.len()
     }
 
-    /// Whether there are no arguments. A whole request has at least one; a part of it may have
-    /// none.
+    /// Whether there are no arguments. A whole request has at least one argument. A part of a
+    /// request may have none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Returns the argument at `index`. An index out of range returns an empty slice, so that a bug
-    /// in a command cannot crash the server.
+    /// Returns the argument at `index`. Returns an empty slice if the index is out of range, so
+    /// that a bug in a command cannot crash the server.
     #[inline]
     pub fn at(&self, index: usize) -> &'a [u8] {
         match self.spans.get(index) {

@@ -5,7 +5,7 @@ use super::span::Span;
 /// Splits a line into words like Redis's `sdssplitargs`. Returns `None` for an unterminated quote,
 /// or a closing quote inside a word.
 pub(super) fn split(line: &[u8], words: &mut Vec<u8>, spans: &mut Vec<Span>) -> Option<()> {
-    // As in Redis, fewer characters end a word than are skipped before one (C's `isspace`).
+    // As in Redis, only some of the characters that `isspace` skips before a word also end a word.
     let is_space = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
     let ends_word = |b: u8| matches!(b, b' ' | b'\n' | b'\r' | b'\t');
     let mut rest = line;

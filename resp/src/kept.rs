@@ -1,4 +1,4 @@
-//! Copies of requests for later execution, because the read buffer is reused.
+//! Copies of requests that are executed later, when the read buffer has been reused.
 
 use super::args::Args;
 use super::span::Span;

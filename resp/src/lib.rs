@@ -1,8 +1,8 @@
 //! RESP2 and RESP3, the protocols of Redis clients. [`Scanner`] parses requests into arguments,
 //! [`Reply`] encodes replies.
 //!
-//! The crate performs no I/O. The scanner returns ranges of the read buffer without copying, and
-//! resumes a partial request where it stopped. Replies are written directly to the connection's
+//! The crate performs no I/O. The scanner returns ranges of the read buffer without copying. It
+//! continues a partial request where it stopped. Replies are written directly to the connection's
 //! output buffer.
 #![forbid(unsafe_code)]
 

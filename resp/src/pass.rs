@@ -1,9 +1,8 @@
-//! Forwarding of RESP2 replies between nodes of a cluster: finds the end of a reply, and its
-//! elements.
+//! Finds the end of a RESP2 reply and its elements, to forward replies between cluster nodes.
 
 use crate::integer;
 
-/// Maximum length of a line in bytes: a type with a number, or an error.
+/// Maximum length in bytes of a line: a type with a number, or an error.
 const MOST_LINE: usize = 64 << 10;
 /// Maximum length of a string in bytes, as in Redis.
 const MOST_BULK: i64 = 512 << 20;
@@ -17,7 +16,7 @@ pub struct NoReply;
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyEnd {
     at: usize,
-    /// Number of incomplete replies and elements.
+    /// Number of replies and elements that are not complete.
     left: usize,
 }
 
@@ -27,7 +26,7 @@ impl Default for ReplyEnd {
     }
 }
 
-/// Returns the first line without CR LF; `None` if it is incomplete.
+/// Returns the first line without CR LF. `None` if the line is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<&[u8]>, NoReply> {
     // Fast path: nearly all lines are a type and one digit.
     if let [_, _, b'\r', b'\n', ..] = bytes {
@@ -50,8 +49,8 @@ fn length(digits: &[u8], most: i64) -> Result<usize, NoReply> {
 }
 
 impl ReplyEnd {
-    /// Returns the length of the first reply in `bytes`; `None` if it is incomplete. Each call must
-    /// pass the bytes of the previous call and may append more.
+    /// Returns the length of the first reply in `bytes`. `None` if the reply is incomplete. Each
+    /// call must pass the bytes of the previous call, and may append more bytes.
     pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, NoReply> {
         while self.left > 0 {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
@@ -89,7 +88,7 @@ pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     }))
 }
 
-/// Appends a complete RESP2 reply in RESP3, which has only one kind of null.
+/// Converts a complete RESP2 reply to RESP3 and appends it. RESP3 has only one kind of null.
 pub fn put_resp3(mut reply: &[u8], out: &mut Vec<u8>) {
     while let Ok(Some(head)) = line(reply) {
         let string = match head[0] {
@@ -121,7 +120,7 @@ mod tests {
         "*3\r\n$0\r\n\r\n*1\r\n*1\r\n+x\r\n:2\r\n",
     ];
 
-    /// Every prefix is incomplete, and a following reply does not matter.
+    /// Every prefix is incomplete, and bytes of another reply do not change the result.
     #[test]
     fn a_reply_ends_where_its_last_element_does() {
         for reply in REPLIES {

@@ -1,9 +1,9 @@
 //! Encoder of replies. It writes directly to the connection's output buffer, in the client's
 //! protocol version.
 //!
-//! RESP2 lacks some types of RESP3; the methods document their replacements. Only [`Reply::error`]
-//! writes errors. It removes CR, LF and NUL, so that an error that quotes client input cannot
-//! inject another reply.
+//! RESP2 lacks some types of RESP3. The methods document what they write instead. Only
+//! [`Reply::error`] writes errors. It removes CR, LF and NUL, so that an error that quotes client
+//! input cannot inject another reply.
 
 /// Protocol version of a connection, chosen by HELLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -15,11 +15,11 @@ pub enum Protocol {
     Resp3,
 }
 
-/// Maximum length of an error in bytes; the rest is cut off.
+/// Maximum length of an error in bytes. Longer errors are truncated.
 const MAX_ERROR: usize = 1024;
 
-/// Writer of replies for one connection. Aggregates begin with their length (`array(2)`); the
-/// elements follow.
+/// Writer of replies for one connection. An aggregate begins with its length (`array(2)`), followed
+/// by the elements.
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
     protocol: Protocol,
@@ -81,7 +81,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Writes an error; `text` includes the prefix (`ERR no such thing`). Replaces CR, LF and NUL
-    /// by spaces, and cuts off text after 1 KiB.
+    /// by spaces, and truncates the text after 1 KiB.
     pub fn error(&mut self, text: impl AsRef<[u8]>) {
         let text = text.as_ref();
         self.out.push(b'-');
@@ -108,8 +108,8 @@ impl<'a> Reply<'a> {
     /// written.
     ///
     /// - `bits`: bitwise OR of all integers, or a superset.
-    /// - `most`: size in bytes of the output buffer above which the call stops; the caller closes
-    ///   the client then.
+    /// - `most`: size in bytes of the output buffer above which the call stops. The caller then
+    ///   closes the client.
     /// - `write`: writes the header and the integers of one row.
     /// - `refused`: returns an error to write instead of the row.
     ///
@@ -127,7 +127,7 @@ impl<'a> Reply<'a> {
         let null =
             if self.protocol == Protocol::Resp3 { (b"_\r\n\0\0", 3) } else { (b"$-1\r\n", 5) };
         let head = SMALL.get(width).map(|word| word ^ u64::from(b':' ^ b'*'));
-        // The buffer is zeroed before use, so limit its size to what the rows can need.
+        // The buffer is zeroed before use, so do not make it larger than the rows require.
         let small = bits >> 19 == 0;
         let room =
             head.map_or(MAX_HEADER, length) + width * if small { MAX_SMALL_INT } else { MAX_INT };
@@ -171,7 +171,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// Writes a number as a bulk string, like GET.
+    /// Writes a number as a bulk string, as in the reply to GET.
     #[inline]
     pub fn bulk_int(&mut self, value: i64) {
         let mut buf = [0; 20];
@@ -183,7 +183,7 @@ impl<'a> Reply<'a> {
     ///
     /// # Panics
     ///
-    /// Panics if `write` appends another number of bytes.
+    /// Panics if `write` appends a different number of bytes.
     #[inline]
     pub fn bulk_with(&mut self, length: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.header(b'$', length);
@@ -197,7 +197,7 @@ impl<'a> Reply<'a> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// Writes human-readable text: a verbatim string; in RESP2 a bulk string.
+    /// Writes human-readable text: a verbatim string, or in RESP2 a bulk string.
     #[inline]
     pub fn text(&mut self, text: &str) {
         match self.protocol {
@@ -308,9 +308,9 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// Writer of one row, see [`Reply::int_rows`].
+/// Writer of one row; see [`Reply::int_rows`].
 pub struct IntRow<'a> {
-    /// Large enough for all remaining rows and [`USUAL_ROW`] more bytes.
+    /// Output, large enough for all remaining rows and [`USUAL_ROW`] more bytes.
     out: &'a mut [u8],
     at: usize,
     /// Encoded null, and its length.
@@ -322,8 +322,8 @@ pub struct IntRow<'a> {
     small: bool,
 }
 
-/// Size in bytes of a header, four integers below 2^19 and two flags (48), rounded up, and room for
-/// one more store of eight bytes.
+/// Size in bytes of a header, four integers less than 2^19 and two flags (48), rounded up, plus
+/// eight bytes for one more store.
 const USUAL_ROW: usize = 64 + 8;
 
 impl IntRow<'_> {
@@ -333,11 +333,11 @@ impl IntRow<'_> {
         self.at = put_int(self.out, self.at, value);
     }
 
-    /// Writes 1 or 0; a null for `None`.
+    /// Writes 1 or 0, or a null for `None`.
     #[inline(always)]
     pub fn flag(&mut self, value: Option<bool>) {
         match value {
-            // One word store: a load of bytes stored one by one would stall.
+            // Store a whole word. Loading bytes that were stored one by one would stall.
             Some(value) => {
                 let word = u32::from_le_bytes(*b":0\r\n") + (u32::from(value) << 8);
                 put(self.out, self.at, u64::from(word));
@@ -375,7 +375,7 @@ impl IntRow<'_> {
             ints.iter().for_each(|&value| self.int(value));
             return flags.iter().for_each(|&flag| self.flag(Some(flag)));
         };
-        // `USUAL_ROW` has eight spare bytes, so a store at any `at % 64` is in bounds.
+        // `USUAL_ROW` includes eight spare bytes, so a store at any `at % 64` is in bounds.
         let mut put =
             |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
         put(0, head);
@@ -390,7 +390,7 @@ impl IntRow<'_> {
     }
 }
 
-/// "00" to "99": one division yields two digits.
+/// "00" to "99". With this table one division yields two digits.
 const PAIRS: [u8; 200] = {
     let mut pairs = [0; 200];
     let mut i = 0;
@@ -405,10 +405,10 @@ const PAIRS: [u8; 200] = {
 /// Number of bytes to allocate at once for several rows.
 const ROWS_BYTES: usize = 8 << 10;
 
-/// Maximum size of an encoded integer in bytes: `:-9223372036854775808\r\n`.
+/// Maximum size in bytes of an encoded integer: `:-9223372036854775808\r\n`.
 const MAX_INT: usize = 23;
 
-/// Maximum size of an encoded integer below 2^19 in bytes: `:524287\r\n`. A null is shorter.
+/// Maximum size in bytes of an encoded integer less than 2^19: `:524287\r\n`. A null is shorter.
 const MAX_SMALL_INT: usize = 9;
 
 const MAX_HEADER: usize = MAX_INT;
@@ -459,7 +459,7 @@ fn put(out: &mut [u8], at: usize, word: u64) {
         word.to_le_bytes();
 }
 
-/// Writes an integer of 0 to 999,999 at `at` by stores of eight bytes. Returns the end.
+/// Writes an integer of 0 to 999,999 at `at`, with stores of eight bytes. Returns the end.
 #[inline(always)]
 fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize {
     if value < 1000 {
@@ -469,7 +469,7 @@ fn put_small(mut put: impl FnMut(usize, u64), at: usize, value: usize) -> usize 
     }
     let head = SMALL[value / 1000 % SMALL.len()];
     put(at, head);
-    // Overwrites the CR LF of the head.
+    // The second store overwrites the CR LF of the first.
     let at = at.wrapping_add(length(head)).wrapping_sub(2);
     put(at, THREE[value % 1000]);
     at.wrapping_add(5)
@@ -491,7 +491,7 @@ fn put_int(out: &mut [u8], at: usize, value: i64) -> usize {
     at + length
 }
 
-/// Writes `value` in decimal, ending before `buf[end]`. Returns the start. Needs at most 20 bytes.
+/// Writes `value` in decimal, ending before `buf[end]`. Returns the start. Writes at most 20 bytes.
 #[inline]
 fn digits(value: i64, buf: &mut [u8], end: usize) -> usize {
     let mut rest = value.unsigned_abs();
@@ -642,7 +642,7 @@ mod tests {
         }
     }
 
-    /// Rows of any width and number, with some errors, across several allocations.
+    /// Any number of rows of any width, with some errors, across several allocations.
     #[test]
     fn rows_are_written_as_arrays_of_integers() {
         for (rows, width) in [(0, 3), (1, 0), (1, 1), (7, 12), (1000, 6), (3, 1000), (2, 123_456)] {
@@ -674,7 +674,7 @@ mod tests {
                     r.int_rows(rows, width, bits, usize::MAX, write, refused);
                 });
                 assert!(found == expected, "{rows} rows of {width}");
-                // Output stops at the limit, with at most one allocation beyond it.
+                // Output stops at the limit, and at most one allocation exceeds it.
                 let most = expected.len() / 2;
                 let cut = written(protocol, |r| {
                     let write = |_, to: &mut IntRow<'_>| {
@@ -695,7 +695,7 @@ mod tests {
         }
     }
 
-    /// The crate redis-protocol decodes the same values in both protocols.
+    /// The crate redis-protocol decodes the same values from both protocol versions.
     #[test]
     fn redis_protocol_reads_what_is_written() {
         use redis_protocol::{resp2, resp3};

@@ -1,11 +1,11 @@
-//! Scanner of requests: finds the end of a request and the ranges of its arguments without copying
+//! Request scanner: finds the end of a request and the ranges of its arguments without copying
 //! them.
 //!
-//! The scanner is *resumable*: after an incomplete request it continues where it stopped once more
-//! bytes arrive. A decoder that starts over needs 25 ms for 10,000 arguments that arrive in
-//! packets. The scanner is *total*: every input yields a request, "incomplete" or an error. It
-//! never allocates by an announced size: a header that announces 512 MB or a million arguments
-//! costs nothing until the bytes arrive.
+//! The scanner is *resumable*: when more bytes of an incomplete request arrive, it continues where
+//! it stopped. A decoder that starts over for each packet needs 25 ms for 10,000 arguments. The
+//! scanner is *total*: every input yields a request, "incomplete" or an error. It never allocates
+//! memory according to a header: a header that announces 512 MB or a million arguments costs
+//! nothing until the bytes arrive.
 //!
 //! Like Redis it accepts two forms:
 //!
@@ -16,7 +16,8 @@
 //!
 //! Errors have the same text as in Redis. The scanner is stricter in two cases, to prevent request
 //! smuggling through a proxy that parses the same bytes differently. CR LF must follow a bulk
-//! string (Redis skips these two bytes unchecked). LF must follow the CR that ends a header line.
+//! string (Redis skips two bytes without checking them). LF must follow the CR that ends a header
+//! line.
 
 use super::Args;
 use super::inline::split;
@@ -25,10 +26,10 @@ use std::ops::Range;
 
 /// Maximum length of an inline request or a header line in bytes, as in Redis.
 const MAX_LINE: usize = 64 * 1024;
-/// Number of spans that a scanner keeps memory for.
+/// Maximum number of spans for which an idle scanner retains memory.
 const KEPT_SPANS: usize = 1024;
 
-/// Number of bytes of inline requests that a scanner keeps memory for.
+/// Maximum number of bytes that an idle scanner retains for inline requests.
 const KEPT_LINE: usize = 1024;
 
 /// Limits for the requests of a peer.
@@ -38,7 +39,7 @@ pub struct Limits {
     pub max_args: usize,
     /// Maximum size of an argument in bytes.
     pub max_bulk_bytes: usize,
-    /// Whether the peer has not authenticated yet, which changes the text of errors.
+    /// Whether the peer has not authenticated. Determines the text of errors.
     pub unauthenticated: bool,
 }
 
@@ -76,7 +77,7 @@ pub enum Malformed {
     /// A quote is unterminated, or the closing quote is not followed by a space.
     #[error("Protocol error: unbalanced quotes in request")]
     UnbalancedQuotes,
-    /// Another byte than `$` at the start of a bulk string.
+    /// The first byte of a bulk string is not `$`.
     #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
     ExpectedBulk(u8),
     /// A TLS client hello.
@@ -85,7 +86,7 @@ pub enum Malformed {
     /// A line that ends in `HTTP/1.x`. The connection closes without a reply.
     #[error("Protocol error: this port does not speak HTTP")]
     Http,
-    /// No CR LF at the announced end of a bulk string.
+    /// CR LF is missing at the end of a bulk string.
     #[error("Protocol error: expected CRLF after a bulk string")]
     ExpectedCrLf,
 }
@@ -93,13 +94,14 @@ pub enum Malformed {
 /// Result of [`Scanner::scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The request is incomplete. Call again with the same bytes and more.
+    /// The request is incomplete. The request is incomplete. Call again with the same bytes and
+    /// more.
     Incomplete,
     /// An empty request (an empty line, `*0`, `*-1`) of this many bytes to skip.
     Nothing(usize),
     /// A request of this many bytes; [`Scanner::args`] returns its arguments.
     Request(usize),
-    /// Protocol error: send it and close.
+    /// Protocol error. Send the error and close the connection.
     Refused(Malformed),
 }
 
@@ -122,25 +124,24 @@ enum Line {
 
 /// Scanner for the requests of one connection; see the head of this file.
 ///
-/// It keeps the arguments of several consecutive requests, so that the caller can inspect them
-/// before it executes the first; see [`Scanner::settle`].
+/// It stores the arguments of several consecutive requests, so that the caller can inspect all of
+/// them before it executes the first; see [`Scanner::settle`].
 pub struct Scanner {
     /// Arguments of all requests since [`Scanner::settle`], then those of the current partial
     /// request.
     spans: Vec<Span>,
     /// Index in `spans` of the current request's first argument.
     first: usize,
-    /// Index in `spans` of the last complete request's first argument. Its last one is before
-    /// `first`.
+    /// Index in `spans` of the last complete request's first argument. They end at `first`.
     last: usize,
-    /// Unescaped arguments of an inline request, the target of its spans.
+    /// Unescaped arguments of an inline request. Its spans are ranges of this buffer.
     inline: Vec<u8>,
     is_inline: bool,
     state: State,
     pos: usize,
     /// Number of remaining arguments.
     missing: usize,
-    /// There is no line end before this byte.
+    /// Position up to which the input was searched for a line end.
     searched: usize,
 }
 
@@ -249,8 +250,8 @@ impl Scanner {
         }
     }
 
-    /// Fast path for complete arguments of less than 100 bytes. Consumes as many as possible and
-    /// leaves the rest to the state machine. Returns whether the request is complete.
+    /// Fast path for complete arguments of less than 100 bytes. Consumes as many arguments as
+    /// possible. The state machine parses the rest. Returns whether the request is complete.
     #[inline]
     fn scan_short(&mut self, buf: &[u8], limits: &Limits) -> bool {
         if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
@@ -263,8 +264,8 @@ impl Scanner {
         let (mut last, mut bytes, mut length, mut header) =
             (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
         while missing > 0 {
-            // Compare "$dd\r\n" or "$d\r\n" as one word. At least eight bytes follow, except at the
-            // very end.
+            // Compare "$dd\r\n" or "$d\r\n" as one word. A load of eight bytes is possible except
+            // near the end of the buffer.
             let Some(&head) = rest.first_chunk() else { break };
             let word = u64::from_le_bytes(head);
             if (word ^ last) & bytes != 0 {
@@ -293,7 +294,7 @@ impl Scanner {
             if argument.last_chunk() != Some(b"\r\n") {
                 break;
             }
-            // All values are at most the buffer's length, so nothing wraps.
+            // All values are at most the length of the buffer, so the arithmetic does not overflow.
             let (start, end) = (pos.wrapping_add(header), pos.wrapping_add(text));
             self.spans.push(Span { start: start as u32, end: end as u32 });
             pos = end.wrapping_add(2);
@@ -334,7 +335,7 @@ impl Scanner {
     }
 
     /// Returns the arguments of a request since [`Scanner::settle`]. `buf` must be the same as in
-    /// its [`Scanner::scan`]. Of inline requests only the last one is available.
+    /// its [`Scanner::scan`]. If the request is inline, it must be the last one.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
@@ -352,7 +353,7 @@ impl Scanner {
         self.spans.len()
     }
 
-    /// Discards all complete requests, but not the current partial one.
+    /// Discards all complete requests, and keeps the current partial one.
     #[inline]
     pub fn settle(&mut self) {
         if self.first == self.spans.len() {
@@ -479,7 +480,7 @@ mod tests {
 
     type Requests = Vec<Vec<Vec<u8>>>;
 
-    /// Returns all requests in `bytes` if they arrive in pieces that end at `cuts`, and the error.
+    /// Scans `bytes` in pieces that end at `cuts`. Returns all requests, and the error if any.
     fn scan_in_pieces(
         bytes: &[u8],
         cuts: &[usize],
@@ -688,8 +689,8 @@ mod tests {
         assert_eq!(scanner.spans.capacity(), 0);
     }
 
-    /// Compares the scanner with the crate redis-protocol. For valid arrays of bulk strings both
-    /// must find the same arguments and length, and ask for more after each prefix.
+    /// Compares the scanner with the crate redis-protocol. For valid arrays of bulk strings, both
+    /// must return the same arguments and length, and report each prefix as incomplete.
     #[test]
     fn agrees_with_redis_protocol_on_the_same_bytes() {
         use redis_protocol::resp2::{decode::decode, types::OwnedFrame};
@@ -709,8 +710,8 @@ mod tests {
                     bytes.extend_from_slice(b"\r\n");
                 }
             }
-            // A third of the rounds damage one byte. Both must then agree if redis-protocol
-            // accepts.
+            // A third of the iterations damage one byte. If redis-protocol accepts the damaged
+            // request, the scanner must return the same arguments.
             let damaged = round % 3 == 0;
             if damaged {
                 let at = random.usize(..bytes.len());

@@ -12,7 +12,8 @@ pub(super) struct Span {
 impl Span {
     #[inline]
     pub(super) fn new(start: usize, end: usize) -> Span {
-        // Lossless: the configuration limits the query buffer to less than 4 GiB.
+        // The cast is lossless, because the configuration limits the query buffer to less than 4
+        // GiB.
         Span {
             start: u32::try_from(start).unwrap_or(u32::MAX),
             end: u32::try_from(end).unwrap_or(u32::MAX),

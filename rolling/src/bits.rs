@@ -1,6 +1,6 @@
-//! Sets of numbers below 32, as bitmaps.
+//! Sets of integers from 0 to 31, stored as bitmaps.
 
-/// Returns the numbers of a set in ascending order.
+/// Returns the elements of a set in ascending order.
 #[inline(always)]
 pub fn ones(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {

@@ -1,14 +1,14 @@
-//! The frontier: which ids count as normal traffic, so that one bad id moves no boundary (R5,
-//! promise 7).
+//! The frontier decides which ids count as normal traffic. A single bad id cannot move a table
+//! boundary (R5, promise 7).
 //!
-//! Ids grow with time, so traffic ends near the highest id so far. But a broken client may send
-//! 2^64-1, and a ring that accepted it as the end could never roll again. An id that jumps more
-//! than a *window* beyond the frontier is therefore *ahead*: the engine stores it exactly in the
-//! outlier map, and it moves nothing.
+//! Ids grow with time, so a new id is normally close to the highest one so far. But a broken client
+//! may send 2^64-1. If that became the highest id, the ring could never roll again. An id more than
+//! one *window* above the frontier is therefore *ahead*: the engine stores it in the outlier map,
+//! and no boundary moves.
 //!
-//! Ids that are ahead may also be legitimate: the service was idle for a month, or a second service
-//! with other ids writes to the space. When there are enough of them, a *range* opens for them.
-//! Each range has its own highest id and window, and ends below the next range:
+//! Ids that are ahead may also be legitimate. The service may have been idle for a month, or a
+//! second service may use larger ids. When enough such ids arrive, a *range* opens for them. Each
+//! range has its own highest id and window, and ends where the next range starts:
 //!
 //! ```text
 //!      range 0, from id 0       high    window           range 1       high   window
@@ -17,37 +17,38 @@
 //!                                 moves high                             moves high
 //! ```
 //!
-//! The ring has an open table at each `high` and rolls there. A new range takes nothing from the
-//! others, so a jump does not decide whether older traffic has ended, and slow traffic is not at a
-//! disadvantage. A range opens at the *shorth*, the shortest interval with half of the ids (Andrews
-//! et al., Robust Estimates of Location, 1972), so a bad id among good ones has no influence. The
-//! number of ids needed:
+//! The ring has an open table at each `high` and rolls there. A new range does not change the
+//! others, so older traffic may continue at any rate. A range opens at the *shorth*, the shortest
+//! interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A few bad
+//! ids therefore do not affect it. The number of ids needed:
 //!
 //! - Without any range: [`QUORUM`] distinct ids, or [`QUORUM_ENTRIES_AT_START`] entries, or
 //!   `max_aside` entries if that is less.
-//! - With ranges: a sixteenth of `max_aside` entries, [`LEAP`] by default, of at least [`QUORUM`]
-//!   ids, within less than a sixteenth of the distance to the range below. The search uses the
-//!   shortest interval with that number of ids, or with half of them, since two services may start
-//!   together. Beyond `max_aside` entries they need not be close together. If the interval is
-//!   within [`WINDOW_SPANS`] windows of the range below, that range grows instead.
-//! - When memory for outliers is short: a quorum as at the start, wherever its ids are.
+//! - With ranges: `max_aside / 16` entries ([`LEAP`] by default) of at least [`QUORUM`] distinct
+//!   ids. The interval must be shorter than a sixteenth of its distance to the range below; with
+//!   `max_aside` entries any interval will do. The interval contains that number of ids, or half of
+//!   all ids if that is less, because two services may start at the same time. If it is within
+//!   [`WINDOW_SPANS`] windows of the range below, that range grows instead.
+//! - When memory for outliers is short: the same number as without any range, at any distance.
 //!
-//! A range without new ids, while [`IDLE`] new ids arrive elsewhere, is joined with the range above
-//! it; its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all are in use,
-//! other ids stay ahead until there are `max_aside` entries or memory is short; then the least
-//! recently used range is joined.
+//! A range that receives no new id while other ranges receive [`IDLE`] is joined with the range
+//! above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all are in
+//! use, other ids stay ahead until the map has `max_aside` entries or memory is short. Then the
+//! least recently used range is joined.
 //!
-//! One step covers at most half of the remaining ids ([`Frontier::reach`]). A ring at the end of
-//! the id space could never roll again, and legitimate traffic has no reason to jump there, but
-//! negative numbers do: a client's -1 is 2^64-1. Such ids stay ahead. Only a space that starts
-//! there, with `max_aside` entries, a quorum, and hardly any lower id, has its frontier there.
+//! One step covers at most half of the remaining ids ([`Frontier::reach`]), because a ring at the
+//! end of the id space could never roll again. Legitimate ids do not jump there, but negative
+//! numbers do: a client's -1 is 2^64-1. Such ids stay ahead. The first range opens beyond the reach
+//! only if the map has `max_aside` entries, and most of them are there and form a quorum.
 //!
-//! A space may refuse ids that are too high (`max_ahead`), measured from the highest range or,
-//! without any range, from the highest id ahead ([`Frontier::is_too_far`]).
+//! A space may refuse ids that are too high (`max_ahead`). The distance is measured from the
+//! highest range or, without any range, from the highest id in the outlier map
+//! ([`Frontier::is_too_far`]).
 //!
-//! A node that replays a log (at start, or as a replica) takes the frontier from the log
-//! ([`Frontier::tell`]) and admits nothing itself. Replay orders batches differently from the
-//! original writes, so it would admit ids earlier and tables would begin elsewhere.
+//! A node that replays a log (at startup, or as a replica) reads the frontier from the log
+//! ([`Frontier::tell`]) and does not move it by itself. Replay orders the ids of a batch
+//! differently from the original writes. A frontier computed from them would admit ids earlier and
+//! put table boundaries at other ids.
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -56,23 +57,25 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 
-/// Distinct ids that must be ahead before a range opens.
+/// Number of distinct ids that must be ahead before a range opens.
 pub(crate) const QUORUM: usize = 64;
-/// Entries that open the first range even with fewer distinct ids: a service may have three posts.
+/// Number of entries that open the first range even if they have fewer than [`QUORUM`] distinct
+/// ids. A small service may have only three posts.
 const QUORUM_ENTRIES_AT_START: usize = 4096;
-/// Upper bound of the entries that must be ahead before a further range opens.
+/// Maximum number of entries that must be ahead before another range opens.
 const LEAP: usize = 4096;
-/// Most entries of one id that count towards [`LEAP`].
+/// Maximum number of entries of one id that count towards [`LEAP`].
 const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
-/// Narrowest window of a range.
+/// Minimum window of a range.
 const WINDOW_LEAST: u64 = 1024;
 const WINDOW_SPANS: u64 = 16;
-/// Most ranges of a frontier. Each has an open table.
+/// Maximum number of ranges of a frontier. Each has an open table.
 pub const MAX_RANGES: usize = 8;
-/// New ids elsewhere after which a range without new ids is joined with the one above it.
+/// Number of new ids in other ranges after which a range without new ids is joined with the one
+/// above it.
 const IDLE: u64 = 1 << 16;
 
-/// Returns the entries needed for a further range.
+/// Returns the number of entries that opens another range.
 fn leap_of(max_aside: usize) -> usize {
     (max_aside / 16).clamp(QUORUM, LEAP)
 }
@@ -100,9 +103,10 @@ pub struct Range {
 }
 
 impl Range {
-    /// Encodes ranges, given in ascending order, as numbers for a log or a snapshot. The list has
-    /// `high` and `window` of the highest range, then for each lower range, descending: `start` of
-    /// the range above it, `high`, `window`. No ranges yield no numbers.
+    /// Encodes ranges, given in ascending order, as numbers for a log or a snapshot. The list
+    /// contains `high` and `window` of the highest range. For each lower range, in descending
+    /// order, it then contains `start` of the range above it, `high`, `window`. An empty slice
+    /// yields an empty list.
     pub fn encode(ranges: &[Range]) -> Vec<u64> {
         let mut numbers = Vec::new();
         for (i, range) in ranges.iter().enumerate().rev() {
@@ -132,14 +136,14 @@ impl Range {
     }
 }
 
-/// A range, and the count of new ids at the time its `high` last moved.
+/// A range, and the value of [`Tracking::moves`] when its `high` last moved.
 #[derive(Clone, Copy)]
 struct Tracked {
     range: Range,
     moved: u64,
 }
 
-/// A range below the highest one, in the form that writers read.
+/// A range below the highest one, as published to writers.
 struct Lower {
     start: u64,
     high: AtomicU64,
@@ -147,8 +151,8 @@ struct Lower {
 
 /// Decides which ids count as normal. All methods may be called from any thread.
 ///
-/// Aligned to two cache lines, which processors fetch in pairs: writers of new ids store here, and
-/// every read loads the adjacent data.
+/// Aligned to two cache lines, because processors fetch lines in pairs. Writers of new ids store to
+/// this struct, and every read loads the adjacent data.
 #[repr(align(128))]
 pub struct Frontier {
     /// `start` and `high` belong to the highest range; 0 while `known` is false.
@@ -158,23 +162,24 @@ pub struct Frontier {
     follows: AtomicBool,
     /// `u64::MAX` if unlimited.
     max_ahead: AtomicU64,
-    /// Entries needed for a further range, and entries beyond which any will do.
+    /// Number of entries that opens another range, and number at which their distances no longer
+    /// matter.
     leap: AtomicUsize,
     max_aside: AtomicUsize,
-    /// Writes that were ahead since the last [`Frontier::advance`], and how many must follow before
-    /// the next one.
+    /// Number of writes that were ahead since the last [`Frontier::advance`], and number that
+    /// triggers the next one.
     ahead: AtomicUsize,
     patience: AtomicUsize,
     /// Ranges below the highest one, in ascending order.
     lower: ArcSwap<Vec<Lower>>,
-    /// All ranges, in ascending order. Held while a range moves, opens or is joined.
+    /// All ranges, in ascending order. Locked while a range moves, opens or is joined.
     ranges: Mutex<Tracking>,
 }
 
 #[derive(Default)]
 struct Tracking {
     ranges: Vec<Tracked>,
-    /// Number of new ids so far.
+    /// Number of times a range has moved to a higher id.
     moves: u64,
 }
 
@@ -183,23 +188,23 @@ impl Tracking {
         self.ranges.iter().map(|tracked| tracked.range).collect()
     }
 
-    /// Returns the last range that starts at or below `id`.
+    /// Returns the index of the last range that starts at or below `id`.
     fn below(&self, id: u64) -> Option<usize> {
         self.ranges.iter().rposition(|tracked| tracked.range.start <= id)
     }
 
-    /// Returns the last possible id of range number `at`.
+    /// Returns the highest id that the range at index `at` may contain.
     fn last(&self, at: usize) -> u64 {
         self.ranges.get(at + 1).map_or(u64::MAX, |next| next.range.start - 1)
     }
 
-    /// Joins range number `at`, not the highest, with the range above it.
+    /// Joins the range at index `at`, which is not the highest, with the range above it.
     fn join(&mut self, at: usize) {
         let Tracked { range, .. } = self.ranges.remove(at);
         self.ranges[at].range.start = range.start;
     }
 
-    /// Joins ranges that are idle or full, except the highest. Returns whether there was any.
+    /// Joins ranges that are idle or full, except the highest. Returns whether any was joined.
     fn join_idle(&mut self) -> bool {
         let before = self.ranges.len();
         let mut at = 0;
@@ -215,7 +220,7 @@ impl Tracking {
     }
 
     /// Joins the least recently used range, except the highest and the one at or below `id`.
-    /// Returns whether there was any.
+    /// Returns whether any was joined.
     fn join_oldest(&mut self, id: Option<u64>) -> bool {
         let kept = id.and_then(|id| self.below(id));
         let others = (0..self.ranges.len().saturating_sub(1)).filter(|&at| Some(at) != kept);
@@ -226,7 +231,7 @@ impl Tracking {
 
 impl Frontier {
     /// Creates a frontier without ranges. `max_ahead`: see [`Frontier::is_too_far`]. `max_aside` is
-    /// the number of entries that may wait in the outlier map for nearby ids.
+    /// the number of outlier entries that opens a range even if their ids are far apart.
     pub fn new(max_ahead: Option<u64>, max_aside: usize) -> Frontier {
         Frontier {
             start: AtomicU64::new(0),
@@ -272,10 +277,11 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Publishes the ranges to writers, in an order that keeps every intermediate state safe. An id
-    /// that is inside before and after is inside throughout, and an id of a gap is ahead
-    /// throughout. A range that is joined with the highest one is part of it before it disappears.
-    /// The former highest range is in the list before a new one replaces it.
+    /// Publishes the ranges to writers. The order of the stores makes every intermediate state
+    /// safe: an id that is inside before and after never appears ahead, and an id of a gap never
+    /// appears inside. When the highest range absorbs another one, its `start` falls before the
+    /// other one leaves the list. A former highest range enters the list before the new one
+    /// replaces it.
     fn publish(&self, tracking: &Tracking) {
         let (top, lower) = match tracking.ranges.split_last() {
             Some((top, lower)) => (top.range, lower),
@@ -313,7 +319,7 @@ impl Frontier {
         self.publish(&tracking);
     }
 
-    /// Adopts the ranges of a snapshot. Ids that were [adopted](Frontier::adopt) before are kept.
+    /// Adopts the ranges of a snapshot. Previously [adopted](Frontier::adopt) ids stay inside.
     pub fn adopt_ranges(&self, ranges: &[Range]) {
         let ours = self.ranges();
         if !ranges.is_empty() {
@@ -332,27 +338,27 @@ impl Frontier {
         self.follows.load(SeqCst)
     }
 
-    /// Adopts the [`Frontier::ranges`] of the log's writer and follows the log from now on. The
-    /// frontier may fall, which takes back ids that were only admitted here.
+    /// Sets the [`Frontier::ranges`] that the log's writer recorded, and follows the log from now
+    /// on. The frontier may fall if this node has admitted more ids than the log's writer.
     pub fn tell(&self, ranges: &[Range]) {
         self.follow(true);
         self.set_ranges(ranges);
     }
 
-    /// Decides about a write that a log replays.
+    /// Decides about a write replayed from a log.
     pub(crate) fn admit_told(&self, id: u64) -> Admission {
         if self.follows() { self.look_up(id) } else { self.admit(id) }
     }
 
-    /// Decides about an operation that adds nothing, and so is not a sample of the traffic.
+    /// Decides about an operation that adds no data. Such an operation does not move the frontier.
     pub(crate) fn look_up(&self, id: u64) -> Admission {
         if self.contains(id) { Admission::Inside } else { Admission::Ahead }
     }
 
     /// Whether `id` is in a range.
     pub fn contains(&self, id: u64) -> bool {
-        // In this order, because `start` rises before `high` does. For SeqCst (plain loads on x86)
-        // see the argument in outliers.rs.
+        // Load `high` first, because `publish` stores `start` before `high`. SeqCst loads are plain
+        // loads on x86; outliers.rs explains why they are needed.
         let high = self.high.load(SeqCst);
         if id >= self.start.load(SeqCst) {
             return id <= high && self.known.load(SeqCst);
@@ -362,7 +368,7 @@ impl Frontier {
         lower.iter().rfind(|range| range.start <= id).is_some_and(|r| id <= r.high.load(SeqCst))
     }
 
-    /// Decides about a write of `id`. An id inside the window of a range moves the range's end.
+    /// Decides about a write to `id`. An id in the window of a range raises the range's `high`.
     #[inline]
     pub fn admit(&self, id: u64) -> Admission {
         let high = self.high.load(SeqCst);
@@ -372,8 +378,9 @@ impl Frontier {
         self.admit_above(id)
     }
 
-    /// Whether `id` exceeds the frontier by more than `max_ahead`. Without a frontier, `highest`
-    /// (the highest id in the outlier map) is the reference. The very first id is never too far.
+    /// Whether `id` exceeds the frontier by more than `max_ahead`. Before a range opens, the
+    /// distance is measured from `highest`, the highest id in the outlier map. The first id of a
+    /// space is never too far.
     pub fn is_too_far(&self, id: u64, highest: Option<u64>) -> bool {
         let most = self.max_ahead.load(Relaxed);
         self.high().or(highest).is_some_and(|from| id.saturating_sub(from) > most)
@@ -395,8 +402,9 @@ impl Frontier {
         }
         let Range { high, window, .. } = tracking.ranges[at].range;
         if id > high {
-            // A range cannot jump to its last possible id: a window is narrower than the gap when
-            // the range opens, and grows with the ids that fill the gap.
+            // One step cannot take a lower range to its last possible id. When the range opens its
+            // window is narrower than the gap above it, and only ids that fill the gap widen the
+            // window.
             if id - high > window || (is_top && id > reach(high)) {
                 self.ahead.fetch_add(1, Relaxed);
                 return Admission::Ahead;
@@ -413,7 +421,7 @@ impl Frontier {
         Admission::Inside
     }
 
-    /// Highest id that the frontier may reach in one step, which leaves half of the ids above it.
+    /// Highest id that the frontier may reach in one step: half of the remaining ids stay above it.
     pub fn reach(&self) -> u64 {
         reach(self.high().unwrap_or(0))
     }
@@ -430,15 +438,15 @@ impl Frontier {
         starts.skip(1).map(|start| start - 1).chain([u64::MAX]).collect()
     }
 
-    /// Whether new ids arrive in the table that ends at `last`: it is the newest, or another range
-    /// begins above it.
+    /// Whether the table that ends at `last` receives new ids. It is then the newest table or the
+    /// last one below the start of a range.
     pub fn is_open(&self, last: u64) -> bool {
         let Some(next) = last.checked_add(1) else { return true };
         next == self.start.load(SeqCst) || self.lower.load().iter().any(|r| r.start == next)
     }
 
-    /// Returns the first id above all admitted ones in the table that ends at `last`, where the
-    /// table may be closed. Returns `None` if there is none or the table is not
+    /// Returns the first id above all admitted ids of the table that ends at `last`. The table may
+    /// be closed there. Returns `None` if no such id exists or the table is not
     /// [open](Frontier::is_open). Takes no lock.
     pub fn boundary(&self, last: u64) -> Option<u64> {
         let high = match last.checked_add(1) {
@@ -454,8 +462,8 @@ impl Frontier {
         high.checked_add(1).filter(|&boundary| boundary <= last)
     }
 
-    /// Widens the window of the range of `id` to a quarter of `span`, the id range of a table that
-    /// filled up. Gaps that are small compared with a table are normal.
+    /// Widens the window of the range of `id` to a quarter of `span`, the number of ids in the
+    /// range of a full table. Gaps that are small compared with a table are normal.
     pub fn widen(&self, id: u64, span: u64) {
         let mut tracking = self.ranges.lock();
         if let Some(at) = tracking.below(id) {
@@ -464,7 +472,7 @@ impl Frontier {
         }
     }
 
-    /// Whether enough ids were ahead that [`Frontier::advance`] may find a range. `entries` is the
+    /// Whether enough writes were ahead for [`Frontier::advance`] to find a range. `entries` is the
     /// current size of the outlier map.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
@@ -473,13 +481,13 @@ impl Frontier {
             && !self.follows()
     }
 
-    /// Opens or extends a range for the ids in `ahead`: the ids of all outlier entries, once per
-    /// write, in any order. Returns whether a range opened or grew; the engine then moves entries
-    /// into tables.
+    /// Opens or extends a range for the ids in `ahead`. These are the ids of all outlier entries in
+    /// any order, repeated once per write. Returns whether a range opened or grew. The engine then
+    /// moves entries into tables.
     ///
-    /// `is_short` says that memory for outliers is short. `open` closes the table around the start
-    /// of the range and returns whether it did. It runs under the lock that moves the frontier, so
-    /// it must not wait for a writer that waits for the frontier.
+    /// `is_short`: memory for outliers is short. `open` closes the table that contains the start of
+    /// the range, and returns whether it did. It runs under the frontier's lock, so it must not
+    /// wait for a writer that waits for this lock.
     pub fn advance(
         &self,
         ahead: &mut Vec<u64>,
@@ -488,8 +496,8 @@ impl Frontier {
     ) -> bool {
         let mut tracking = self.ranges.lock();
         self.ahead.store(0, Relaxed);
-        // Every attempt sorts all entries. Wait for an eighth more, since most may be where no
-        // range opens.
+        // Every attempt sorts all entries, and most entries may never open a range. Retry only
+        // after an eighth more writes.
         self.patience.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
@@ -517,14 +525,14 @@ impl Frontier {
                 tracking.ranges.insert(at, tracked);
             }
         }
-        // There may be another range.
+        // The remaining entries may open another range.
         self.patience.store(0, Relaxed);
         self.ahead.store(QUORUM, Relaxed);
         self.publish(&tracking);
         true
     }
 
-    /// Joins idle ranges with the ranges above them. Returns whether there was any.
+    /// Joins idle ranges with the ranges above them. Returns whether any was joined.
     pub fn join_idle(&self) -> bool {
         if self.lower.load().is_empty() {
             return false;
@@ -547,9 +555,9 @@ impl Frontier {
         changed
     }
 
-    /// Returns the range to open for the sorted ids of `ahead`, or an existing range in extended
-    /// form if the jump is short compared with its window. Returns `None` if there are too few ids
-    /// or they are too far apart.
+    /// Returns the range to open for the sorted ids of `ahead`. If they are close to an existing
+    /// range, compared with its window, returns that range, extended. Returns `None` if there are
+    /// too few ids or they are too far apart.
     fn range_among(
         &self,
         tracking: &Tracking,
@@ -560,7 +568,7 @@ impl Frontier {
         self.keep_candidates(tracking, ahead, is_full, is_short)?;
         let mut half = ahead.len() / 2;
         if !tracking.ranges.is_empty() {
-            // The minimum for a range: the remaining ids may belong to another one.
+            // Use only the minimum for a range: the other ids may belong to another service.
             half = half.min(self.leap.load(Relaxed));
         }
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
@@ -578,15 +586,15 @@ impl Frontier {
             let window = known.window.max(window);
             return Some(Range { high: chain(near, window), window, ..known });
         }
-        // Ids closer to the shorth than to the range below are included: older posts of the same
-        // service.
+        // Include lower ids that are much closer to the shorth than to the range below. They are
+        // older posts of the same service.
         let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_SPANS;
         let start = ahead[..=first].iter().rev().copied().take_while(close).last()?;
         (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
     }
 
-    /// Reduces `ahead`, which is sorted, to the distinct ids of one gap in which a range may open.
-    /// Returns `None` if there are too few.
+    /// Reduces the sorted `ahead` to the distinct ids of the gap with the most entries. Returns
+    /// `None` if they are too few for a range.
     fn keep_candidates(
         &self,
         tracking: &Tracking,
@@ -617,8 +625,7 @@ impl Frontier {
         } else if !is_full {
             return None;
         } else if !is_quorum_at_start(ahead) || near.len() >= ahead.len().div_ceil(2) {
-            // Unless most ids are beyond the reach and form a quorum, the range starts within the
-            // reach.
+            // The range starts beyond the reach only if most ids are there and form a quorum.
             ahead.truncate(near.len());
         }
         ahead.dedup();
@@ -626,8 +633,8 @@ impl Frontier {
     }
 }
 
-/// Returns the highest of the ascending `ids` that is reachable by steps of at most `window`, and
-/// within `window` of the first.
+/// Follows the ascending `ids` in steps of at most `window`. Returns the last one that is within
+/// `window` of the first.
 fn chain(ids: &[u64], window: u64) -> u64 {
     let steps = ids.windows(2).take_while(|pair| pair[1] - pair[0] <= window);
     let near = steps.map(|pair| pair[1]).take_while(|id| id - ids[0] <= window);
@@ -646,7 +653,7 @@ mod tests {
     /// Capacity of the outlier map.
     const MOST: usize = 1 << 16;
 
-    /// Opens a range if one is due, and removes its ids from `ahead`.
+    /// Opens a range if there are enough ids, and removes its ids from `ahead`.
     fn take_in(frontier: &Frontier, ahead: &mut Vec<u64>) {
         if frontier.should_advance(ahead.len())
             && frontier.advance(&mut ahead.clone(), false, |_| true)
@@ -659,13 +666,13 @@ mod tests {
         Frontier::restore(&[Range { start: 0, high, window }], max_ahead, MOST)
     }
 
-    /// Returns the frontier's end after it receives all of `ahead` at once.
+    /// Advances the frontier over all of `ahead` at once. Returns its highest id.
     fn advanced(frontier: &Frontier, ahead: impl IntoIterator<Item = u64>) -> Option<u64> {
         let mut ahead: Vec<u64> = ahead.into_iter().collect();
         frontier.advance(&mut ahead, false, |_| true).then(|| frontier.high().unwrap())
     }
 
-    /// Creates a frontier that has seen `n` ids from `first`, `gap` apart.
+    /// Creates a frontier that has admitted `n` ids from `first`, `gap` apart.
     fn settled(first: u64, gap: u64, n: u64) -> Frontier {
         let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![];
@@ -738,7 +745,8 @@ mod tests {
                 write(&frontier, posts(2 * 5000)).is_empty() && frontier.high() < Some(5003),
                 "{most}"
             );
-            // Half of the ids, a few among few, or many against none, at the end of the id space.
+            // Ids near the end of the id space: half of all ids, three distinct ones, or all but
+            // one.
             let begins = |ids: &dyn Fn(u64) -> u64| {
                 let frontier = Frontier::new(None, most);
                 (advanced(&frontier, (0..most as u64).map(ids)), frontier.admit(u64::MAX))
@@ -767,7 +775,8 @@ mod tests {
         }
     }
 
-    /// Writes all ids and advances the frontier when due. Returns the ids that stay ahead.
+    /// Writes all ids and advances the frontier when [`Frontier::should_advance`] allows it.
+    /// Returns the ids that stay ahead.
     fn write(frontier: &Frontier, ids: impl Iterator<Item = u64>) -> Vec<u64> {
         let mut ahead: Vec<u64> = vec![];
         for id in ids {
@@ -797,7 +806,7 @@ mod tests {
         }
     }
 
-    /// The old range stays while new ids arrive in it.
+    /// A range stays while it receives new ids.
     #[test]
     fn traffic_that_jumps_opens_a_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -815,7 +824,7 @@ mod tests {
         let last = (1 << 51) - 1;
         assert_eq!((frontier.boundary(last), frontier.is_open(last)), (Some(old.high + 1), true));
         assert_eq!((frontier.boundary(last - 1), frontier.is_open(last - 1)), (None, false));
-        // Ids of the gap are ahead; ids of both ranges are inside and move them.
+        // Ids of the gap are ahead. Ids of both ranges are inside and raise `high`.
         assert_eq!((frontier.admit(last), frontier.admit(1 << 51)), (Ahead, Inside));
         assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
         assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
@@ -845,7 +854,7 @@ mod tests {
         }
     }
 
-    /// With [`MAX_RANGES`] in use, a further range replaces only an idle one.
+    /// With [`MAX_RANGES`] in use, a new range opens only after an idle one was joined.
     #[test]
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
@@ -869,8 +878,8 @@ mod tests {
         );
     }
 
-    /// The side with more writes gets the range. A range does not extend across another one, even
-    /// if its ids are close on both sides.
+    /// The gap with more writes gets the range. A range does not extend across another one, even if
+    /// there are nearby ids on both sides.
     #[test]
     fn a_range_opens_between_two_others_or_above_them() {
         let middle = 1 << 40;
@@ -888,7 +897,7 @@ mod tests {
         }
     }
 
-    /// With memory short, a quorum opens a range however far apart its ids are.
+    /// When memory is short, a quorum opens a range at any distance between its ids.
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
@@ -953,7 +962,8 @@ mod tests {
         assert_eq!(frontier.ranges().len(), 1);
     }
 
-    /// A few strays just above the traffic and many ids far above: the many get the range.
+    /// A few stray ids are just above the traffic, and many ids are far above it. The range opens
+    /// for the many.
     #[test]
     fn a_range_begins_far_above_the_one_below() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -980,7 +990,7 @@ mod tests {
         assert!(frontier.advance(&mut ahead, false, |range| range.start == 1 << 55));
     }
 
-    /// A few random ids open no range; many get a range of their own.
+    /// A few random ids open no range; many do.
     #[test]
     fn random_ids_take_nothing_from_the_traffic() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -996,7 +1006,7 @@ mod tests {
         assert_eq!(frontier.ranges()[0].high, old.high + 4096);
     }
 
-    /// Many ids near the end, such as negative numbers, before, between and after the others.
+    /// Many ids near 2^64, such as negative numbers, arrive before, between and after normal ids.
     #[test]
     fn ids_near_the_end_of_all_move_nothing() {
         let bad = |n: u64| (0..n).map(|i| u64::MAX - i * 1000);
@@ -1007,14 +1017,14 @@ mod tests {
             101_000
         );
         assert_eq!(frontier.high(), Some((1 << 50) + 1999 * 4096));
-        // Also within the widest possible window.
+        // Even a window without limit does not admit the last id.
         let frontier = of(1 << 50, u64::MAX, None);
         assert_eq!((frontier.admit(u64::MAX), frontier.admit(1 << 63)), (Ahead, Inside));
         assert_eq!(
             (frontier.admit(u64::MAX), frontier.reach()),
             (Ahead, (1 << 63) + (1 << 62) - 1)
         );
-        // The last step leaves one id, so the next table always has a place.
+        // The last step leaves one id for the next table.
         while frontier.high() < Some(frontier.reach()) {
             assert_eq!(frontier.admit(frontier.reach()), Inside);
         }
@@ -1024,7 +1034,7 @@ mod tests {
         );
     }
 
-    /// A space whose ids all are near the end.
+    /// All ids of the space are near 2^64.
     #[test]
     fn where_nothing_is_lower_the_frontier_may_be_anywhere() {
         let frontier = Frontier::new(None, MOST);
@@ -1036,13 +1046,13 @@ mod tests {
         assert_eq!(frontier.high(), Some(begin + 9999));
     }
 
-    /// Neither a few thousand ids far ahead nor a few frequent ones open a range.
+    /// A few thousand ids far ahead do not open a range, and neither do a few frequent ones.
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
         let few = LEAP as u64 - 1;
         assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1);
-        // An id counts at most as one of sixty-four.
+        // The entries of one id count for at most 1/64 of the minimum.
         let frontier = settled(1 << 50, 4096, 1000);
         let ids = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i);
         let often = std::iter::repeat_n((1 << 55) + QUORUM as u64, 100_000);
@@ -1054,7 +1064,7 @@ mod tests {
         );
     }
 
-    /// A jump that is short compared with the distance between ids.
+    /// The jump is short compared with the distances between the ids.
     #[test]
     fn a_short_jump_moves_its_range() {
         let frontier = settled(1 << 50, 4096, 1000);
@@ -1126,8 +1136,8 @@ mod tests {
         assert_eq!(Frontier::new(None, MOST).boundary(u64::MAX), None);
     }
 
-    /// Writers of both ranges and of the gap, while the upper range opens. No id of the gap may be
-    /// inside at any time.
+    /// Writes to both ranges and to the gap while the upper range opens. Ids of the gap must never
+    /// be inside.
     #[test]
     fn no_id_of_the_gap_is_inside_while_a_range_opens() {
         for round in 0..200 {

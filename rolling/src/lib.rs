@@ -1,4 +1,4 @@
-//! Rolling tables: the ring of tables that both engines share.
+//! Rolling tables: the ring of tables behind the counter engine and the existence engine.
 //!
 //! A *space* is divided into *tables* by ranges of ids. New ids are usually larger than old ones,
 //! so the newest table receives most new ids. When it is full the ring *rolls*: the newest table is
@@ -10,17 +10,17 @@
 //!   answers: unknown  | [h .. a-1]    [a .. b-1]    [b .. 2^64-1]
 //! ```
 //!
-//! The crate knows ranges, and which writer may write where; the content of a table is opaque to
-//! it. It performs no I/O, reads no clock and starts no threads. Invariants:
+//! The crate manages the ranges of ids and coordinates writers; table contents are opaque to it. It
+//! performs no I/O, reads no clock and starts no threads. Invariants:
 //!
 //! - **R1** The tables of a ring cover `[horizon, 2^64-1]` without gap or overlap at all times.
-//! - **R2** A reader takes one snapshot of the ring (an atomic load). It never waits, neither for
-//!   writers nor for a change of the ring.
+//! - **R2** A reader takes one snapshot of the ring (an atomic load). It never waits for writers or
+//!   for ring changes.
 //! - **R3** Writes of one key are serialised and go to the table that covers the id at that time,
 //!   even during rolls and rewrites.
-//! - **R4** Only [`Ring::recycle`] raises the horizon; no client write does.
-//! - **R5** An id far above all others moves no boundary ([`Frontier`]). [`Outliers`] stores it
-//!   exactly, and its readers do not wait either.
+//! - **R4** Client writes never raise the horizon; only [`Ring::recycle`] does.
+//! - **R5** An id far above all others moves no boundary ([`Frontier`]). [`Outliers`] stores such
+//!   ids, and its readers never wait.
 
 mod bits;
 mod frontier;

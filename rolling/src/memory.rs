@@ -1,23 +1,24 @@
 //! Zeroed memory for tables, as atomic words, backed by huge pages.
 //!
-//! Fresh pages cost nothing until they are touched, so opening a table of any size is fast.
-//! Tables of 2 MiB or more request huge pages, because random reads stall on address translation
-//! longer than on the cache line.
+//! The kernel allocates a page when it is first touched, so opening a table of any size is fast.
+//! Tables of 2 MiB or more request huge pages, because with small ones random reads wait longer for
+//! address translation than for the data.
 //!
-//! This file is the only one of the two engines with `unsafe`, for three reasons:
+//! Of the crates `rolling`, `counter` and `phantom` only this file contains `unsafe`, for three
+//! reasons:
 //! - *Viewing the map as atomics.* The map is private, anonymous, zeroed, page-aligned and owned by
 //!   `Words`, which never exposes its bytes. All access is through `&[AtomicU64]`, for which any
-//!   bit pattern is valid. The map is unmapped on drop, when no borrow exists. Anonymous memory has
-//!   no file behind it, so a truncated file cannot raise SIGBUS; if the machine runs out of memory,
-//!   the kernel's OOM killer acts as for any allocation.
-//! - *Prefetching.* A hint that reads nothing, at any address.
+//!   bit pattern is valid. The map is unmapped on drop, when no borrow exists. The memory is
+//!   anonymous, so no truncated file can raise SIGBUS. If the machine runs out of memory, the
+//!   kernel's OOM killer acts as for any allocation.
+//! - *Prefetching.* The instruction is a hint and never faults, whatever the address.
 //! - *Comparing sixteen bytes at a time.* Uses SSE2, which every x86-64 processor has.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
-/// Size from which a map requests huge pages. A map of whole huge pages contains no small ones.
+/// Size of a huge page. Maps of at least this size request huge pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Size of a regular page.
@@ -25,8 +26,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// A fixed number of zeroed `AtomicU64`, aligned to a page.
 pub struct Words {
-    /// A raw map: creating a `&[u8]` view, even briefly, would invalidate the derived pointers for
-    /// writing.
+    /// Raw, because creating a `&[u8]` view, even briefly, would invalidate the pointers used for
+    /// writes.
     map: memmap2::MmapRaw,
     len: usize,
 }
@@ -48,20 +49,21 @@ impl Words {
         let map = memmap2::MmapOptions::new().len(mapped).map_anon()?;
         #[cfg(target_os = "linux")]
         if is_large {
-            // A remainder that fills most of a huge page gets one as well.
+            // Round up if the last huge page is at least 7/8 full.
             let huge = (bytes + HUGE_PAGE_BYTES / 8) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-            // A kernel without transparent huge pages refuses; small pages only cost speed.
+            // Fails on a kernel without transparent huge pages. The map then uses small pages and
+            // is slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, 0, huge);
         }
         Ok(Words { map: map.into(), len })
     }
 
-    /// Bytes of the pages, touched or not.
+    /// Size in bytes, rounded up to whole pages. Includes untouched pages.
     pub fn size_bytes(&self) -> usize {
         Words::bytes_of(self.len)
     }
 
-    /// Bytes of the pages for `len` words.
+    /// Size of `len` words in bytes, rounded up to whole pages.
     pub fn bytes_of(len: usize) -> usize {
         len.max(1).saturating_mul(8).div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
     }
@@ -80,7 +82,7 @@ impl Words {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let address =
                 self.map.as_ptr().wrapping_add(index.wrapping_mul(8).wrapping_add(64 * line));
-            // SAFETY: a hint that reads nothing and raises no fault at any address.
+            // SAFETY: a prefetch is a hint; it never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -90,14 +92,14 @@ impl Words {
 
 /// Prefetches the cache line of `at` for a read.
 ///
-/// Issue many hints in short bursts of ten to twenty lines, with computation between the bursts:
+/// Issue hints in short bursts of ten to twenty cache lines, with computation between the bursts:
 ///
-/// - A processor tracks about two dozen outstanding lines and may drop further hints. On Zen 4
-///   sixteen consecutive hints all succeed, twenty sometimes, and 24 never. A dropped hint costs a
-///   full stall later.
+/// - A processor tracks about two dozen outstanding cache lines and may drop further hints. On Zen
+///   4 sixteen consecutive hints all succeed, twenty sometimes, and 24 never. A dropped hint later
+///   costs a full cache miss.
 /// - A hint that needs an address translation delays the hints behind it. Processors resolve about
-///   six translations at a time, within a window of a few hundred instructions. On a gigabyte of
-///   memory, hints separated by address computations take two to four times as long as a burst.
+///   six translations at a time, within a window of a few hundred instructions. With a gigabyte of
+///   tables, hints separated by address computations take two to four times as long as a burst.
 #[inline(always)]
 pub fn prefetch<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -106,8 +108,8 @@ pub fn prefetch<T>(at: &T) {
     let _ = at;
 }
 
-/// Prefetches the cache line of `at` for a write. Other cores' copies are invalidated in advance,
-/// so the write need not wait for that.
+/// Prefetches the cache line of `at` for a write. This also invalidates the copies of other cores
+/// in advance.
 #[inline(always)]
 pub fn prefetch_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -119,7 +121,7 @@ pub fn prefetch_to_write<T>(at: &T) {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn hint<const KIND: i32, T>(at: &T) {
-    // SAFETY: a hint that reads nothing.
+    // SAFETY: a prefetch is a hint; it never faults.
     unsafe { std::arch::x86_64::_mm_prefetch::<KIND>(std::ptr::from_ref(at).cast()) };
 }
 
@@ -152,7 +154,7 @@ pub use equal_bytes_by_word as equal_bytes;
 pub(crate) fn equal_bytes_by_word<const N: usize>(words: [u64; N], byte: u8) -> u64 {
     const LOW_BITS: u64 = 0x0101_0101_0101_0101;
     const HIGH_BITS: u64 = LOW_BITS << 7;
-    /// Multiplier that moves bit 8k to bit 56 + k.
+    /// Multiplier that moves bit `8k` to bit `56 + k`.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut equal = 0;
     for (i, word) in words.into_iter().enumerate() {

@@ -1,20 +1,21 @@
-//! The outlier map: exact entries for ids ahead of the frontier, until the frontier reaches them.
+//! The outlier map: stores the entries of ids ahead of the frontier until the frontier reaches
+//! them.
 //!
-//! The map is normally empty or holds a few bad ids. Writers change it one at a time, under a
-//! mutex. Readers use the last published version and never wait, even while a writer opens a table.
-//! Most operations check an atomic lower bound first and touch neither.
+//! The map is normally empty or has a few bad ids. Writers change it one at a time, under a mutex.
+//! Readers use the last published version and never wait, even while a writer opens a table. Every
+//! operation first checks an atomic lower bound, and most need nothing else.
 //!
-//! An entry may move into a table at any time. No reader misses it, because
-//! - the mover stores it in the table first, then deletes it here, under the mutex. Until then no
-//!   other thread writes to it;
-//! - a reader looks here first, then in the tables;
-//! - a writer of an id that may be here holds the mutex during its whole write. An "ahead" writer
-//!   publishes its id in the lower bound before it reads the frontier again; an "inside" writer
-//!   moves the frontier before it reads the lower bound. At least one of them sees the other
+//! An entry may move into a table at any time. No reader misses it:
+//! - The moving thread holds the mutex. It stores the entry in the table, then deletes it from the
+//!   map. No other thread writes to the entry at that time.
+//! - A reader searches the map first, then the tables.
+//! - A writer of an id that may be in the map holds the mutex during its whole write. An "ahead"
+//!   writer publishes its id in the lower bound before it reads the frontier again; an "inside"
+//!   writer moves the frontier before it reads the lower bound. At least one of them sees the other
 //!   (Dekker's algorithm, hence `SeqCst`).
 //!
-//! Lock order: this mutex, then a stripe of a ring. A closure that runs under a stripe must not
-//! call this map.
+//! Lock order: the mutex of the map, then a stripe of a ring. A closure that runs under a stripe
+//! must not call the map.
 
 use crate::frontier::{Admission, Frontier};
 use crate::persistent_trie::PersistentTrie;
@@ -23,13 +24,13 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// Entries visited in one version of the map, or moved per lock of the mutex.
+/// Maximum number of entries visited per version of the map, or moved per lock of the mutex.
 const CHUNK: usize = 256;
 
 /// Entries of type `V` by id.
 pub struct Outliers<V> {
     entries: ArcSwap<PersistentTrie<V>>,
-    /// Held during every write that changes `entries`.
+    /// Locked during every change of `entries`.
     writing: Mutex<()>,
     /// Lower bound of all ids; `u64::MAX` when empty.
     lowest: AtomicU64,
@@ -52,14 +53,14 @@ impl<V> Default for Outliers<V> {
 /// Destination of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The tables. The write first stores the given entry, if any, in a table and then sets it to
-    /// `None`, whether the write itself succeeds or is refused.
+    /// The tables. The closure first moves the given entry, if any, to a table and sets it to
+    /// `None`, even if it then refuses the write.
     Inside,
-    /// The outlier map. The write replaces the given entry; `None` means that there is none.
+    /// The outlier map. The closure replaces the given entry; `None` means that the id has none.
     Ahead,
 }
 
-/// Reason for which a write was not done.
+/// Reason for refusing a write.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<E> {
     /// The id is further ahead than `max_ahead` allows.
@@ -75,8 +76,8 @@ impl<V> Outliers<V> {
         id >= self.lowest.load(SeqCst) && !self.is_empty()
     }
 
-    /// Lower bound of all ids, for callers that look up many. Equivalent to calling
-    /// [`Outliers::may_hold`] for each id now.
+    /// Lower bound of all ids. A caller with many ids can compare each with it instead of calling
+    /// [`Outliers::may_hold`].
     #[inline]
     pub fn lowest(&self) -> u64 {
         self.lowest.load(SeqCst)
@@ -87,19 +88,19 @@ impl<V> Outliers<V> {
         self.len.load(SeqCst)
     }
 
-    /// Whether there are no entries.
+    /// Whether the map is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Number of entries with an id from [`crate::UPPER`] on. Tables take such ids only when normal
-    /// traffic is nearly as high.
+    /// Number of entries with ids of at least [`crate::UPPER`]. Such ids can move to tables only if
+    /// normal ids are nearly as high.
     pub fn upper(&self) -> usize {
         self.upper.load(SeqCst)
     }
 
-    /// Reads the entry of `id` without waiting. Call it before looking in the tables.
+    /// Reads the entry of `id` without waiting. Call it before searching the tables.
     #[inline]
     pub fn read<R>(&self, id: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         if !self.may_hold(id) {
@@ -108,8 +109,8 @@ impl<V> Outliers<V> {
         self.entries.load().get(id).map(|value| f(value))
     }
 
-    /// Performs one write to `id`. `f` performs it on the side that it receives. Readers of this
-    /// map see the change only after `f` has returned.
+    /// Writes to `id`. `f` performs the write on the given side. Readers of the map see the change
+    /// only after `f` has returned.
     pub fn write<R, E>(
         &self,
         frontier: &Frontier,
@@ -130,8 +131,8 @@ impl<V> Outliers<V> {
         }
     }
 
-    /// [`Outliers::write`] for replay. The write was accepted before, so `max_ahead` does not
-    /// apply: the ids in between may come later in the log.
+    /// [`Outliers::write`] for replay. `max_ahead` does not apply, because the write was accepted
+    /// before. The ids that made it acceptable may follow later in the log.
     pub fn replay<R, E>(
         &self,
         frontier: &Frontier,
@@ -141,8 +142,8 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), f)
     }
 
-    /// [`Outliers::write`] for a removal. A removal says nothing about the traffic, so it does not
-    /// move the frontier, and `max_ahead` does not apply.
+    /// [`Outliers::write`] for a removal. A removal does not move the frontier, and `max_ahead`
+    /// does not apply.
     pub fn take_away<R, E>(
         &self,
         frontier: &Frontier,
@@ -152,14 +153,13 @@ impl<V> Outliers<V> {
         self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), f)
     }
 
-    /// Waits for writes and moves in progress. Later ones see everything that this thread did
-    /// before.
+    /// Waits for writes and moves in progress. Later ones see all previous stores of this thread.
     pub fn pass_writers(&self) {
         drop(self.writing.lock());
     }
 
-    /// Deletes `id`: `inside` deletes it from the tables, then its entry here is removed. Returns
-    /// the entry and the result of `inside`. Does not move the frontier.
+    /// Deletes `id`: calls `inside` to delete it from the tables, then removes its entry from the
+    /// map. Returns the entry and the result of `inside`. Does not move the frontier.
     pub fn delete<R, E>(
         &self,
         id: u64,
@@ -179,8 +179,8 @@ impl<V> Outliers<V> {
         Ok((entry, deleted))
     }
 
-    /// Performs an admitted write. `allow` receives the highest id that has an entry, and may
-    /// refuse.
+    /// Performs an admitted write. `allow` receives the highest id with an entry, and may refuse
+    /// the write.
     #[inline]
     fn write_admitted<R, E>(
         &self,
@@ -198,8 +198,8 @@ impl<V> Outliers<V> {
         let mut entries = PersistentTrie::clone(&self.entries.load());
         allow(entries.last())?;
         self.lowest.fetch_min(id, SeqCst);
-        // Counts this write as an entry, so that a later inside writer sees `may_hold` even if the
-        // map is empty.
+        // Count this write as an entry, so that `may_hold` is true for later "inside" writers even
+        // if the map is empty.
         self.len.fetch_add(1, SeqCst);
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
@@ -220,9 +220,9 @@ impl<V> Outliers<V> {
         result
     }
 
-    /// Opens a range for the entries if there are enough, as [`Frontier::advance`] does. `weight`
-    /// returns how many writes an entry counts for; `is_short` says that memory for entries is
-    /// short. Afterwards call [`Outliers::drain`].
+    /// Opens a range with [`Frontier::advance`] if there are enough entries. `weight` returns the
+    /// number of writes that an entry counts for. `is_short`: memory for entries is short.
+    /// Afterwards call [`Outliers::drain`].
     pub fn advance(
         &self,
         frontier: &Frontier,
@@ -285,13 +285,13 @@ impl<V> Outliers<V> {
         moved
     }
 
-    /// Visits all entries without waiting. May miss an entry that moves into a table concurrently.
+    /// Visits all entries without waiting. May miss an entry that concurrently moves into a table.
     pub fn for_each(&self, mut f: impl FnMut(u64, &V)) {
         let mut from = Some(0);
         while let Some(first) = from.take() {
             let mut visited = 0;
-            // Visit in batches, because holding one version keeps removed entries in memory while
-            // `f` runs.
+            // Load a new version per batch: a long visit of one version would keep removed entries
+            // in memory.
             self.entries.load_full().visit(first, |id, entry| {
                 if visited == CHUNK {
                     from = Some(id);
@@ -333,7 +333,7 @@ mod tests {
         Range { start: 0, high, window: 0 }
     }
 
-    /// Selects the closure for the side of a write.
+    /// Returns a closure that calls `inside` or `ahead`, depending on the side.
     fn either<V, R, E>(
         inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(outliers.read(1 << 30, |v| *v), Some(7));
     }
 
-    /// Before there is a frontier, `max_ahead` is measured from the highest id in the map.
+    /// Before a range opens, `max_ahead` is measured from the highest id in the map.
     #[test]
     fn a_young_space_refuses_what_is_too_far_above_its_highest_id() {
         let (outliers, frontier) = (Outliers::<u64>::default(), Frontier::new(Some(100), 1 << 16));
@@ -448,8 +448,7 @@ mod tests {
         assert_eq!(write(1200), Err(Refused::TooFar), "from now on only the frontier counts");
     }
 
-    /// A writer or mover inside its closure delays other writers, but readers see the previous
-    /// version of the map.
+    /// A closure that blocks delays other writers, but readers see the previous version of the map.
     #[test]
     fn readers_do_not_wait_for_a_writer_inside() {
         const A: u64 = 1 << 40;
@@ -478,7 +477,7 @@ mod tests {
                     s.spawn(move || {
                         write(&|| {
                             inside.0.send(()).unwrap();
-                            // The writer must not hang if the test fails.
+                            // The closure must not block forever if the test fails.
                             let _: Result<(), _> = left.lock().recv();
                         })
                     });
@@ -523,8 +522,8 @@ mod tests {
         assert_eq!((all(), table.lock()[&A]), (vec![(C, 2)], 5));
     }
 
-    /// Two writers and a mover race while the frontier advances over the entries. No increment is
-    /// lost, and no reader misses an id.
+    /// Two threads write and one moves entries while the frontier advances. No increment is lost,
+    /// and no reader misses an id.
     #[test]
     fn nothing_is_lost_on_the_way_into_the_tables() {
         for round in 0..200 {

@@ -1,10 +1,10 @@
-//! A persistent ordered map: every version stays unchanged while it is held. The outlier map
-//! publishes its entries as one.
+//! A persistent ordered map: versions are immutable. The outlier map publishes its entries as such
+//! a map.
 //!
 //! ```text
-//!   branch, split 1100     ids below 1100 are on the left, others on the right; the lowest set bit
-//!                          of the split is the one that distinguishes the two sides, and all ids
-//!                          below a branch agree in the bits above it
+//!   branch, split 1100     ids less than 1100 are on the left, others on the right
+//!                          the lowest set bit of the split differs between the two sides
+//!                          higher bits are equal in all ids of the branch
 //!    /              \
 //!   1011      branch, split 1110
 //! ```
@@ -21,7 +21,7 @@ pub const UPPER: u64 = 1 << 63;
 pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
-    /// Number of ids from [`UPPER`] on.
+    /// Number of ids of at least [`UPPER`].
     upper: usize,
 }
 
@@ -64,7 +64,7 @@ impl<V> PersistentTrie<V> {
         self.len
     }
 
-    /// Number of ids from [`UPPER`] on.
+    /// Number of ids of at least [`UPPER`].
     pub(crate) fn upper(&self) -> usize {
         self.upper
     }
@@ -101,7 +101,7 @@ impl<V> PersistentTrie<V> {
         }
     }
 
-    /// Passes ids from `from` on and their values to `f` in ascending order, until it returns
+    /// Calls `f` for each id of at least `from` and its value, in ascending order, until it returns
     /// `false`.
     pub(crate) fn visit(&self, from: u64, mut f: impl FnMut(u64, &Arc<V>) -> bool) {
         if let Some(root) = &self.root {
@@ -145,7 +145,7 @@ impl<V> Node<V> {
     }
 
     fn with(&self, id: u64, value: Arc<V>) -> Node<V> {
-        // Any id that has the common bits of this node.
+        // An id with the common bits of this node.
         let like = match self {
             Node::Leaf(at, _) if *at == id => return Node::Leaf(id, value),
             Node::Leaf(at, _) => *at,
@@ -169,7 +169,8 @@ impl<V> Node<V> {
         }
     }
 
-    /// Returns the node without `id`, which it contains; `None` if nothing remains.
+    /// Returns a copy of the node without `id`, which must be present. Returns `None` if nothing
+    /// remains.
     fn without(&self, id: u64) -> Option<Node<V>> {
         let Node::Branch(branch) = self else { return None };
         let Branch { split, left, right } = &**branch;
@@ -189,7 +190,7 @@ impl<V> Branch<V> {
         if id < self.split { &self.left } else { &self.right }
     }
 
-    /// Whether `id` has the common bits of all ids below this branch.
+    /// Whether `id` agrees with all ids below this branch in their common bits.
     fn covers(&self, id: u64) -> bool {
         (self.split ^ id) >> self.split.trailing_zeros() <= 1
     }
@@ -209,8 +210,8 @@ mod tests {
         seen
     }
 
-    /// Compares with a `BTreeMap`, for ids that share none, some or nearly all of their bits. Older
-    /// versions must not change.
+    /// Compares the map with a `BTreeMap`, for ids that share none, some or nearly all of their
+    /// bits. Older versions must not change.
     #[test]
     fn it_is_an_ordered_map_and_stays_what_it_was() {
         let mut rng = fastrand::Rng::with_seed(3);

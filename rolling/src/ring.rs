@@ -1,57 +1,57 @@
 //! The ring: the tables of a space in id order. Readers use snapshots, writers use stripes.
 //!
-//! **Reading.** [`Ring::load`] returns the current [`Tables`], an immutable list that stays valid
-//! while it is held.
+//! **Reading.** [`Ring::load`] returns the current [`Tables`], an immutable list.
 //!
 //! **Writing.** [`Ring::write`] finds the slot that covers the id, locks one of its [`STRIPES`] by
-//! the key's hash, and checks that the slot still takes the id. If the ring has changed it starts
+//! the key's hash, and checks that the slot still accepts the id. If the ring has changed it starts
 //! over. Writes of one key are serialised; writes of different keys rarely conflict. Readers take
 //! no stripe.
 //!
 //! **Changing the ring** takes three steps (R3):
-//! 1. *close*: mark the slot, so that it rejects writes of the ids that move away;
+//! 1. *close*: mark the slot, so that it rejects writes to the ids that another slot will cover;
 //! 2. *barrier*: lock and unlock each stripe of the slot. Afterwards no writer that missed the mark
-//!    is inside;
-//! 3. *publish* the new list. Writers that met the mark have waited for it, a few microseconds.
+//!    is still running;
+//! 3. *publish* the new list. Writers rejected by the mark spin until then, usually a few
+//!    microseconds.
 //!
-//! Readers need not wait: until the new list is published, a row cannot be anywhere else, so a miss
-//! is final ([`Slot::has_moved`]). After publishing, the old slot is marked closed, and only then
-//! do its replacements accept writes.
+//! Readers need not wait. Until the new list is published all rows are in the old slot, so a miss
+//! is final ([`Slot::has_moved`]). After publishing, the old slot is marked closed. Only then do
+//! its replacements accept writes.
 //!
-//! **Rewriting** moves rows between tables during reads and writes. [`Ring::rewrite`] replaces one
-//! slot by several that cover the same range and *drain* the old one. Each row moves under the
-//! stripe of its new slot: it is stored in the new table, then deleted from the old one. Two rules
-//! follow for readers:
-//! - In an [`Entry`] with [`Entry::drains`], look in the old table first, then in the new one.
+//! **Rewriting** moves rows between tables concurrently with reads and writes. [`Ring::rewrite`]
+//! replaces one slot by several that cover the same range and *drain* the old one. Each row moves
+//! under the stripe of its new slot: it is stored in the new table, then deleted from the old one.
+//! A reader must follow two rules:
+//! - In an [`Entry`] with [`Entry::drains`], search the old table first, then the new one.
 //! - After a miss in a slot [from which the id has moved](Slot::has_moved), take a new snapshot and
-//!   look again.
+//!   search again.
 //!
 //! [`Ring::finish`] removes the old slot once it is empty.
 //!
-//! **Joining** replaces small neighbours by one slot: [`Ring::join`]. A slot drains at most one
-//! other, so the rows are copied between *barrier* and *publish* while writers of the range wait.
+//! **Joining** replaces adjacent small slots by one: [`Ring::join`]. A slot can drain only one
+//! other slot. Joining therefore copies the rows between *barrier* and *publish*, while writers of
+//! the range wait.
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 
-/// Write stripes per slot, one byte each. With two writers, one write in 256 conflicts.
+/// Number of write stripes per slot, one byte each. With two writers, one write in 256 conflicts.
 pub const STRIPES: usize = 256;
 
 /// The slot accepts writes.
 const OPEN: u8 = 0;
-/// Writers wait for a new list.
+/// Writers retry until a new list is published.
 const PAUSED: u8 = 1;
-/// The slot accepts no more writes: its rows move to the slots that replaced it, or it was
-/// recycled.
+/// The slot accepts no writes: other slots have replaced it, or it was recycled.
 const CLOSED: u8 = 2;
 
 /// One table with its id range and write stripes.
 pub struct Slot<T> {
     low: u64,
-    /// Inclusive, so that a range can reach the end of u64. Shrinks when the slot is closed at a
-    /// boundary and never grows.
+    /// Inclusive, so that a range can end at `u64::MAX`. Falls when the slot is closed at a
+    /// boundary; never rises.
     last: AtomicU64,
     /// [`OPEN`], [`PAUSED`] or [`CLOSED`].
     state: AtomicU8,
@@ -71,7 +71,8 @@ impl<T> Slot<T> {
         })
     }
 
-    /// Bytes of a slot: its table, its stripes, and its entries in two lists during a change.
+    /// Size of a slot in bytes: its table, its stripes, and its entries in two lists during a
+    /// change.
     pub const BYTES: usize = size_of::<Slot<T>>()
         + STRIPES * size_of::<Mutex<()>>()
         + 2 * (size_of::<Entry<T>>() + size_of::<u64>())
@@ -106,8 +107,8 @@ impl<T> Slot<T> {
         self.state.load(SeqCst) == CLOSED
     }
 
-    /// Whether a reader that missed `id` in this slot must look again in a new snapshot, which is
-    /// then available. Call it after the miss.
+    /// Whether a reader that missed `id` in this slot must search a new snapshot. If so, that
+    /// snapshot has been published. Call it after the miss.
     #[inline]
     pub fn has_moved(&self, id: u64) -> bool {
         match self.state.load(SeqCst) {
@@ -121,7 +122,8 @@ impl<T> Slot<T> {
         self.low <= id && id <= self.last() && self.state.load(SeqCst) == OPEN
     }
 
-    /// Closes the slot and passes the barrier. On return no writer is inside, and none will enter.
+    /// Closes the slot and passes the barrier. On return no writer holds a stripe, and later ones
+    /// are rejected.
     fn shut(&self, state: u8) {
         self.state.store(state, SeqCst);
         for stripe in &self.stripes {
@@ -156,13 +158,14 @@ impl<T> Entry<T> {
         &self.slot.table
     }
 
-    /// Returns the slot alone.
+    /// Returns the slot and discards the reference to the drained one.
     pub fn into_slot(self) -> Arc<Slot<T>> {
         self.slot
     }
 
-    /// The slot whose rows are moving here. Readers look there first. A writer first moves the row
-    /// that it changes; it holds the row's stripe, so no other thread moves the same row.
+    /// The old slot whose rows are moving to this one. Readers search it first. A writer first
+    /// moves the row that it changes. It holds the row's stripe, so no other thread moves the same
+    /// row.
     #[inline]
     pub fn drains(&self) -> Option<&Slot<T>> {
         self.drains.as_deref()
@@ -171,7 +174,7 @@ impl<T> Entry<T> {
 
 /// A snapshot of a ring: its entries in id order.
 pub struct Tables<T> {
-    /// Copy of the newest entry and its lowest id, since most traffic is for the newest ids.
+    /// Copy of the newest entry and its lowest id. Most requests are for the newest ids.
     newest: Entry<T>,
     newest_low: u64,
     entries: Vec<Entry<T>>,
@@ -202,7 +205,7 @@ impl<T> Tables<T> {
         Arc::new(Tables { newest_low: newest.slot.low, newest, entries, lows })
     }
 
-    /// Lowest id that the ring covers; below it the answer is *unknown*.
+    /// Lowest id that the ring covers; lower ids are *unknown*.
     #[inline]
     pub fn horizon(&self) -> u64 {
         self.lows[0]
@@ -246,7 +249,7 @@ pub type Loaded<T> = Guard<Arc<Tables<T>>>;
 /// The tables of a space in id order.
 pub struct Ring<T> {
     tables: ArcSwap<Tables<T>>,
-    /// Held while the list changes, never by readers or writers of rows.
+    /// Locked while the list changes, never by readers or writers of rows.
     structure: Mutex<()>,
 }
 
@@ -268,21 +271,22 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Returns the current snapshot. Take one per batch: a load costs about 11 ns.
+    /// Returns the current snapshot. Call it once per batch: a load costs about 11 ns.
     #[inline]
     pub fn load(&self) -> Loaded<T> {
         self.tables.load()
     }
 
-    /// [`Ring::load`] for long use: costs an atomic increment, but occupies no per-thread slot.
+    /// [`Ring::load`] for long use: costs an atomic increment, but occupies no thread-local slot of
+    /// `arc_swap`.
     pub fn load_full(&self) -> Arc<Tables<T>> {
         self.tables.load_full()
     }
 
-    /// Runs `f` on the entry that covers `id`, exclusively among the writers whose keys have the
-    /// same `key_hash % STRIPES`. Returns `None` without running it if `id` is below the horizon.
+    /// Runs `f` on the entry that covers `id`, under the stripe `key_hash % STRIPES`. Returns
+    /// `None` without calling `f` if `id` is below the horizon.
     ///
-    /// `f` must be short and must not write to the same ring, which would deadlock.
+    /// `f` must be short. It must not write to the same ring, which could deadlock.
     #[inline]
     pub fn write<R>(&self, id: u64, key_hash: u64, f: impl FnOnce(&Entry<T>) -> R) -> Option<R> {
         loop {
@@ -301,14 +305,14 @@ impl<T> Ring<T> {
     /// Closes the table that starts at `low` below a boundary, and opens `next` for the rest of its
     /// range. Returns the boundary.
     ///
-    /// `boundary` runs while no writer is inside. Its result must be above every id in the table
-    /// and in the one that it drains; usually it is
+    /// `boundary` runs while writers are excluded. It must return an id above every id in the table
+    /// and in the one that it drains; usually it calls
     /// [`Frontier::boundary`](crate::Frontier::boundary).
     ///
     /// # Errors
     ///
     /// Returns `next`, and changes nothing, if no table starts at `low`, or if `boundary` returns
-    /// `None` or an id that is not above `low` and in the table. Another writer has then rolled
+    /// `None` or an id outside `low + 1..=last` of the table. Usually another writer has rolled
     /// first.
     pub fn roll(
         &self,
@@ -353,14 +357,14 @@ impl<T> Ring<T> {
         Some(oldest)
     }
 
-    /// Replaces the slot that starts at `low` by `parts`: lowest id and empty table each, ascending
-    /// from `low`. They cover the same range and drain the old slot. The caller then moves the rows
-    /// of the returned slot, each under [`Ring::write`], and calls [`Ring::finish`].
+    /// Replaces the slot that starts at `low` by `parts`: pairs of a lowest id and an empty table,
+    /// ascending from `low`. They cover the same range and drain the old slot, which is returned.
+    /// The caller then moves each row under [`Ring::write`] and calls [`Ring::finish`].
     ///
     /// # Errors
     ///
-    /// Returns `parts` if no slot starts at `low`, if it is still draining another, or if the parts
-    /// do not fit its range.
+    /// Returns `parts` if no slot starts at `low`, if it is still draining another, or if the
+    /// lowest ids of the parts do not start at `low` and ascend within its range.
     pub fn rewrite(&self, low: u64, parts: Vec<(u64, T)>) -> Result<Arc<Slot<T>>, Vec<(u64, T)>> {
         let _structure = self.structure.lock();
         let tables = self.load();
@@ -388,7 +392,7 @@ impl<T> Ring<T> {
     ///
     /// `copy` copies the rows while writers of the range wait; readers still use the old slots.
     /// `clear` deletes the old rows, after the new list is published and before the new slot
-    /// accepts writes. A reader of an older list thus never finds an outdated row.
+    /// accepts writes. A reader with an older list thus never finds an outdated row.
     ///
     /// Returns `None`, and changes nothing, unless two or more slots cover the range exactly, none
     /// of them drains another, and the newest is not among them.
@@ -433,8 +437,8 @@ impl<T> Ring<T> {
         Ok(Some(olds))
     }
 
-    /// Waits for every writer that is now inside `low..=last`. Later writers see everything written
-    /// before this call.
+    /// Waits for every current writer of `low..=last`. Later writers see all previous stores of
+    /// this thread.
     pub fn barrier(&self, low: u64, last: u64) {
         let _structure = self.structure.lock();
         for entry in
@@ -444,7 +448,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Ends the rewrite of `old`, whose rows have all moved.
+    /// Ends the rewrite of `old`. All of its rows must have moved.
     pub fn finish(&self, old: &Slot<T>) {
         let _structure = self.structure.lock();
         let mut entries = self.load().entries.clone();
@@ -457,7 +461,7 @@ impl<T> Ring<T> {
     }
 }
 
-/// Creates the entries of `parts`, the last of which ends at `last`.
+/// Creates the entries of `parts`. The last one ends at `last`.
 fn chain<T>(
     parts: Vec<(u64, T)>,
     last: u64,
@@ -557,20 +561,20 @@ mod tests {
         };
         assert!((0..450).all(|id| read(&ring.load(), id) == (Some(id), false)));
         assert_eq!(read(&before, 150), (None, true), "an old list reports that it is old");
-        // A copy that fails leaves everything as it was.
+        // A failed copy changes nothing.
         let failed = ring.join((0, 299), empty(), |_, _| Err("no memory"), |_| panic!("cleared"));
         assert_eq!(failed.err(), Some("no memory"));
         assert_eq!(ranges(&ring), [(0, 99), (100, 299), (300, 399), (400, u64::MAX)]);
         assert!((0..450).all(|id| ring.write(id, id, |e| e.table().lock().len()).is_some()));
     }
 
-    /// A writer inside a slot delays ring changes and other writers, but no reader (R2).
+    /// A writer that holds a stripe delays ring changes and other writers, but no reader (R2).
     #[test]
     fn readers_do_not_wait_while_the_ring_changes() {
         let ring = Ring::new(0, empty());
         ring.roll(0, || Some(100), empty()).unwrap();
         ring.roll(100, || Some(200), empty()).unwrap();
-        // A miss is final in the second snapshot at the latest.
+        // A reader needs at most two snapshots.
         let misses = |id: u64| {
             let tables = ring.load();
             let found = tables.find(id).map(|entry| entry.slot().has_moved(id));
@@ -617,7 +621,7 @@ mod tests {
                 change.join().unwrap();
                 for id in [id, 20, 120, 170, 220, 320, u64::MAX] {
                     assert!(misses(id), "{id}");
-                    // A reader with the old list looks again, and finds the new list.
+                    // A reader with the old list searches again, in the new list.
                     let again = before.find(id).is_some_and(|entry| entry.slot().has_moved(id));
                     let find = |tables: &Tables<Rows>| {
                         tables.find(id).map(|entry| std::ptr::from_ref(entry.slot()))

@@ -18,7 +18,7 @@ pub struct Unreadable {
 pub struct UnreadableIds(Vec<Unreadable>);
 
 impl UnreadableIds {
-    /// Returns the result of a batch in which these reads failed.
+    /// Returns an error if `failed` is not empty.
     #[inline]
     pub fn check(failed: Vec<Unreadable>) -> Result<(), UnreadableIds> {
         if failed.is_empty() { Ok(()) } else { Err(UnreadableIds(failed)) }

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!   sockets -> connection (one task per client, on one of the worker threads)
-//!                -> resp::Scanner -> commands -> dataset (the one path of writes)
+//!                -> resp::Scanner -> commands -> dataset (all writes)
 //!                -> counter, phantom
 //!                <- resp::Reply   <-
 //! ```
 //!
-//! A *turn* of a connection is one read, all complete requests in it, and one write. Buffers belong
-//! to the worker, not to the connection, so an idle client costs a few hundred bytes. Commands
-//! never block a worker: a request that needs the disk or another node is suspended. Clients of one
-//! worker therefore need no locks among themselves.
+//! A *turn* is one event-loop iteration of a connection: one read, all complete requests in it, and
+//! one write. Buffers belong to the worker, not to the connection, so an idle client costs a few
+//! hundred bytes. Commands never block a worker: a request that needs the disk or another node is
+//! suspended. Clients of one worker therefore need no locks among themselves.
 //!
-//! [`start`] runs a server inside this process, as the tests and the demo do. The program's
-//! `tidemark serve` uses the same code.
+//! [`start`] runs a server inside this process, for tests and the demo. `tidemark serve` uses the
+//! same code.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -97,12 +97,13 @@ impl From<StartError> for io::Error {
     }
 }
 
-/// Opens the client listening sockets that the configuration names.
+/// Opens the configured listening sockets for clients.
 pub fn listen(config: &Config) -> Result<Vec<TcpListener>, StartError> {
     listen_at(config, config.server.port)
 }
 
-/// Listening sockets opened before the server starts. The server opens the missing ones itself.
+/// Listening sockets opened before the server starts. The server opens the other configured sockets
+/// itself.
 #[derive(Default)]
 pub struct Sockets {
     /// Sockets for plain-text clients.
@@ -115,8 +116,9 @@ pub struct Sockets {
 
 impl Sockets {
     /// Takes the sockets that systemd passed to this process; see sd_listen_fds(3). A socket named
-    /// `tls` or `admin` serves that purpose; any other name serves plain-text clients. Call this
-    /// before the process starts a second thread, because it changes the environment.
+    /// `tls` or `admin` is used for TLS clients or for the admin port, any other for plain-text
+    /// clients. Call this before the process starts a second thread, because it changes the
+    /// environment.
     pub fn from_service_manager() -> Result<Sockets, StartError> {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
@@ -152,7 +154,7 @@ fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError>
     Ok(listeners)
 }
 
-/// A running server. Dropping the handle does not stop it; [`Server::stop`] does.
+/// A running server. Dropping the handle does not stop the server; [`Server::stop`] does.
 pub struct Server {
     host: Arc<Host>,
     threads: Vec<JoinHandle<()>>,
@@ -172,8 +174,8 @@ pub fn start(config: Config, listener: TcpListener) -> Result<Server, StartError
     start_on(config, sockets, Stop::new())
 }
 
-/// Starts a server on `sockets`, plus the configured ones missing there. Returns when the data set
-/// is loaded; until then clients get `-LOADING`. `stop` stops the server.
+/// Starts a server on `sockets`, and on the configured addresses that `sockets` lacks. Returns when
+/// the data set is loaded; until then clients get `-LOADING`. `stop` stops the server.
 pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, StartError> {
     config.validate()?;
     node::cluster::sentinel::check(&config).map_err(config::ConfigError::Invalid)?;
@@ -214,7 +216,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
     }
     let recalled = recall(&host).map_err(StartError::System);
     let opened = recalled.and_then(|()| Ok(load(&host.node())?)).and_then(|log| {
-        // This process owns the folder lock by now.
+        // `load` has locked the data folder.
         if let Err(error) = atomic_file::remove_unfinished(&host.config().durability.dir) {
             tracing::warn!(
                 "cannot remove unfinished files from the data folder: {error}; check the \
@@ -222,8 +224,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
             );
         }
         let of_log = host.clone();
-        // The role must be decided before clients see a ready server, so that the first write is
-        // accepted or refused for the right reason.
+        // Set the role before the server accepts commands, because the role determines whether
+        // writes are accepted.
         host.replication.settle(&host.config(), log.is_own(), log.term());
         if let Held::Own(log) = &log {
             host.node().durability.look_at(log);
@@ -242,7 +244,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         Err(error) => {
             host.stop.now();
             for thread in threads {
-                // The original error is reported instead.
+                // Report the original error, not this one.
                 let _ = thread.join();
             }
             Err(error)
@@ -363,7 +365,7 @@ impl Server {
         self.host.stop.is_stopped()
     }
 
-    /// Waits until the server is stopped from elsewhere.
+    /// Waits until a client or another thread stops the server.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
         self.host.stop.wait_blocking();
@@ -372,12 +374,12 @@ impl Server {
         for thread in self.threads {
             let name = thread.thread().name().unwrap_or("unnamed").to_owned();
             if thread.join().is_err() {
-                // A panic stops the remaining threads as well.
+                // Stop the remaining threads.
                 self.host.stop.now();
                 outcome = Err(io::Error::other(format!("thread {name} panicked")));
             }
         }
-        // All writers have ended; the last commit writes the changes they have left.
+        // All writers have ended. The last commit writes their pending changes.
         self.host.node().durability.committer().stop();
         match self.log.join() {
             Ok(Ok(())) => tracing::info!("the log is complete"),
@@ -387,7 +389,7 @@ impl Server {
             Err(_) => outcome = Err(io::Error::other("the log thread panicked")),
         }
         backup::finish(&self.host);
-        // Released last: the next process may open the folder now.
+        // Unlock the folder last, because another process may then open it.
         if let Some(store) = self.host.node().store.get() {
             store.unlock();
         }

@@ -55,7 +55,7 @@ async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
     within(PATIENCE, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
 }
 
-/// Uses two connections: one polls, the other is subscribed to `+switch-master`.
+/// Opens two connections: one for polling, the other subscribed to `+switch-master`.
 async fn session(
     host: &Arc<Host>,
     all: &Mutex<Sentinels>,
@@ -141,7 +141,7 @@ fn text(frame: &OwnedFrame) -> Option<String> {
     }
 }
 
-/// Looks up a value in a flat list of names and values.
+/// Returns the value of a name in a flat list of names and values.
 fn value(frame: &OwnedFrame, name: &str) -> Option<String> {
     let OwnedFrame::Array(words) = frame else { return None };
     let at =

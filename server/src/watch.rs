@@ -34,7 +34,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
             () = host.stop.wait() => {}
         }
     });
-    // A name lookup may still occupy a blocking thread.
+    // Does not wait for blocking threads: a name lookup may still be running.
     runtime.shutdown_background();
     Ok(())
 }
@@ -42,8 +42,8 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 /// Lifts the fence of a returning master when other nodes confirm its role.
 async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
-    // After a final refusal, do not ask again under the same topology: the node that refused may be
-    // unreachable next time.
+    // After a final refusal, do not ask again under the same topology. The node that refused might
+    // be unreachable then, and the others might confirm.
     let mut refused = None;
     loop {
         let topology = process.cluster.topology();
@@ -92,7 +92,7 @@ async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
 
 async fn ask(host: Arc<Host>, member: Member) {
     loop {
-        // Errors only end the connection; the health record already shows the missing reply.
+        // An error only ends the connection. The health record already contains the missing reply.
         let _ = session(&host, &member).await;
         tokio::time::sleep(pause(&host)).await;
     }
@@ -123,8 +123,8 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     }
 }
 
-/// Returns whether a node has its shard's data. A replica that has not yet synchronized has none,
-/// or data of another shard. A node that denies ROLE counts as having data.
+/// Returns whether a node has its shard's data. A replica that is not yet synchronized has no data,
+/// or data of another shard. A node that refuses ROLE counts as having data.
 async fn has_data(link: &mut Link) -> io::Result<bool> {
     let role = within(PATIENCE, link.call(&[b"ROLE"])).await?;
     let OwnedFrame::Array(role) = role else { return Ok(true) };

@@ -1,5 +1,5 @@
-//! Network between a replica and its master: bytes of a link arrive late, in pieces, in one
-//! direction only, or never.
+//! Simulated network between a replica and its master. It delays, splits or drops the bytes of a
+//! link, possibly in one direction only.
 
 use crate::client::PIPE_BYTES;
 use std::cell::{Cell, RefCell};
@@ -19,7 +19,7 @@ pub(crate) enum Way {
 pub(crate) struct Cable {
     to_replica: DuplexStream,
     to_master: DuplexStream,
-    /// Bytes read from one end and not yet written to the other: to the master, to the replica.
+    /// Bytes read from one end and not yet written to the other, for each [`Way`].
     held: [Vec<u8>; 2],
 }
 
@@ -63,7 +63,7 @@ impl Cable {
 #[derive(Default)]
 pub(crate) struct ReplicaLink {
     pub(crate) cable: RefCell<Option<Cable>>,
-    /// Whether each direction is cut: to the master, to the replica.
+    /// Whether each [`Way`] is cut.
     pub(crate) cut: Cell<[bool; 2]>,
     /// Whether the replica has dialed the current master.
     pub(crate) is_dialed: Cell<bool>,
@@ -71,13 +71,13 @@ pub(crate) struct ReplicaLink {
     pub(crate) floor: Cell<u64>,
     /// Whether the replica has the log up to `floor` and could replace the master.
     pub(crate) is_fit: Cell<bool>,
-    /// Times and log ends of the master: the log up to an end contains all writes acknowledged
-    /// before its time.
+    /// Pairs of a time and an end of the master's log. The log up to the end contains all writes
+    /// acknowledged before the time.
     pub(crate) marks: RefCell<Vec<(Duration, u64)>>,
 }
 
 impl ReplicaLink {
-    /// Starts over with a new master whose log ends at `end`.
+    /// Resets the link for a new master whose log ends at `end`.
     pub(crate) fn begin(&self, at: Duration, end: u64) {
         self.floor.set(end);
         self.is_dialed.set(false);
@@ -85,7 +85,7 @@ impl ReplicaLink {
         self.marks.replace(vec![(at, end)]);
     }
 
-    /// Returns the time before which all acknowledged writes are in a log that ends at `end`.
+    /// Returns a time. All writes acknowledged before it are in a log that ends at `end`.
     pub(crate) fn has_all_before(&self, end: u64) -> Duration {
         let marks = self.marks.borrow();
         let mark = marks.iter().rev().find(|(_, offset)| *offset <= end);

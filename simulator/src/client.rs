@@ -1,4 +1,4 @@
-//! A client: its end of a pipe to a real connection of the server, and its pending commands.
+//! A client: one end of a pipe to a real connection of the server, and the pending commands.
 
 use crate::model::Model;
 use crate::reply::Reply;
@@ -51,7 +51,7 @@ impl Client {
         self.asked.push_back(Asked { command, since, at });
     }
 
-    /// Returns the next command whose replies have all arrived, and the last reply.
+    /// Returns the next command whose replies have arrived completely, and its last reply.
     pub(crate) fn take(&mut self) -> Option<(Asked, Reply)> {
         let mut context = Context::from_waker(Waker::noop());
         let mut buffer = vec![0; 64 << 10];

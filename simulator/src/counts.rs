@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
-/// Activity of a step, for counting crashes in the middle of it.
+/// Kind of work of a step. Crashes are counted for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
     /// Connections: requests and replies.
     Clients,
-    /// A round of the commit thread.
+    /// A commit by the commit thread.
     Commit,
     /// A step of the spill thread that wrote files: a spill or a merge.
     Spill,
@@ -16,7 +16,7 @@ pub enum Section {
     Snapshot,
     /// Work of a command on another thread: TM.SPILL, a catalogue change, cold reads.
     Work,
-    /// A start.
+    /// Startup of the server.
     Recovery,
 }
 
@@ -43,22 +43,22 @@ pub struct RunCounts {
     pub spills_in_recovery: u64,
     pub cold_reads: u64,
     pub clock_jumps: u64,
-    /// Spaces with several id ranges when their process ended.
+    /// Number of spaces with several id ranges at the end of a process.
     pub ranges: u64,
-    /// Spaces with outliers when their process ended.
+    /// Number of spaces with outliers at the end of a process.
     pub outliers: u64,
     /// Tables whose filters were rebuilt.
     pub rebuilt: u64,
     /// Rebuilds interrupted by the end of a process.
     pub cut_rebuilds: u64,
-    /// Links of a replica that resumed without a full sync.
+    /// Links on which a replica resumed without a full sync.
     pub continued: u64,
     pub full_syncs: u64,
     pub cuts: u64,
     pub replica_crashes: u64,
-    /// Promotions of a replica whose master had died.
+    /// Promotions of a replica after the death of its master.
     pub promotions: u64,
-    /// Commands answered alike by a replica and its master.
+    /// Commands to which a replica and its master gave the same reply.
     pub compared: u64,
 }
 

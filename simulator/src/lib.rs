@@ -1,6 +1,6 @@
-//! Simulates the whole server on one thread from one seed. Real requests go through real
-//! connections; the commit thread, snapshots, spills, merges and maintenance run step by step on a
-//! simulated disk and clock.
+//! Simulates the whole server on one thread from one seed. Clients send requests over connections
+//! of the server. The commit thread, snapshots, spills, merges and maintenance run step by step on
+//! a simulated disk and clock.
 //!
 //! ```text
 //!   workload --requests--> client --pipe--> connection, commands, data set --> simulated disk
@@ -10,24 +10,25 @@
 //! ```
 //!
 //! When the server sleeps, waits for another thread or syncs a file, the world runs steps of the
-//! other threads (`store::time`). A spill, for example, is then in progress while clients write.
+//! other threads (`store::time`). Clients therefore write, for example, while a spill is in
+//! progress.
 //!
 //! A model of every row (`model.rs`) asserts:
 //!
 //! - writes that were acknowledged survive a crash, as `fsync` promises;
-//! - counters are exact; a like counter equals the number of members and SCARD;
+//! - counters are exact, and a like counter equals the number of members and SCARD;
 //! - a set flag is always reported as set, and an unset one as unset;
 //! - a command or transaction is applied as a whole or not at all;
 //! - acknowledged changes of the catalogue survive;
-//! - every request gets a reply; every start succeeds.
+//! - every request gets a reply, and every restart succeeds.
 //!
 //! In three of seven seeds posts have ids of several ranges, with outliers in the gaps. In these
-//! runs tables fill up with likes, snapshots are rare, every second start is interrupted, and
-//! filters are often spilled and rebuilt for another rate.
+//! runs likes fill the tables, snapshots are rare, every second restart is interrupted, and filters
+//! are often spilled and rebuilt for another rate.
 //!
 //! `cargo xtask sim system --runs 1000` runs more seeds; `--seed 7` replays one. About one run in
-//! 5,000 hits a false positive of a filter without a ledger. It disappears when the run is replayed
-//! with other hashes (`TIDEMARK_FILTER_SEED=8`); a fault does not.
+//! 5,000 hits a false positive of a filter without a ledger. A false positive disappears when the
+//! run is replayed with other hashes (`TIDEMARK_FILTER_SEED=8`); a bug does not.
 #![forbid(unsafe_code)]
 
 mod cable;
@@ -43,7 +44,7 @@ mod world;
 pub use counts::{RunCounts, Section};
 use world::World;
 
-/// Runs one seed on one machine, or on a master and its replica.
+/// Runs one seed with one server, or with a master and its replica.
 ///
 /// # Panics
 /// If the server breaks a promise.

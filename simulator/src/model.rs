@@ -1,18 +1,19 @@
 //! Model of the expected replies: the possible states of every post.
 //!
-//! Usually there is one. After a crash there is one for each outcome that `fsync` allows. After an
-//! error ("the change is in memory and will be logged") there are the states before and after. A
-//! reply is correct if it fits one of the states; the others are then discarded. No two commands
-//! change a post concurrently, so the order of changes is known.
+//! Usually there is one. After a crash, a post has one possible state for each outcome that `fsync`
+//! allows. After an error ("the change is in memory and will be logged"), the states before and
+//! after the change are possible. A reply is correct if it matches a possible state. The model then
+//! discards the states that it does not match. No two commands change a post concurrently, so the
+//! order of changes is known.
 
 use crate::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Time span of acknowledged writes that a crash may lose with `everysec`.
+/// With `everysec`, a crash may lose writes acknowledged within this time.
 pub(crate) const LOST: Duration = Duration::from_secs(1);
 
-/// History kept per row. No read waits for longer.
+/// Length of the history stored per row. Every read completes within this time.
 const KEPT: Duration = Duration::from_secs(200);
 
 /// Identifies a row by space and id.
@@ -20,47 +21,47 @@ const KEPT: Duration = Duration::from_secs(200);
 pub(crate) enum Key {
     Post(u64),
     User(u64),
-    /// A row of a space that is created and dropped.
+    /// A row of a space that the workload creates and drops.
     Extra(u32, u64),
 }
 
 /// Flags of a post, by [`Flag`].
 pub(crate) const FLAGS: [&str; 4] = ["like", "repost", "read", "seen"];
 
-/// Index of a flag. The first three belong to actions, whose counters are the numbers of members.
+/// Index of a flag. The first three belong to actions, whose counters equal the number of members.
 pub(crate) type Flag = usize;
 pub(crate) const LIKE: Flag = 0;
 pub(crate) const REPOST: Flag = 1;
 pub(crate) const READ: Flag = 2;
 pub(crate) const SEEN: Flag = 3;
 
-/// Flags whose old tables are recycled; the reply is then nil.
+/// Flags whose old tables are recycled. A read of a recycled flag replies nil.
 pub(crate) const RECYCLED: [Flag; 2] = [READ, SEEN];
 
 /// State of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct State {
-    /// Counters that do not belong to a flag.
+    /// Counters that are not the count of a flag.
     counters: BTreeMap<String, i64>,
     members: [BTreeSet<u64>; FLAGS.len()],
     /// Replies to increments with a token.
     tokens: BTreeMap<u32, i64>,
 }
 
-/// Effect of a command on one row, or what it reads.
+/// Effect of a command on one row, or the part of the row that it reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// FEED.ACT and FEED.UNDO; PH.ADD and PH.DEL. Replies whether anything changed.
     Set { flag: Flag, member: u64, on: bool },
-    /// Adds to a counter. Replies with the new value.
+    /// Adds to a counter. The reply is the new value.
     Add { field: String, delta: i64 },
     /// [`Step::Add`], applied once per token.
     AddOnce { field: String, delta: i64, token: u32 },
     /// Sets a counter. The reply is not checked.
     Put { field: String, value: i64 },
-    /// Deletes the row and all flags tied to it by views or actions.
+    /// Deletes the row and all flags that a view or an action associates with it.
     Forget,
-    /// Reads a page's entry for this viewer.
+    /// Reads the row's entry of a page for this viewer.
     Page { viewer: u64 },
     /// Reads whether the flag is set.
     Is { flag: Flag, member: u64 },
@@ -115,7 +116,7 @@ impl State {
         expected.is_none_or(|expected| reply.count() == Some(expected)).then_some(next)
     }
 
-    /// Whether a read may reply with this.
+    /// Whether a read of this state may return `reply`.
     fn shows(&self, step: &Step, reply: &Reply) -> bool {
         match step {
             Step::Page { viewer } => self.is_page(*viewer, reply.items()),
@@ -164,7 +165,7 @@ impl State {
                 None
             }
             Step::Forget => {
-                // Tokens outlive their rows. No view or action ties `seen` to the row.
+                // Tokens outlive their rows. No view or action associates `seen` with the row.
                 next.counters.clear();
                 next.members[..SEEN].iter_mut().for_each(BTreeSet::clear);
                 None
@@ -198,19 +199,20 @@ fn add(states: &mut States, state: State) {
 
 /// History of one row.
 struct Row {
-    /// Time of each acknowledged change and the states after it. The last entry is current.
+    /// Time of each acknowledged change, and the possible states after it. The last entry is the
+    /// current one.
     past: Vec<(Duration, States)>,
     /// Number of changes removed from the front of `past`.
     forgotten: usize,
-    /// Change that has no reply yet.
+    /// Change whose reply has not arrived.
     asked: Option<Step>,
-    /// Whether no commit round has failed since the change was sent. With `always`, readers then
-    /// wait for it.
+    /// Whether all commits since the change was sent have succeeded. With `always`, readers then
+    /// wait for the change.
     may_wait: bool,
-    /// Whether a reader has seen that change.
+    /// Whether a reader has seen `asked`.
     shown: bool,
-    /// States before the first change with an error reply since the last successful commit round. A
-    /// crash may restore them, even if a reader has seen the change.
+    /// Possible states before the first change with an error reply since the last successful
+    /// commit. A crash may restore them, even if a reader has seen the change.
     unlogged: States,
 }
 
@@ -229,7 +231,7 @@ impl Row {
 
     fn push(&mut self, at: Duration, states: States) {
         self.past.push((at, states));
-        // Too old for a crash to lose, or for a pending read to show.
+        // Remove states too old for a crash to restore or for a pending read to return.
         while self.past.len() > 1 && self.past[1].0 + KEPT < at {
             self.past.remove(0);
             self.forgotten += 1;
@@ -247,8 +249,8 @@ impl Row {
         self.past[from..].iter().flat_map(|past| &past.1)
     }
 
-    /// Returns the states that a read sent at version `since` may show: any since then,
-    /// acknowledged or not.
+    /// Returns the states that a read sent at version `since` may return: that state and all later
+    /// ones, acknowledged or not.
     fn readable(&self, since: usize) -> States {
         let mut states = States::new();
         self.acknowledged(since).for_each(|state| add(&mut states, state.clone()));
@@ -295,7 +297,7 @@ impl Model {
         let Some(row) = self.rows.get_mut(&key) else { return Ok(()) };
         let is_calm = row.asked.is_none() && since == row.version();
         if !step.changes() && is_calm && row.now().iter().any(|state| state.shows(step, reply)) {
-            // The reply may rule out some of the states.
+            // Discard the states that do not match the reply.
             let states = &mut row.past.last_mut().expect("every history has a first state").1;
             states.retain(|state| state.shows(step, reply));
             return Ok(());
@@ -307,7 +309,7 @@ impl Model {
                 let codes = ["MISCONF ", "OOM ", "LOADING ", "EXECABORT "];
                 let is_gone = text.starts_with("ERR ") && step.may_be_gone(key);
                 if is_gone || codes.iter().any(|code| text.starts_with(code)) {
-                    // The change may have been applied, and may still be logged.
+                    // The change may have been applied, and may be logged later.
                     next.clone_from(&may_be);
                     may_be.iter().for_each(|state| add(&mut next, state.stepped(step).0));
                 }
@@ -335,19 +337,19 @@ impl Model {
         Ok(())
     }
 
-    /// A commit round has failed: readers see unlogged changes from now on.
+    /// Called after a failed commit. Readers may see unlogged changes from now on.
     pub(crate) fn round_failed(&mut self) {
         self.rows.values_mut().for_each(|row| row.may_wait = false);
     }
 
-    /// A commit round has succeeded: all changes in memory are in the log.
+    /// Called after a successful commit. All changes in memory are in the log.
     pub(crate) fn round_went_well(&mut self) {
         self.rows.values_mut().for_each(|row| row.unlogged.clear());
     }
 
-    /// The process has died. `committed` is the start of the last successful commit round. Unless
-    /// `exact`, a change may be lost if it was acknowledged less than a second before that, or
-    /// later. If `exact`, no acknowledged change may be lost.
+    /// Called after the death of the process. `committed` is the start of the last successful
+    /// commit. Unless `exact`, a change may be lost if it was acknowledged later than one second
+    /// before `committed`. If `exact`, no acknowledged change may be lost.
     pub(crate) fn crash(&mut self, at: Duration, committed: Duration, exact: bool) {
         for row in self.rows.values_mut() {
             let mut states = States::new();

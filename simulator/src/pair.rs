@@ -1,4 +1,4 @@
-//! The replica, its link and their faults: a second part of [`World`].
+//! Second part of [`World`]: the replica, its link, and their faults.
 
 use crate::cable::{Cable, Way};
 use crate::process::{Dial, Process};
@@ -38,11 +38,12 @@ impl World {
                 let is_up = self.link.cable.take().is_some();
                 self.counts.borrow_mut().cuts += u64::from(is_up);
             }
-            // In runs with ranges, starts take longer and replicas are rarely fit.
+            // In runs with ranges, startup takes longer and a replica can rarely replace its
+            // master.
             96..=97 if self.link.is_fit.get() && self.workload.borrow().has_ranges() => {
                 self.disk().crash_after(Some(self.draw(1..30)));
             }
-            // Replicas redial after a second.
+            // Advance the clock, because a replica reconnects after a second.
             96..=98 => self.advance(Duration::from_millis(self.draw(1..1000))),
             // The master dies while the replica could replace it.
             95 if self.link.is_fit.get() => self.disk().crash_after(Some(self.draw(1..30))),
@@ -52,7 +53,7 @@ impl World {
         self.mend_replica();
     }
 
-    /// Restarts the replica's process after a crash, or if it has to open its folder again.
+    /// Restarts the replica's process after a crash, or if it must open its folder again.
     fn mend_replica(&self) {
         if self.other().disk().crashed() {
             self.counts.borrow_mut().replica_crashes += 1;
@@ -141,11 +142,11 @@ impl World {
 
     /// Forwards bytes and runs the replica's link.
     pub(crate) fn follow(&self) {
-        // The link takes the manifest's lock, which a sync may hold.
+        // The link locks the manifest, which a sync may already have locked.
         if self.other().is_syncing() {
             return;
         }
-        // Only one frame of this stack may run tasks.
+        // Return if a caller on the stack already runs tasks.
         if self.serving.replace(true) {
             return;
         }
@@ -174,7 +175,7 @@ impl World {
         }
     }
 
-    /// Checks whether the replica can replace the master from now on.
+    /// Sets `is_fit` if the replica can now replace the master.
     fn look(&self, process: &Process) {
         let is_up = process.node.replication.link.lock().state == LinkState::Connected;
         let has = process.node.durability.positions().0.offset;
@@ -183,7 +184,8 @@ impl World {
         }
     }
 
-    /// Promotes the replica after the master's death, if that is possible and drawn.
+    /// Promotes the replica after the master's death, if it can replace the master and the random
+    /// draw says so.
     pub(crate) fn fail_over(&self) -> bool {
         if !self.is_pair() || !self.link.is_fit.get() || self.chance(3) {
             return false;
@@ -192,7 +194,7 @@ impl World {
         if self.other().disk().crashed() || process.is_over() {
             return false;
         }
-        // The replica's final log: without a master it applies nothing more.
+        // The replica's log is final, because the replica receives nothing without a master.
         let has_before = self.link.has_all_before(process.node.durability.positions().0.offset);
         // The model cannot undo changes of the catalogue, so none may be lost.
         let catalogue_is_there = {
@@ -218,7 +220,8 @@ impl World {
         true
     }
 
-    /// Waits without faults until the replica has all of the master's data, within a bound.
+    /// Runs without faults until the replica has all of the master's data. Panics after too many
+    /// steps.
     pub(crate) fn catch_up(&self) {
         self.link.cut.set([false; 2]);
         self.other().be_calm();

@@ -1,4 +1,4 @@
-//! One server process: the work of all its threads, step by step.
+//! One server process. Runs the work of all its threads step by step.
 
 use crate::client::{Client, PIPE_BYTES};
 use dataset::recovery::{Commits, Held, RecoverError};
@@ -26,7 +26,7 @@ use tidemark_server::{Maintenance, Stop};
 use tokio::io::DuplexStream;
 use tokio::runtime::Runtime;
 
-/// Times that each connection task is polled per step, since tasks wake each other in chains.
+/// Number of times that each connection task is polled per step, because tasks wake each other.
 const TURNS: usize = 12;
 
 /// Opens a replica's connection to its master.
@@ -34,10 +34,10 @@ pub(crate) type Dial = Rc<dyn Fn() -> io::Result<Socket>>;
 
 /// State of the thread that owns the log: `node::roles::log_owner`, in steps.
 enum Owner {
-    /// Each poll is one commit round.
+    /// Each poll makes one commit.
     Leads(Pin<Box<dyn Future<Output = ()>>>),
     Follows(Pin<Box<dyn Future<Output = (FollowLog, FollowEnd)>>>),
-    /// The folder has to be opened again.
+    /// The process must open the folder again.
     Over,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Process {
     host: Arc<Host>,
     runtime: Runtime,
     owner: RefCell<Owner>,
-    /// Whether the last round succeeded.
+    /// Whether the last commit succeeded.
     committed: Rc<Cell<bool>>,
     spiller: RefCell<Spiller>,
     schedule: RefCell<Schedule>,
@@ -56,7 +56,7 @@ pub(crate) struct Process {
     pub(crate) clients: Vec<RefCell<Client>>,
 }
 
-/// Main loop of the commit thread. A round borrows the node, so both are in one future.
+/// Main loop of the commit thread. The commit borrows the node, so the future owns both.
 async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
     let mut commits = Commits::new(&node.durability, &node.current);
     loop {
@@ -159,8 +159,8 @@ impl Process {
         ours
     }
 
-    /// Runs one commit round and returns whether it succeeded. Returns `None` inside a round, or on
-    /// a replica.
+    /// Makes one commit and returns whether it succeeded. Returns `None` during a commit, or on a
+    /// replica.
     pub(crate) fn round(&self) -> Option<bool> {
         let mut owner = self.owner.try_borrow_mut().ok()?;
         let Owner::Leads(commits) = &mut *owner else { return None };
@@ -169,7 +169,7 @@ impl Process {
         Some(self.committed.get())
     }
 
-    /// Polls a replica's link, unless called from within it.
+    /// Polls a replica's link. Does nothing if called during such a poll.
     pub(crate) fn follow(&self) {
         let Ok(mut owner) = self.owner.try_borrow_mut() else { return };
         let Owner::Follows(link) = &mut *owner else { return };
@@ -204,7 +204,7 @@ impl Process {
         }
     }
 
-    /// Whether the folder has to be opened again, for example after a full sync.
+    /// Whether the process must open its folder again, for example after a full sync.
     pub(crate) fn is_over(&self) -> bool {
         self.owner.try_borrow().is_ok_and(|owner| matches!(*owner, Owner::Over))
     }
@@ -236,7 +236,7 @@ impl Process {
         self.schedule.borrow_mut().step(&live, asked, due);
     }
 
-    /// Runs a step of the maintenance thread, unless called from within one.
+    /// Runs a step of the maintenance thread. Does nothing if called during such a step.
     pub(crate) fn maintain(&self) {
         if let Ok(mut maintenance) = self.maintenance.try_borrow_mut() {
             maintenance.step(&self.node);

@@ -45,7 +45,7 @@ impl Reply {
         Some((reply, at))
     }
 
-    /// Returns the value of a counter; nil is 0.
+    /// Returns the value of a counter. Nil counts as 0.
     pub(crate) fn count(&self) -> Option<i64> {
         match self {
             Reply::Int(value) => Some(*value),

@@ -7,15 +7,15 @@ use std::time::Duration;
 /// Number of members of the flags.
 const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
-/// New posts per command, so that tables fill up.
+/// Number of new posts per command. It is large enough to fill tables.
 const NEW: u64 = 60;
-/// First id of each range. With every seed, a few posts have ids of the second range.
+/// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
 const FAR: u64 = RANGES[1];
-/// Ids at the start of a range that new posts leave out. Ids below the one that opens the range are
-/// in the gap below it.
+/// Number of ids at the start of a range that new posts do not use. Ids less than the one that
+/// opens the range are outliers in the gap before it.
 const GAP: u64 = 400;
-/// Increments with a token that are kept for resending.
+/// Maximum number of increments with a token that are stored for resending.
 const KEPT: usize = 40;
 /// Number of users. Neighbouring users change together.
 const USERS: u64 = 20;
@@ -23,7 +23,7 @@ const USERS: u64 = 20;
 /// A command before it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
-    /// One request, or the requests of a transaction.
+    /// A single request, or the requests of a transaction.
     pub(crate) requests: Vec<Vec<String>>,
     /// Effects on rows, in the order of the reply's items.
     pub(crate) steps: Vec<(Key, Step)>,
@@ -39,7 +39,7 @@ pub(crate) enum Shape {
     One,
     /// The reply of EXEC, with one item per step.
     Exec,
-    /// EXEC for two users whose values are always equal.
+    /// The reply of EXEC for two users whose values are always equal.
     Twins,
     /// The reply of an operator's command.
     Admin(Admin),
@@ -60,22 +60,22 @@ pub(crate) enum Admin {
     List,
 }
 
-/// Catalogue entries beyond the configured spaces.
+/// Fields and spaces that the workload has added to the configured ones.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     /// Added fields of posts.
     pub(crate) fields: BTreeSet<String>,
-    /// The space that is created and dropped.
+    /// Space that the workload creates and drops.
     pub(crate) extra: Option<u32>,
     pub(crate) is_renamed: bool,
     /// Names are never reused.
     next_name: u32,
     /// Added and dropped fields, with the time of the reply.
     pub(crate) altered: BTreeMap<String, Duration>,
-    /// Whether a snapshot is pending. Only one at a time, because tokio draws the order in which it
-    /// wakes waiters independently of the seed.
+    /// Whether a snapshot is pending. Only one may be pending, because the order in which tokio
+    /// wakes waiters is random and does not depend on the seed.
     pub(crate) saving: bool,
-    /// Whether a change of the catalogue is pending; commands then avoid the affected names.
+    /// Whether a change of the catalogue is pending. Other commands then avoid the affected names.
     pub(crate) changing: bool,
 }
 
@@ -94,7 +94,7 @@ impl Default for Habits {
 }
 
 impl Habits {
-    /// Several ranges of ids, whose tables fill up with likes.
+    /// Draws several ranges of ids, with enough posts per command to fill tables with likes.
     pub(crate) fn ranged(random: &mut fastrand::Rng) -> Habits {
         Habits { ranges: random.usize(2..=RANGES.len()), group: random.u64(NEW..4 * NEW) }
     }
@@ -105,14 +105,14 @@ impl Habits {
 pub(crate) struct Workload {
     pub(crate) catalogue: Catalogue,
     habits: Habits,
-    /// Next new post of each range, relative to the range's start.
+    /// Next new post of each range, relative to the first new post of the range.
     next_posts: [u64; RANGES.len()],
     /// Ids of the last command.
     last: Vec<u64>,
     /// The post forgotten last.
     forgotten: Option<u64>,
     next_token: u32,
-    /// Increments with a token, for resending.
+    /// Sent increments with a token, for resending.
     sent: Vec<Command>,
 }
 
@@ -139,8 +139,8 @@ impl Workload {
         Workload { habits, ..Workload::default() }
     }
 
-    /// Draws a command that changes no row with a pending change. Returns `None` if the command
-    /// cannot run in the current state.
+    /// Draws a command. It does not change rows that have a pending change. Returns `None` if the
+    /// command cannot run in the current state.
     // Long: one match arm per command.
     pub(crate) fn draw(&mut self, model: &Model, random: &mut fastrand::Rng) -> Option<Command> {
         let ids = self.posts(random);
@@ -208,7 +208,7 @@ impl Workload {
         self.habits.ranges > 1
     }
 
-    /// Draws a range, mostly the lowest.
+    /// Draws a range, in most cases the lowest one.
     fn range(&self, random: &mut fastrand::Rng) -> usize {
         let ranges = self.habits.ranges;
         if ranges > 1 && random.u32(0..3) == 0 { random.usize(1..ranges) } else { 0 }
@@ -223,7 +223,7 @@ impl Workload {
     fn new_posts(&mut self, member: u64, random: &mut fastrand::Rng) -> Option<Command> {
         let range = self.range(random);
         let (group, (_, end)) = (self.habits.group, self.bounds(range));
-        // With several ranges, the newest posts also get another member.
+        // With several ranges, another member may be added to the newest posts.
         let again = self.habits.ranges > 1 && self.next_posts[range] >= group && random.bool();
         let from = if again { end - group } else { end };
         if !again {
@@ -242,7 +242,7 @@ impl Workload {
 
     /// Draws posts, mostly new ones.
     fn posts(&mut self, random: &mut fastrand::Rng) -> Vec<u64> {
-        // Repeats the last ids, to read or undo the last change.
+        // Repeat the last ids, to read or undo the last change.
         if !self.last.is_empty() && random.u32(0..4) == 0 {
             return self.last.clone();
         }
@@ -252,7 +252,7 @@ impl Workload {
         let recent = end.saturating_sub(100).max(first);
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
-            // Ids ahead of all others, which later posts reach.
+            // Ids greater than all others. Later posts will have these ids.
             0..=4 => end..end + 3 * NEW,
             5 => FAR..FAR + NEW,
             6..=8 if range > 0 => RANGES[range]..first,
@@ -262,7 +262,7 @@ impl Workload {
         let some: BTreeSet<u64> = (0..count).map(|_| random.u64(ids.clone())).collect();
         let mut some: Vec<u64> = some.into_iter().collect();
         random.shuffle(&mut some);
-        // A forgotten post gets new data immediately.
+        // Add new data to a forgotten post.
         if let Some(id) = self.forgotten.filter(|_| random.u32(0..5) == 0) {
             some.retain(|other| *other != id);
             some.insert(0, id);
@@ -313,7 +313,7 @@ impl Workload {
         all
     }
 
-    /// Keeps a sent command for resending if it has a token.
+    /// Stores a sent command for resending if it has a token.
     pub(crate) fn note_sent(&mut self, command: Command) {
         if command.requests[0].iter().any(|word| word == "TOKEN") {
             self.sent.truncate(KEPT - 1);
@@ -321,7 +321,7 @@ impl Workload {
         }
     }
 
-    /// Returns an increment with a token, new or resent.
+    /// Returns a new increment with a token, or one to resend.
     fn once(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
         if !self.sent.is_empty() && random.bool() {
             return self.sent.swap_remove(random.usize(0..self.sent.len()));
@@ -401,7 +401,7 @@ impl Workload {
                 admin(&format!("TM.SPACE DROP {name} YES-I-MEAN-{name}"), Admin::Drop(number))
             }
             7 => admin(random.choice(["SAVE", "BGSAVE"])?, Admin::Save),
-            // The second snapshot has few changes to write.
+            // Two snapshots, of which the second has few changes to write.
             8 => {
                 let requests = vec![words("SAVE"), words("SAVE")];
                 Command { requests, steps: Vec::new(), shape: Shape::Admin(Admin::Save) }

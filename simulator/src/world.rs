@@ -25,9 +25,9 @@ pub(crate) const CLIENTS: usize = 4;
 const EPOCH_US: u64 = 1_800_000_000_000_000;
 /// Time after which a missing reply is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Commands sent together by an audit.
+/// Number of commands that an audit sends at once.
 pub(crate) const AT_ONCE: usize = 8;
-/// Steps within which a server without faults must reply to everything.
+/// Number of steps within which a server without faults must reply to all commands.
 pub(crate) const CALM_STEPS: u32 = 20_000;
 
 /// A machine and its process.
@@ -45,7 +45,7 @@ pub(crate) struct World {
     pub(crate) me: Weak<World>,
     random: RefCell<fastrand::Rng>,
     pub(crate) elapsed: Cell<Duration>,
-    /// Total jumps of the wall clock.
+    /// Sum of all jumps of the wall clock.
     jumped_us: Cell<i64>,
     /// One machine, or a master and its replica.
     machines: Vec<Machine>,
@@ -54,15 +54,15 @@ pub(crate) struct World {
     /// Index of the machine that runs the current step.
     active: Cell<usize>,
     pub(crate) link: ReplicaLink,
-    /// Number of steps on the call stack: waiting steps run others.
+    /// Number of nested steps: a step that waits runs other steps.
     pub(crate) depth: Cell<u32>,
     /// Whether connections are being served.
     pub(crate) serving: Cell<bool>,
     /// Whether clients send only audits and the disk does not fail.
     calm: Cell<bool>,
-    /// Start of the last successful commit round.
+    /// Start of the last successful commit.
     committed: Cell<Duration>,
-    /// `committed` of the process that died last.
+    /// Value of `committed` at the end of the last process.
     left: Cell<Duration>,
     /// Whether the catalogue has changed since the last snapshot.
     altered: Cell<bool>,
@@ -71,9 +71,9 @@ pub(crate) struct World {
     pub(crate) model: RefCell<Model>,
     pub(crate) workload: RefCell<Workload>,
     pub(crate) counts: RefCell<RunCounts>,
-    /// A snapshot starts at one in this many opportunities.
+    /// Probability of a snapshot at each opportunity: 1 in `snapshot_odds`.
     snapshot_odds: u32,
-    /// The world kills one in this many starting servers.
+    /// Probability that a server is killed during startup: 1 in `start_odds`.
     start_odds: u32,
     /// Whether to print all events.
     told: bool,
@@ -101,13 +101,13 @@ impl Simulator for World {
     }
 }
 
-/// Whether posts have ids of several ranges. Other seeds keep the sequence of events that they had
-/// when they found faults.
+/// Whether posts have ids in several ranges. Only some seeds do, so that the other seeds still
+/// replay the events that found bugs.
 fn is_ranged(seed: u64) -> bool {
     seed % 7 > 3
 }
 
-/// Tables are tiny, so that everything happens often.
+/// Returns a configuration with tiny tables, so that rolls, spills and merges are frequent.
 fn config(random: &mut fastrand::Rng) -> Config {
     let mut config = Config::default();
     config.durability.fsync = if random.bool() { Fsync::Always } else { Fsync::Everysec };
@@ -122,7 +122,7 @@ fn config(random: &mut fastrand::Rng) -> Config {
     config.existence.push(seen);
     let filter_seed = seeds::given("TIDEMARK_FILTER_SEED").unwrap_or(7);
     for space in &mut config.existence {
-        // The lowest possible rate: one false positive in about 5,000 runs.
+        // With the lowest possible rate there is one false positive in about 5,000 runs.
         (space.seed, space.false_positive_rate) = (filter_seed, 1e-7);
         space.pairs_per_table = random.u64(100..600);
         space.max_tables = random.usize(2..6);
@@ -169,20 +169,21 @@ impl Machine {
 impl World {
     /// `machines` is 1 or 2.
     pub(crate) fn new(seed: u64, machines: usize) -> Rc<World> {
-        // Before seeding: temporary names consume random numbers, more of them if a folder exists.
+        // Create the folders before seeding, because temporary names consume random numbers, and
+        // more of them if a name exists.
         let folders: Vec<TempDir> =
             (0..machines).map(|_| tempfile::tempdir().expect("a folder for the role")).collect();
         let mut random = fastrand::Rng::with_seed(seed);
-        // Seeds the hashes and terms that the server draws itself.
+        // Seed the generator from which the server draws hashes and terms.
         fastrand::seed(seed);
         let mut config = config(&mut random);
         let (mut habits, mut snapshot_odds, mut start_odds) = (Habits::default(), 2, 5);
         if is_ranged(seed) {
             habits = Habits::ranged(&mut random);
-            // Old snapshots and interrupted starts: recovery depends mostly on the log.
+            // With old snapshots and interrupted restarts, recovery depends mostly on the log.
             start_odds = 2;
             snapshot_odds = *random.choice(&[2, 8, u32::MAX]).expect("some");
-            // A range opens for 64 pairs.
+            // With this limit, 64 pairs open a new range.
             config.existence.iter_mut().for_each(|space| space.max_aside = 1024);
             let ledger = if random.bool() { LedgerMode::Exact } else { LedgerMode::Off };
             config.existence[1].ledger = ledger;
@@ -191,7 +192,7 @@ impl World {
         let machines = if machines == 1 {
             vec![Machine::new(seed, config, None)]
         } else {
-            // Small log retention makes full syncs necessary.
+            // A small log retention makes full syncs necessary.
             let keeps = [0, 20_000, 1 << 30][random.usize(0..3)];
             let timeout_s = random.u64(2..20);
             let machine = |(at, folder): (u64, TempDir)| {
@@ -256,7 +257,7 @@ impl World {
         }
         self.die();
         self.restart();
-        // Both the processes and this thread hold references to the world.
+        // Drop the references that the processes and this thread have to the world.
         self.machines.iter().for_each(|machine| drop(machine.process.take()));
         simulate(None);
     }
@@ -300,7 +301,7 @@ impl World {
         self.leader().disk()
     }
 
-    /// Makes syncs of this disk take time, in which other threads run.
+    /// Makes syncs of this disk take time. Other threads run during a sync.
     pub(crate) fn watch_disk(&self, at: usize) {
         let slow_ms = if self.chance(4) { 2000 } else { 4 };
         let (disk, syncs) = (self.machines[at].disk(), self.machines[at].syncs.clone());
@@ -318,12 +319,12 @@ impl World {
         }
         for (at, machine) in self.machines.iter().enumerate() {
             let process = machine.process.borrow().clone();
-            // The process may run its tasks.
+            // Advance the clock of the process, which may run its tasks.
             process.iter().for_each(|process| self.on(at, || process.advance(time)));
         }
     }
 
-    /// Runs `work` on a machine, from within a step of another one.
+    /// Runs `work` on a machine during a step of another one.
     pub(crate) fn on<R>(&self, machine: usize, work: impl FnOnce() -> R) -> R {
         let before = self.active.replace(machine);
         let done = work();
@@ -331,7 +332,7 @@ impl World {
         done
     }
 
-    /// Runs `work` and counts a crash that happens in it.
+    /// Runs `work` and counts a crash during it.
     fn during<R>(&self, section: Section, work: impl FnOnce() -> R) -> R {
         let before = (self.disk().crashed(), self.disk().steps());
         let done = work();
@@ -406,13 +407,13 @@ impl World {
         }
     }
 
-    /// Runs steps of other threads while one waits.
+    /// Runs steps of other threads while one thread waits.
     fn others(&self) {
         let depth = self.depth.get();
         self.depth.set(depth + 1);
         if let Some(process) = self.process() {
             self.on(self.leader.get(), || {
-                // Work that waits for the log depends on this round.
+                // Commit first, because the waiting work may depend on the log.
                 self.round(&process);
                 for _ in 0..if depth < 3 { self.draw(0..4) } else { 0 } {
                     match self.draw(0..4) {
@@ -458,18 +459,18 @@ impl World {
         }
     }
 
-    /// Lets one client read its replies and send more commands; then serves all connections.
+    /// Lets one client read its replies and send more commands, and serves all connections.
     pub(crate) fn clients(&self, process: &Process) {
-        // A feed takes the manifest's lock, which a sync may hold.
+        // A connection to a replica locks the manifest, which a sync may already have locked.
         if self.is_pair() && self.leader().is_syncing() {
             return;
         }
-        // Only one frame of this stack may serve.
+        // Return if a caller on the stack already serves connections.
         if self.serving.replace(true) {
             return;
         }
         let index = self.draw(0..CLIENTS as u64) as usize;
-        // After a crash of the machine no reply reaches a client.
+        // After a crash of the machine, clients receive no replies.
         if !self.disk().crashed() {
             self.turn(&mut process.clients[index].borrow_mut());
         }
@@ -520,7 +521,7 @@ impl World {
             }
             let checked = check(&asked, &reply, &mut self.model.borrow_mut(), self.elapsed.get());
             checked.unwrap_or_else(|wrong| panic!("{wrong}"));
-            // The client may not see the reply, and may send the command again.
+            // The client may act as if it had not received the reply, and send the command again.
             self.workload.borrow_mut().note_sent(asked.command);
         }
     }
@@ -533,8 +534,8 @@ impl World {
         let counts = &mut *self.counts.borrow_mut();
         catalogue.saving &= *admin != Admin::Save;
         if let Reply::Error(text) = reply {
-            // A change that was made but not logged is visible and may vanish in a crash, so later
-            // commands avoid it. Any other failed change had no effect.
+            // The change may be in memory but not in the log. A crash may then undo it, so later
+            // commands avoid its name. Other failed changes have no effect.
             let may_fail = ["MISCONF ", "OOM ", "ERR writing", "ERR "];
             assert!(
                 may_fail.iter().any(|code| text.starts_with(code)),
@@ -548,7 +549,7 @@ impl World {
                 catalogue.fields.insert(name.clone());
                 catalogue.altered.insert(name.clone(), self.elapsed.get());
             }
-            // The model keeps the values, because a crash may undo the drop.
+            // Do not remove the values from the model, because a crash may undo the drop.
             Admin::DropField(name) => {
                 catalogue.fields.remove(name);
                 catalogue.altered.insert(name.clone(), self.elapsed.get());
@@ -579,7 +580,7 @@ impl World {
         catalogue.changing = false;
     }
 
-    /// After a start: learns which unacknowledged changes exist.
+    /// After a restart, determines from the catalogue which unacknowledged changes have survived.
     fn learn(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
         let catalogue = &mut workload.catalogue;
         let text = |reply: &Reply| match reply {
@@ -634,14 +635,14 @@ impl World {
             && altered.is_some_and(|altered| *altered + LOST >= self.left.get())
     }
 
-    /// Ends the process, with or without its machine.
+    /// Ends the process: a kill of the process, or a power cut of the machine.
     fn die(&self) {
         let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);
         self.link.cable.take();
         self.link.is_dialed.set(false);
         self.note_cold(&process);
-        // Commands without a reply may be sent again if they have a token.
+        // Commands without a reply may be resent if they have a token.
         for client in &process.clients {
             let asked = client.borrow_mut().asked.drain(..).collect::<Vec<Asked>>();
             let workload = &mut *self.workload.borrow_mut();
@@ -664,7 +665,7 @@ impl World {
         self.model.borrow_mut().crash(self.elapsed.get(), self.committed.get(), exact);
     }
 
-    /// All changes acknowledged after that may be lost.
+    /// All changes acknowledged after `then` may be lost.
     pub(crate) fn lose_since(&self, then: Duration) {
         self.left.set(then + LOST);
         self.model.borrow_mut().crash(self.elapsed.get(), then + LOST, false);
@@ -692,7 +693,8 @@ impl World {
         self.leader().be_calm();
     }
 
-    /// Starts a process, possibly in several attempts, and audits the recovered data.
+    /// Starts a process, in several attempts if some are interrupted, and audits the recovered
+    /// data.
     fn restart(&self) {
         self.lose();
         loop {
@@ -724,7 +726,7 @@ impl World {
         self.leads();
     }
 
-    /// Begins the term of a new master and audits its data.
+    /// Resets the link for a new master and audits its data.
     pub(crate) fn leads(&self) {
         let process = self.process().expect("the master is up");
         let end = process.node.durability.positions().0.offset;
@@ -734,7 +736,7 @@ impl World {
         self.calm.set(false);
     }
 
-    /// Reads everything and compares it with the model.
+    /// Reads all data and compares it with the model.
     fn audit(&self) {
         let Some(process) = self.process() else { return };
         let ask = |some: Vec<Command>| {
@@ -744,7 +746,7 @@ impl World {
             }
             self.settle();
         };
-        // The catalogue first, since it determines the other commands.
+        // Read the catalogue first, because the other commands depend on it.
         ask(vec![list()]);
         let mut all = self.workload.borrow().audit(&self.model.borrow()).into_iter();
         while all.len() > 0 {
@@ -781,7 +783,7 @@ impl World {
     }
 }
 
-/// Part of the report of a failed run.
+/// Included in the report of a failed run.
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "at {:?}: {:?}", self.elapsed.get(), self.counts.borrow())

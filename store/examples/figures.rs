@@ -115,7 +115,7 @@ fn always(disk: &Arc<dyn Disk>) -> Result<(), Failure> {
     let start = Instant::now();
     std::thread::scope(|scope| -> Result<(), Failure> {
         let thread = scope.spawn(|| committer.run(log, &mut Rows(Vec::new())).1);
-        // One thread simulates 64 clients, each of which waits for its ticket before the next mark.
+        // One thread simulates 64 clients. Each client waits for its ticket before the next mark.
         scope.spawn(|| {
             let mut tickets = [0u64; 64];
             let mut i = 0u64;

@@ -1,5 +1,5 @@
-//! Archive of the log, next to the backups. With it a restore can continue past the end of a
-//! backup, to any position or time.
+//! Log archive in the backup folder. A restore can use it to replay the log past the end of a
+//! backup, up to any position or time.
 //!
 //! ```text
 //!   log/<lineage>-<term>/log-0000000000000012.tlog     complete: a hard link if possible
@@ -8,7 +8,7 @@
 //!
 //! Lineage, term and number together identify the contents of a segment. Only one node writes under
 //! a term, it uses each number once, and a replica's log equals its master's. Diverged histories
-//! therefore have separate folders. A file that already has the right length need not be copied
+//! therefore have separate folders. A file that already has the expected length need not be copied
 //! again.
 //!
 //! A segment is final once its successor has a batch. No node writes to it again (log.rs, L5), and
@@ -66,7 +66,7 @@ impl Archive {
         let disk = store.disk();
         let mut heads = Vec::new();
         let mut wanted = durable.segment;
-        // From the newest back to the last archived one.
+        // Reads the heads from the newest segment back to the last archived one.
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
@@ -120,7 +120,7 @@ impl Archive {
         if let Some(have) = have.filter(|have| *have <= size) {
             let io = |e| Error::io(&there, "opening", e);
             let file = to.open_write(&name).map_err(io)?;
-            // Discard the remains of a failed attempt.
+            // Truncates the remains of a failed attempt.
             file.set_size(have).map_err(io)?;
             return append((from, &name), (&*file, &there), have..bytes, advance).map(|_| ());
         }
@@ -151,7 +151,7 @@ impl Archive {
                     removed += 1;
                 }
             }
-            // Fails unless the folder is empty.
+            // Fails if the folder is not empty.
             let _ = std::fs::remove_dir(&folder);
         }
         Ok(removed)

@@ -1,5 +1,5 @@
-//! Backups. A backup is a folder with a whole data set as of one log position. The server makes it
-//! concurrently with writes.
+//! Backups. A backup is a folder with a complete data set as of one log position. The server makes
+//! it while it accepts writes.
 //!
 //! ```text
 //!   tidemark.backup              description of the backup, see below
@@ -31,15 +31,15 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! **Consistency.** The backup pins the manifest, its files and the log from its replay position,
-//! and then takes the log's end. It therefore has the same contents as a full sync, and a start
-//! reads it the same way. `from` is the durable offset of the pinned manifest, because the files
-//! may show changes logged up to there.
+//! and then reads the log's end. It therefore has the same contents as a full sync, and startup
+//! reads both in the same way. `from` is the durable offset of the pinned manifest, because the
+//! files may show changes logged up to there.
 //!
 //! **Atomicity.** The backup is written and synced under a name with a leading dot, then renamed.
-//! The next backup removes the remains of a killed process.
+//! The next backup removes files left by a killed process.
 //!
-//! A hard link takes no space until the server removes its own name of the file. On another file
-//! system files are copied, unless the previous backup already has a copy to link to.
+//! A hard link uses no extra space until the server removes the original. On another file system
+//! files are copied, unless the previous backup has a copy to link to.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl Backup {
             let f = lines.fields("file", 3)?;
             let file = number(f[1]).zip(hexadecimal(f[2])).filter(|_| is_plain_name(f[0]));
             let (bytes, check) = file.ok_or_else(|| bad(start, "invalid file entry"))?;
-            // Twice the manifest's limit: the segments of the log are files as well.
+            // Twice the manifest's limit, because the log's segments are also files of a backup.
             let fits = files.len() < 2 * MAX_FILES && bytes <= 1 << 44;
             if !fits || files.last().is_some_and(|last| *last.name >= *f[0]) {
                 return Err(bad(start, "too many files, too long, or out of order"));
@@ -192,7 +192,8 @@ impl Backup {
         }
     }
 
-    /// Like [`Backup::read`], but returns `None` for a missing folder or a damaged description.
+    /// Like [`Backup::read`], but also returns `None` for a missing folder or a damaged
+    /// description.
     pub fn of(folder: &Path) -> Option<Backup> {
         if !folder.is_dir() {
             return None;
@@ -205,8 +206,8 @@ impl Backup {
 pub trait BackupProgress {
     /// Reports the expected total size in bytes.
     fn expect(&self, bytes: u64);
-    /// Reports that `bytes` more were copied or `linked`. May block to limit the rate; an error
-    /// aborts the backup.
+    /// Reports that `bytes` more bytes were copied or `linked`. May block to limit the rate; an
+    /// error aborts the backup.
     fn advance(&self, bytes: u64, linked: bool) -> Result<()>;
     /// Syncs all changes made before this call. Returns the durable end of the log.
     fn end(&self) -> Result<Position>;
@@ -257,7 +258,7 @@ pub fn back_up(
         .make()
         .and_then(|backup| publish(&unfinished, folder, &parent).map(|()| backup));
     if made.is_err() {
-        // Frees the space, whose lack may have caused the failure.
+        // Frees space, because a full disk may have caused the failure.
         let _ = clear(&unfinished);
     }
     made
@@ -289,7 +290,7 @@ impl Making<'_> {
             let FileEntry { name, bytes, check, .. } = entry.clone();
             files.push(BackupFile { name, bytes, check });
         }
-        // Take the end as late as possible, to include writes acknowledged during the copy.
+        // Read the end as late as possible, to include writes acknowledged during the copy.
         let end = self.course.end()?;
         if end.offset < manifest.durable {
             return Err(Error::Refused(format!(
@@ -342,8 +343,8 @@ impl Making<'_> {
             is_same.then(|| folder.join(&entry.name))
         });
         for from in std::iter::once(ours).chain(theirs) {
-            // An operator may have truncated or replaced the link's target. The length reveals most
-            // of that.
+            // An operator may have truncated or replaced the link's target. Comparing the length
+            // detects most such changes.
             let is_whole = from.metadata().is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
             if is_whole && std::fs::hard_link(&from, &there).is_ok() {
                 return self.course.advance(entry.bytes, true);
@@ -370,8 +371,8 @@ impl Making<'_> {
         Ok(with_ends(&heads, end))
     }
 
-    /// Verifies every batch of the copied log up to `end`. Returns the times of `from` and of the
-    /// last batch.
+    /// Verifies every batch of the copied log up to `end`. Returns the time of the batch before
+    /// `from` and the time of the last batch.
     fn verify(
         &self,
         segments: &[(SegmentHead, u64)],
@@ -398,7 +399,7 @@ impl Making<'_> {
             let what = format!("the log was copied up to {reached}, which does not include {end}");
             return Err(Error::corrupt(name, 0, what));
         }
-        // Without the batch before `from`, the next one's time is a safe upper bound.
+        // If the batch before `from` is not available, the next batch's time is a safe upper bound.
         let from_ms = before.or(after).unwrap_or_else(|| self.course.now_ms());
         Ok((from_ms, time_ms))
     }
@@ -443,7 +444,7 @@ pub(crate) fn walk(
                 Found::Batch(batch) if each(reader.position(), &batch) => at = reader.position(),
                 Found::Batch(_) => return Ok(at),
                 Found::End => break,
-                // The newest segment may be in use, or have a torn tail.
+                // The newest segment may be in use or have a torn tail.
                 Found::Bad(_) if limit.is_none() && reader.proof_of_damage()?.is_none() => break,
                 Found::Bad(what) => return Err(Error::corrupt(path, at.byte, what)),
             }
@@ -469,7 +470,7 @@ pub fn backups_in(parent: &Path) -> Vec<(PathBuf, Backup)> {
     named.filter_map(|entry| Some((entry.path(), Backup::of(&entry.path())?))).collect()
 }
 
-/// Removes a backup. It disappears atomically under its name.
+/// Removes a backup. Its name disappears atomically.
 pub fn remove(folder: &Path) -> Result<()> {
     let (gone, parent) = unfinished(folder)?;
     clear(&gone)?;
@@ -479,7 +480,7 @@ pub fn remove(folder: &Path) -> Result<()> {
 }
 
 /// Removes unfinished backups of killed processes from a folder of backups. No other process may
-/// work there.
+/// use the folder.
 pub fn sweep(parent: &Path) -> Result<()> {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -27,9 +27,9 @@
 //! 4. `sequence` equals the preceding one plus one;
 //! 5. `chain` matches.
 //!
-//! The two checksums serve recovery (replay.rs). With `check` and `previous` a reader recognises a
-//! batch after damaged bytes. Its `unsynced` field then shows whether those bytes were durable,
-//! which distinguishes damage from a torn tail.
+//! The two checksums serve recovery (replay.rs). By `check` and `previous`, a reader recognises a
+//! valid batch after damaged bytes. Its `unsynced` field then shows whether those bytes were
+//! durable, which distinguishes damage from a torn tail.
 
 use crate::frame::{Check, u32_at, u64_at};
 
@@ -141,8 +141,8 @@ impl Place {
     }
 }
 
-/// Appends the batch to `out` and returns its chain value. Computes `body_bytes` and `chain`;
-/// ignores those of `head`.
+/// Appends the batch to `out` and returns its chain value. Computes `body_bytes` and `chain`, and
+/// ignores the values in `head`.
 pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body: &[u8]) -> u32 {
     assert!(body.len() <= MAX_BODY_BYTES, "a batch of {} bytes", body.len());
     let mut bytes = [0; BATCH_HEAD_BYTES];

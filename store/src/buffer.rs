@@ -1,9 +1,9 @@
-//! Memory management of reusable buffers: a buffer shrinks after a burst.
+//! Shrinks reusable buffers after a burst.
 
-/// Capacity in bytes that an empty buffer always keeps.
+/// Capacity in bytes up to which buffers never shrink.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Empties a buffer and shrinks it if this use filled less than a quarter of a large capacity.
+/// Empties a buffer. Shrinks it if its capacity is large and less than a quarter of it was used.
 ///
 /// A steady load therefore never reallocates. The first small use after a burst releases the
 /// memory.

@@ -1,9 +1,9 @@
 //! `tidemark check` and `tidemark dump`: read-only inspection of a data folder.
 //!
-//! A start stops at the first damage. A check continues: it reads every byte of all files in the
+//! Startup stops at the first damage. A check continues: it reads every byte of all files in the
 //! manifest, every batch of the log, and files that no manifest names. If the manifest or the log
-//! is damaged, the check verifies the remaining files individually by their own headers. It cannot
-//! detect missing files then.
+//! is damaged, the check verifies each remaining file by its own header. In that case it cannot
+//! detect missing files.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -31,11 +31,11 @@ use crate::staging::pending;
 pub enum Severity {
     /// No problem.
     Good,
-    /// A deviation without data loss, which the next start corrects.
+    /// A deviation without data loss. The next startup corrects it.
     Note,
     /// The system refused a read, so the contents are unknown.
     Unread,
-    /// Damage: a start will fail.
+    /// Damage. The next startup will fail.
     Damage,
 }
 
@@ -82,8 +82,8 @@ impl Report {
 /// Maximum number of attempts if a server publishes manifests during the check.
 const LOOKS: usize = 5;
 
-/// Verifies a data folder. A server may use the folder concurrently; the end of the log is then a
-/// snapshot in time.
+/// Verifies a data folder. A server may use the folder concurrently. The check then ends at some
+/// recent end of the log.
 pub fn check(disk: &dyn Disk) -> Result<Report> {
     let number = || Manifest::read(disk).ok().flatten().map(|manifest| manifest.number);
     let mut looks = 0;
@@ -638,7 +638,7 @@ pub fn lineage_of(disk: &dyn Disk) -> Result<Option<Lineage>> {
 /// Passes the snapshot's small file of this kind to `each`, then the payloads of the log's records
 /// of this kind in order.
 ///
-/// Only reads, so a server may use the folder concurrently. The server's latest writes may be
+/// Does not write, so a server may use the folder concurrently. The server's latest writes may be
 /// missing.
 pub fn peek(disk: &dyn Disk, kind: u8, each: &mut dyn FnMut(&[u8])) -> Result<()> {
     let pending = pending(disk)?;

@@ -3,7 +3,7 @@
 //! There are two implementations: [`RealDisk`] here, and a simulated disk in `sim` that loses,
 //! tears and reorders unsynced writes. The store uses either one through `Arc<dyn Disk>`.
 //!
-//! The store relies on the following properties only, and the simulator guarantees exactly these:
+//! The store relies only on the following properties, and the simulator guarantees exactly these:
 //!
 //! 1. Bytes are durable once a [`DiskFile::sync`] that began after their write has returned `Ok`.
 //!    Before that, any subset of 512-byte sectors may reach the disk, in any order, and the file's
@@ -15,7 +15,7 @@
 //!    once.
 //! 4. Read errors and flipped bits may occur at any time, anywhere.
 //!
-//! The store never writes through a memory map: a full disk would raise SIGBUS, which a program
+//! The store never writes through a memory map: a full disk would raise SIGBUS, which a process
 //! cannot handle reliably.
 
 use std::fmt::Debug;
@@ -32,7 +32,7 @@ pub trait Disk: Send + Sync + Debug {
     /// Returns the path of a file for messages.
     fn path(&self, name: &str) -> PathBuf;
     /// Creates a file for reading and writing. Returns an error of kind `AlreadyExists` if the name
-    /// is taken.
+    /// exists.
     fn create(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
     /// Creates a file that the caller writes once, sequentially, and does not read soon.
     ///
@@ -43,7 +43,7 @@ pub trait Disk: Send + Sync + Debug {
     }
     /// Opens a file for reading.
     fn open(&self, name: &str) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens a file whose contents are to be verified on the device.
+    /// Opens a file to verify its contents on the device.
     ///
     /// Whole 4 KiB blocks into 4 KiB aligned memory bypass the page cache if the file system
     /// supports it.
@@ -83,18 +83,18 @@ pub trait DiskFile: Send + Sync + Debug {
     fn set_size(&self, bytes: u64) -> io::Result<()>;
     /// Makes the contents durable. After an error the caller must abandon the handle.
     fn sync(&self) -> io::Result<()>;
-    /// Reserves space for the first `bytes` bytes without a change of the file's length. Writes
-    /// into the reserved range do not run out of space.
+    /// Reserves space for the first `bytes` bytes without changing the file's length. Writes into
+    /// the reserved range do not run out of space.
     fn allocate(&self, bytes: u64) -> io::Result<()>;
     /// Drops the file from the page cache, so that later reads come from the device.
     ///
-    /// After a failed sync the cache may still hold a page that never reached the device.
+    /// After a failed sync the cache may contain a page that never reached the device.
     fn drop_cache(&self) -> io::Result<()>;
     /// Disables readahead for random reads.
     fn expect_random(&self) -> io::Result<()>;
 }
 
-/// Writes all bytes; retries short writes and interruptions.
+/// Writes all bytes. Retries after short writes and interruptions.
 pub fn write_all_at(file: &dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {
@@ -143,8 +143,8 @@ pub(crate) fn read_whole(disk: &dyn Disk, name: &str, limit: u64) -> io::Result<
 
 /// Atomically replaces the contents of `name` (promise 4).
 ///
-/// A crash at any step leaves either the old or the new file: write a temporary file, sync it,
-/// rename it, sync the folder.
+/// Writes a temporary file, syncs it, renames it and syncs the folder. A crash at any step leaves
+/// either the old or the new file.
 pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = format!("{name}{TEMPORARY}");
     match disk.remove(&temporary) {
@@ -154,7 +154,7 @@ pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<(
     let file = disk.create(&temporary)?;
     let written = write_all_at(&*file, bytes, 0).and_then(|()| file.sync());
     if let Err(e) = written {
-        // Best effort: the next start removes a leftover temporary file.
+        // Best effort. The next startup removes the temporary file if this fails.
         let _ = disk.remove(&temporary);
         return Err(e);
     }
@@ -162,7 +162,7 @@ pub(crate) fn replace(disk: &dyn Disk, name: &str, bytes: &[u8]) -> io::Result<(
     disk.sync_dir()
 }
 
-/// Suffix of unpublished files. The next start removes all files with this suffix.
+/// Suffix of unpublished files. Startup removes all files with this suffix.
 pub const TEMPORARY: &str = ".tmp";
 
 /// Name of the lock file.
@@ -224,7 +224,8 @@ impl Disk for RealDisk {
     fn create_uncached(&self, name: &str) -> io::Result<Box<dyn DiskFile>> {
         let path = self.path(name);
         let file = create_new(&path)?;
-        // O_DIRECT is a property of the handle, hence a second one. The kernel keeps both coherent.
+        // O_DIRECT is a property of the handle, so it needs a second handle. The kernel keeps both
+        // coherent.
         let uncached = open_direct(OpenOptions::new().read(true).write(true), &path).ok();
         Ok(Box::new(RealFile { uncached, ..RealFile::from(file) }))
     }
@@ -278,15 +279,15 @@ impl Disk for RealDisk {
             .truncate(false)
             .open(self.path(LOCK))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        // Locks the folder as well: a removed and recreated lock file would be a different lock.
-        // NFS does not support locks on folders.
+        // Also lock the folder, because a removed and recreated lock file would be a different
+        // lock. NFS does not support locks on folders.
         let folder = File::open(&self.folder)?;
         if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)
             == Err(Errno::WOULDBLOCK)
         {
             return Err(Errno::WOULDBLOCK.into());
         }
-        // The flock is the lock; the process id in the file is for the operator.
+        // The flock is the lock. The process id in the file is only for the operator.
         file.set_len(0)?;
         file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0)?;
         Ok(Box::new((file, folder)))
@@ -321,7 +322,7 @@ fn open_direct(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 }
 
 impl RealFile {
-    /// Returns the O_DIRECT handle if the request's offset, address and size suit it.
+    /// Returns the O_DIRECT handle if the request's offset, address and size are aligned.
     fn direct(&self, bytes: usize, address: usize, offset: u64) -> Option<&File> {
         let is_whole = offset.is_multiple_of(BLOCK as u64) && address.is_multiple_of(BLOCK);
         self.uncached.as_ref().filter(|_| bytes >= BLOCK && is_whole)

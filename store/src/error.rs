@@ -80,7 +80,7 @@ pub enum Error {
     Refused(String),
 }
 
-/// Removes the digits from a message, see [`Error::gist`].
+/// Removes the digits from a message (see [`Error::gist`]).
 pub fn gist(text: &str) -> String {
     text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
@@ -104,15 +104,16 @@ impl Error {
         }
     }
 
-    /// Whether a retry can succeed without an operator: space may be freed, a disk may recover.
+    /// Whether a retry can succeed without an operator, because space may be freed or a disk may
+    /// recover.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Full { .. } | Error::Io { .. })
     }
 
     /// Returns the message without digits.
     ///
-    /// Callers compare it to log a repeated failure once: the segment number or the size in the
-    /// message may differ each time.
+    /// Callers compare it to log a repeated failure only once, since each message may have a
+    /// different segment number or size.
     pub fn gist(&self) -> String {
         gist(&self.to_string())
     }

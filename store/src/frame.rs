@@ -13,7 +13,7 @@
 //! example a misdirected sector or an old file under a new name.
 //!
 //! Snapshots, cold files and messages of the replication link use frames. The log's batches have a
-//! format of their own (`batch.rs`), because a reader of the log must distinguish a torn tail from
+//! different format (`batch.rs`), because a reader of the log must distinguish a torn tail from
 //! damage. Both use the same polynomial.
 
 /// Size of a frame's head in bytes.
@@ -24,7 +24,7 @@ pub const FRAME_BYTES: usize = 8;
 pub struct Check(u32);
 
 impl Check {
-    /// Returns the checksum of no bytes.
+    /// Returns the checksum of an empty input.
     pub fn new() -> Check {
         Check(0)
     }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn crc_is_castagnoli() {
-        // Check values of CRC-32C: the standard one, and RFC 3720 appendix B.4.
+        // Test vectors of CRC-32C: the standard check value, and RFC 3720 appendix B.4.
         assert_eq!(Check::new().bytes(b"123456789").value(), 0xe306_9283);
         assert_eq!(Check::new().bytes(&[0; 32]).value(), 0x8a91_36aa);
     }

@@ -1,5 +1,5 @@
 //! Fuzz targets for all file formats of the store, and a deterministic test of them with seeded
-//! input. The files simulate a bad disk or an untrusted backup.
+//! input. The inputs simulate a bad disk or an untrusted backup.
 //!
 //! The checksums are computed after the damage. Otherwise they would reject nearly all inputs, and
 //! the code after them would remain untested. Every function must return without a panic, and
@@ -40,7 +40,7 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Source of decisions; returns 0 once the input is exhausted.
+/// Source of decisions. Returns 0 after the input is exhausted.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -50,7 +50,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// Returns true for one byte value in `of`, and false once the input is exhausted.
+    /// Returns true for one byte value in `of`. Returns false after the input is exhausted.
     fn rarely(&mut self, of: u8) -> bool {
         !self.0.is_empty() && self.byte() % of == of - 1
     }
@@ -77,7 +77,7 @@ impl<'a> Input<'a> {
 type Read = Vec<(u64, Vec<u8>)>;
 
 /// Tests a log with valid checksums and otherwise arbitrary contents. Runs recovery twice, because
-/// the result of the first must be valid, then a [`Tail`], `check` and `dump`.
+/// the result of the first run must be valid. Then runs a [`Tail`], `check` and `dump`.
 // Long: creates, damages and reads one log.
 pub fn log(input: &[u8]) {
     let mut input = Input(input);
@@ -110,7 +110,7 @@ pub fn log(input: &[u8]) {
             (head.segment, SEGMENT_HEAD_BYTES, head.base, head.sequence);
         for _ in 0..input.byte() % 5 {
             if input.rarely(16) {
-                // Garbage; at the end of the log it is a torn tail.
+                // Garbage. At the end of the log it is a torn tail.
                 file.extend_from_slice(input.bytes());
                 (at.byte, sound) = (file.len() as u64, false);
                 continue;
@@ -298,13 +298,13 @@ pub fn cold(input: &[u8]) {
         let pages = PageWriter::create(Arc::new(disk.clone()), LINEAGE, (1, 1), tag)?;
         let mut writer = ColdWriter::new(pages, columns)?;
         let (mut id, mut rows) = (0u64, Vec::new());
-        // A block holds a few hundred rows; few input bytes make several blocks.
+        // A block contains a few hundred rows, so few input bytes create several blocks.
         for _ in 0..input.byte() % 8 {
             let [step, value] = [1, 2].map(|_| {
                 let small = input.byte().into();
                 input.number(small).max(1)
             });
-            // Fewer rows if there are many columns, to keep a run short.
+            // Writes fewer rows if there are many columns, to limit the duration of a run.
             for row in 0..=u64::from(input.byte()) * 4 / (1 + columns as u64 / 4) {
                 let Some(next) = id.checked_add(step) else { break };
                 id = next;
@@ -351,7 +351,7 @@ pub fn cold(input: &[u8]) {
         let _ = cold.get(id, &mut out[..columns]);
     }
     if sound {
-        // Each lookup reads a block, so only a sample; the walk below compares all rows.
+        // Each lookup reads a block, so only a sample is tested. The walk below compares all rows.
         for (id, values) in rows.iter().step_by(1 + rows.len() / 256) {
             assert!(cold.get(*id, &mut out[..columns]).expect("a sound file"), "{id}");
             assert_eq!(out[..columns], values[..], "{id}");
@@ -377,7 +377,7 @@ pub fn cold(input: &[u8]) {
 mod tests {
     use super::*;
 
-    /// An exhausted input means no damage, so random inputs damage only a little.
+    /// An exhausted input causes no damage, so random inputs cause little damage.
     fn rounds(target: fn(&[u8]), rounds: u64) {
         for seed in 0..rounds {
             let mut random = fastrand::Rng::with_seed(seed);

@@ -1,9 +1,9 @@
 //! Write-once files: snapshot files and cold files. They have a temporary name and an empty head
 //! until they are complete. A manifest then names them.
 //!
-//! These files are large and not read soon, so they bypass the page cache
+//! These files are large and unlikely to be read soon, so they bypass the page cache
 //! (`Disk::create_uncached`). In the cache they would evict useful pages. The kernel's work per
-//! cached page would also block other threads on the same CPU and delay requests.
+//! cached page would also delay requests of threads on the same CPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,8 +13,7 @@ use crate::error::{Error, Result};
 use crate::frame::u32_at;
 use crate::manifest::{FileEntry, Role, Tag};
 
-/// Bytes between two syncs of a file. Limits the dirty data that a sync of the log may have to wait
-/// for.
+/// Bytes between two syncs of a file. Limits the dirty data that can delay a sync of the log.
 const SYNC_EVERY: u64 = 2 << 20;
 
 /// Size of a write in bytes.
@@ -40,7 +39,7 @@ impl Piece {
         &self.memory[self.start..]
     }
 
-    /// Appends as many bytes as fit. Returns the remaining ones.
+    /// Appends as many bytes as fit. Returns the remaining bytes.
     fn take<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(PIECE - self.bytes().len()));
         self.memory.extend_from_slice(taken);
@@ -56,8 +55,8 @@ impl Piece {
     }
 }
 
-/// Naming scheme of one kind of file: the number of its snapshot or merge, and a file number within
-/// that.
+/// Naming scheme of one kind of file. A name has the number of the snapshot or merge, and a file
+/// number within it.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) suffix: &'static str,
@@ -101,7 +100,7 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Creates a file with room for a head of `head_bytes`.
+    /// Creates a file with space for a head of `head_bytes`.
     pub(crate) fn create(disk: Arc<dyn Disk>, name: String, head_bytes: usize) -> Result<Draft> {
         let temporary = format!("{name}{TEMPORARY}");
         let file = disk
@@ -117,7 +116,7 @@ impl Draft {
             piece: Piece::new(),
             body_check: 0,
         };
-        // Zeros reserve room for the head and mark the file as unfinished.
+        // Zeros reserve space for the head and mark the file as unfinished.
         draft.append(&vec![0; head_bytes])?;
         Ok(draft)
     }
@@ -193,7 +192,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Syncs the file if enough bytes are unsynced.
+    /// Syncs the file if at least `SYNC_EVERY` bytes are unsynced.
     pub(crate) fn sync_if_much(&mut self) -> Result<()> {
         if self.written - self.synced >= SYNC_EVERY {
             self.attempt("syncing", |file, _| file.sync())?;

@@ -1,8 +1,8 @@
 //! Durable storage: the log, snapshots, the manifest, and recovery from them.
 //!
-//! The store knows bytes, files and positions, not counters or filters. A record is a space number,
-//! a kind and an opaque payload. The store opens no socket and has no dependency on RESP or tokio.
-//! Its calls block; the server chooses the thread.
+//! The store handles bytes, files and positions, not counters or filters. A record is a space
+//! number, a kind and an opaque payload. The store opens no sockets and does not depend on RESP or
+//! tokio. Its calls block, so the server chooses the thread.
 //!
 //! ```text
 //!   connections -- mark changes --> Committer -- one thread: collect, encode, append, sync --> Log
@@ -15,8 +15,8 @@
 //! - **2** The log holds state, not deltas. Replay from any earlier position converges, so a
 //!   snapshot needs no pause (`snapshot.rs`).
 //! - **3** An acknowledged write is durable under the configured policy (`commit`, `log.rs`).
-//! - **4** A published file never changes. The store detects damage, reports file and offset, and
-//!   never serves damaged data (`segment.rs`, `snapshot.rs`, `manifest.rs`).
+//! - **4** A published file never changes. The store detects damage, reports the file and offset,
+//!   and never returns damaged data (`segment.rs`, `snapshot.rs`, `manifest.rs`).
 //!
 //! A complete run from start to stop. A single counter replaces the engines of a real server:
 //!
@@ -31,7 +31,7 @@
 //!
 //! struct Engines;
 //! impl Source<u64> for Engines {
-//!     // Read the rows of these ids, and keep them.
+//!     // Copy the rows of these ids.
 //!     fn collect(&mut self, ids: &[u64]) -> usize { ids.len() * 8 }
 //!     fn encode(&mut self, batch: &mut Batch) -> store::Result<()> {
 //!         batch.push(1, 1, &LIKES.load(Ordering::Acquire).to_le_bytes());
@@ -47,7 +47,7 @@
 //! }
 //!
 //! # fn main() -> store::Result<()> {
-//! // Start: snapshot, then log. (A server opens `RealDisk::open(folder)`.)
+//! // Startup: snapshot, then log. (A server opens `RealDisk::open(folder)`.)
 //! let store = Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default())?;
 //! store.load(2, |_file, chunk| apply(chunk), |_progress| ())?;
 //! let (log, _end) = store.replay(|record: &Record| apply(record.payload), |_progress| ())?;
@@ -58,7 +58,7 @@
 //! std::thread::scope(|scope| {
 //!     let thread = scope.spawn(|| committer.run(log, &mut Engines));
 //!
-//!     // A write: in a turn of the id's stripe, change and mark; the reply waits for the ticket.
+//!     // A write: lock the id's stripe, change and mark. The reply waits for the ticket.
 //!     let id = 7;
 //!     let mut turn = committer.enter(id);
 //!     LIKES.fetch_add(1, Ordering::AcqRel);
@@ -74,7 +74,7 @@
 //!     assert!(committer.durable() >= ticket);
 //!     snapshot.commit(before_walk)?; // or later: `Committed::synced_to`, after the flush
 //!
-//!     // Stop: a last round, a seal, a note of how far the log is durable.
+//!     // Stop: a last round, a seal, and the log's durable offset for the manifest.
 //!     committer.stop();
 //!     let (log, last) = thread.join().expect("the commit thread does not panic");
 //!     last?;
@@ -83,7 +83,7 @@
 //! # }
 //! ```
 //!
-//! All code runs on a [`Disk`]: a real one, or the simulated one that tests crash at every step
+//! All code uses a [`Disk`]: a real one, or a simulated one that tests can crash at every step
 //! (`sim`).
 
 #![forbid(unsafe_code)]

@@ -7,8 +7,8 @@
 //!   log-..13.tlog   [header][same batch again][batch] ...    base 11,000
 //! ```
 //!
-//! The picture shows a failed sync of segment 12. The log wrote the batches that were not durable
-//! again, to segment 13, which begins at the durable end of segment 12.
+//! In the example, a sync of segment 12 failed. Segment 13 begins at the durable end of segment 12.
+//! The log wrote the batches after that end to segment 13 again.
 //!
 //! Invariants:
 //!
@@ -17,8 +17,8 @@
 //! - **L2** A segment's header and name are durable before its first batch is written. The previous
 //!   segment is synced before that.
 //! - **L3** Batches between `durable` and `written` are also in memory, bounded by
-//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process lives.
-//! - **L4** Recovery can never take the remains of a failed `append` for an acknowledged write. A
+//!   [`LogOptions::unsynced_bytes`]. A file failure cannot lose them while the process runs.
+//! - **L4** Recovery never mistakes the remains of a failed `append` for an acknowledged write. A
 //!   later `append` continues at the end of the last successful one.
 //! - **L5** The log writes nothing to a segment after it has tried to create a successor, even if
 //!   that failed.
@@ -44,7 +44,7 @@ pub struct Position {
     pub segment: u64,
     /// Byte offset in the segment's file.
     pub byte: u64,
-    /// Byte offset in the lineage; comparable across all nodes that share the lineage.
+    /// Byte offset in the lineage. Comparable between nodes with the same lineage.
     pub offset: u64,
     /// Sequence number of the last batch before this position.
     pub sequence: u64,
@@ -81,8 +81,8 @@ impl std::fmt::Display for Position {
 pub struct LogOptions {
     /// Size in bytes at which the log begins a new segment. Default 64 MiB.
     pub segment_bytes: u64,
-    /// Maximum number of unsynced bytes under any policy; they are also kept in memory (L3).
-    /// Default 16 MiB.
+    /// Maximum number of unsynced bytes under any policy. They are also in memory (L3). Default 16
+    /// MiB.
     pub unsynced_bytes: usize,
 }
 
@@ -107,7 +107,7 @@ pub struct LogStats {
     pub segments: u64,
     /// Failed syncs and writes, except for a full disk.
     pub failures: u64,
-    /// Recoveries from a failed segment: its unsynced batches went to a new one.
+    /// Recoveries from a failed segment, which write its unsynced batches to a new segment.
     pub healed: u64,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Resume {
     pub(crate) term: u64,
     /// Position after the last valid batch.
     pub(crate) end: Position,
-    /// Greater than every segment number in use.
+    /// A number greater than every segment number in use.
     pub(crate) next_segment: u64,
     pub(crate) is_first: bool,
     /// Whether recovery discarded bytes after `end`.
@@ -145,7 +145,8 @@ pub struct Log {
     /// Whether a failed append was truncated. A power cut may restore those bytes, so the next
     /// segment must have the void flag.
     scarred: bool,
-    /// Whether `durable` is in an existing segment; false until a new lineage has its first one.
+    /// Whether `durable` is in an existing segment. False until a new lineage has its first
+    /// segment.
     has_segment: bool,
     stats: LogStats,
 }
@@ -183,7 +184,7 @@ impl Log {
         // Recovery always begins a new segment, even after an empty one. A power cut may have
         // destroyed bytes of the old segment that replicas already received.
         match log.open_segment(end, void) {
-            // A full disk must not prevent reads: the first append or sync retries.
+            // A full disk must not prevent reads. The first append or sync retries.
             Ok(()) | Err(Error::Full { .. }) => Ok(log),
             Err(error) => Err(error),
         }
@@ -223,7 +224,7 @@ impl Log {
     /// Appends a batch and returns the position after it. `time_ms` is the caller's clock in
     /// milliseconds since 1970.
     ///
-    /// On [`Error::Full`] and [`Error::Io`] the log has appended nothing and lost nothing; the
+    /// On [`Error::Full`] and [`Error::Io`] the log contains the same batches as before, and the
     /// caller may retry.
     pub fn append(&mut self, batch: &Batch, time_ms: u64) -> Result<Position> {
         if batch.bytes() > MAX_BODY_BYTES {
@@ -256,8 +257,8 @@ impl Log {
                 buffer::clear(&mut self.unsynced);
             }
             Err(_) => {
-                // Drop this error: a disk that is really broken also fails the new segment.
-                // Otherwise the data is safe there.
+                // Ignore this error. If the disk is broken, writing the new segment also fails.
+                // Otherwise the new segment has the data.
                 self.stats.failures += 1;
                 self.file = None;
                 self.heal()?;
@@ -268,8 +269,8 @@ impl Log {
 
     /// Syncs, then appends a durable empty batch: a seal.
     ///
-    /// Recovery can distinguish damage before a seal from a torn tail, so idle and closing logs are
-    /// sealed.
+    /// Recovery can distinguish damage before a seal from a torn tail. Therefore a log is sealed
+    /// when it is idle or closed.
     pub fn seal(&mut self, time_ms: u64) -> Result<()> {
         self.sync()?;
         if !self.sealed {
@@ -338,8 +339,8 @@ impl Log {
                 self.stats.bytes += frame.len() as u64;
             }
             Err(error) => {
-                // L4: truncate the partial batch. Recovery would treat it as a torn tail anyway,
-                // and truncation frees the space.
+                // L4: truncate the partial batch to free its space. Recovery would treat it as a
+                // torn tail.
                 self.scarred = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
@@ -381,7 +382,8 @@ impl Log {
     fn open_segment(&mut self, start: Position, void: bool) -> Result<()> {
         let previous = if self.has_segment { start.segment } else { 0 };
         let segment = self.next_segment;
-        // A failure uses up the number as well: a power cut may restore a file of that name.
+        // A failed attempt also consumes the number, because a power cut may restore a file of that
+        // name.
         self.next_segment += 1;
         let head = SegmentHead {
             void: void || self.scarred || segment != previous + 1,
@@ -414,8 +416,8 @@ impl Log {
         let unsynced = std::mem::take(&mut self.unsynced);
         let result = self.rewrite(durable, &unsynced);
         if let Err(error) = result {
-            // Restore the previous state: no open file, all batches in memory. The next call
-            // retries with a new segment number.
+            // Restore the previous state, with no open file and all batches in memory. The next
+            // call retries with a new segment number.
             if let Some(file) = self.file.take() {
                 drop(file);
                 let _ = self.disk.remove(&segment_name(self.head.segment));
@@ -462,7 +464,7 @@ pub(crate) fn create_segment(disk: &dyn Disk, head: &SegmentHead) -> Result<Box<
         .map_err(|e| Error::io(&path, "beginning", e));
     if let Err(error) = made {
         drop(file);
-        // Best effort: recovery ignores a segment without batches.
+        // Best effort. Recovery ignores a segment without batches.
         let _ = disk.remove(&name);
         return Err(error);
     }

@@ -25,8 +25,8 @@
 //! | `check` | CRC-32C of all bytes before this line |
 //!
 //! Lines appear in this order, with any number of `file` lines, sorted by name. Numbers are decimal
-//! without leading zeros. Each line ends with one newline, and nothing follows the last. The
-//! encoding of a manifest is canonical, so that any changed byte is detected.
+//! without leading zeros. Each line ends with one newline, and the file ends after the last one.
+//! The encoding of a manifest is canonical, so that any changed byte is detected.
 //!
 //! The store writes `tidemark.manifest.tmp`, syncs it, renames it, and syncs the folder. Files
 //! named by a manifest are durable before it is written. Files named only by its predecessor are
@@ -62,11 +62,11 @@ const MAX_FILE_BYTES: u64 = 1 << 44;
 pub enum Role {
     /// Loaded at start.
     Snapshot,
-    /// Opened at start and read on demand.
+    /// Opened at startup and read on demand.
     Cold,
 }
 
-/// Attributes of a file that the server defines. The store only keeps them.
+/// Attributes of a file that the server defines. The store does not interpret them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     /// Space number; 0 is the catalogue.
@@ -102,7 +102,7 @@ pub struct FileEntry {
 pub struct Manifest {
     /// Lineage of all files.
     pub lineage: Lineage,
-    /// Number of this manifest; increases with each one.
+    /// Number of this manifest, which increases with each manifest.
     pub number: u64,
     /// Term of the log.
     pub term: u64,
@@ -175,8 +175,8 @@ impl Manifest {
     pub fn decode(bytes: &[u8]) -> std::result::Result<Manifest, BadManifest> {
         let text =
             std::str::from_utf8(bytes).map_err(|e| bad(e.valid_up_to(), "not valid UTF-8"))?;
-        // Verify the checksum before parsing; otherwise a flipped byte would be reported as a
-        // syntax error. Other versions may have the checksum elsewhere.
+        // Verify the checksum before parsing. Otherwise a flipped byte would be reported as a
+        // syntax error. Other versions may store the checksum in a different place.
         if text.starts_with(&format!("tidemark manifest {MANIFEST_VERSION}\n"))
             && let Some(end) = text.trim_end_matches('\n').rfind('\n').map(|at| at + 1)
             && let Some(check) = text[end..]

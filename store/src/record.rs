@@ -7,8 +7,8 @@
 //!   payload  n bytes      defined by the server
 //! ```
 //!
-//! The envelope takes at least three bytes. One record can describe many rows: a payload that packs
-//! a thousand pairs has one envelope.
+//! The fields before the payload take at least three bytes. One record can describe many rows: a
+//! payload of a thousand packed pairs has these fields only once.
 
 use crate::buffer;
 
@@ -19,7 +19,7 @@ pub struct Record<'a> {
     pub space: u32,
     /// Kind of the payload; opaque to the store.
     pub kind: u8,
-    /// Payload of the server.
+    /// Payload, defined by the server.
     pub payload: &'a [u8],
 }
 
@@ -48,7 +48,7 @@ impl Batch {
         self.count += 1;
     }
 
-    /// Removes all records. May keep the memory, see [`buffer::clear`].
+    /// Removes all records. May retain the memory (see [`buffer::clear`]).
     pub fn clear(&mut self) {
         buffer::clear(&mut self.body);
         self.count = 0;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(read[0], Record { space: 1, kind: 2, payload: b"abc" });
         assert_eq!(read[1].payload, b"");
         assert_eq!((read[2].space, read[2].kind, read[2].payload), (u32::MAX, 255, &[9; 300][..]));
-        // A cut inside a record yields one error, then the end.
+        // A cut inside a record returns one error and then the end.
         for cut in 1..6 {
             let mut records = Records::new(&batch.body()[..cut]);
             assert!(records.next().unwrap().is_err());

@@ -1,9 +1,9 @@
 //! Reading the log: selection of segments, validation of batches, and detection of the end.
 //!
-//! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Files
-//! off that path are void if the path declares them so; any other is an error. A newest file with
-//! neither a valid header nor a batch is an interrupted creation. No write in it was ever
-//! acknowledged.
+//! **Segments.** Recovery follows the predecessors from the newest segment back (segment.rs). Other
+//! segments are void if a segment of this path declares them void. Otherwise they are an error. If
+//! the newest file has neither a valid header nor a batch, its creation was interrupted. It
+//! contains no acknowledged write.
 //!
 //! **Batches.** Recovery reads all valid batches in order. A segment with a successor must be valid
 //! exactly up to the successor's base. The newest one ends at its first invalid batch, at byte P:
@@ -13,12 +13,12 @@
 //! | nothing | clean end |
 //! | bytes without a valid batch head | torn tail: the log is cut at P |
 //! | a valid batch head, written before the bytes at P were durable | torn tail, out of order |
-//! | a valid batch head, written after the bytes at P were durable | damage: the start fails |
+//! | a valid batch head, written after the bytes at P were durable | damage: startup fails |
 //!
 //! A torn tail therefore never contains a batch acknowledged under `always`, with one exception.
-//! Damage to the batches of the very last sync is indistinguishable from a torn write. An idle log
-//! is sealed for that reason. Recovery also rejects a log that ends before the manifest's durable
-//! offset or replay position.
+//! Damage to the batches of the last sync is indistinguishable from a torn write. Therefore an idle
+//! log is sealed. Recovery also rejects a log that ends before the manifest's durable offset or
+//! replay position.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ use crate::segment::{
 /// Read size in bytes. Larger batches enlarge the buffer up to their limit.
 const CHUNK: usize = 1 << 20;
 
-/// Segments that a recovery reads, oldest first, and the others in the folder.
+/// Segments that recovery reads, oldest first, and the other segments in the folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) segments: Vec<SegmentHead>,
@@ -42,14 +42,14 @@ pub(crate) struct Path {
     pub(crate) void: Vec<u64>,
     /// Segments before the replay position.
     pub(crate) obsolete: Vec<u64>,
-    /// Greater than every segment number in use.
+    /// A number greater than every segment number in use.
     pub(crate) next_segment: u64,
 }
 
-/// Finds the segments from the newest back to `start`.
+/// Finds the segments from `start` to the newest one.
 ///
-/// The path is empty if the lineage has no segment yet. With `at_rest` no writer is active and the
-/// caller will continue the log. The segments are then [settled](settle) before they are read.
+/// The path is empty if the lineage has no segment yet. If `at_rest` is true, no writer is active
+/// and the caller will continue the log. Segments are then [settled](settle) before they are read.
 pub(crate) fn find_path(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -97,8 +97,7 @@ pub(crate) fn find_path(
             Ok(head) => {
                 check_identity(disk, number, &head, lineage)?;
                 path.segments.push(head);
-                // After interrupted creations the very first segment may have a later number than
-                // 1.
+                // After interrupted creations the first segment may have a number greater than 1.
                 let is_first =
                     number == start.segment || (start == Position::START && head.previous == 0);
                 if is_first {
@@ -144,8 +143,8 @@ fn check_void(disk: &dyn Disk, number: u64, next: &SegmentHead) -> Result<()> {
     Err(Error::corrupt(disk.path(&segment_name(number)), 0, what))
 }
 
-/// Checks that a segment without a valid header is an interrupted creation: the newest one, and
-/// without any batch (L2).
+/// Checks that a segment without a valid header is an interrupted creation. It must be the newest
+/// segment and contain no batch (L2).
 fn check_unfinished(
     disk: &dyn Disk,
     lineage: Lineage,
@@ -238,8 +237,8 @@ pub(crate) fn read_segment_head(
     Ok(SegmentHead::decode(&bytes[..n]))
 }
 
-/// Returns up to `most` existing segments from `newest` back. Skips void segments, because no
-/// segment continues them.
+/// Returns up to `most` existing segments, from `newest` to older ones. Skips void segments,
+/// because no segment continues them.
 pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<SegmentHead>> {
     let numbers = segment_numbers(disk)?;
     let (mut heads, mut wanted) = (Vec::new(), newest);
@@ -255,10 +254,10 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
 
 /// Ensures that recovery reads the device and not only the page cache.
 ///
-/// The header of a newest file, or of several unfinished ones, may exist only in the cache: its
-/// sync failed, and the process died before it could remove the file. A log continued after such a
-/// header would be lost with it. Older segments are safe, because they were durable before their
-/// successor was created.
+/// The header of the newest file, or of several unfinished files, may exist only in the page cache.
+/// This happens if its sync failed and the process died before it could remove the file. If the log
+/// continued after such a header, both could be lost. Older segments are safe, because they were
+/// durable before their successor was created.
 fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);
@@ -346,7 +345,7 @@ impl BatchReader {
         self.size
     }
 
-    /// Updates the length of the file, at most to `limit`.
+    /// Updates the known length of the file, up to `limit`.
     ///
     /// Bytes after `limit` may still be truncated and rewritten, so the buffer must not contain
     /// them.
@@ -405,8 +404,8 @@ impl BatchReader {
         Ok(Found::Batch(head))
     }
 
-    /// Loads `need` bytes from `byte` on. Returns their index in the buffer, or `None` if the file
-    /// is too short.
+    /// Loads `need` bytes at file offset `byte`. Returns their index in the buffer, or `None` if
+    /// the file is too short.
     fn fill(&mut self, byte: u64, need: usize) -> Result<Option<usize>> {
         if byte + need as u64 > self.size {
             return Ok(None);
@@ -429,12 +428,12 @@ impl BatchReader {
         Ok((self.buffer.len() >= need).then_some(0))
     }
 
-    /// Searches from `byte` on for a batch head that matches its location and that `accept`
+    /// Searches from offset `byte` for a batch head that matches its location and that `accept`
     /// accepts. The body need not be valid.
     fn scan(&mut self, byte: u64, accept: impl Fn(&BatchHead, u64) -> bool) -> Result<Option<u64>> {
         let mut byte = byte;
         while let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? {
-            // Cheap test first: this runs at every byte of a tail.
+            // Test `accept` first, because it is cheap and runs for every byte of a tail.
             if accept(&fields(&self.buffer[start..]), byte)
                 && read_head(&self.buffer[start..], &self.head.place(byte)).is_some()
             {
@@ -445,14 +444,14 @@ impl BatchReader {
         Ok(None)
     }
 
-    /// Searches for proof of damage after [`Found::Bad`] in the newest segment. Returns the byte of
-    /// a later batch, written when the bad bytes were already durable.
+    /// Searches for proof of damage after [`Found::Bad`] in the newest segment. Returns the offset
+    /// of a later batch that was written after the bad bytes were durable.
     pub(crate) fn proof_of_damage(&mut self) -> Result<Option<u64>> {
         let bad = self.at;
         if bad.byte >= self.size {
             return Ok(None);
         }
-        // Begin after the bad byte: an intact head there proves only that earlier bytes were
+        // Begin after the bad byte. An intact head at that byte proves only that earlier bytes were
         // durable.
         let base = self.head.base;
         self.scan(bad.byte + 1, |head, byte| {
@@ -484,10 +483,10 @@ pub struct End {
 /// Purpose of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// Start of a node on its own log.
+    /// Startup of a node with its own log.
     Owner,
-    /// Start of a replica. The `unsynced` fields describe the master's disk, so every invalid tail
-    /// is cut (replica_log.rs, F3).
+    /// Startup of a replica. The `unsynced` fields describe the master's disk, so every invalid
+    /// tail is truncated (replica_log.rs, F3).
     Follower,
     /// Inspection without syncs: the folder may belong to a running server or be read-only.
     Check,
@@ -521,8 +520,8 @@ pub(crate) fn replay(
     Ok(end)
 }
 
-/// Opens a segment of the path, whose index is `number`, where its replay begins. Checks that it
-/// continues at `at`, the end of its predecessor.
+/// Opens the path's segment with index `number` at the byte where its replay begins. Checks that
+/// the segment continues at `at`, the end of its predecessor.
 fn open_segment(
     disk: &dyn Disk,
     head: &SegmentHead,
@@ -535,7 +534,8 @@ fn open_segment(
     let file_path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
     if next.is_none() && reader_is != Reader::Check {
-        // The cache may hold bytes of the newest file whose sync failed in an earlier process.
+        // The page cache may contain bytes of the newest file that an earlier process failed to
+        // sync.
         file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
         file.drop_cache().map_err(|e| Error::io(&file_path, "reading", e))?;
     }
@@ -558,7 +558,7 @@ fn open_segment(
         return Err(Error::corrupt(disk.path(&segment_name(next.segment)), 48, what));
     }
     if reader.size() < reader.position().byte {
-        // Not a torn tail: everything before the replay position was durable.
+        // This is not a torn tail, because everything before the replay position was durable.
         let what = format!(
             "the file ends before {start}, where replay starts according to the manifest: \
              acknowledged writes are missing"

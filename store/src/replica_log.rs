@@ -1,21 +1,21 @@
 //! Log of a replica: the master's batches, byte for byte, in segments of the same numbers.
 //!
-//! Positions therefore mean the same on all nodes. A replica can resume from any node, and its
-//! siblings can resume from it after a promotion. The replica's log must equal the master's
-//! exactly:
+//! So a position is valid on all nodes. A replica can resume from any node, and after a promotion
+//! other replicas can resume from it. The replica's log must equal the master's exactly:
 //!
 //! - **F1** Before an append the replica verifies that the batch follows the last one, by sequence
 //!   number and chain value.
-//! - **F2** After a failure the replica truncates what is not durable and fetches it again. It
-//!   never writes it elsewhere, unlike a master (`log.rs`, L3). It shortens and syncs the file
-//!   before it writes to it again. This needs no space, so a full disk loses no durable data. If a
-//!   power cut undoes the truncation, the result is a torn tail (F3). A node that has already
-//!   applied the lost batches must reload its data: [`FollowLog::secure`] fails.
-//! - **F3** The next start truncates a torn tail the same way, whatever follows it. The master
+//! - **F2** After a failure the replica truncates the batches that are not durable and fetches them
+//!   again. It never writes them to another segment, unlike a master (`log.rs`, L3). It truncates
+//!   and syncs the file before it writes to it again. Truncation needs no space, so a full disk
+//!   loses no durable data. If a power cut undoes the truncation, the result is a torn tail (F3). A
+//!   node that has already applied the lost batches must reload its data: [`FollowLog::secure`]
+//!   fails.
+//! - **F3** The next startup also truncates a torn tail, even if valid batches follow. The master
 //!   still has those bytes.
 //!
-//! A promotion is [`FollowLog::into_log`]: the next segment, with a higher term, is the first of
-//! the node's own.
+//! A promotion calls [`FollowLog::into_log`]. The next segment has a higher term and is the first
+//! one that the node writes as a master.
 
 use std::sync::Arc;
 
@@ -31,13 +31,13 @@ use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 pub struct FollowLog {
     disk: Arc<dyn Disk>,
     lineage: Lineage,
-    /// Newest segment; `None` before the first one arrives.
+    /// Newest segment; `None` before the first segment arrives.
     newest: Option<(SegmentHead, Box<dyn DiskFile>)>,
     written: Position,
     durable: Position,
     /// Whether a sync failed. Bytes after `durable` are then unreliable.
     failed: bool,
-    /// Whether this log begins at a snapshot instead of the start of the lineage.
+    /// Whether this log begins at a snapshot, not at the beginning of the lineage.
     staged: bool,
 }
 
@@ -55,7 +55,7 @@ impl FollowLog {
                     format!("missing, but the log must continue at {end}"),
                 ));
             }
-            // An interrupted creation of the first segment; recovery skipped it too.
+            // An interrupted creation of the first segment, which recovery has skipped.
             true if end == Position::START && read_segment_head(&*disk, end.segment)?.is_err() => {
                 let name = segment_name(end.segment);
                 disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -63,7 +63,7 @@ impl FollowLog {
             }
             true => Some(open_segment(&disk, end)?),
         };
-        // Newest first, so that the log never has a gap.
+        // Remove the newest segments first, so that the log never has a gap.
         for &number in numbers.iter().rev().filter(|&&n| n > end.segment) {
             let name = segment_name(number);
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
@@ -98,7 +98,8 @@ impl FollowLog {
         Ok(())
     }
 
-    /// Makes the appended batches durable and truncates an incomplete one, after the end of a link.
+    /// Makes the appended batches durable and truncates an incomplete one. Called after a link
+    /// ends.
     ///
     /// After an error the batches between [`FollowLog::durable`] and [`FollowLog::written`] are
     /// lost, and the caller must call [`FollowLog::reopen`].
@@ -134,8 +135,8 @@ impl FollowLog {
 
     /// Returns the position to resume at, and the term of its segment.
     ///
-    /// Removes the newest segments if they are empty, because another master may have begun
-    /// different ones. Keeps the segment in which replay begins.
+    /// Removes empty segments at the end, because another master may have begun different ones.
+    /// Retains the segment in which replay begins.
     pub fn resume_point(&mut self, replay: Position) -> Result<(Position, u64)> {
         while self.newest.as_ref().is_some_and(|(head, _)| replay.segment < head.segment)
             && self.step_back()?
@@ -144,7 +145,7 @@ impl FollowLog {
     }
 
     /// Removes the newest segment if it is empty and its predecessor exists. Returns whether it
-    /// did.
+    /// removed one.
     fn step_back(&mut self) -> Result<bool> {
         let at = self.written;
         if let Some((head, _)) = &self.newest
@@ -161,7 +162,7 @@ impl FollowLog {
         Ok(false)
     }
 
-    /// Begins the segment that the master has begun.
+    /// Begins the same segment as the master.
     pub fn begin(&mut self, head: SegmentHead) -> Result<()> {
         let at = self.written;
         let follows = match &self.newest {
@@ -174,7 +175,7 @@ impl FollowLog {
             || (self.newest.is_none()
                 && (self.staged || at != Position::START)
                 && head.lineage == self.lineage);
-        // Larger numbers would leave no room for this node's own writes after a promotion.
+        // Larger numbers would leave no range for this node's own writes after a promotion.
         let leaves_room =
             [head.segment, head.base, head.sequence].iter().all(|&n| n <= MAX_NUMBER / 2);
         if !follows || !fits || !leaves_room {
@@ -251,9 +252,9 @@ impl FollowLog {
         Ok(known)
     }
 
-    /// Whether the log may hold data after this offset. Seals do not count.
+    /// Whether the log may contain data after this offset. Seals do not count.
     pub fn holds_after(&self, offset: u64) -> Result<bool> {
-        // Older segments count as data without a look at their contents.
+        // Older segments count as data without reading their contents.
         let mut holds =
             offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
         self.newest_batches(|before, batch| holds |= before >= offset && !batch.is_seal())?;
@@ -294,7 +295,8 @@ impl FollowLog {
         Ok(self.durable)
     }
 
-    /// Reports the earlier failure: a repeated sync could return `Ok` for lost data (see `log.rs`).
+    /// Returns the error for an earlier failed sync. A repeated sync could return `Ok` for lost
+    /// data (see `log.rs`).
     fn failure(&self) -> Error {
         let failed = std::io::Error::other("an earlier sync failed");
         Error::io(self.disk.path(&segment_name(self.written.segment)), "syncing", failed)
@@ -320,8 +322,8 @@ impl FollowLog {
         };
         let mut log = Log::resume(self.disk, options, found)?;
         if log.has_failed() {
-            // The term must be durable before use. A crash could otherwise give it to another
-            // history.
+            // The term must be durable before use. Otherwise another history could use the same
+            // term after a crash.
             log.sync()?;
         }
         Ok(log)
@@ -357,7 +359,7 @@ mod tests {
     use crate::record::Batch;
     use crate::sim::SimDisk;
 
-    /// A node was promoted several times without writing anything as a master.
+    /// A node was promoted several times and wrote no data as a master.
     #[test]
     fn a_log_is_resumed_before_all_segments_that_hold_nothing() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
@@ -418,7 +420,7 @@ mod tests {
             assert!(!begins(&mut open(), &wrong), "{wrong:?}");
         }
         assert!(begins(&mut open(), &first));
-        // A staged log begins where its snapshot does.
+        // A staged log begins at the position of its snapshot.
         let mut staged = FollowLog::staged(empty(), lineage).unwrap();
         assert!(!begins(&mut staged, &SegmentHead { base: MAX_NUMBER, ..first }));
         staged.reopen().unwrap();

@@ -6,8 +6,8 @@
 //!    existing empty folder, such as a mount point, it writes the manifest last. A server does not
 //!    start from a folder with files but no manifest.
 //!
-//! The log gets another segment with a higher term, as after a promotion. The restored node thus
-//! begins a history of its own, and replicas do not confuse it with the old one.
+//! As in a promotion, the log gets a new segment with a higher term. So the restored node begins a
+//! new history, which replicas can distinguish from the old one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,8 +62,8 @@ pub struct Plan {
 
 /// Verifies a backup and the required part of the log after it.
 ///
-/// Searches for segments in these archives or data folders. `progress` receives the number of bytes
-/// read by each step.
+/// Searches for segments in `archives`, which are archives or data folders. `progress` receives the
+/// number of bytes read by each step.
 pub fn plan(
     folder: &Path,
     archives: &[PathBuf],
@@ -88,7 +88,7 @@ pub fn plan(
         Until::Backup => false,
         Until::Latest => true,
         Until::Offset(offset) => offset > backup.position.offset,
-        // Later batches may have the same millisecond.
+        // Later batches may have the same timestamp.
         Until::Time(time) => time >= backup.time_ms,
     };
     let mut newest = None;
@@ -182,8 +182,8 @@ fn extend(
     let mut at = longest.unwrap_or(last);
     let mut least = backup.position.offset;
     loop {
-        // Of several successors the last one is valid. The others are remains of a failure, or of
-        // an abandoned history.
+        // If there are several successors, the last one is valid. The others are left from a
+        // failure or an abandoned history.
         let follows = |source: &&Source| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term
@@ -201,7 +201,7 @@ fn extend(
     Ok(newest.filter(|&newest| newest > reached))
 }
 
-/// Reads the log up to its target. Returns the end, the time of the last batch before it, and
+/// Reads the log up to the target. Returns the end, the time of the last batch before it, and
 /// whether the log continues.
 fn find_end(
     segments: &[Source],
@@ -246,7 +246,7 @@ pub fn restore(
 ) -> Result<()> {
     let is_there = match std::fs::read_dir(to) {
         Ok(mut entries) => {
-            // ext4 creates it at the root of a file system.
+            // ext4 creates `lost+found` in the root of a file system.
             let is_other = |e: &std::io::Result<std::fs::DirEntry>| {
                 e.as_ref().map_or(true, |e| e.file_name() != "lost+found")
             };

@@ -7,26 +7,26 @@
 //!   3  sync     the log, which then has every change that the new files show
 //!   4  publish  the manifest names the new files instead of the old ones, and the log's durable
 //!               offset
-//!   5  switch   readers use the new files; memory drops what equals the files
+//!   5  switch   readers use the new files; memory drops rows that equal the files
 //!   6  discard  each old file after its last reader
 //! ```
 //!
-//! The caller does 1, 2 and 5. [`NewFiles::publish`] does 3 and 4, [`Store::retire`] does 6. Only
-//! one thread rewrites at a time, concurrently with readers and writers.
+//! The caller does 1, 2 and 5. [`NewFiles::publish`] does 3 and 4, [`Store::retire`] does 6. At
+//! most one thread rewrites files, concurrently with readers and writers.
 //!
 //! A failure before 4 changes nothing: a dropped [`NewFiles`] removes its files.
 //!
-//! A crash before 4 leaves the old files, and the next start removes the new ones. A crash after 4
-//! leaves the new files and the log. Replay loads the latest state of the logged rows and pairs
-//! into memory, which takes precedence over files. Without step 3 a file could show half of an
-//! action whose log record was lost. A start rejects a log that ends before the manifest's durable
-//! offset.
+//! After a crash before 4 the old files are valid, and the next startup removes the new ones. After
+//! a crash following 4, the new files and the log are valid. Replay loads the latest state of the
+//! logged rows and pairs into memory, which takes precedence over files. Without step 3 a file
+//! could contain half of an action whose log record was lost. Startup rejects a log that ends
+//! before the manifest's durable offset.
 
 use crate::error::Result;
 use crate::manifest::FileEntry;
 use crate::store::Store;
 
-/// New files of a rewrite before their publication. Drop removes them.
+/// New files of a rewrite that are not published yet. Dropping this removes them.
 #[derive(Debug)]
 pub struct NewFiles<'a> {
     store: &'a Store,

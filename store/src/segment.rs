@@ -23,21 +23,22 @@
 //! `base + b - 80`.
 //!
 //! **A segment defines the end of its predecessor**: the predecessor ends at the successor's
-//! `base`. The log can thus be cut without truncating a file. After a failed sync, or after a start
-//! with a torn tail, the next segment begins at the last certain offset and has the void flag.
-//! Readers ignore the predecessor's bytes past that offset, and all segments with numbers in
-//! between.
+//! `base`. So the log can be cut without truncating a file. After a failed sync, or after startup
+//! with a torn tail, the next segment begins at the last valid offset and has the void flag.
+//! Readers ignore the predecessor's bytes after that offset, and all segments with numbers between
+//! the two.
 //!
 //! A segment is valid only if:
 //!
 //! 1. magic, version and flags are correct, and segment, base and sequence are at most 2^62;
 //! 2. the check matches;
 //! 3. the number equals that of the file name, and the lineage that of the manifest;
-//! 4. `previous` exists and holds valid batches exactly up to `base`, with `chain` and `sequence`.
-//!    This does not apply to the segment of the manifest's replay position.
+//! 4. `previous` exists and contains valid batches exactly up to `base`, and its last batch has the
+//!    stated `chain` and `sequence`. This does not apply to the segment of the manifest's replay
+//!    position.
 //!
 //! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. It
-//! never renames a segment, and removes it once no manifest refers to it.
+//! never renames a segment, and removes it when no manifest refers to it.
 
 use crate::batch::{Lineage, Place};
 use crate::frame::{Check, u32_at, u64_at};
@@ -45,7 +46,7 @@ use crate::frame::{Check, u32_at, u64_at};
 /// Size of the header in bytes.
 pub const SEGMENT_HEAD_BYTES: u64 = 80;
 
-/// Upper bound of offsets and numbers. Decoders reject larger ones, so that arithmetic on forged
+/// Upper bound of offsets and numbers. Decoders reject larger values, so that arithmetic on forged
 /// values cannot overflow.
 pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 
@@ -119,8 +120,8 @@ impl SegmentHead {
         }
         let (version, flags) = (u32_at(bytes, 8), u32_at(bytes, 12));
         let sound = Check::new().bytes(&bytes[..76]).value() == u32_at(bytes, 76);
-        // A newer version may have its check elsewhere, so a failed check is not damage. The limit
-        // of 2^16 excludes most damaged version fields.
+        // A newer version may store its check in a different place, so a failed check is not
+        // damage. The limit of 2^16 excludes most damaged version fields.
         if version > LOG_VERSION && version < 1 << 16 && !sound {
             return Err(BadHead::Version(version));
         }
@@ -192,7 +193,7 @@ pub fn segment_name(segment: u64) -> String {
 pub enum SegmentName {
     /// A segment with this number.
     Segment(u64),
-    /// Resembles a segment name but is not canonical: two such files could claim one number.
+    /// Resembles a segment name but is not canonical, so that two files could have the same number.
     Odd,
     /// Any other file.
     Other,

@@ -1,5 +1,5 @@
-//! Snapshot file format v1, `snap-<snapshot number>-<file number>.tsnap`. A file holds one table,
-//! or a part of one, as a walk over the table saw it.
+//! Snapshot file format v1, `snap-<snapshot number>-<file number>.tsnap`. A file contains one table
+//! or a part of it, as read by a walk over the table.
 //!
 //! ```text
 //!   offset  size  field
@@ -24,7 +24,8 @@
 //!              4  check     CRC-32C of (identity, the footer's first 20 bytes)
 //! ```
 //!
-//! Numbers are little-endian. A chunk holds whole rows, so threads can decode chunks in any order.
+//! Numbers are little-endian. A chunk contains whole rows, so threads can decode chunks in any
+//! order.
 //!
 //! A file is valid only if:
 //!
@@ -40,12 +41,12 @@
 //! the file. The file never changes. It is removed once no manifest names it.
 //!
 //! **Why a walk concurrent with writes gives a correct snapshot** (promise 2). The manifest
-//! contains a log position P, a durable end of the log from before the walk. If the walk missed a
-//! change, the change happened later, so its record is after P and will be replayed. If the walk
-//! saw a change, its replay is harmless, because records hold state. The walk may also have seen a
-//! change that is not in the log yet, perhaps half of an action. The snapshot is therefore
-//! published only once the log is durable past all marks made before the walk ended.
-//! [`SnapshotWriter::commit`](crate::SnapshotWriter::commit) takes that position.
+//! contains a log position P, the durable end of the log at some time before the walk. If the walk
+//! missed a change, the change happened later, so its record is after P and will be replayed. If
+//! the walk saw a change, its replay is harmless, because records contain state. The walk may also
+//! have seen a change that is not in the log yet, perhaps half of an action. Therefore the snapshot
+//! is published only after all marks made before the end of the walk are durable in the log.
+//! [`SnapshotWriter::commit`](crate::SnapshotWriter::commit) receives that log position.
 
 use std::sync::Arc;
 
@@ -125,8 +126,8 @@ impl FileWriter {
         })
     }
 
-    /// Appends a chunk of whole rows of 1 to [`MAX_CHUNK_BYTES`] bytes; 64 to 256 KiB is a good
-    /// size.
+    /// Appends a chunk of whole rows. Its size is 1 to [`MAX_CHUNK_BYTES`] bytes, ideally 64 to 256
+    /// KiB.
     pub fn write(&mut self, chunk: &[u8], rows: u64) -> Result<()> {
         if chunk.is_empty() || chunk.len() > MAX_CHUNK_BYTES {
             return Err(Error::Refused(format!(
@@ -191,7 +192,7 @@ impl FileWriter {
 pub struct SnapshotHead {
     /// Lineage of the data set.
     pub lineage: Lineage,
-    /// Snapshot number and file number of the name, in one value.
+    /// Identity, which combines the two numbers of the file's name.
     pub identity: u64,
     /// Attributes that the server defines.
     pub tag: Tag,
@@ -329,7 +330,7 @@ impl SnapshotReader {
         &self.head
     }
 
-    /// Returns the number of rows, available after the last chunk.
+    /// Returns the number of rows. Available only after the last chunk.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -343,8 +344,7 @@ impl SnapshotReader {
         Error::corrupt(&self.path, at, what)
     }
 
-    /// Reads the next chunk into `chunk`. Returns false at the end, after verification of the
-    /// totals.
+    /// Reads the next chunk into `chunk`. Returns false at the end, after verifying the totals.
     pub fn next(&mut self, chunk: &mut Vec<u8>) -> Result<bool> {
         if self.done {
             return Ok(false);

@@ -17,8 +17,8 @@ impl Store {
     }
 }
 
-/// Writer of one snapshot. If dropped before [`commit`](SnapshotWriter::commit), it removes the
-/// files it was given by [`add`](SnapshotWriter::add).
+/// Writer of one snapshot. If dropped before [`commit`](SnapshotWriter::commit), removes the files
+/// that were added with [`add`](SnapshotWriter::add).
 #[derive(Debug)]
 pub struct SnapshotWriter<'a> {
     store: &'a Store,
@@ -57,7 +57,7 @@ impl<'a> SnapshotWriter<'a> {
     }
 
     /// Reuses the last snapshot's files of an unchanged table, identified by space, kind and
-    /// version. Returns the number of files.
+    /// version. Returns the number of reused files.
     pub fn carry_over(&mut self, tag: &Tag) -> usize {
         let same =
             |f: &&FileEntry| f.role == Role::Snapshot && f.tag == *tag && !self.carried.contains(f);
@@ -68,8 +68,8 @@ impl<'a> SnapshotWriter<'a> {
         n
     }
 
-    /// Begins a file. Several threads may write files concurrently. [`add`](SnapshotWriter::add)
-    /// accepts the finished ones.
+    /// Begins a file. Several threads may write files concurrently. Finished files are added with
+    /// [`add`](SnapshotWriter::add).
     pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
         let number = self.next_file;
         if number >= 1 << 24 {
@@ -90,7 +90,7 @@ impl<'a> SnapshotWriter<'a> {
         self.fresh.push(file);
     }
 
-    /// Removes the files of spaces or tables that were dropped in the interim.
+    /// Removes the files of spaces or tables that were dropped during the snapshot.
     pub fn leave_out(&mut self, is_gone: impl Fn(&Tag) -> bool) {
         self.carried.retain(|file| !is_gone(&file.tag));
         for file in self.fresh.extract_if(.., |file| is_gone(&file.tag)) {
@@ -119,7 +119,7 @@ impl<'a> SnapshotWriter<'a> {
         self.committed = true;
         self.store.publish_snapshot(self.replay, durable, files)?;
         self.store.end_snapshot(self.number);
-        // Best effort: the next snapshot retries.
+        // Best effort. The next snapshot retries.
         let _ = self.store.trim();
         Ok(())
     }

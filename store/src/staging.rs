@@ -11,10 +11,11 @@
 //!   tidemark.manifest             all files have their final names
 //! ```
 //!
-//! A crash before (1) keeps the old data set, and the fetched files for a later attempt. After (1),
-//! [`adopt`] completes the replacement at the next start. Between (1) and (2) no staged file has
-//! its final name, so all segments with final names are old. After (2) none are. Files that both
-//! data sets share, with equal lineage and entry, are neither fetched nor moved.
+//! After a crash before (1), the old data set remains, and a later attempt can use the fetched
+//! files. After (1), [`adopt`] completes the replacement at the next startup. Between (1) and (2)
+//! no staged file has its final name, so all segments with final names are old. After (2) all of
+//! them are new. Files that both data sets share, with equal lineage and entry, are neither fetched
+//! nor moved.
 
 use std::io;
 use std::ops::Range;
@@ -37,9 +38,9 @@ pub const STAGED: &str = "staged-";
 
 /// The master's manifest: the files to fetch.
 const PLAN: &str = "staged-plan.manifest";
-/// Step (1) in the head's picture.
+/// File of step (1) in the module's documentation.
 const NEXT: &str = "staged-next.manifest";
-/// Step (2) in the head's picture.
+/// File of step (2) in the module's documentation.
 const NOW: &str = "staged-now.manifest";
 
 /// View of the staged files as a separate folder.
@@ -89,15 +90,15 @@ impl Disk for Beside {
     }
 }
 
-/// A data set in the process of being fetched.
+/// A data set that is being fetched.
 #[derive(Debug)]
 pub struct Staging {
     beside: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
-    /// Files to fetch, largest first; they are taken from the end.
+    /// Files to fetch, largest first. The last one is fetched next.
     missing: Vec<FileEntry>,
-    /// Complete files of an earlier link that have not been verified yet.
+    /// Complete files of an earlier link that are not verified yet.
     left: Vec<FileEntry>,
     whole: Vec<FileEntry>,
     /// Number of verified bytes of the last file in `left`, and their CRC-32C.
@@ -123,10 +124,10 @@ impl Staging {
     ///
     /// - `manifest`: the master's manifest.
     /// - `own`: the manifest of the current data set.
-    /// - `whole`: files that this link has already verified, see [`Staging::into_whole`].
+    /// - `whole`: files that this link has already verified (see [`Staging::into_whole`]).
     ///
-    /// Keeps complete files of an earlier attempt if the new manifest has the same entry.
-    /// [`Staging::look`] must verify them first, except for those in `whole`.
+    /// Retains complete files of an earlier attempt if the new manifest has the same entry.
+    /// [`Staging::look`] must verify them first, except for files in `whole`.
     pub fn begin(
         main: Arc<dyn Disk>,
         manifest: Manifest,
@@ -160,8 +161,8 @@ impl Staging {
         missing.retain(|f| own.lineage != manifest.lineage || own.file(&f.name) != Some(f));
         whole.sort();
         missing.retain(|f| whole.binary_search(f).is_err());
-        // The smallest is fetched first: it describes the others, so an unsuitable data set is
-        // rejected early.
+        // The smallest file is fetched first. It describes the others, so an unsuitable data set is
+        // rejected before they are fetched.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging {
             beside,
@@ -183,8 +184,8 @@ impl Staging {
 
     /// Verifies up to [`LOOK_BYTES`] of the files from an earlier link.
     ///
-    /// Verification of all files at once could exceed the peer's timeout. Matching files need not
-    /// be fetched again; others are deleted.
+    /// Verifying all files in one call could exceed the peer's timeout. Matching files need not be
+    /// fetched again. Other files are deleted.
     pub fn look(&mut self) -> Result<()> {
         let Some(entry) = self.left.last().cloned() else { return Ok(()) };
         let (at, check) = self.looked;
@@ -280,7 +281,7 @@ impl Staging {
     }
 
     /// Returns the contents of the first small snapshot file with a tag that matches `is`; `None`
-    /// until it has arrived.
+    /// until it is fetched.
     pub fn small(&self, is: impl Fn(&Tag) -> bool) -> Result<Option<Vec<u8>>> {
         let mut files =
             self.manifest.files.iter().filter(|f| f.role == Role::Snapshot && is(&f.tag));
@@ -296,7 +297,7 @@ impl Staging {
             .map(Some)
     }
 
-    /// Returns the staged log. It starts empty, and again after the link was cut.
+    /// Returns the staged log. It is empty at first, and again after the link was cut.
     pub fn log(&mut self) -> Result<&mut FollowLog> {
         if self.log.is_none() {
             for name in list(&*self.beside)? {
@@ -352,7 +353,7 @@ impl Staging {
         if names.iter().any(|name| [NEXT, NOW].contains(&staged(name).as_str())) {
             return Ok(());
         }
-        // Delete the plan last: without it the remaining files could not be identified.
+        // Delete the plan last, because the remaining files cannot be identified without it.
         let (plan, files): (Vec<_>, Vec<_>) = names.iter().partition(|name| staged(name) == PLAN);
         files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
     }
@@ -415,7 +416,7 @@ pub(crate) struct Adopted<'a> {
     is_now: bool,
 }
 
-/// Returns the view if a committed data set waits for its adoption.
+/// Returns the view if a data set is committed and not adopted yet.
 pub(crate) fn pending(main: &dyn Disk) -> Result<Option<Adopted<'_>>> {
     let names = list(main)?;
     let has = |name: &str| names.iter().any(|n| n == name);
@@ -556,7 +557,7 @@ mod tests {
         }
         assert_eq!(looks, 3 + 1 + 3);
         assert_eq!(staging.missing, [manifest.files[2].clone()]);
-        // `wanted` verifies what `look` has not.
+        // `wanted` verifies the bytes that `look` has not verified.
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[2].clone(), 0)));
 
@@ -568,14 +569,14 @@ mod tests {
         let half =
             Staging::begin(main.clone(), manifest.clone(), &own, whole[1..].to_vec()).unwrap();
         assert_eq!(half.left, whole[..1]);
-        // An entry that changed under the same name is fetched again.
+        // A file whose entry has changed under the same name is fetched again.
         manifest.number += 1;
         let old = std::mem::replace(&mut manifest.files[0].check, 0);
         let mut staging =
             Staging::begin(main.clone(), manifest.clone(), &own, whole.clone()).unwrap();
         assert!(staging.is_known() && staging.missing == [manifest.files[0].clone()]);
         assert_eq!(staging.wanted().unwrap(), Some((manifest.files[0].clone(), 0)));
-        // A verified file that has since vanished is missing again.
+        // A verified file that has been removed is missing again.
         manifest.files[0].check = old;
         let staging = Staging::begin(main, manifest.clone(), &own, whole).unwrap();
         assert!(staging.missing.contains(&manifest.files[0]));

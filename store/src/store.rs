@@ -1,4 +1,4 @@
-//! The data folder. One process opens and loads it; a [`Log`] and a manifest keep it up to date.
+//! The data folder. One process opens and loads it, and updates it with a [`Log`] and a manifest.
 //!
 //! ```text
 //!   Store::open      lock, manifest (or a new lineage), removal of unnamed files
@@ -11,12 +11,12 @@
 //!
 //! | file | created | removed |
 //! |---|---|---|
-//! | `tidemark.lock` | at the first start; holds the flock | never |
-//! | `tidemark.manifest` | at the first start; replaced by each snapshot | never |
+//! | `tidemark.lock` | at the first startup; holds the flock | never |
+//! | `tidemark.manifest` | at the first startup; replaced by each snapshot | never |
 //! | `log-*.tlog` | by the log, in sequence | before the replay position, over `keep_log_bytes` |
 //! | `snap-*.tsnap` | by a snapshot | once a later manifest does not name it |
 //! | `cold-*.tcold` | by a spill or a merge | once no manifest names it and no reader uses it |
-//! | `*.tmp` | by any of them | by the rename, or at the next start |
+//! | `*.tmp` | by any of them | by the rename, or at the next startup |
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,8 +44,8 @@ use crate::staging;
 pub struct StoreOptions {
     /// Options of the log.
     pub log: LogOptions,
-    /// Maximum size in bytes of obsolete segments to keep, so that disconnected replicas can
-    /// resume. Default 2 GiB.
+    /// Maximum size of retained obsolete segments in bytes. Disconnected replicas can resume from
+    /// them. Default 2 GiB.
     pub keep_log_bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl Default for StoreOptions {
     }
 }
 
-/// Progress of a start.
+/// Progress of startup.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
     /// Bytes read so far.
@@ -79,9 +79,9 @@ pub struct Store {
     options: StoreOptions,
     lineage: Lineage,
     manifest: Mutex<Manifest>,
-    /// Next number for a manifest or for files. Failed attempts use up their number as well.
+    /// Next number for a manifest or for files. Failed attempts also consume a number.
     next_number: AtomicU64,
-    /// Numbers of snapshots in progress; their files must not be removed.
+    /// Numbers of snapshots in progress, whose files must not be removed.
     building: Mutex<Vec<u64>>,
     /// Manifests that replicas or backups read.
     pins: Mutex<Vec<Weak<Pin>>>,
@@ -109,7 +109,8 @@ impl Store {
         Store::open_with(disk, options, lineage)
     }
 
-    /// Like [`Store::open`], with the lineage for a new data set; tests need a reproducible one.
+    /// Like [`Store::open`], with the lineage for a new data set. Tests need a reproducible
+    /// lineage.
     pub fn open_with(
         disk: Arc<dyn Disk>,
         options: StoreOptions,
@@ -197,8 +198,8 @@ impl Store {
     /// Reads all snapshot files on `threads` threads. Returns the number of rows.
     ///
     /// `apply` receives verified chunks. The chunks of a file arrive in order on one thread.
-    /// Threads take files in order of space, kind and lowest id. An error from `apply` is reported
-    /// as damage at that chunk.
+    /// Threads process files in order of space, kind and lowest id. An error from `apply` is
+    /// reported as damage at that chunk.
     pub fn load(
         &self,
         threads: usize,
@@ -207,8 +208,8 @@ impl Store {
     ) -> Result<u64> {
         let mut files: Vec<FileEntry> =
             self.manifest().files.iter().filter(|f| f.role == Role::Snapshot).cloned().collect();
-        // Ascending ids approximate the original order of arrival, so the tables roll as they did
-        // then.
+        // Ascending ids approximate the original order of insertion, so the tables roll at similar
+        // ids.
         files.sort_by_key(|f| (f.tag.space, f.tag.kind, f.tag.low));
         let of_bytes = files.iter().map(|f| f.bytes).sum();
         let (next, bytes, rows) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -339,10 +340,10 @@ impl Store {
         Ok((found, end))
     }
 
-    /// Records in the manifest how far the log is durable, so that a later start detects a
+    /// Records the durable offset of the log in the manifest, so that a later startup detects a
     /// truncated log.
     ///
-    /// Replay calls this at each start. Callers should also call it after they close the log.
+    /// Replay calls this at each startup. Callers should also call it after they close the log.
     pub fn note_durable(&self, log: &Log) -> Result<()> {
         self.note(log.durable(), log.term())
     }
@@ -418,7 +419,7 @@ impl Store {
         PageWriter::create(self.disk.clone(), self.lineage, (number, 1), tag)
     }
 
-    /// Opens a page file, whether or not the manifest names it yet. Returns its note as well.
+    /// Opens a page file, whether or not the manifest names it yet. Also returns its note.
     pub fn open_pages(&self, entry: &FileEntry) -> Result<(PageFile, Vec<u8>)> {
         PageFile::open(&*self.disk, entry, self.lineage)
     }
@@ -447,8 +448,8 @@ impl Store {
 
     /// Checks that replay can begin at this position.
     ///
-    /// A failed sync may have made a position void that was written but not durable. A manifest
-    /// must not name such a position.
+    /// A failed sync may have voided a position that was written but not durable. A manifest must
+    /// not name such a position.
     pub(crate) fn check_replay(&self, replay: Position) -> Result<()> {
         let void = || {
             Error::Refused(format!("the log no longer contains {replay}. Start the snapshot again"))
@@ -482,8 +483,8 @@ impl Store {
     ///
     /// The new files must be complete and synced under their final names. The caller may delete the
     /// removed files after this call, once no reader has them open. `durable` is an offset up to
-    /// which the log is durable, at least as far as the new files' contents. A later start rejects
-    /// a log that ends before it. 0 leaves the recorded offset unchanged.
+    /// which the log is durable, at least as far as the new files' contents. A later startup
+    /// rejects a log that ends before it. 0 leaves the recorded offset unchanged.
     pub fn replace_files(
         &self,
         add: Vec<FileEntry>,
@@ -498,8 +499,8 @@ impl Store {
         })
     }
 
-    /// Deletes files that the manifest no longer names, each after its last reader. Pinned files
-    /// remain until a later [`Store::trim`].
+    /// Deletes files that the manifest no longer names, each one after its last reader. Pinned
+    /// files remain until a later [`Store::trim`].
     pub fn retire<'f>(&self, files: impl IntoIterator<Item = &'f PageFile>) {
         let unpinned = files.into_iter().filter(|file| !self.is_pinned(&file.entry().name));
         unpinned.for_each(|file| file.retire(self.disk.clone()));
@@ -507,7 +508,7 @@ impl Store {
 
     /// Deletes complete files that were never added to the manifest.
     ///
-    /// This is best effort: [`Store::trim`] and the next start delete leftovers.
+    /// This is best effort. [`Store::trim`] and the next startup delete remaining files.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
         if self.in_doubt.load(Ordering::Relaxed) {
@@ -536,11 +537,11 @@ impl Store {
 
     /// Deletes unnamed data files and unneeded segments.
     ///
-    /// May run concurrently with a snapshot, but not with a thread that has written a cold file and
-    /// not yet published it.
+    /// May run concurrently with a snapshot. Must not run while a thread has a written and
+    /// unpublished cold file.
     pub fn trim(&self) -> Result<()> {
-        // Take both under their locks: a snapshot published in the interim is in one of the two. A
-        // snapshot that begins later has a higher number.
+        // Read both under their locks. A snapshot that is being published is then in one of the
+        // two. A snapshot that begins later has a higher number.
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
@@ -561,10 +562,11 @@ impl Store {
         self.trim_log(self.needed_from().segment.min(self.log_from.load(Ordering::Relaxed)))
     }
 
-    /// Deletes the oldest segment unless a start or a pin needs it. Returns its number and its size
+    /// Deletes the oldest segment unless startup or a pin needs it. Returns its number and its size
     /// in bytes.
     ///
-    /// The caller uses this to make room for new writes at the expense of disconnected replicas.
+    /// The caller uses this to free space for new writes. Disconnected replicas may then need a
+    /// full sync.
     pub fn give_up_oldest_segment(&self) -> Result<Option<(u64, u64)>> {
         let replay = self.needed_from();
         let numbers = segment_numbers(&*self.disk)?;
@@ -592,7 +594,7 @@ impl Store {
         for &n in numbers.iter().rev().filter(|&&n| n < needed) {
             kept = kept.saturating_add(self.size_of(n).unwrap_or(0));
             if kept > self.options.keep_log_bytes {
-                // Oldest first, so that the remaining log never has a gap.
+                // Delete the oldest segments first, so that the remaining log never has a gap.
                 for &old in numbers.iter().filter(|&&old| old <= n) {
                     self.remove(&segment_name(old))?;
                 }
@@ -602,14 +604,14 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes the leftovers of an earlier process.
+    /// Deletes unneeded files of an earlier process.
     fn sweep(&self) -> Result<()> {
         let names = self.disk.list().map_err(|e| Error::io(self.disk.path(""), "listing", e))?;
         for name in names.iter().filter(|n| n.ends_with(TEMPORARY) && is_ours(n)) {
             self.remove(name)?;
         }
-        // Files of an uncommitted snapshot or spill, or replaced by a merge. Their numbers will be
-        // reused, so they must go.
+        // Files of an uncommitted snapshot or spill, or replaced by a merge. They must be deleted,
+        // because their numbers will be reused.
         let manifest = self.manifest().clone();
         for name in names
             .iter()
@@ -636,10 +638,11 @@ impl Store {
         Ok(segment_numbers(&*self.disk)?.first().copied())
     }
 
-    /// Returns the very first segment of the log up to `limit`; `None` if it is missing.
+    /// Follows the log back from `limit` to the first segment of the lineage; `None` if that is
+    /// missing.
     ///
-    /// The oldest file may be a different one: an interrupted creation of the first segment leaves
-    /// a file that no segment continues.
+    /// The oldest file may be a different one, because an interrupted creation of the first segment
+    /// leaves a file that no segment continues.
     pub fn first_segment(&self, limit: Position) -> Result<Option<SegmentHead>> {
         let oldest = segments_back(&*self.disk, limit.segment, usize::MAX)?.pop();
         Ok(oldest.filter(|head| head.previous == 0))

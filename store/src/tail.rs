@@ -1,10 +1,9 @@
 //! Reader that follows the log while it is written; the source of the replication stream.
 //!
 //! A [`Tail`] begins at any position between two batches and reads up to a limit, usually the
-//! durable end of the log. It uses one read buffer, however far behind it is. It crosses segments
-//! by the rule of recovery: a segment ends at its successor's base. The tail returns the bytes of
-//! the log unchanged. A replica's log is therefore identical to the master's, and a position means
-//! the same on both.
+//! durable end of the log. It uses one read buffer, regardless of its lag. As in recovery, a
+//! segment ends at its successor's base. The tail returns the bytes of the log unchanged. A
+//! replica's log is therefore identical to the master's, and a position is valid on both.
 
 use std::sync::Arc;
 
@@ -42,14 +41,14 @@ pub enum Absent {
 pub struct Tail {
     disk: Arc<dyn Disk>,
     head: SegmentHead,
-    /// Successor of the current segment, once known. It never changes below a durable end.
+    /// Successor of the current segment, if known. Does not change after it is below a durable end.
     next: Option<SegmentHead>,
     reader: BatchReader,
 }
 
 impl Tail {
-    /// Opens a tail at `start` after verification that the log contains this position, including
-    /// the chain value. `limit` is the log's durable end.
+    /// Verifies that the log contains position `start`, including its chain value, and opens a tail
+    /// at it. `limit` is the log's durable end.
     ///
     /// Returns [`Error::Refused`] if the log does not contain the position. The replica then needs
     /// a full sync.
@@ -79,8 +78,7 @@ impl Tail {
         if !numbers.contains(&start.segment) {
             return Ok(Err(if is_newest { Absent::Diverged } else { Absent::Removed }));
         }
-        // A power cut may undo the removal of any old segments, so the remaining ones may have
-        // gaps.
+        // A power cut may undo the removal of some old segments, so there may be gaps between them.
         let mut wanted = limit.segment;
         while wanted > start.segment {
             if !numbers.contains(&wanted) {
@@ -185,8 +183,8 @@ impl Tail {
         if self.next.is_some() {
             return Ok(self.next);
         }
-        // Search backwards from the limit: void segments can have the same `previous` as the valid
-        // successor.
+        // Search backwards from the limit, because void segments can have the same `previous` as
+        // the valid successor.
         let mut wanted = limit.segment;
         while wanted > self.head.segment {
             let Ok(head) = read_segment_head(&*self.disk, wanted)? else {

@@ -1,9 +1,9 @@
-//! Clocks and waiting, replaceable by a simulator of the whole server.
+//! Clocks and waits. A simulator of the whole server can replace them.
 //!
 //! By default the functions call the operating system. On a thread that has called [`simulate`]
 //! they call its [`Simulator`]. Simulated time advances only under the simulator's control. When
-//! the thread would sleep or block, the simulator runs the work of other threads instead. One
-//! thread can thus run several servers, deterministically for a given seed.
+//! the thread would sleep or block, the simulator runs the work of other threads. So one thread can
+//! run several servers, deterministically for a given seed.
 
 use parking_lot::{Condvar, MutexGuard};
 use std::cell::{Cell, RefCell};
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub trait Simulator {
     /// Returns the time since the simulation began.
     fn elapsed(&self) -> Duration;
-    /// Returns microseconds since 1970, from a clock that may jump.
+    /// Returns microseconds since 1970 by a clock that may jump.
     fn unix_us(&self) -> u64;
     /// Runs work of other threads while the caller sleeps or blocks, for at most `at_most`.
     fn wait(&self, at_most: Duration);
-    /// Queues work for another thread; the caller does not wait for it.
+    /// Queues work for another thread. The caller does not wait for it.
     fn spawn(&self, work: Work);
 }
 
@@ -26,7 +26,7 @@ pub trait Simulator {
 pub type Work = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// Fast check before `SIMULATOR` is borrowed.
+    /// Avoids borrowing `SIMULATOR` on threads without one.
     static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
     static SIMULATOR: RefCell<Option<(Instant, Rc<dyn Simulator>)>> = const { RefCell::new(None) };
 }
@@ -89,7 +89,7 @@ pub fn wait_for<T>(condition: &Condvar, guard: &mut MutexGuard<'_, T>, at_most: 
     }
 }
 
-/// Yields the lock to waiting threads, then takes it again.
+/// Releases the lock for waiting threads, then locks it again.
 pub fn bump<T>(guard: &mut MutexGuard<'_, T>) {
     match simulator() {
         None => MutexGuard::bump(guard),
@@ -97,7 +97,7 @@ pub fn bump<T>(guard: &mut MutexGuard<'_, T>) {
     }
 }
 
-/// Hands work to the simulator. Returns the work if the thread is not simulated.
+/// Passes work to the simulator. Returns the work if the thread is not simulated.
 pub fn spawn<W: FnOnce() + Send + 'static>(work: W) -> Result<(), W> {
     match simulator() {
         None => Err(work),

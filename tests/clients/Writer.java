@@ -1,4 +1,4 @@
-// Writes all the time by Jedis: as writer.py does by redis-py.
+// Writes continuously with Jedis, like writer.py with redis-py.
 // java -cp JEDIS Writer.java sentinel|cluster PORTS POST
 import java.util.LinkedHashSet;
 import java.util.Locale;

@@ -1,4 +1,4 @@
-// redigo (Go) against Tidemark: go run client.go PORT BASE, where BASE keeps the ids of one run apart from another's.
+// redigo (Go) against Tidemark: go run client.go PORT BASE, where BASE makes the ids of each run different.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	defer c.Close()
 	post, liked := fmt.Sprint("post:", base), fmt.Sprint("liked:", base)
 
-	// A pipeline: all is sent before the first reply is read.
+	// A pipeline: sends all requests before it reads the first reply.
 	for i := int64(0); i < 20; i++ {
 		c.Send("HINCRBY", fmt.Sprint("post:", base+i), "like", i)
 	}
@@ -55,7 +55,7 @@ func main() {
 		expect("row", err, got, []int64{int64(i) + flag, 0, 0, 0, flag, 0})
 	}
 
-	// Hashes, strings and sets, as an application has them.
+	// Hashes, strings and sets, as an application uses them.
 	row, err := redis.Int64Map(c.Do("HGETALL", fmt.Sprint("post:", base+5)))
 	expect("hgetall", err, row, map[string]int64{"like": 5, "repost": 0, "comment": 0, "read": 0})
 	_, err = redis.Int64(c.Do("GET", fmt.Sprint("post:", base+100, ":like")))
@@ -69,7 +69,7 @@ func main() {
 	_, err = c.Do("SET", "no such key", "1")
 	expect("an error that names the key", nil, err != nil && strings.Contains(err.Error(), "Invalid key"), true)
 
-	// A transaction, and one that is called off.
+	// A transaction, and a discarded one.
 	c.Send("MULTI")
 	c.Send("INCR", post+":read")
 	c.Send("HGET", post, "read")
@@ -84,7 +84,7 @@ func main() {
 	called, err := c.Do("EXEC")
 	expect("a watched key has changed", err, called, nil)
 
-	// Changes, once they are synced.
+	// The change stream, which contains synced changes only.
 	streams, err := redis.Values(c.Do("XREAD", "BLOCK", 20000, "COUNT", 5, "STREAMS", "tm:changes:post", "0"))
 	expect("streams", err, len(streams), 1)
 	stream, err := redis.Values(streams[0], nil)

@@ -1,4 +1,4 @@
-// go-redis's ClusterClient (Go), in the generation that Debian has: likes, pages and pipelines.
+// ClusterClient of Debian's version of go-redis: likes, pages and pipelines.
 // cluster PORTS FIRST LAST    of posts that no client has liked
 package main
 

@@ -59,7 +59,7 @@ def play(args, folder):
         assert like() == 1, "the master was demoted"
         assert master.info()["repl_sentinel_groups"] == 2
 
-        # The old group is gone. The new group, with a lower epoch, alone names the master.
+        # The old group is stopped. Only the new group, with a lower epoch, names the master.
         old = sentinels.pop("old")
         old.kill()
         old.wait()

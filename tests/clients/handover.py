@@ -1,5 +1,5 @@
-"""Compares FAILOVER with redis-server, as a client sees it. Both run the same steps, with links that are cut at certain points. The transcripts must be
-equal, line by line.
+"""Compares FAILOVER with that of redis-server, from the view of a client. Both servers run the same steps, with links that are cut at certain points.
+The transcripts must be equal, line by line.
 
     handover.py --server PATH_TO_TIDEMARK
 """
@@ -116,7 +116,7 @@ class Play:
         self.attached()
 
     def orders(self):
-        """No other order may change the role."""
+        """No other command may change the role."""
         for words in [f"REPLICAOF 127.0.0.1 {self.port}", "SLAVEOF NO ONE", "REPLICAOF h x"]:
             self.say(self.master, *words.split())
         self.state("ordered")
@@ -181,7 +181,7 @@ class Play:
             while not is_enough.is_set():
                 became.append(self.write())
                 is_begun.set()
-            # These writes arrive around the order.
+            # These writes arrive at about the same time as the command.
             became.extend(self.write() for _ in range(5))
 
         waits = self.ask("WAIT", "2", "0")
@@ -195,7 +195,7 @@ class Play:
         self.state("handed over")
         waits("the client that waited for two replicas")
         self.write()("a write to the old master")
-        # It varies which of them came before the pause.
+        # Which of them arrived before the pause varies.
         outcomes = [outcome() for outcome in became]
         others = {outcome for outcome in outcomes if not isinstance(outcome, int)}
         self.lines.append(f"other answers: {others or 'none'}")
@@ -204,7 +204,7 @@ class Play:
         self.lines.append(f"acknowledged and not written, or otherwise: {int(self.value(self.replica)) - written}")
         self.master, self.replica = self.replica, self.master
         self.port = str(self.replica.proxy.port)
-        # Immediately, when its log begins.
+        # It is available immediately when the log of the new master begins.
         self.master.client().hincrby("post:1", "like", 1)
         self.attached()
 

@@ -160,7 +160,7 @@ class Worker:
         self.totals["unanswered"] += len(ops)
 
     def work(self, port, stop):
-        """Writes batches of distinct ids until stopped or the node is gone."""
+        """Writes batches of distinct ids until it is stopped or the node is down."""
         connection, ops = None, []
         try:
             connection = redis.Connection(port=port, socket_timeout=60, retry=Retry(NoBackoff(), 0), decode_responses=True)
@@ -304,7 +304,7 @@ def disturb(event, master, replica, rng):
             shutil.rmtree(f"{node.folder}/data")
         node.start()
         if event.startswith("again"):
-            # Kill it again during its start.
+            # Kill it again during startup.
             time.sleep(rng.uniform(0, 0.2))
             node.process.kill()
             node.process.wait()

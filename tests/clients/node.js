@@ -1,4 +1,4 @@
-// node-redis and ioredis against Tidemark: node node.js MODULES PORT BASE, where BASE keeps the ids of one run apart from another's.
+// node-redis and ioredis against Tidemark: node node.js MODULES PORT BASE, where BASE makes the ids of each run different.
 const assert = require("node:assert");
 const path = require("node:path");
 const [modules, port, base] = [process.argv[2], Number(process.argv[3]), Number(process.argv[4])];
@@ -24,7 +24,7 @@ async function nodeRedis(RESP, id) {
   while ((await client.publish(`news${id}`, "hello")) === 0);
   assert.equal(await got, "hello");
   if (RESP === 3) {
-    // One connection listens and sends: what it sends itself must not come in the middle of a reply.
+    // One connection subscribes and publishes: its own message must not appear inside a reply.
     const own = new Promise((resolve) => client.subscribe(`own${id}`, resolve));
     while ((await client.publish(`own${id}`, "alone")) === 0);
     assert.equal(await own, "alone");
@@ -37,7 +37,7 @@ async function nodeRedis(RESP, id) {
   await client.close();
 }
 
-// With client-side caching: a row is read from the server once, and again when it has changed.
+// With client-side caching, a row is read from the server once, and again after a change.
 async function nodeRedisCache(id) {
   const cache = new (load("redis").BasicClientSideCache)({ maxEntries: 1000, recordStats: true });
   const client = load("redis").createClient({ socket: { port }, RESP: 3, clientSideCache: cache });

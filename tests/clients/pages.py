@@ -98,8 +98,8 @@ def check_partial(page, shard, away):
 
 
 def stopped(nodes, shard):
-    """A hanging shard makes only its own posts fail. It delays each page by at most the deadline, and soon not at
-    all."""
+    """A hanging shard makes only its own posts fail. It delays a page by at most the deadline, and after a while not
+    any more."""
     away = len(nodes) - 1
     client, other = connect(nodes[0]), connect(nodes[0])
     freeze(nodes[away].process)
@@ -199,7 +199,7 @@ def from_replicas(controller):
     # A replica as the coordinator also serves its own shard; changes go to the masters.
     assert connect(nodes[1]).execute_command("FEED.GET", "home", 1, *POSTS) == [[1, 0, 0, 0, 1, 0]] * len(POSTS)
     assert connect(nodes[1]).execute_command("FEED.ACT", "like", 2, *POSTS) == [1] * len(POSTS)
-    # Its master is down: the replica may serve for a while, later only the master could.
+    # Its master is down: the replica serves until it exceeds the maximum staleness.
     freeze(nodes[2].process)
     stopped = time.time()
     try:

@@ -274,7 +274,7 @@ def play(args, nodes):
     plan = cluster.run("split", "--from", address(a), "--to", address(spare), "--plan")
     assert "master of 4096 slots" in plan and spare.ask("CLUSTERX", "VERSION") == "-1", plan
     # A quarter of the slots goes to the spare node.
-    # Two operators at once: one succeeds; the other one is told that it was done, or to repeat the command.
+    # Two operators at once: one succeeds; the other one gets the message that it was already done, or an error that asks to repeat the command.
     both = [cluster.begin("split", "--from", address(a), "--to", address(spare)) for _ in range(2)]
     said = [(process.communicate(timeout=cluster.patience_s)[0].strip(), process.returncode) for process in both]
     print(*(out.splitlines()[-1] for out, _ in said), sep="\n")
@@ -342,7 +342,7 @@ def restarted(nodes, posts):
 
 
 def refusals(cluster, a, b, spare):
-    """Impossible orders are refused before anything changes."""
+    """Commands that cannot succeed are refused before anything changes."""
     for words, why in [
         (("split", "--from", address(b), "--to", address(spare), "--slots", "0-5"), "slot 0 is not served by"),
         (("split", "--from", address(a), "--to", address(spare), "--slots", "0-8191"), "tidemark cluster move"),
@@ -352,7 +352,7 @@ def refusals(cluster, a, b, spare):
         out = cluster.run(*words, fails=why != "already")
         assert why in out, out
     topology = "\n".join(f"{n.id} 127.0.0.1 {n.port} master - {slots}" for n, slots in ((a, "0-99"), (b, "100-16383")))
-    # A node of another cluster is not taken out of it.
+    # A node of another cluster is refused.
     spare.ask("CLUSTERX", "SETNODEID", spare.id)
     spare.ask("CLUSTERX", "SETNODES", f"{spare.id} 127.0.0.1 {spare.port} master - 0-16383", 9)
     out = cluster.run("split", "--from", address(a), "--to", address(spare), fails=True)

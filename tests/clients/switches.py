@@ -1,6 +1,6 @@
 """Switches of the master with three stock redis-sentinels, under four continuous writers.
 
-Planned switches exchange the roles by an order: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade
+Planned switches exchange the roles by a command: sentinel (SENTINEL FAILOVER), failover (FAILOVER TO), replicaof (REPLICAOF NO ONE), upgrade
 (tidemark upgrade). Unplanned ones take the master away for at least five seconds, until another one exists: kill (kill -9), stop (SIGSTOP),
 cut (its link, while a client on its side keeps writing to it).
 

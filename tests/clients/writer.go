@@ -1,4 +1,4 @@
-// Writes all the time by go-redis, in the generation that Debian has: as writer.py does by redis-py.
+// Writes continuously with Debian's version of go-redis, like writer.py with redis-py.
 // writer sentinel|cluster PORTS POST
 package main
 

@@ -1,4 +1,4 @@
-// Writes all the time by ioredis or node-redis: as writer.py does by redis-py.
+// Writes continuously with ioredis or node-redis, like writer.py with redis-py.
 // node writer.js MODULES ioredis|node-redis sentinel|cluster PORTS POST
 const path = require("node:path");
 const [modules, library, mode, list, post] = process.argv.slice(2);

@@ -22,7 +22,7 @@ while True:
     try:
         client.hincrby(f"post:{post}", "like", 1)
         print("ok", time.time(), flush=True)
-    # RedisClusterException is no RedisError.
+    # RedisClusterException is not a subclass of RedisError.
     except (redis.RedisError, OSError, redis.exceptions.RedisClusterException) as error:
         print("no", repr(error)[:200].replace("\n", " "), flush=True)
     time.sleep(0.02)

@@ -4,7 +4,7 @@
 Worker processes write and read posts through redis-py's Sentinel client and track the possible values (world.py). Concurrently, at random:
 kill -9, SIGSTOP, links that are cut, half-open, slow or reset, planned failovers, failed syncs (EIO), a full disk (ENOSPC), slow syncs (a
 third of a second), wall clock jumps by hours, thousands of connections, incomplete requests, half-closed connections, and clients that do
-not read. An operator rolls, spills, saves and alters spaces. The test monitors memory, descriptors and turns.
+not read. The test also rolls, spills, saves and alters spaces. It monitors memory, descriptors and the duration of event-loop iterations.
 
 At the end, it compares all rows and members on each node.
 
@@ -92,8 +92,8 @@ class SoakNode(Node):
         return self.process is not None and self.process.poll() is None
 
     def watched(self):
-        """Returns MiB resident (without the program's pages), MiB accounted, open descriptors, and the longest turn of the last minute
-        in ms."""
+        """Returns resident MiB (without the mapped binary), accounted MiB, open descriptors, and the longest event-loop iteration
+        of the last minute in ms."""
         with open(f"/proc/{self.process.pid}/status") as file:
             resident = next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssAnon"))
         info = self.client(timeout_s=5).info("everything")

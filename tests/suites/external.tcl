@@ -1,6 +1,5 @@
-# Sourced by the suite's tests/test_helper.tcl, in a copy of it: each start_server gets a new Tidemark behind a new proxy,
-# which run.py starts when it is asked at the port in TIDEMARK_SUITE. So the suite runs in its external-server mode, yet each block
-# begins with a fresh server, and blocks that start two of them do so.
+# Sourced by a copy of the suite's tests/test_helper.tcl. Each start_server asks run.py, at the port in TIDEMARK_SUITE, for a new server
+# behind a new proxy. So the suite runs in its external-server mode, but each block begins with a new server, and blocks can start two.
 
 proc suite_control {args} {
     set control [socket 127.0.0.1 $::env(TIDEMARK_SUITE)]
@@ -26,7 +25,7 @@ proc run_external_server_test {code overrides} {
     dict set srv "config" [dict merge [dict create port $port] $overrides]
     dict set srv "client" [redis 127.0.0.1 $port 0 $::tls]
     lappend ::servers $srv
-    # As the suite does for its own servers: what escapes from a test is one failure, the rest of the block is lost.
+    # As in the suite itself: an error outside of a test is one failure, and ends the block.
     if {[catch {uplevel 2 $code} error]} {
         incr ::num_failed
         send_data_packet $::test_server_fd err [join [list "(outside of a test) $error" $::errorInfo] "\n"]
@@ -46,8 +45,8 @@ proc restart_server {level wait_ready rotate_logs {reconnect 1} {shutdown sigter
     }
 }
 
-# A test that fails leaves its connection in a transaction, logged in as some user, or with replies that nothing has read, or it leaves
-# all clients paused: the next test gets a new connection, which is served.
+# A failed test may leave its connection in a transaction, logged in as another user, or with unread replies, or it may leave
+# all clients paused: so the next test gets a new connection.
 rename test suite_test
 proc test {args} {
     set failed $::num_failed
@@ -55,7 +54,7 @@ proc test {args} {
     if {$::num_failed > $failed && [llength $::servers] > 0} {
         catch {suite_control unpause [srv port]}
         catch {
-            # The old one stays open: a block may hold it by another name.
+            # The old connection stays open, because the block may use it under another name.
             set srv [lindex $::servers end]
             dict set srv "client" [redis [dict get $srv "host"] [dict get $srv "port"] 0 $::tls]
             lset ::servers end $srv

@@ -1,7 +1,7 @@
 """Runs one file of RedisBloom's tests/flow against a server: flow.py SOURCE FILE PORT. Called by run.py.
 
-The tests are written for RLTest; what they use of its `Env` is here. As in RLTest an assertion that fails does not end its test. A line
-on the standard output says what became of each test; `restart` asks run.py for a restart of the server, and waits for a line.
+The tests are written for RLTest; this file implements the parts of its `Env` that they use. As in RLTest, a failed assertion does not
+end its test. Prints the result of each test as a line; the line `restart` asks run.py to restart the server, and waits for a line.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ FAILURES = Failures()
 
 
 class Query:
-    """env.expect(command): its outcome, and what is asserted of it."""
+    """env.expect(command): the result of a command, and assertions about it."""
 
     def __init__(self, env, words):
         self.failed = None
@@ -171,7 +171,7 @@ def version(text):
 
 
 def stand_ins():
-    """Modules that the tests import: RLTest, and two that tell the platform and compare versions."""
+    """Creates the modules that the tests import: RLTest, and two for the platform and for comparing versions."""
     rltest = types.ModuleType("RLTest")
     rltest.Env, rltest.Defaults = Env, types.SimpleNamespace()
     paella = types.ModuleType("paella")

@@ -1,25 +1,24 @@
-"""A proxy between a test suite that was written for Redis and Tidemark.
+"""A proxy between Tidemark and a test suite written for Redis.
 
-Tidemark's keys are numbered: `post:17`, never `myhash`. The suites use any text as a key, as a field and as a value. The proxy gives
-each text a number on the way in, and puts the text back on the way out:
+Tidemark's keys contain numbers: `post:17`, never `myhash`. The suites use any text as a key, a field or a value. The proxy replaces
+each text by a number in requests, and restores the text in replies:
 
     SET foo bar      ->   SET foo:900000000000001:v 4611686018500000001
     HSET h f 1       ->   HSET hash:900000000000002 f0 1
     SADD s m         ->   SADD set:900000000000003 m
 
 A name that begins with one of `PREFIXES` keeps that prefix, so that patterns of ACL rules, of SCAN and of CLIENT TRACKING
-go on matching. The numbers are unmistakable, so a reply is translated token by token, without knowing which command it answers.
+still match. The numbers occur nowhere else, so the proxy translates a reply token by token, without knowing its command.
 
-What has no counterpart and would only end a suite early is answered here: FLUSHALL (the known keys are deleted and forgotten),
-FUNCTION FLUSH, SCRIPT FLUSH, and CONFIG SET of the parameters in `ABSENT_PARAMETERS`. Nothing else is: every other reply is
-the server's own.
+The proxy itself answers unsupported commands that would end a suite early: FLUSHALL (it deletes the known keys), FUNCTION FLUSH,
+SCRIPT FLUSH, and CONFIG SET of the parameters in `ABSENT_PARAMETERS`. Every other reply comes from the server.
 """
 
 import asyncio
 import re
 import socket
 
-# Cell spaces of the server under test, by what their keys begin with.
+# Prefixes of the keys of the cell spaces of the server under test.
 PREFIXES = [
     "a", "added", "b", "bar", "baz", "c", "deny", "foo", "k", "key", "mylist", "object", "other", "prefix", "r", "read", "read:",
     "readwrite", "rw", "set", "str", "v", "w", "write", "write:", "x",
@@ -29,9 +28,9 @@ FIRST_VALUE = 4_611_686_018_500_000_000
 FIELDS = 60
 FIELD = "f%dq"
 TOKEN = re.compile(rb"([A-Za-z]+:?):(9000000\d{8})(:v)?|\b(46116860185\d{8})\b|\b(f\d{1,2}q)\b")
-# Parts of a request or of a reply that are longer than this pass as they are.
+# Longer parts of a request or a reply are forwarded unchanged.
 LONG = 1 << 20
-# An incomplete request goes on to the server as it is after this time: the suites look at what a server does with one.
+# Time after which an incomplete request is forwarded unchanged, because the suites test the reaction of a server.
 PATIENCE_S = 0.15
 
 HASH = {
@@ -43,8 +42,7 @@ SETS = {
     "SUNION", "SDIFF", "SINTERSTORE", "SUNIONSTORE", "SDIFFSTORE", "SMOVE",
 }
 WRITES_STRINGS = {"SET", "SETNX", "SETEX", "PSETEX", "GETSET", "MSET", "MSETNX", "INCR", "DECR", "INCRBY", "DECRBY", "APPEND"}
-# Parameters that Redis's suite sets before its tests, which have no counterpart in Tidemark: what they would do is in no test
-# that can pass here.
+# Parameters that Redis's suite sets before its tests and that Tidemark does not have. Tests that depend on them cannot pass here.
 ABSENT_PARAMETERS = {
     "save", "appendonly", "appendfsync", "auto-aof-rewrite-percentage", "aof-use-rdb-preamble", "list-max-ziplist-size",
     "list-max-listpack-size", "hash-max-listpack-entries", "hash-max-listpack-value", "hash-max-ziplist-entries",
@@ -68,7 +66,7 @@ def encode(words):
 
 
 class Names:
-    """What has a number, in both directions."""
+    """The numbers of texts, and the texts of numbers."""
 
     def __init__(self):
         self.keys = {}  # name -> (kind, id)
@@ -77,11 +75,11 @@ class Names:
         self.value_texts = {}
         self.fields = {}  # text -> field of the schema
         self.field_texts = {}
-        self.absent = set()  # names that no command has written since they got their key: any type may come
+        self.absent = set()  # names that no command has written since they got their key, so their type may change
         self.next_id = FIRST_ID
 
     def key(self, name, kind=None, writes=False):
-        """The key for a name. `kind` is what the command wants, if it wants one: it counts where the name has no key yet."""
+        """Returns the key for a name. `kind` is the type that the command needs, if any; it determines the type of a new key."""
         known = self.keys.get(name)
         if known is None or (name in self.absent and kind and kind != known[0]):
             self.next_id += 1
@@ -100,7 +98,7 @@ class Names:
         return max((prefix for prefix in PREFIXES if name.startswith(prefix.encode())), key=len, default="str")
 
     def delete(self, name):
-        """A command deletes this key: another may give it another type. Pairs of an id cannot be deleted: the name gets a new id."""
+        """Records that a command deletes this key, so its type may change. Pairs of an id cannot be deleted, so a set gets a new id."""
         if self.keys.get(name, ("",))[0] == "set":
             del self.keys[name]
         else:
@@ -120,7 +118,7 @@ class Names:
         return self.fields.get(text, text)
 
     def flush(self):
-        """Forgets the names; answers the ids of their rows by space. Pairs stay: their ids are not used again."""
+        """Forgets the names and returns the ids of their rows by space. Pairs stay, but their ids are not reused."""
         rows = {}
         for name, (kind, number) in self.keys.items():
             if kind == "string":
@@ -133,7 +131,7 @@ class Names:
         return rows
 
     def back(self, text):
-        """Texts in the place of numbers."""
+        """Replaces numbers by texts."""
 
         def one(match):
             whole, number, value, field = match[0], match[2], match[4], match[5]
@@ -147,7 +145,7 @@ class Names:
 
 
 class Commands:
-    """Which arguments of a command are keys, as the server's own COMMAND says."""
+    """Positions of the keys in commands, from COMMAND of the server."""
 
     def __init__(self, reply):
         self.keys = {}
@@ -179,7 +177,7 @@ class Link:
     """One connection through the proxy."""
 
     def __init__(self):
-        # The client is a replica: the server sends no replies any more, but its log.
+        # The client is a replica: the server sends its log instead of replies.
         self.replicates = False
 
 
@@ -196,7 +194,7 @@ class Proxy:
         return await asyncio.start_server(self.client, "127.0.0.1", port, limit=1 << 16)
 
     async def ask(self, *words):
-        """Asks the server by a connection of the proxy's own, which CLIENT LIST does not show to the suite."""
+        """Sends a command on the proxy's own connection, which CLIENT LIST does not show to the suite."""
         for attempt in (1, 2):
             try:
                 if self.control is None:
@@ -224,7 +222,7 @@ class Proxy:
         try:
             await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
             if there.done() and not back.done():
-                # The client said that it is done; what the server still answers reaches it.
+                # The client has closed its side; the remaining replies still reach it.
                 upstream[1].write_eof()
                 await asyncio.wait([back], timeout=2)
         except (OSError, asyncio.CancelledError):
@@ -238,7 +236,7 @@ class Proxy:
 
     async def requests(self, reader, writer, link):
         buffer = bytearray()
-        passed = 0  # how many bytes of the request at the buffer's front went on as they are
+        passed = 0  # number of bytes of the first request in the buffer that were forwarded unchanged
         while True:
             try:
                 timeout = PATIENCE_S if len(buffer) > passed else None
@@ -259,7 +257,7 @@ class Proxy:
             while buffer:
                 length, words = parse_request(buffer)
                 if length is None:
-                    # Malformed: the server says so, and ends the connection.
+                    # Malformed: the server returns an error and closes the connection.
                     writer.write(bytes(buffer[passed:]))
                     buffer.clear()
                     passed = 0
@@ -300,12 +298,12 @@ class Proxy:
         if name == "ACL" and sub == "SETUSER":
             return encode(words[:3] + [self.rule(word) for word in words[3:]])
         if name == "ACL" and sub == "DRYRUN" and len(words) > 3:
-            # It runs nothing, so no type counts: only whether the key fits the user's patterns.
+            # DRYRUN executes nothing, so the type does not matter, only whether the key matches the user's patterns.
             return encode(words[:3] + self.renamed(words[3:], of_any_type=True))
         return request if name == "COMMAND" else encode(self.renamed(words))
 
     def rule(self, rule):
-        """A rule for ACL SETUSER. A pattern that is one key's name becomes that key; one with wildcards fits its prefix."""
+        """Translates a rule for ACL SETUSER. A pattern without wildcards becomes the key; one with wildcards becomes a pattern of its prefix."""
 
         def one(match):
             return match[1] + self.names.key(match[2])
@@ -313,7 +311,7 @@ class Proxy:
         return re.sub(rb"((?:^|[ (])(?:%[RWrw]+)?~)([^ ()*?\[\\]+)(?=$|[ )])", one, rule)
 
     def renamed(self, words, of_any_type=False):
-        """The words of a command with numbers in the place of names."""
+        """Returns the words of a command with names replaced by numbers."""
         name = words[0].decode("latin1").upper()
         positions = self.commands.positions(words)
         if not positions:
@@ -352,7 +350,7 @@ class Proxy:
 
     async def replies(self, reader, writer, link):
         buffer = bytearray()
-        raw = 0  # bytes of a long string that still pass as they are
+        raw = 0  # remaining bytes of a long string, which are forwarded unchanged
         while True:
             try:
                 more = await reader.read(1 << 16)
@@ -407,7 +405,7 @@ class Proxy:
 
 
 def parse_request(buffer):
-    """(bytes, words) of the request at the front; (0, _) if it is incomplete, (None, _) if it is malformed."""
+    """Returns (bytes, words) of the first request; (0, _) if it is incomplete, (None, _) if it is malformed."""
     end = buffer.find(b"\n")
     if end < 0:
         return 0, None
@@ -443,7 +441,7 @@ async def read_reply(reader):
 
 
 def configuration(tidemark_default, port, folder):
-    """The configuration of a server for the suites: the default one, with small spaces for the keys that the proxy makes."""
+    """Returns the configuration of a server for the suites: the default one, with small spaces for the keys of the proxy."""
     text = tidemark_default.replace("port = 6399", f"port = {port}", 1).replace('dir = "data"', f'dir = "{folder}"', 1)
     small = "rows_per_table = 65536\nmemory_limit_bytes = 67108864\n"
     for prefix in PREFIXES:

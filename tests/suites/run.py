@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Runs test suites that were written for Redis against Tidemark, through a proxy that renames keys (rename_proxy.py).
 
-    tests/suites/run.py redis /path/to/redis-8.0.2            the tcl suite's units that concern us, in external-server mode
+    tests/suites/run.py redis /path/to/redis-8.0.2            the supported units of the tcl suite, in external-server mode
     tests/suites/run.py redisbloom /path/to/RedisBloom        tests/flow of RedisBloom
-    tests/suites/run.py redis /path/to/redis-8.0.2 unit/acl   some units only
+    tests/suites/run.py redis /path/to/redis-8.0.2 unit/acl   only these units
     tests/suites/run.py check                                 the lists of failures, and the proxy; needs no sources
     options: --tidemark PROGRAM  --port FIRST  --verbose  --write
 
-The sources are not in this repository: any checkout or release tarball does. Needed: python3, for `redis` tclsh 8.5 or later, for
-`redisbloom` redis-py (tests/clients/setup installs it).
+The sources are not in this repository: use any checkout or release tarball. Requires python3; `redis` also needs tclsh 8.5 or later,
+and `redisbloom` needs redis-py (tests/clients/setup installs it).
 
-Each unit gets a new server and a new proxy. The tests that fail, each with its reason, are in redis.txt and redisbloom.txt beside this
-file. The exit code is 0 if exactly those fail. A test that fails and is not in the list, one that is in the list and passes, and tests
-that are no longer reached are reported, with exit code 1. `--write` writes the list anew: reasons are kept, new failures get the reason
+Each unit gets a new server and a new proxy. redis.txt and redisbloom.txt in this folder list the expected failures with their reasons.
+The exit code is 0 if exactly those tests fail. Otherwise the script reports unexpected failures, listed tests that pass, and tests that
+are no longer reached, and exits with 1. `--write` rewrites the list: known failures keep their reasons, and new ones get the reason
 `unsorted`, which is an error until it is replaced.
 """
 
@@ -47,7 +47,7 @@ TEST_TIMEOUT_S = 30
 
 
 class Server:
-    """A server and the proxy before it."""
+    """A server behind its proxy."""
 
     names = rename_proxy.Names()
 
@@ -88,11 +88,11 @@ class Server:
             time.sleep(0.02)
 
     def ask(self, *words):
-        """Asks the server by the proxy's own connection."""
+        """Sends a command on the proxy's own connection."""
         return asyncio.run_coroutine_threadsafe(self.proxy.ask(*(word.encode() for word in words)), self.loop).result(10)
 
     def restart(self):
-        """Stops the server and starts it with what it has on the disk."""
+        """Restarts the server with its data folder."""
         self.process.terminate()
         self.process.wait(timeout=30)
         self.spawn()
@@ -105,7 +105,7 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self):
-        """Ends both; answers the last lines of the log if the server had ended by a signal or a panic of its own."""
+        """Stops both. Returns the last lines of the log if the server was killed by a signal or panicked."""
         ended = self.process.poll()
         if ended is None:
             self.process.kill()
@@ -139,7 +139,7 @@ class Control:
             with connection, connection.makefile("rw", encoding="utf-8", newline="\n") as stream:
                 try:
                     answer = self.answer(stream.readline().rstrip("\n").split("\t"))
-                except Exception as problem:  # the suite shows it as the failure of the block
+                except Exception as problem:  # the suite reports it as a failure of the block
                     answer = "error " + " ".join(str(problem).split())
                 stream.write(answer + "\n")
 
@@ -178,7 +178,7 @@ class Control:
 
 
 class Outcome:
-    """What became of a unit's tests: name -> (passed, text)."""
+    """Results of a unit's tests: name -> (passed, text)."""
 
     def __init__(self):
         self.tests = {}
@@ -186,7 +186,7 @@ class Outcome:
         self.notes = []
 
     def add(self, name, passed, text=""):
-        # A name that comes again in a unit gets a number.
+        # A repeated name in a unit gets a number.
         number = 1
         unique = name = " ".join(name.split())
         while unique in self.tests:
@@ -196,7 +196,7 @@ class Outcome:
 
 
 def copy_of(source):
-    """A copy of the suite in which external.tcl starts the servers, and blocks that need nothing but that are not skipped."""
+    """A copy of the suite in which external.tcl starts the servers. Blocks that only need to start servers are not skipped."""
     copy = tempfile.mkdtemp(prefix="tidemark-suites-redis-")
     shutil.copytree(os.path.join(source, "tests"), os.path.join(copy, "tests"), symlinks=True)
     shutil.copy(os.path.join(source, "runtest"), copy)
@@ -218,7 +218,7 @@ def copy_of(source):
 
 
 def run_redis_unit(source, unit, options):
-    """One unit, once more without it when a test hangs."""
+    """Runs one unit. If a test hangs, runs the unit again without that test."""
     hung = {}
     while True:
         outcome, hangs = run_redis_unit_once(source, unit, options, list(hung))
@@ -269,7 +269,7 @@ def run_redis_unit_once(source, unit, options, skip):
 
 
 def normal(name):
-    """A test's name; of what failed outside of one the beginning, without what changes from run to run."""
+    """Returns the name of a test. For a failure outside of a test, returns the start of its text without parts that vary between runs."""
     return re.sub(r"\d{3,}|0x[0-9a-f]+|sock[0-9a-f]+", "N", name)[:120] if name.startswith("(outside") else name
 
 
@@ -286,7 +286,7 @@ def run_flow_on(source, flow, server, options):
     outcome = Outcome()
     command = [python if os.path.exists(python) else sys.executable, os.path.join(HERE, "flow.py"), source, flow, str(server.proxy_port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
-    # A file of RedisBloom's has some dozens of tests, some of which send a hundred thousand requests.
+    # A file of RedisBloom has dozens of tests, some of which send 100,000 requests.
     limit = 20 * options.timeout
     timer = threading.Timer(limit, process.kill)
     timer.start()
@@ -310,12 +310,12 @@ def run_flow_on(source, flow, server, options):
     return outcome
 
 
-# The reason of tests that pass or fail by chance: neither is reported.
+# Reason of tests whose result is random: they are never reported.
 UNSTEADY = "unsteady"
 
 
 class Expected:
-    """The list of failures: `reason NAME: text` lines, then per unit how many pass at least, and `NAME | test` lines."""
+    """The list of failures: `reason NAME: text` lines, then per unit the minimum number of passing tests, and `NAME | test` lines."""
 
     def __init__(self, path):
         self.path = path
@@ -354,7 +354,7 @@ class Expected:
                     print(f"{reason} | {name}", file=file)
 
     def compare(self, unit, outcome):
-        """What is other than it is written down."""
+        """Returns the differences from the list."""
         problems = []
         failures = self.failures.get(unit, {})
         for name, (passed, _) in outcome.tests.items():
@@ -374,7 +374,7 @@ class Expected:
 
 
 def check(options):
-    """Whether each failure in the lists has a reason, and the proxy gives back the texts that it was given."""
+    """Checks that each listed failure has a reason, and that the proxy restores the texts that it has replaced."""
     problems = []
     for suite in ("redis", "redisbloom"):
         expected = Expected(os.path.join(HERE, suite + ".txt"))
@@ -413,7 +413,7 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="show why each test fails")
     parser.add_argument("--write", action="store_true", help="write the list of failures anew")
     options = parser.parse_args()
-    # Connections that break are what the suites are about.
+    # The suites break connections on purpose.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     if options.suite == "check":
         return check(options)

@@ -2,15 +2,15 @@
 //! and unused crates.
 //!
 //! `deny.toml` is the configuration of cargo-deny, which takes three minutes to compile on a new
-//! machine. This module implements the three checks that need no network, from `cargo metadata`, in
-//! a second. If cargo-deny is installed it runs as well and adds the advisories.
+//! machine. This module makes the three checks that need no network, based on `cargo metadata`, in
+//! a second. If cargo-deny is installed, xtask runs it as well, which also checks advisories.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// The part of `deny.toml` that these checks use.
+/// Part of `deny.toml` that these checks use.
 #[derive(Deserialize)]
 struct Rules {
     graph: Graph,
@@ -61,7 +61,7 @@ struct Package {
     source: Option<String>,
 }
 
-/// Prints the checks that ran. The error lists all violations.
+/// Prints the checks that were made. The error lists all violations.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(root.join("deny.toml")).map_err(|e| e.to_string())?;
     let rules: Rules = toml::from_str(&text).map_err(|e| e.to_string())?;
@@ -80,8 +80,8 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Returns the packages that are compiled for a target. `cargo metadata` has their licences but
-/// also lists packages of disabled features; `cargo tree` lists the compiled ones only.
+/// Returns the packages that are compiled for a target. `cargo metadata` contains their licences,
+/// but also lists packages of disabled features. `cargo tree` lists only compiled packages.
 fn packages(root: &Path, target: &str) -> Result<Vec<Package>, String> {
     let metadata = cargo(root, &["metadata", "--locked", "--format-version", "1"])?;
     let metadata: Metadata = serde_json::from_str(&metadata).map_err(|e| e.to_string())?;
@@ -142,8 +142,8 @@ fn against(rules: &Rules, packages: &[Package]) -> Vec<String> {
     wrong
 }
 
-/// Whether these licences satisfy a licence expression. `MIT/Apache-2.0` is the old form of `MIT OR
-/// Apache-2.0`.
+/// Whether a set of allowed licences satisfies a licence expression. `MIT/Apache-2.0` is the old
+/// form of `MIT OR Apache-2.0`.
 fn allows(allowed: &[String], expression: &str) -> bool {
     let Ok(parsed) = spdx::Expression::parse_mode(expression, spdx::ParseMode::LAX) else {
         return false;
@@ -173,7 +173,8 @@ fn unused(root: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs all checks of cargo-deny if the advisories can be fetched, else the others.
+/// Runs all checks of cargo-deny if the advisories can be fetched. Otherwise runs all except
+/// advisories.
 fn advisories(root: &Path) -> Result<bool, String> {
     let deny = |what: &[&str]| {
         let mut command = Command::new("cargo");
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// One violation of each rule, and packages that satisfy all of them.
+    /// The packages contain one violation of each rule, and packages without violations.
     #[test]
     fn each_rule_refuses_what_it_should() {
         let rules: Rules = toml::from_str(

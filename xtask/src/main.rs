@@ -1,8 +1,8 @@
 //! The task runner: long runs, seeds, benchmarks, transcripts, printed pages, dependencies.
 //!
 //! A long run is a test of the workspace with more seeds or steps than in CI. `cargo xtask` sets up
-//! to four environment variables for it and prints the resulting command, which also works on its
-//! own.
+//! to four environment variables for it. It prints the resulting command, which can be run without
+//! xtask.
 
 mod dependencies;
 mod runs;
@@ -47,7 +47,7 @@ enum Task {
     Test {
         /// Folder of the crate: counter, server, cli, tests
         folder: String,
-        /// Parts of test names; all tests by default
+        /// Parts of test names; by default all tests run
         filter: Vec<String>,
     },
     /// Simulators: simulated disks, clocks or networks with faults, driven by a seed
@@ -56,23 +56,23 @@ enum Task {
     /// Random operations, compared with a plain map after each step
     #[command(after_help = runs::help("model"))]
     Model(Chosen),
-    /// The real program: killed, disconnected, failed over
+    /// Tests of the real server process: kills, disconnects, failovers
     #[command(after_help = runs::help("play"))]
     Play(Chosen),
-    /// All simulators and models in turn with new seeds, until the time is up
+    /// Runs all simulators and models one after the other with new seeds, for a given time
     Seeds {
-        /// Duration; the last run is finished
+        /// Duration; the run in progress is finished
         #[arg(long, default_value_t = 60)]
         minutes: u64,
     },
-    /// Three nodes and three Sentinels under load, all kinds of faults, and an independent checker
-    /// (tests/soak/everything.py). Writes a page with plots
+    /// Runs three nodes and three Sentinels under load, with all kinds of faults and an independent
+    /// checker (tests/soak/everything.py). Writes a page with plots
     Soak {
         /// Duration in hours; fractions are allowed
         #[arg(long, default_value = "2")]
         hours: String,
-        /// Folder for the nodes' data, the checker's state and the page. A later run continues with
-        /// it
+        /// Folder for the data of the nodes, the state of the checker and the page. A later run
+        /// continues with its contents
         #[arg(long, default_value = "target/soak")]
         folder: PathBuf,
         /// Seed of the faults; random by default
@@ -91,7 +91,7 @@ enum Task {
     Transcripts {
         /// Part of their names: `feed`, or `feed::page`
         filter: Option<String>,
-        /// Writes the replies of this build to the files. Review the difference before you commit
+        /// Writes the replies of this build into the files. Review the difference before you commit
         #[arg(long)]
         rewrite: bool,
     },
@@ -102,21 +102,21 @@ enum Task {
     Dependencies,
     /// Checks that the workspace builds with its oldest supported Rust (rust-version)
     Msrv,
-    /// Clients make a server hold memory; after a quiet minute, it must have freed it
+    /// Clients make a server allocate memory, which it must free within a minute without load
     Memory {
         /// Duration in minutes (tests/soak/memory.py)
         #[arg(long, default_value_t = 25)]
         minutes: u64,
     },
-    /// A rolling upgrade under load, from the program of an older commit
+    /// A rolling upgrade under load, from the binary of an older commit
     Upgrade {
-        /// Commit of the old program. Default: the last one with the formats of 0.1.0 before
-        /// backups
+        /// Commit of the old binary. Default: the last commit before backups that has the file
+        /// formats of 0.1.0
         #[arg(long, default_value = BEFORE_BACKUPS)]
         from: String,
     },
-    /// Moves rows and flags out of a real redis-server by MIGRATE, import and import --follow,
-    /// kills either side meanwhile, and compares everything
+    /// Copies rows and flags from a real redis-server with MIGRATE, import and import --follow,
+    /// kills both sides during the copy, and compares all data
     Migrate {
         /// Number of rows, and of flags (tests/soak/migrate.py)
         #[arg(long, default_value_t = 5_000_000)]
@@ -140,7 +140,7 @@ struct Chosen {
     /// Name of the run
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: String,
-    /// First seed; on its own, the only one
+    /// First seed; without --runs, the only one
     #[arg(long)]
     seed: Option<u64>,
     /// Number of seeds, or of rounds
@@ -230,9 +230,9 @@ fn shown(words: &[&str], variables: &[(&str, String)]) -> String {
 /// Prints the command and runs it.
 fn cargo(words: &[&str], variables: &[(&str, String)]) -> Result<(), String> {
     eprintln!("$ {}", shown(words, variables));
-    // Runs the `cargo` in PATH: rustup's cargo selects a toolchain (`+nightly`), the one that runs
-    // this program does not. The variables that cargo has set for this program would mislead the
-    // next one.
+    // Runs the `cargo` in PATH, because rustup's cargo selects a toolchain (`+nightly`) and the
+    // cargo that runs xtask does not. Removes the variables that cargo has set for xtask, which
+    // would affect the new cargo.
     let mut command = Command::new("cargo");
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -275,10 +275,10 @@ fn script(name: &str, options: &[&str]) -> Result<(), String> {
     status(command.arg(root().join("target/release/tidemark")).args(options))
 }
 
-/// Default commit of `cargo xtask upgrade` until there is a release.
+/// Default commit of `cargo xtask upgrade`, used until there is a release.
 const BEFORE_BACKUPS: &str = "9e2b30e6";
 
-/// Builds the program of a commit in a separate worktree and runs the upgrade test with it.
+/// Builds the binary of a commit in a separate worktree and runs the upgrade test with it.
 fn upgrade(from: &str) -> Result<(), String> {
     let git = |words: &[&str]| {
         let output = Command::new("git").current_dir(root()).args(words).output();
@@ -334,7 +334,7 @@ fn seeds(time: Duration) -> Result<(), String> {
             println!("{i} runs in {} s, none failed", started.elapsed().as_secs());
             break;
         }
-        // Small enough to be read out; beyond the seeds that CI runs.
+        // Seeds are short, and greater than the seeds that CI runs.
         let seed = fastrand::u64(10_000..1 << 40);
         cargo(&run.words(), &run.variables([Some(seed), run.seeds_at_a_time(), None, None])?)?;
     }
@@ -395,7 +395,7 @@ fn msrv() -> Result<(), String> {
     let manifest: toml::Table = text.parse().map_err(|e| format!("{e}"))?;
     let version = manifest["workspace"]["package"]["rust-version"].as_str().unwrap_or_default();
     let toolchain = format!("+{version}");
-    // A separate target folder, so that the usual one keeps its builds.
+    // Use a separate target folder, so that the builds in the usual one stay valid.
     cargo(&[&toolchain, "check", "--locked", "--target-dir", "target/msrv"], &[])
 }
 
@@ -428,13 +428,14 @@ mod tests {
         assert!(runs::find("sim", "nope").unwrap_err().contains("replication"));
     }
 
-    /// A variable that no test reads would have no effect.
+    /// Each variable must be read by the test, or it would have no effect.
     #[test]
     fn the_tests_read_the_variables_that_are_set() {
         for run in RUNS {
             let text = std::fs::read_to_string(root().join(run.file)).unwrap();
             for name in run.names() {
-                // The crate `seeds` and `harness::program::rounds` read these on behalf of a test.
+                // A test may read these variables through the crate `seeds` or
+                // `harness::program::rounds`.
                 let by: &[&str] = match name {
                     "TIDEMARK_SEED" => &["seeds::seeds", "rounds("],
                     "TIDEMARK_RUNS" => &["seeds::seeds", "rounds("],

@@ -1,4 +1,4 @@
-//! The long runs: tests with more seeds, steps or time than in CI.
+//! List of the long runs: tests with more seeds, steps or time than in CI.
 
 use std::fmt::Write;
 
@@ -13,9 +13,9 @@ pub(crate) struct Run {
     pub(crate) file: &'static str,
     /// `-p package --test name filter`
     test: &'static str,
-    /// Which variables the test reads: seed, runs, steps, seconds.
+    /// Whether the test reads each of the variables: seed, runs, steps, seconds.
     reads: [bool; 4],
-    /// Seeds per turn of `cargo xtask seeds`, about a minute of work; 0 to leave the run out.
+    /// Number of seeds per pass of `cargo xtask seeds`, about a minute of work. 0 omits the run.
     seeds: u64,
 }
 
@@ -313,13 +313,14 @@ impl Run {
         words
     }
 
-    /// Returns the variables for seed, runs, steps and seconds, as far as given.
+    /// Returns the variables for the given values of seed, runs, steps and seconds.
     pub(crate) fn variables(
         &self,
         given: [Option<u64>; 4],
     ) -> Result<Vec<(&'static str, String)>, String> {
         let mut given = given;
-        // A seed alone replays that one. The seed of a play determines all of its rounds.
+        // With a seed and no number of runs, replay only this seed. For a run of the group `play`,
+        // one seed determines all rounds.
         if given[0].is_some() && given[1].is_none() && self.group != "play" {
             given[1] = Some(1);
         }

@@ -1,14 +1,15 @@
-//! Cost of a page that a node assembles from several shards, compared with a page of one node.
+//! Cost of a page that a node assembles from several shards, compared with a page that one node
+//! serves alone.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
 //! target/release/cluster --shards 4 --clients 32 --rate 8000
 //! ```
 //!
-//! One server with all posts and a cluster that divides them serve the same number of pages per
-//! second, in alternating turns. A page is `FEED.GET` with the two flags of `home` for posts spread
-//! over all shards. Clients connect to all nodes of the cluster evenly. Each turn reports the CPU
-//! time of all servers per page, and the page latency that clients observe.
+//! A single server and a cluster with the same posts alternately serve the same number of pages per
+//! second. A page is `FEED.GET` with the two flags of `home` for posts spread over all shards.
+//! Clients are distributed evenly over all nodes of the cluster. Each run reports the CPU time of
+//! all servers per page, and the page latency that clients observe.
 
 use clap::Parser;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -39,23 +40,23 @@ struct Args {
     /// Total number of posts
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
-    /// Seconds per turn
+    /// Seconds per run
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// Turns for each of the two
+    /// Number of runs of each of the two
     #[arg(long, default_value_t = 5)]
     turns: usize,
     #[command(flatten)]
     place: Place,
 }
 
-/// Servers that together have all posts.
+/// The single server, or all servers of the cluster.
 struct Kind {
     name: &'static str,
     servers: Vec<Server>,
 }
 
-/// Result of a turn.
+/// Result of a run.
 struct Turn {
     pages: f64,
     cpu_us: f64,
@@ -113,7 +114,7 @@ fn ask(args: &Args, kind: &Kind, number: u64) -> io::Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Stores counts for all posts, so that pages look up their flags.
+/// Stores counts for all posts.
 fn fill(args: &Args, server: &Server) -> io::Result<()> {
     let mut client = server.client()?;
     for first in (0..args.rows).step_by(100) {

@@ -1,15 +1,16 @@
-//! Cost of a ledger for likes and its effect on pages. Compares a server with a ledger with one
-//! without, or with itself, in alternating turns of one run. Only the ratios are meaningful.
+//! Cost of a ledger for likes and its effect on pages. Compares a server that has a ledger with one
+//! that has none, or two states of one server, in alternating measurements of one run. Only the
+//! ratios are meaningful.
 //!
 //! ```text
-//! cargo xtask bench exact -- likes      first likes per CPU second, ledger on / off; includes
-//!                                       flushes and merges
-//! cargo xtask bench exact -- repeats    p99.9 of pages while one like in five is repeated / while
-//!                                       all likes are first ones
-//! cargo xtask bench exact -- rebuild    p99.9 of pages during a rebuild of filters / otherwise
+//! cargo xtask bench exact -- likes      first likes per CPU second, with / without ledger;
+//!                                       includes flushes and merges
+//! cargo xtask bench exact -- repeats    p99.9 of pages while one like in five is a repetition /
+//!                                       while none is
+//! cargo xtask bench exact -- rebuild    p99.9 of pages during a rebuild of filters / without one
 //! ```
 //!
-//! The latency of a page counts from its scheduled time, unless the client itself was late.
+//! The latency of a page counts from its scheduled time, unless the client itself was delayed.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -19,8 +20,8 @@ use std::time::{Duration, Instant};
 use tidemark_bench::play::{load, median, percentile, take_all, text};
 use tidemark_bench::server::{Place, Server};
 
-/// Number of posts that receive likes at a time. After this many likes per post the oldest one is
-/// replaced.
+/// Number of posts that receive likes at the same time. After this number of likes per post, a new
+/// post replaces the oldest one.
 const POSTS: u64 = 20_000;
 const LIKES_PER_POST: u64 = 50;
 /// Posts per page.
@@ -45,7 +46,7 @@ struct Arguments {
 enum What {
     /// First likes per CPU second
     Likes {
-        /// Likes per turn
+        /// Likes per measurement
         #[arg(long, default_value_t = 1_500_000)]
         likes: u64,
     },
@@ -63,7 +64,7 @@ struct Pages {
     /// Likes per second
     #[arg(long, default_value_t = 10_000)]
     likes: u64,
-    /// Seconds per turn
+    /// Seconds per measurement
     #[arg(long, default_value_t = 5)]
     seconds: u64,
 }
@@ -103,7 +104,7 @@ fn send(server: &Server, likes: std::ops::Range<u64>) -> io::Result<()> {
     take_all(&mut client)
 }
 
-/// Waits until flushes and merges have ended, judging by CPU use.
+/// Waits until flushes and merges have ended, that is, until CPU use is low.
 fn settle(server: &Server) {
     let mut before = server.threads_cpu_s();
     loop {
@@ -145,7 +146,7 @@ fn likes(place: &Place, turns: usize, fill: u64, likes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Requests pages at random times until `over`. Returns their latencies in milliseconds.
+/// Requests pages at random times until `over` is set. Returns their latencies in milliseconds.
 fn pages(server: &Server, per_s: u64, newest: u64, over: &AtomicBool) -> io::Result<Vec<f64>> {
     let (mut client, mut rng) = (server.client()?, fastrand::Rng::new());
     let (mut latencies, mut due) = (vec![], Instant::now());
@@ -170,7 +171,7 @@ fn pages(server: &Server, per_s: u64, newest: u64, over: &AtomicBool) -> io::Res
     Ok(latencies)
 }
 
-/// Sends likes at this rate until `over`. One in `repeats` repeats an earlier like.
+/// Sends likes at this rate until `over` is set. One in `repeats` repeats an earlier like.
 fn drip(
     server: &Server,
     per_s: u64,
@@ -187,7 +188,7 @@ fn drip(
         for at in 0..EACH {
             let is_repeat = repeats.is_some_and(|one_in| at % one_in == 0);
             let first = sent.load(Relaxed);
-            // A like of a post that is still shown; it is on the disk by now.
+            // Repeat a like of a post that pages still show. The earlier like is on disk.
             let n = if is_repeat {
                 first - fastrand::u64(1_200_000..2_000_000)
             } else {
@@ -200,7 +201,7 @@ fn drip(
     Ok(())
 }
 
-/// Returns the 99.9th percentile of page latency in a turn.
+/// Returns the 99.9th percentile of the page latency in one measurement.
 fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) -> io::Result<f64> {
     let (over, newest) = (AtomicBool::new(false), POSTS + sent.load(Relaxed) / LIKES_PER_POST);
     std::thread::scope(|scope| {
@@ -214,7 +215,7 @@ fn turn(server: &Server, rates: &Pages, repeats: Option<u64>, sent: &AtomicU64) 
     })
 }
 
-/// Compares turns with and without `begin`.
+/// Compares measurements with and without the work that `begin` starts.
 fn compare(
     place: &Place,
     turns: usize,

@@ -1,5 +1,5 @@
-//! Bytes per pair of viewer and post: Tidemark's filters, the sets of redis-server, and the Bloom
-//! filters of a Redis module or of a compatible server.
+//! Bytes per pair of viewer and post: Tidemark's filters, sets of redis-server, and Bloom filters
+//! of a Redis module or of a compatible server.
 //!
 //! `cargo run --release -p tidemark-bench --bin phantom_memory -- [--module redisbloom.so |
 //! --program valkey-server --module libvalkey_bloom.so]`
@@ -32,7 +32,7 @@ struct Args {
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// Returns a distinct viewer id for each pair: as short as redis-server can store it, or eight
+/// Returns a distinct viewer id for each pair: as short as possible for redis-server, or eight
 /// bytes long.
 fn viewer(i: u64, bits: u32) -> u64 {
     // The factor is odd, so the ids are distinct.

@@ -1,4 +1,4 @@
-//! Cost of replication, Tidemark compared with Redis in one run.
+//! Cost of replication: compares Tidemark with Redis in one run.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
@@ -9,10 +9,10 @@
 //! target/release/replication away   a replica is down while the log rolls 20 times, and resumes
 //! ```
 //!
-//! In `sync` the replica runs with idle priority (`chrt --idle`): on a machine of its own it would
-//! take no CPU from its master. With `--beside` it runs at normal priority. A page is `FEED.GET` of
-//! 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is
-//! one HINCRBY in each of them.
+//! In `sync` the replica runs with idle priority (`chrt --idle`), because a replica on another
+//! machine would not use the master's CPU. With `--beside` it runs at normal priority. A page is
+//! `FEED.GET` of 32 posts in Tidemark, and 32 pipelined HMGET in Redis, without flags. A like is
+//! one HINCRBY in both.
 
 use clap::{Parser, Subcommand};
 use node::client::Client;
@@ -58,17 +58,17 @@ enum What {
         /// Runs replicas at normal priority
         #[arg(long)]
         beside: bool,
-        /// Full syncs of each server; the servers alternate
+        /// Number of full syncs of each server; the servers alternate
         #[arg(long, default_value_t = 3)]
         rounds: usize,
-        /// Waits for a line of input between loading and measuring, so that other load can be
+        /// Waits for a line of input between loading and measuring, so that other processes can be
         /// stopped
         #[arg(long)]
         wait: bool,
     },
     /// Increments, each followed by WAIT 1, from several clients
     Wait {
-        /// Number of clients, each with one pending pair
+        /// Number of clients, each with one pending increment and WAIT
         #[arg(long, default_value_t = 4)]
         clients: u64,
         /// Seconds per server and round
@@ -78,14 +78,14 @@ enum What {
         #[arg(long, default_value_t = 9)]
         rounds: u64,
     },
-    /// Repeated writes to one row
+    /// Bytes sent to a replica for repeated writes to one row
     Hot {
         /// Number of writes
         #[arg(long, default_value_t = 1_000_000)]
         writes: u64,
     },
-    /// A replica is killed and resumes after the log has rolled `segments` times. Segments have
-    /// their usual 64 MiB; snapshots and log retention have their defaults
+    /// A replica is killed and resumes after the log has rolled `segments` times. Segment size (64
+    /// MiB), snapshots and log retention have their defaults
     Away {
         /// Number of segments
         #[arg(long, default_value_t = 20)]
@@ -189,7 +189,7 @@ fn rows_of(server: &Server) -> io::Result<i64> {
 fn attach(replica: &Server, master: &Server) -> io::Result<f64> {
     let started = Instant::now();
     replica.client()?.call(&[b"REPLICAOF", b"127.0.0.1", &text(u64::from(master.port()))])?;
-    // The replica may be loading, or may close connections while it replaces its data.
+    // The replica may be loading, or may close connections because it replaces its data.
     while !replica.info("master_link_status").is_ok_and(|s| s == "up")
         || !master.info("slave0")?.contains("state=online")
     {
@@ -211,7 +211,7 @@ struct Synced {
     calm: Vec<Vec<f64>>,
     during: Vec<Vec<f64>>,
     seconds: Vec<f64>,
-    /// Anonymous memory of the master in MiB, and its largest growth.
+    /// Anonymous memory of the master in MiB, and its maximum growth.
     memory_mib: f64,
     growth_mib: f64,
 }
@@ -249,8 +249,8 @@ fn sync_once(
                 let before = phase.load(Relaxed);
                 let posts: Vec<u64> = (0..32).map(|_| post(rng.u64(0..rows))).collect();
                 kind.page(&mut client, &posts)?;
-                // From the scheduled time, so that a slow page also counts for the pages that it
-                // delays.
+                // Measure from the scheduled time. A slow page then increases the latency of the
+                // pages that it delays.
                 if before != UNCOUNTED && before == phase.load(Relaxed) {
                     taken[before - CALM].push(due.elapsed().as_secs_f64() * 1e6);
                 }
@@ -404,7 +404,7 @@ fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
 fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = pair(args, Kind::Tidemark)?;
     let theirs = pair(args, REDIS_EVERYSEC)?;
-    // Pairs per second, and CPU microseconds of both servers per pair.
+    // Increments with WAIT per second, and CPU microseconds of both servers for each.
     let rate = |(server, replica): &(Server, Server), round: u64| -> io::Result<(f64, f64)> {
         let cpu = || server.threads_cpu_s() + replica.threads_cpu_s();
         let (before, until) = (cpu(), Instant::now() + Duration::from_secs(seconds));

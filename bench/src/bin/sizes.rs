@@ -2,9 +2,10 @@
 //!
 //! `cargo run --release -p tidemark-bench --bin sizes > docs/performance/sizes.md`
 //!
-//! The engines use the default configuration. All of their memory counts, including the unused part
-//! of the newest table. Redis stores a hash of four fields per post and a set of flags per post,
-//! and is loaded up to the smaller sizes. Larger sizes are computed as in `tidemark size`.
+//! The engines use the default configuration. The sizes include all their memory, also the unused
+//! part of the newest table. Redis stores a hash of four fields per post and a set of flags per
+//! post. Only the smaller sizes are loaded into Redis. Larger sizes are computed as in `tidemark
+//! size`.
 
 use clap::Parser;
 use cli::day;
@@ -16,7 +17,8 @@ use tidemark_bench::play::{make_room, row_redis, take_all, text};
 use tidemark_bench::server::Server;
 use tidemark_server::config::Config;
 
-/// Fills both with the same numbers of posts and flags, and prints docs/performance/sizes.md
+/// Loads Tidemark and Redis with the same numbers of posts and flags, and prints
+/// docs/performance/sizes.md
 #[derive(Parser)]
 struct Arguments {
     /// Numbers of posts, and of flags, to measure
@@ -25,7 +27,7 @@ struct Arguments {
     /// Largest size to load into Redis; larger ones use its bytes per entry
     #[arg(long, default_value_t = 10_000_000)]
     redis_up_to: u64,
-    /// Size that is computed rather than loaded
+    /// Size that is computed instead of loaded
     #[arg(long, default_value_t = 10_000_000_000)]
     computed: u64,
     /// Path of redis-server
@@ -39,7 +41,7 @@ const SEED: u64 = 20_260_103;
 /// Distance between the ids of two posts.
 const GAP: u64 = 4_194;
 const FLAGS_PER_POST: u64 = 10;
-/// Most flags are for posts among this many newest ones.
+/// Number of newest posts that receive most of the flags.
 const RECENT_POSTS: f64 = 20_000.0;
 const USERS: u64 = 50_000_000;
 
@@ -101,7 +103,7 @@ fn ours(entries: u64) -> Outcome<PerEntry> {
     Ok(PerEntry { post_bytes, flag_bits })
 }
 
-/// Returns the bytes per entry that an empty Redis uses for the data of `load`, and the version of
+/// Starts an empty Redis and calls `load`. Returns the bytes used per entry, and the version of
 /// Redis.
 fn redis(
     program: &std::path::Path,
@@ -125,7 +127,7 @@ fn redis(
     let empty = used()?;
     let mut client = server.client()?;
     load(&mut client)?;
-    // Each lookup advances the rehashing of the key table; the old table is freed at the end.
+    // Each lookup advances the rehashing of the key table. Redis frees the old table at the end.
     for _ in 0..entries {
         client.push(&[b"EXISTS", b"none"]);
         make_room(&mut client)?;

@@ -1,11 +1,11 @@
-//! Gives slots of a shard, or a whole shard, to another node.
+//! Moves some slots of a shard, or a whole shard, to another node.
 //!
 //! ```text
 //!   newest topology --> replica of the old master --> in sync --> hand-over --> all nodes informed
 //! ```
 //!
-//! The command stores no state of its own. Each step shows in the topologies of the nodes, so
-//! running an interrupted command again resumes it.
+//! The command stores no state of its own. The topologies of the nodes record each step, so running
+//! an interrupted command again resumes it.
 
 use super::hold::{Hold, POLL_INTERVAL, random_id};
 use super::remote::{Net, Remote, addresses, newest};
@@ -129,8 +129,8 @@ pub(super) async fn grow<N: Net>(
                 asked.to_node
             ));
         }
-        // An earlier run completed the hand-over. The old master may not know that the new master
-        // has its slots, and other nodes may not know the topology.
+        // An earlier run has completed the hand-over. The old master may not know that the new
+        // master has its slots, and other nodes may lack the topology.
         let heard = order_hand_over(net, &asked.from, &topology).await;
         spread(net, &topology).await?;
         heard?;
@@ -185,8 +185,8 @@ fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> 
     }
 }
 
-/// Refuses a node that holds data or belongs to another cluster: joining would delete its data. The
-/// error text follows Redis.
+/// Refuses a node that holds data or belongs to another cluster, because joining would delete its
+/// data. The error text is that of Redis.
 async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<(), String> {
     let known = new.topology().await?;
     let is_of_another =
@@ -204,7 +204,7 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
 struct Growth<'a, N> {
     net: &'a N,
     asked: &'a GrowthArgs,
-    /// Id of the master that gives the slots.
+    /// Id of the master that gives up the slots.
     from: &'a str,
     id: &'a str,
     wanted: &'a Wanted,
@@ -212,7 +212,8 @@ struct Growth<'a, N> {
 }
 
 impl<N: Net> Growth<'_, N> {
-    /// Runs all steps under the hold. Returns the final topology and the duration of the hand-over.
+    /// Runs all steps while the command has the hold. Returns the final topology and the duration
+    /// of the hand-over.
     async fn run(
         &self,
         hold: &mut Hold<'_, N>,
@@ -224,8 +225,8 @@ impl<N: Net> Growth<'_, N> {
         if newest(*net).await?.version != topology.version {
             return Err("the topology has changed: run the command again".to_owned());
         }
-        // All masters must know a topology before the next one is made. Otherwise a master could
-        // accept a different topology with the same version.
+        // All masters must know a topology before the command makes the next one. Otherwise a
+        // master could accept a different topology with the same version.
         tell_masters(*net, &topology).await?;
         let topology = if is_replica {
             topology
@@ -253,7 +254,7 @@ impl<N: Net> Growth<'_, N> {
     }
 }
 
-/// Returns the next topology, where the new node is a replica of the shard's master.
+/// Returns the next topology, which adds the new node as a replica of the shard's master.
 fn with_replica(
     topology: &Topology,
     id: &str,
@@ -316,7 +317,7 @@ fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool)
     })
 }
 
-/// Sends the topology to all of its nodes. The error lists the nodes that did not take it.
+/// Sends the topology to each of its nodes. The error lists the nodes that did not accept it.
 pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
     let mut failed = Vec::new();
     for address in addresses(topology) {
@@ -377,7 +378,8 @@ async fn follow<N: Net>(
     }
 }
 
-/// Orders the hand-over. Retries while the master answers that it cannot give the slots away yet.
+/// Requests the hand-over of the slots. Retries while the master replies that it cannot give up the
+/// slots yet.
 async fn hand_over<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 /// Lifetime of a hold without renewal.
 const HOLD: Duration = Duration::from_secs(5);
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest wait for the hold of another command.
+/// Maximum time to wait for the hold of another command.
 const MAX_WAIT: Duration = Duration::from_secs(15);
-/// Time between two attempts to take the hold or to hand over slots, and between two polls of a
-/// node that copies rows.
+/// Interval between attempts to acquire the hold or to hand over slots, and between polls of a node
+/// that copies rows.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn random_id() -> String {
@@ -29,7 +29,7 @@ pub(super) struct Hold<'n, N: Net> {
 }
 
 impl<N: Net> Hold<'_, N> {
-    /// Asks all masters in the order of their ids, so that one of two commands gets all.
+    /// Asks all masters in id order, so that one of two concurrent commands acquires all holds.
     pub(super) async fn begin<'n>(net: &'n N, topology: &Topology) -> Result<Hold<'n, N>, String> {
         let mut masters: Vec<&Member> = topology.masters().collect();
         masters.sort_unstable_by_key(|member| &member.id);
@@ -65,7 +65,7 @@ impl<N: Net> Hold<'_, N> {
         if self.renewed.elapsed() < RENEW_INTERVAL { Ok(()) } else { self.ask(HOLD).await }
     }
 
-    /// A master that misses the release lets the hold expire.
+    /// If the release does not reach a master, the hold expires there.
     pub(super) async fn release(&mut self) {
         let _ = self.ask(Duration::ZERO).await;
     }

@@ -1,7 +1,7 @@
 //! `tidemark cluster`: shows the state of a cluster, splits a shard, or moves a shard to another
 //! node.
 //!
-//! The commands store no state of their own. Each step shows in the topologies of the nodes, so
+//! The commands store no state of their own. The topologies of the nodes record each step, so
 //! running an interrupted command again resumes it.
 
 mod growth;

@@ -6,10 +6,10 @@ use node::cluster::{Member, Topology};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::time::Duration;
 
-/// Longest wait for a reply of a node.
+/// Timeout of a reply from a node.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A network that reaches the nodes of a cluster.
+/// Network through which a command reaches the nodes of a cluster.
 pub(super) trait Net {
     type Conn;
 
@@ -47,7 +47,7 @@ impl Net for ConnectArgs {
         within(PATIENCE, conn.ask(&words)).await.map_err(|e| e.to_string())
     }
 
-    /// Scripts read standard output, so progress goes to standard error.
+    /// Progress goes to standard error, because scripts read standard output.
     fn say(&self, text: &str) {
         eprintln!("{text}");
     }
@@ -91,7 +91,7 @@ impl<N: Net> Remote<'_, N> {
             .map_err(|why| format!("{}: CLUSTER NODES: {why}", self.address))
     }
 
-    /// Returns whether any existence space holds pairs. DBSIZE counts rows only.
+    /// Returns whether any existence space contains pairs. DBSIZE counts only rows.
     pub(super) async fn has_flags(&mut self) -> Result<bool, String> {
         let info = self.text(&["INFO", "spaces"]).await?;
         let is_some = |line: &str| {
@@ -111,14 +111,14 @@ impl<N: Net> Remote<'_, N> {
 }
 
 /// Returns the newest topology among the nodes of the cluster. Fails if two nodes have different
-/// topologies with the same version: only an operator can decide which one is right.
+/// topologies with the same version: only an operator can decide which one is valid.
 pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
     let mut first = Remote::open(net, &net.first()).await?;
     let none = || format!("{} has no topology yet", net.first());
     let mut newest = first.topology().await?.ok_or_else(none)?;
     let mut from = net.first();
     for address in addresses(&newest) {
-        // An unreachable node is skipped.
+        // Skip an unreachable node.
         let Ok(mut node) = Remote::open(net, &address).await else { continue };
         let Ok(Some(other)) = node.topology().await else { continue };
         if other.version == newest.version && !other.agrees_with(&newest) {

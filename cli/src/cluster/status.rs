@@ -20,7 +20,7 @@ struct Facts {
     replication: String,
     /// For a master: the error returned to writes; empty while it accepts them.
     refusal: String,
-    /// `None` if the user lacks the permission to read it.
+    /// `None` if the user lacks permission to read the definitions.
     schema: Option<Schema>,
 }
 
@@ -34,7 +34,7 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     for (_, address) in &members {
         told.push(facts(to, address).await);
     }
-    // First definition of each space, view and action, with the node that has it. All nodes must
+    // First definition of each space, view and action, and the node that has it. All nodes must
     // have the same definitions.
     let mut known = BTreeMap::new();
     for ((_, address), facts) in members.iter().zip(&told) {
@@ -44,7 +44,7 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let mut out = format!("topology {}\n", topology.version);
     let mut is_fine = true;
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
-    // Addresses of the nodes with each id. An id must be unique.
+    // Addresses of the nodes by id. An id must be unique, so each list should have one address.
     let mut by_id: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for ((member, address), facts) in members.iter().zip(&told) {
         let (role, slots) = match member.master {
@@ -103,7 +103,7 @@ async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
     Ok(Facts { id, version, rows, replication, refusal, schema })
 }
 
-/// Reads the definitions that must be equal on all nodes for pages that span shards.
+/// Reads the definitions that must be equal on all nodes, because a page may span shards.
 async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, String> {
     let mut all = Schema::new();
     for kind in ["space", "view", "action"] {
@@ -121,8 +121,8 @@ async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, St
     Ok(Some(all))
 }
 
-/// Returns the name of a space, view or action, and the values to compare. Values that depend on
-/// the contents of a space are left out.
+/// Returns the name of a space, view or action, and the values to compare. Omits values that depend
+/// on the contents of a space.
 fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
     let of_space = ["kind", "keys", "fields", "ledger"];
     let (mut name, mut what) = (String::new(), Vec::new());
@@ -156,13 +156,13 @@ fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>)
     told.collect()
 }
 
-/// Returns the error that writes get. INFO does not report an expired lease, so this sends a write
-/// without effect: TRIM of a space that cannot exist. A master that accepts writes answers that the
-/// space does not exist.
+/// Returns the error that the node returns to writes. INFO does not report an expired lease. This
+/// therefore sends a write without effect: TRIM of a space that cannot exist. A master that accepts
+/// writes replies that the space does not exist.
 async fn refusal(node: &mut Remote<'_, ConnectArgs>) -> String {
     let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
     let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);
-    // Without permission to write, the reply says nothing about the master.
+    // If the user lacks permission to write, the reply does not show the state of the master.
     let is_taken = ["ERR ", "NOPERM ", "LOADING "].iter().any(|word| said.starts_with(word));
     if is_taken { String::new() } else { said.to_owned() }
 }

@@ -9,15 +9,15 @@ use std::borrow::Cow;
 
 pub(super) enum Pushed {
     Command,
-    /// An event that is an original post: no counter changes.
+    /// The event is an original post and changes no counter.
     OriginalPost,
-    /// A row with only null counters.
+    /// All counters of the row are null.
     NoCounters,
 }
 
 pub(super) struct Command {
     pub(super) shape: Shape,
-    /// The space or the action.
+    /// Name of the space or the action.
     of: String,
     /// Encoded command up to its first value.
     head: Vec<u8>,
@@ -45,7 +45,7 @@ impl Command {
         Command { of: of.clone(), shape, head, fields }
     }
 
-    /// Converts a line to a command, or returns why the line is bad.
+    /// Converts a line to a command. If the line is bad, returns the reason.
     pub(super) fn push(
         &self,
         columns: &Columns,
@@ -149,7 +149,7 @@ impl Command {
     }
 }
 
-/// Parses an integer of type `T`. Returns its text, as it will be sent, and its value.
+/// Parses an integer of type `T`. Returns its text, which is sent unchanged, and its value.
 fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a [u8], T), String> {
     let text = text.trim_ascii();
     match std::str::from_utf8(text).ok().and_then(|t| t.parse::<T>().ok()) {

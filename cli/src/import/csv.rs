@@ -1,8 +1,8 @@
 //! Reads CSV records with the parser of the `csv` crate: RFC 4180 quotes, line breaks inside
 //! quotes, and lines that end with LF, CRLF or CR.
 //!
-//! Records are bounded. An unclosed quote turns the rest of the file into one record, which is
-//! counted as bad and not held in memory.
+//! Records are bounded. An unclosed quote turns the rest of the file into one record; it is counted
+//! as bad and not buffered.
 
 use super::lines::LINE_MOST_BYTES;
 use csv_core::{ReadRecordResult, Reader};
@@ -38,11 +38,11 @@ impl Columns {
 pub(super) struct Records {
     csv: Reader,
     pub(super) columns: Columns,
-    /// First line of the last record, from 1.
+    /// Number of the first line of the last record, starting at 1.
     pub(super) line: u64,
     /// Number of the next line.
     next_line: u64,
-    /// Whether the last byte was a CR: a following LF ends no further line.
+    /// Whether the last byte was a CR. A following LF then does not end another line.
     after_cr: bool,
 }
 
@@ -53,8 +53,8 @@ impl Records {
         Records { csv: Reader::new(), columns, line: 1, next_line: 1, after_cr: false }
     }
 
-    /// Reads the next non-blank record into [`Records::columns`]. Returns `Some(Err(reason))` for
-    /// an unusable record.
+    /// Reads the next record that is not empty into [`Records::columns`]. Returns
+    /// `Some(Err(reason))` for an unusable record.
     pub(super) fn next(
         &mut self,
         reader: &mut dyn BufRead,
@@ -72,7 +72,7 @@ impl Records {
         loop {
             let input = reader.fill_buf()?;
             let is_end = input.is_empty();
-            // The end of the file also ends a record, unless inside quotes.
+            // The end of the file also ends a record, except inside quotes.
             let input: &[u8] = if is_end { b"\n" } else { input };
             let (result, read, more, ends) = self.csv.read_record(
                 input,
@@ -94,7 +94,7 @@ impl Records {
                 ReadRecordResult::InputEmpty if is_end => return Ok(None),
                 ReadRecordResult::InputEmpty => {}
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {
-                    // The rest of the record overwrites the buffer.
+                    // Discard the rest of the record by overwriting the buffer.
                     (written, count, is_long) = (0, 0, true);
                 }
                 ReadRecordResult::Record if is_long => {
@@ -111,8 +111,8 @@ impl Records {
         }
     }
 
-    /// Counts the line ends in `bytes`. A record begins after any line breaks before it. Returns
-    /// whether it has begun.
+    /// Counts the line ends in `bytes`. A record begins after any empty lines before it. Returns
+    /// whether the record has begun.
     fn count_lines(&mut self, mut is_begun: bool, bytes: &[u8]) -> bool {
         for &byte in bytes {
             match byte {
@@ -134,7 +134,8 @@ impl Records {
 mod tests {
     use super::*;
 
-    /// Returns the line of each record with its columns or error. Also reads with small buffers.
+    /// Returns the line of each record with its columns or error. Also reads the text with small
+    /// buffers, which must give the same result.
     fn records(text: &str) -> Vec<(u64, Result<Vec<String>, &'static str>)> {
         let of = |capacity| {
             let mut reader = io::BufReader::with_capacity(capacity, text.as_bytes());

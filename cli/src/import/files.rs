@@ -67,7 +67,7 @@ impl Import<'_> {
         let failed = |line, source| ImportError::File { path: name.clone(), line, source };
         let (progress, mut reader) = open(path).map_err(|e| failed(0, e))?;
         let source = Source { name: name.clone(), progress };
-        // Clear the bar on errors, too: messages must not follow a bar on its line.
+        // Clear the bar even on errors: messages must not follow a bar on the same line.
         let outcome = self.lines(&source, &mut reader, &failed);
         source.progress.finish_and_clear();
         outcome

@@ -15,7 +15,7 @@ pub(super) fn object(line: &[u8]) -> Result<Object, String> {
     Ok(once.0)
 }
 
-/// An object with unique names. With duplicates, the intended value is unknown.
+/// An object with unique names. With duplicate names, it is unclear which value is meant.
 struct Once(Object);
 
 impl<'de> Deserialize<'de> for Once {
@@ -43,8 +43,8 @@ impl<'de> Deserialize<'de> for Once {
     }
 }
 
-/// Keeps the id and the values in `names` (`old>new` or a name). Without names, returns the object
-/// unchanged.
+/// Retains the id and the values in `names` (`old>new` or a name). Without names, returns the
+/// object unchanged.
 pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     if names.is_empty() {
         return object;
@@ -61,7 +61,7 @@ pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
     row
 }
 
-/// Determines the kind of a line by its names.
+/// Determines the kind of a line by the names of its values.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {
         () if is_there(object, "member") => Kind::Flags,
@@ -70,14 +70,14 @@ pub(super) fn kind_of(object: &Object) -> Kind {
     }
 }
 
-/// Returns whether the object has a non-null value. Serializers write null for absent values.
+/// Returns whether the object has a non-null value. Serializers write null for missing values.
 pub(super) fn is_there(object: &Object, name: &str) -> bool {
     object.get(name).is_some_and(|value| !value.is_null())
 }
 
 pub(super) fn text_of<'o>(object: &'o Object, name: &str) -> Result<Cow<'o, str>, String> {
     match object.get(name) {
-        // serde_json reads a number outside 64 bits as a float, which loses digits.
+        // serde_json parses a number outside 64 bits as a float, which loses digits.
         Some(Value::Number(number)) if number.is_f64() => {
             Err(format!("\"{name}\" is not a 64-bit integer (use a string to keep all digits)"))
         }

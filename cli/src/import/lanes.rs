@@ -38,7 +38,7 @@ impl Lanes {
 
 impl Route {
     pub(super) fn of(&self, id: u64) -> usize {
-        // Ids of one source often share their low bits.
+        // Mix the bits, because the ids of one source often share their low bits.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         self.places.of(id) * self.each + mixed as usize % self.each
     }

@@ -7,14 +7,14 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Maximum length of a line. A longer line is counted as bad and skipped without buffering it.
+/// Maximum length of a line. A longer line is counted as bad and skipped without buffering.
 pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
 
 pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
 }
 
-/// Opens a plain or gzip file, or standard input. The bar shows the position in the file's bytes.
+/// Opens a plain or gzip file, or standard input. The bar shows the position in the file, in bytes.
 pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     let style = |template: &str| {
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path) -> io::Result<(ProgressBar, Box<dyn BufRead>)> {
     Ok((progress, reader))
 }
 
-/// Concatenated members of a gzip file. Skips zeros after a member, as gzip does: tapes and some
+/// Concatenated members of a gzip file. Skips zeros after a member, like gzip does: tapes and some
 /// tools pad files with zeros.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
@@ -81,7 +81,7 @@ fn skip_zeros(reader: &mut impl BufRead) -> io::Result<bool> {
 
 pub(super) struct Lines {
     pub(super) line: Vec<u8>,
-    /// Number of the last line, from 1.
+    /// Number of the last line, starting at 1.
     pub(super) number: u64,
 }
 

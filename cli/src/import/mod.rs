@@ -1,20 +1,20 @@
 //! `tidemark import`: loads rows, flags or events from files, or from a running Redis (`redis`),
 //! into a running server.
 //!
-//! The import is an ordinary RESP client with several pipelined connections. It works from any
-//! machine, and the server logs and replicates its writes like all others. Each line becomes one
-//! command. Each reply is matched to its line number, so errors of the file (no integer, too few
-//! columns) and of the server (out of memory, unknown field) name a line.
+//! The import is an ordinary RESP client with several pipelined connections. It can run on any
+//! machine, and the server logs and replicates its writes like any others. Each line becomes one
+//! command. Each reply is matched to its line number. Errors of the file (not an integer, too few
+//! columns) and of the server (out of memory, unknown field) therefore name a line.
 //!
 //! - rows `id,like,repost,comment,read` (the header names the fields): `CNT.SET post id like n
 //!   ...`; as JSON `{"id": 17, "like": 5}`
 //! - flags `id,member` (`--space` names an existence space): `PH.ADD liked member id`; as JSON
 //!   `{"id": 17, "member": 7}`
 //! - events `created_at,post_id,origin_post_id,user_id`: `FEED.ACT repost user origin`; as JSON
-//!   `{"user": 7, "id": 17}`. An empty origin is an original post and is skipped.
+//!   `{"user": 7, "id": 17}`. An event with an empty origin is an original post and is skipped.
 //!
-//! Importing a file is idempotent: rows are set, not incremented, and flags and actions take effect
-//! once.
+//! Importing a file is idempotent: rows are set rather than incremented, and a flag or an action
+//! takes effect only once.
 
 mod args;
 mod command;
@@ -49,7 +49,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     }
 }
 
-/// Runs the import. Progress goes to standard error, the summary to standard output.
+/// Runs the import. Writes progress to standard error, and the summary to standard output.
 pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
     let started = Instant::now();
     let mut import = Import { args, summary: Summary::default(), shown: 0 };

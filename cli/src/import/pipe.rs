@@ -1,6 +1,6 @@
-//! Pipelined connections of the import. Each one sends and receives concurrently.
+//! Pipelined connections of the import. Each connection sends and receives concurrently.
 //!
-//! The reading thread encodes commands into chunks, and one more thread does all network I/O. All
+//! The reading thread encodes commands into chunks, and one other thread does all network I/O. All
 //! commands of an id use the same connection, so they run in the order of their lines.
 
 use super::lanes::{Lanes, Route};
@@ -19,22 +19,23 @@ use tokio::sync::mpsc;
 
 /// Size at which a chunk is sent, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Maximum number of chunks per connection that wait to be sent, and that wait for replies.
+/// Maximum number of chunks per connection that wait to be sent, and maximum number that wait for
+/// replies.
 const CHUNKS: usize = 8;
 /// Size of a read of replies, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// `OK`.
+    /// Number of `OK` replies.
     pub(super) done: u64,
-    /// 1: changed something.
+    /// Number of replies with 1: the command changed something.
     pub(super) changed: u64,
-    /// 0: already done.
+    /// Number of replies with 0: the state was already set.
     pub(super) repeated: u64,
-    /// nil: below the horizon.
+    /// Number of nil replies: the id is below the horizon.
     pub(super) unknown: u64,
-    /// Errors that concern one line.
+    /// Number of errors that concern one line.
     pub(super) bad: u64,
 }
 
@@ -65,7 +66,7 @@ impl Executed {
 pub(super) enum Event {
     /// An error that concerns one line. Each one is reported.
     Bad { line: u64, reason: String },
-    /// An error that all lines would get.
+    /// An error that would affect all lines.
     Refused { line: u64, reason: String },
     /// A connection failed.
     Broken(io::Error),
@@ -96,7 +97,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Starts the I/O thread. `runtime` must have opened the connections.
+    /// Starts the I/O thread. The connections must have been opened in `runtime`.
     pub(super) fn start(all: Lanes, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
         let (told, events) = channel();
         let (mut lanes, mut ends) = (Vec::new(), Vec::new());
@@ -169,8 +170,8 @@ impl Pipe {
         self.lanes.iter().filter_map(first).min().map_or(last, |line| line - 1)
     }
 
-    /// Sends the rest and waits for all replies. `on` receives the events; its first error is
-    /// returned.
+    /// Sends the remaining commands and waits for all replies. `on` receives the events; `finish`
+    /// returns its first error.
     pub(super) fn finish<E>(
         mut self,
         mut on: impl FnMut(Event, &Pipe) -> Result<(), E>,
@@ -178,7 +179,7 @@ impl Pipe {
     ) -> Result<Tally, E> {
         self.flush();
         self.close();
-        // The channel closes when all connections have ended, even after an error of `on`.
+        // The channel closes once all connections have ended, even after an error of `on`.
         let mut outcome = Ok(());
         while let Ok(event) = self.events.recv() {
             if outcome.is_ok() {
@@ -197,7 +198,7 @@ impl Pipe {
     pub(super) fn abandon(mut self) {
         self.close();
         self.events.iter().for_each(drop);
-        // Events have already reported any failure.
+        // If the thread failed, an event has already reported it.
         let _ = self.thread.join();
     }
 
@@ -213,7 +214,7 @@ impl Lane {
     fn send(&mut self) {
         let chunk = std::mem::take(&mut self.chunk);
         if !chunk.lines.is_empty() {
-            // A send fails only after the connection has failed, and an event reports that.
+            // The send fails only if the connection has failed, which an event reports.
             let _ = self.to.blocking_send(chunk);
         }
     }
@@ -245,7 +246,7 @@ async fn send(
     to_reader: mpsc::Sender<Vec<(u64, Verb)>>,
 ) -> io::Result<()> {
     while let Some(chunk) = chunks.recv().await {
-        // The reader must know the lines first: replies arrive while the rest of the chunk is being
+        // Pass the lines to the reader first: replies arrive while the rest of the chunk is being
         // sent.
         if to_reader.send(chunk.lines).await.is_err() {
             return Ok(());
@@ -262,8 +263,8 @@ async fn send(
     Ok(())
 }
 
-/// Prefixes of errors that later lines would also get, including errors of a cluster whose slots or
-/// masters change. The import ends at the first one.
+/// Prefixes of errors that would also affect later lines, including errors of a cluster whose slots
+/// or masters change. The import ends at the first such error.
 const OF_ALL_LINES: [&str; 13] = [
     "MOVED ",
     "CLUSTERDOWN ",
@@ -327,7 +328,7 @@ impl Replies {
         Ok(())
     }
 
-    /// Matches the most frequent replies without decoding. Returns the length of the reply.
+    /// Matches the most frequent replies without decoding them. Returns the length of the reply.
     fn take_usual(&mut self, verb: Verb, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),

@@ -1,5 +1,5 @@
 //! Reads the rows of a counter space from a server, or from all masters of its cluster. A master
-//! lists rows of its own slots, and may still hold old rows of slots that it has given away.
+//! lists the rows of its own slots, but may still hold old rows of slots that it has given away.
 
 use crate::import::redis::source::{Remote, bytes};
 use crate::import::spaces::{Cluster, Places, Spaces, of_server};
@@ -22,7 +22,7 @@ pub(crate) struct AllRows {
     cluster: Cluster,
 }
 
-/// Position in a list of rows. The servers are listed one after another.
+/// Position in the rows of all servers, which are listed one after another.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     server: usize,
@@ -42,7 +42,7 @@ impl Default for Cursor {
 }
 
 impl AllRows {
-    /// Connects to all servers with rows. Also returns the spaces of the first one.
+    /// Connects to all servers that have rows. Also returns the spaces of the first one.
     pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(AllRows, Spaces)> {
         let (remote, spaces) = Spaces::open(connect)?;
         let servers = match spaces.cluster {
@@ -57,7 +57,7 @@ impl AllRows {
         Ok((AllRows { servers, places, fields, connect, cluster }, spaces))
     }
 
-    /// Connects to a master. Fails if its counters differ, because its rows would be misread.
+    /// Connects to a master. Fails if it has different counters, because its rows would be misread.
     fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Remote)> {
         let open = || {
             let mut remote = Remote::open(&to)?;
@@ -116,7 +116,7 @@ impl AllRows {
                         let values = values.into_iter().map(number_of).collect::<Option<_>>();
                         rows.push((id, values.ok_or_else(strange)?));
                     }
-                    // It is unknown whether the row exists.
+                    // The node does not serve the id, so it is unknown whether the row exists.
                     OwnedFrame::Error(reason) if is_elsewhere(&reason) => {
                         return Err(of_server(to, io::Error::other(reason)));
                     }
@@ -128,7 +128,7 @@ impl AllRows {
         Ok(rows)
     }
 
-    /// Fails if the number of counters has changed while rows were listed.
+    /// Fails if the number of counters has changed during the listing.
     fn check(&self, space: &str, rows: &[Row]) -> io::Result<()> {
         let Some(fields) = self.fields.get(space) else { return Ok(()) };
         if rows.iter().all(|(_, values)| values.len() == fields.len()) {
@@ -137,7 +137,7 @@ impl AllRows {
         Err(io::Error::other(format!("the counters of '{space}' have changed during the scan")))
     }
 
-    /// Fails if slots have moved to other masters: the list may lack rows.
+    /// Fails if slots have moved to other masters, because the list may lack rows.
     pub(crate) fn check_slots(&self) -> io::Result<()> {
         let (_, spaces) = Spaces::open(&self.connect)?;
         match spaces.cluster.is_same(&self.cluster) {
@@ -148,8 +148,8 @@ impl AllRows {
         }
     }
 
-    /// Returns the lineage of the data sets, which survives restarts, failovers and splits. Empty
-    /// without permission for INFO.
+    /// Returns the lineage of the data sets, which survives restarts, failovers and splits. Returns
+    /// an empty string without permission for INFO.
     pub(crate) fn lineage(&mut self) -> String {
         let mut all = BTreeSet::new();
         for (_, server) in &mut self.servers {
@@ -157,14 +157,14 @@ impl AllRows {
             let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
             let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
             let Some(id) = id else { return String::new() };
-            // The rest of the id is the term.
+            // The first 32 characters are the lineage; the rest is the term.
             all.insert(id.chars().take(32).collect::<String>());
         }
         all.into_iter().collect::<Vec<_>>().join(",")
     }
 }
 
-/// Returns whether the node says that it does not serve the id.
+/// Returns whether the error means that the node does not serve the id.
 fn is_elsewhere(reason: &str) -> bool {
     ["MOVED ", "CLUSTERDOWN "].iter().any(|start| reason.starts_with(start))
 }

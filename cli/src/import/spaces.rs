@@ -1,4 +1,4 @@
-//! Reads the spaces and the cluster of a server.
+//! Reads the spaces of a server, and its cluster.
 
 use super::args::{ImportArgs, Shape};
 use super::redis::source::{Remote, bytes};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// Spaces, actions and cluster of a server. Parts that the user may not read are empty.
+/// Spaces, actions and cluster of a server. Parts that the user lacks permission to read are empty.
 #[derive(Default)]
 pub(crate) struct Spaces {
     pub(crate) counters: Vec<String>,
@@ -26,12 +26,12 @@ pub(crate) struct Spaces {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Cluster {
-    /// No cluster, or no permission to ask: the server has all rows.
+    /// The server is not in a cluster, or the user lacks permission to ask; it has all rows.
     #[default]
     Whole,
-    /// A topology: each master has the rows of its own slots.
+    /// The cluster has this topology: each master has the rows of its own slots.
     Part(Arc<Topology>),
-    /// A cluster node without a topology. It serves no slot.
+    /// The server is a cluster node without a topology, and serves no slot.
     Unknown,
 }
 
@@ -63,7 +63,7 @@ impl Cluster {
         masters(topology).map(to).collect()
     }
 
-    /// Returns which of [`Cluster::servers`] has which rows.
+    /// Returns the assignment of rows to [`Cluster::servers`].
     pub(crate) fn places(&self) -> Places {
         let Cluster::Part(topology) = self else { return Places::default() };
         let mut of_slots = vec![0; usize::from(SLOTS)];
@@ -84,7 +84,7 @@ impl Cluster {
         }
     }
 
-    /// Fails if some rows have no master.
+    /// Fails if some slots have no master.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Cluster::Part(topology) if topology.assigned() < usize::from(SLOTS) => Err(format!(
@@ -102,7 +102,7 @@ impl Cluster {
     }
 }
 
-/// Index of the server for each slot; empty if one server has all rows.
+/// Index of the server of each slot; empty if one server has all rows.
 #[derive(Default)]
 pub(crate) struct Places(pub(super) Vec<u16>);
 
@@ -135,8 +135,8 @@ impl Spaces {
         Ok((remote, spaces))
     }
 
-    /// Reads the spaces of the server. Without permission to list them, a missing one shows at the
-    /// first line.
+    /// Reads the spaces of the server. Without permission to list them, a missing space is only
+    /// reported at the first line.
     pub(crate) async fn ask(link: &mut Link) -> io::Result<Spaces> {
         let mut spaces = Spaces::default();
         let list = timely(link.call(&[b"TM.SPACE", b"LIST"])).await?;
@@ -167,7 +167,7 @@ impl Spaces {
         Ok(spaces)
     }
 
-    /// Checks that the server has the space or action, and the fields, that a file needs.
+    /// Checks that the server has the space or action that a file needs, with its fields.
     pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
         if let Shape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
@@ -190,14 +190,14 @@ impl Spaces {
     }
 }
 
-/// Returns the field names of a schema in the order of CNT.GET replies, without dropped fields,
-/// which begin with `!`.
+/// Returns the field names of a schema in the order of CNT.GET replies. Omits dropped fields, whose
+/// names begin with `!`.
 pub(crate) fn names_of(fields: &str) -> Vec<String> {
     let name = |field: &str| field.split(':').next().unwrap_or_default().to_owned();
     fields.split_whitespace().filter(|field| !field.starts_with('!')).map(name).collect()
 }
 
-/// Converts a list of maps. Keeps only the string values.
+/// Converts a list of maps, omitting values that are not strings.
 pub(crate) fn maps(reply: OwnedFrame) -> Vec<HashMap<String, String>> {
     let OwnedFrame::Array(maps) = reply else { return Vec::new() };
     let text = |frame: &OwnedFrame| match frame {

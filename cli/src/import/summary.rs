@@ -1,8 +1,8 @@
-//! Result of an import: counts of what was loaded, or the error that ended it.
+//! Result of an import: counts of the loaded data, or the error that ended the import.
 
 use std::io;
 
-/// Number of bad lines that are printed. Further ones are only counted.
+/// Maximum number of bad lines that are printed. Further bad lines are only counted.
 pub(super) const SHOWN: usize = 5;
 
 /// Counts of a finished import.
@@ -64,7 +64,7 @@ pub enum ImportError {
         address: String,
         /// Path of the file that was read.
         path: String,
-        /// Last line up to which all were acknowledged.
+        /// Last line up to which all lines were acknowledged.
         acknowledged: u64,
         /// Cause.
         reason: String,

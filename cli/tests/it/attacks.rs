@@ -1,6 +1,6 @@
-//! Attacks on servers of this kind, against the real program. Memory must stay bounded, and the
-//! latency of other clients must stay similar. docs/security.md names the guard against each
-//! attack.
+//! Attacks that are typical for servers of this kind, against the real binary. Memory must stay
+//! bounded, and other clients must see a similar latency. docs/security.md lists the protection
+//! against each attack.
 
 use harness::number;
 use harness::program::{Program, call, refusal, until};
@@ -25,7 +25,7 @@ impl Victim {
     fn start(config: &str) -> Victim {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tidemark.toml");
-        // The cost of a request must be bounded without this limit, too.
+        // The cost of a request must be bounded even without this limit.
         let limit = "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n";
         let config = match config.split_once("[server]\n") {
             Some((before, behind)) => format!("{before}{limit}{behind}"),
@@ -52,8 +52,8 @@ impl Victim {
         line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// Compares the 99th percentile of a page's latency in a quiet second with that during
-    /// `attack`.
+    /// Compares the 99th percentile of a page's latency during `attack` with that of a quiet
+    /// second.
     #[track_caller]
     fn bystander(&self, password: Option<&'static str>, attack: impl FnOnce()) {
         let port = self.program.port;
@@ -91,7 +91,7 @@ impl Victim {
         attack();
         stop.store(true, Relaxed);
         let attacked = attacked.join().unwrap();
-        // The attacker and other tests use the same processors.
+        // The attacker and other tests share the processors.
         let bound = quiet * 10 + Duration::from_millis(40);
         assert!(
             attacked < bound,
@@ -123,7 +123,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Attack 32: thousands of unauthenticated clients announce huge requests and never send them.
+/// Attack 32: thousands of unauthenticated clients announce huge requests but do not send them.
 #[test]
 fn announced_sizes_of_strangers_cost_nothing() {
     let victim = Victim::start(PASSWORD);
@@ -146,7 +146,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
             .collect();
         let grown = victim.resident().saturating_sub(before);
         assert!(grown < 200 * MB, "{grown} bytes for {MANY} announcements");
-        // The server must close all of them soon.
+        // The server must close all of these connections soon.
         for (i, mut stream) in strangers.into_iter().enumerate() {
             assert!(is_closed(&mut stream), "{i}");
         }
@@ -154,7 +154,7 @@ fn announced_sizes_of_strangers_cost_nothing() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 32, by clients with all permissions.
+/// Attack 32, by clients that have all permissions.
 #[test]
 fn announced_sizes_of_clients_cost_nothing() {
     let victim = Victim::start("");
@@ -189,7 +189,7 @@ fn an_unauthenticated_client_that_does_not_read_is_closed() {
             let mut stream = victim.connect();
             stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
             let requests = b"PING\r\n".repeat(10_000);
-            // The server closes the connection or stops reading it.
+            // The server either closes the connection or stops reading from it.
             let sent = (0..500).take_while(|_| stream.write_all(&requests).is_ok()).count();
             assert!(sent < 500, "30 MB were taken");
         }
@@ -212,7 +212,7 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
         for _ in 0..100 {
             let mut stream = victim.connect();
             stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
-            // About 200 KB of replies each, never read.
+            // Each request causes about 200 KB of replies, which the client does not read.
             while stream.write_all(page.as_bytes()).is_ok() {}
             readers.push(stream);
         }
@@ -232,8 +232,8 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
     victim.alive(None);
 }
 
-/// Attack 34: replies that are much longer than their requests. The server must not build a reply
-/// above the limit, even if it would be discarded.
+/// Attack 34: requests for replies that are much longer than the requests. The server must not
+/// build a reply above the limit, even if it would discard it.
 #[test]
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
@@ -247,8 +247,8 @@ fn a_reply_that_is_too_long_is_not_made() {
     call(&mut client, "HSET 1 field0 1");
     let many = 300_000;
     let before = victim.resident();
-    // A complete reply would take 60 to 200 MB, and the rows as much again. A long array is built
-    // while the client reads it.
+    // A complete reply would take 60 to 200 MB, plus the same amount for its rows. A long array is
+    // built while the client reads it.
     for (head, id, first) in [
         ("MGET", "1", "*300000"),
         ("CNT.GET wide", "1", "*300000"),
@@ -273,7 +273,7 @@ fn a_reply_that_is_too_long_is_not_made() {
     victim.alive(None);
 }
 
-/// Attack 35: a client occupies all connections and sends nothing, or one byte per second.
+/// Attack 35: one client uses up all connections and sends nothing, or one byte per second.
 #[test]
 fn idle_connections_lock_no_client_out() {
     let victim = Victim::start("[server]\nmax_clients = 300\n");
@@ -288,8 +288,8 @@ fn idle_connections_lock_no_client_out() {
             }
             std::thread::sleep(Duration::from_millis(700));
         }
-        // A client that sends a request always gets in, and a client that has sent one keeps its
-        // connection.
+        // The server always accepts a client that sends a request, and never closes the connection
+        // of a client that has sent one.
         let mut friends = Vec::new();
         for _ in 0..20 {
             let mut friend = victim.program.client();
@@ -305,7 +305,7 @@ fn idle_connections_lock_no_client_out() {
     assert!(grown < 50 * MB, "{grown}");
 }
 
-/// Stops the background threads of a test, also if the test fails.
+/// Stops the background threads of a test even if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -314,10 +314,10 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Clients that send continuously on the only worker must not starve others. The same holds for
-/// transactions, each of which blocks writers briefly. The worker shares two cores with its
-/// attackers and has no idle time. So the test compares medians, which show whether others wait for
-/// a few turns or for all of them.
+/// Clients that send continuously to the only worker must not starve other clients. The same
+/// applies to transactions, each of which blocks writers briefly. The worker shares two cores with
+/// the attackers and is never idle. The test therefore compares medians, which show whether other
+/// clients wait for a few event-loop iterations or for all attackers.
 #[test]
 fn endless_senders_do_not_starve_others() {
     let victim = Victim::start("[server]\nworkers = 1\n");
@@ -371,9 +371,9 @@ fn endless_senders_do_not_starve_others() {
     victim.alive(None);
 }
 
-/// Attack 37: all commands except those listed below, with arguments that provoke overflows: zero
-/// to seven, sometimes thousands, and one of them long. `a_reply_that_is_too_long_is_not_made` and
-/// `tests/tests/it/hostile.rs` cover the cost of requests for particular commands.
+/// Attack 37: all commands except those below, with arguments that provoke overflows: zero to seven
+/// arguments, sometimes thousands, and one of them long. `a_reply_that_is_too_long_is_not_made` and
+/// `tests/tests/it/hostile.rs` cover the cost of particular commands.
 #[test]
 fn hostile_arguments_are_refused_or_cost_little() {
     let victim = Victim::start("");
@@ -385,8 +385,8 @@ fn hostile_arguments_are_refused_or_cost_little() {
         .filter(|name: &Vec<u8>| !name.contains(&b'|'))
         .collect();
     assert!(names.len() > 60);
-    // These commands end the connection or the server, change permissions or the format of replies,
-    // block others by design, or wait.
+    // These commands close the connection, stop the server, change permissions or the format of
+    // replies, block other clients by design, or wait.
     let left_out: [&[u8]; 26] = [
         b"quit",
         b"shutdown",
@@ -406,14 +406,14 @@ fn hostile_arguments_are_refused_or_cost_little() {
         b"psync",
         b"sync",
         b"replconf",
-        // Turns the connection into a replica's.
+        // Turns the connection into a replica link.
         b"tm.replicate",
         b"failover",
         b"debug",
-        // They wait as long as the argument says.
+        // These wait as long as their argument says.
         b"wait",
         b"waitaof",
-        // They send one reply per channel, but this client expects one per request.
+        // These send one reply per channel, but this client expects one per request.
         b"unsubscribe",
         b"punsubscribe",
         b"sunsubscribe",
@@ -478,7 +478,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
                 .map(|a| String::from_utf8_lossy(a))
                 .collect::<Vec<_>>()
                 .join(" ");
-            // Sometimes in a transaction, where no command may wait.
+            // Sends some requests in a transaction, in which no command may wait.
             let together = random.u8(..8) == 0;
             let requests: &[&[&[u8]]] =
                 if together { &[&[b"MULTI"], &args, &[b"EXEC"]] } else { &[&args] };
@@ -491,7 +491,7 @@ fn hostile_arguments_are_refused_or_cost_little() {
         }
     });
     let grown = victim.resident().saturating_sub(before);
-    // Spaces may add tables for scattered ids; their own limits bound this.
+    // A space may add tables for scattered ids, up to its own limits.
     assert!(grown < 1500 * MB, "{grown}");
     victim.alive(None);
 }
@@ -509,8 +509,8 @@ fn password_guessing_slows_no_other_client() {
                 scope.spawn(move || {
                     let until = Instant::now() + Duration::from_secs(2);
                     let mut guess = 0u64;
-                    // The server closes a connection without a login after a while; the loop then
-                    // opens the next one.
+                    // The server closes an unauthenticated connection after some time; the loop
+                    // then opens another one.
                     while Instant::now() < until {
                         let mut client = victim.program.client();
                         for _ in 0..500 {
@@ -529,8 +529,8 @@ fn password_guessing_slows_no_other_client() {
     victim.alive(Some("secret"));
 }
 
-/// Attack 39: the duration of AUTH must not depend on whether the user exists or how much of the
-/// password is right.
+/// Attack 39: the duration of AUTH must not show whether the user exists, or how much of the
+/// password is correct.
 #[test]
 fn the_time_of_a_login_tells_nothing() {
     let victim = Victim::start(PASSWORD);
@@ -553,7 +553,7 @@ fn the_time_of_a_login_tells_nothing() {
     }
     let low = times.map(|mut times| {
         times.sort();
-        // The fastest quartile. The rest depends on the load of the machine.
+        // Returns the first quartile. Slower samples depend on the load of the machine.
         times[times.len() / 4]
     });
     let (least, most) = (low.iter().min().unwrap(), low.iter().max().unwrap());
@@ -572,8 +572,8 @@ fn seeds_of_filters_are_secret() {
     ));
 }
 
-/// Attack 41: lookups are as fast for a million ids with a pattern as for random ones.
-/// `counter/src/key.rs` covers ids that collide under a guessed seed.
+/// Attack 41: lookups among a million ids with a pattern are as fast as among random ids.
+/// `counter/src/key.rs` covers ids that collide under a known seed.
 #[test]
 fn ids_with_a_pattern_are_found_as_fast_as_others() {
     const ROWS: u64 = 1_000_000;
@@ -599,27 +599,27 @@ fn ids_with_a_pattern_are_found_as_fast_as_others() {
             assert_eq!(reply, OwnedFrame::Array(vec![OwnedFrame::Integer(1); 1000]));
         }
         grown.push((pattern, victim.resident().saturating_sub(before)));
-        // Buckets per lookup in the table with the most rows, after rewrites are complete. A writer
-        // that is faster than a rewrite fills the old table completely.
+        // Buckets per lookup in the table with the most rows, after all rewrites. If the writer is
+        // faster than a rewrite, it fills the old table completely.
         until(pattern, || {
             let tables = harness::tables(&mut victim.program.connection(), "post");
             let sum = |name| tables.iter().map(|table| number(table, name)).sum::<f64>();
             let most = |name| tables.iter().map(|table| number(table, name)).fold(0.0, f64::max);
             let (mean, p99) = (most("probes_mean"), most("probes_p99"));
             println!("{pattern}: {mean} buckets, 99 % at most {p99}");
-            // Except for ids far ahead of the others, which wait outside the tables.
+            // All rows but those far ahead of the others, which are stored outside the tables.
             sum("rows") >= ROWS as f64 * 0.999
                 && sum("draining_rows") == 0.0
-                // Long probe sequences would slow lookups down.
+                // Long probe sequences would make lookups slow.
                 && (1.0..1.3).contains(&mean)
                 && p99 <= 5.0
         });
     }
-    // The memory does not grow much either.
+    // The memory must not grow much either.
     assert!(grown.iter().all(|(_, bytes)| *bytes < 200 * MB), "{grown:?}");
 }
 
-/// Attack 40: connections are killed in all states, and the server continues.
+/// Attack 40: connections are killed in all states, and the server continues to run.
 #[test]
 fn connections_are_killed_in_any_state() {
     let victim = Victim::start("");
@@ -648,8 +648,8 @@ fn connections_are_killed_in_any_state() {
                 stream
             })
             .collect();
-        // In every other round, connections are killed while they are being opened, and some arrive
-        // too late.
+        // In every second round, connections are killed while they are being opened, and some kills
+        // come too late.
         let all_have_come = round % 2 == 0;
         if all_have_come {
             std::thread::sleep(Duration::from_millis(100));

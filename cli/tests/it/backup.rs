@@ -1,8 +1,8 @@
-//! Backups of the real program: under load, during crashes, snapshots and spills, and on a full
+//! Backups of the real binary: under load, during crashes, snapshots and spills, and on a full
 //! disk. The tests compare the restored data with the acknowledged writes, row by row.
 //!
-//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) and `TIDEMARK_SEED`. The full disk
-//! requires permission to mount a tmpfs (`SmallDisk`).
+//! `TIDEMARK_RUNS` (default 4; `cargo xtask play backup`) sets the number of runs, `TIDEMARK_SEED`
+//! the seed. The test with the full disk needs permission to mount a tmpfs (`SmallDisk`).
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, SmallDisk, call, cannot, check, count, info, names, refusal,
@@ -78,7 +78,7 @@ fn backups(home: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Crashes during backups. Every existing backup is complete and has all writes that were
+/// Crashes during backups. Every finished backup is complete and has all writes that were
 /// acknowledged before its request.
 #[test]
 fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed() {
@@ -91,7 +91,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
     let all: Mutex<Likes> = Mutex::default();
     let mut torn = 0;
     for round in 0..rounds {
-        // Slow enough that crashes interrupt some backups.
+        // The rate is low enough for crashes to interrupt some backups.
         let program = start(home, "bytes_per_s = 3_000_000\nkeep_log_s = 3600\n");
         let port = program.port;
         check(port, &all.lock().unwrap());
@@ -102,7 +102,8 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
             for (i, seed) in (0..2).zip(seeds) {
                 let (all, is_over) = (&all, &is_over);
                 s.spawn(move || {
-                    // Short bursts, so that the acknowledged writes are known soon.
+                    // Writes in short bursts, so that the test soon knows which ones are
+                    // acknowledged.
                     for burst in 0.. {
                         let first = ((round * 2 + i) * 1_000 + burst) * 100 + 1;
                         let mut sent = Likes::new();
@@ -174,7 +175,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
         let to = home.join("restored");
         restored(&backup, &to, &[]);
         let program = start_in(home, "restored", "");
-        // Flags and counters agree for later likes, too, which the backup may contain.
+        // The backup may contain later likes. Their flags and counters must agree as well.
         let promises = likes.len();
         likes.extend(
             sent.keys().filter(|l| !likes.contains_key(l)).map(|l| (*l, false)).collect::<Vec<_>>(),
@@ -184,7 +185,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
         program.kill();
         std::fs::remove_dir_all(&to).unwrap();
     }
-    // The next backup deletes the remains of interrupted ones.
+    // The next backup deletes the files of interrupted ones.
     let program = start(home, "");
     assert_eq!(back_up(&mut program.client(), "last"), "ok");
     assert!(!names(&home.join("backups")).iter().any(|name| name.ends_with(".tmp")));
@@ -218,7 +219,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let home = folder.path();
     let program = start(home, "keep_log_s = 3600\n");
     let mut client = program.client();
-    // Positions before and after the backup, with a restart and a snapshot in between.
+    // Positions before and after the backup, and on both sides of a restart and a snapshot.
     let mut places = Vec::new();
     let mut program = Some(program);
     let mut liked = 0;
@@ -251,7 +252,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
             }
             other => panic!("{other:?}"),
         };
-        // Truncated from microseconds to the milliseconds of batches.
+        // The server truncates microseconds to the milliseconds of log batches.
         let (seconds, micros) = (said(&time[0]), said(&time[1]));
         std::thread::sleep(Duration::from_millis(20));
         places.push((offset, seconds * 1_000 + micros / 1_000, liked));
@@ -295,7 +296,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     assert_eq!(likes_of(start_in(home, "restored", "").port), liked);
 }
 
-/// Check and restore name any damaged file of a backup. Restore then writes nothing.
+/// Check and restore name any damaged file of a backup. Restore writes nothing in that case.
 #[test]
 fn damage_of_a_backup_is_found_and_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -309,7 +310,7 @@ fn damage_of_a_backup_is_found_and_named() {
     assert_eq!(back_up(&mut client, "one"), "ok");
     let one = home.join("backups/one");
     assert!(tidemark(&["check", one.to_str().unwrap()]).status.success());
-    // A server refuses to start in a backup.
+    // A server refuses to start on a backup folder.
     let refused = Program::start_as(&[], &one, &[]).err().expect("the server started").join("\n");
     assert!(refused.contains("tidemark restore"), "{refused}");
     for name in names(&one) {
@@ -321,7 +322,7 @@ fn damage_of_a_backup_is_found_and_named() {
         let mut bytes = whole.clone();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 4;
-        // The file may be a hard link to a file of the data folder.
+        // Remove the file first, because it may be a hard link to a file of the data folder.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, bytes).unwrap();
         let (fine, said) = restore(&one, &home.join("restored"), &[]);
@@ -336,8 +337,8 @@ fn damage_of_a_backup_is_found_and_named() {
     restored(&one, &home.join("restored"), &[]);
 }
 
-/// A full disk for backups does not affect the server, and the failed backup leaves no files. With
-/// free space, the next backup succeeds.
+/// A full disk for backups does not affect the server, and the failed backup leaves no files. After
+/// space is freed, the next backup succeeds.
 #[test]
 fn a_full_disk_fails_the_backup_and_nothing_else() {
     let Some(disk) = SmallDisk::mount(48) else {
@@ -365,7 +366,8 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     disk.make_room();
     assert_eq!(back_up(&mut client, "one"), "ok");
     assert_eq!(info(&mut client, "backup_last_status"), "ok");
-    // The backup is on another file system, so its files are copies. The second backup shares them.
+    // The backup is on another file system, so its files are copies. The second backup shares files
+    // with the first one.
     let copied: u64 = status(&mut client, "last_bytes_copied").parse().unwrap();
     let bytes: u64 = status(&mut client, "last_bytes").parse().unwrap();
     assert!(copied > 100_000 && copied + 4096 > bytes, "{copied} of {bytes}");
@@ -380,7 +382,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     assert_eq!(row, OwnedFrame::BulkString(text(39_999 % 4000)));
 }
 
-/// Snapshots, spills and merges replace files continuously, but a backup keeps its files.
+/// Snapshots, spills and merges continuously replace files, but the files of a backup remain.
 #[test]
 fn backups_beside_snapshots_and_spills_are_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -390,7 +392,7 @@ fn backups_beside_snapshots_and_spills_are_whole() {
     let program = start(home, settings);
     let port = program.port;
     let (is_over, floor, made) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
-    // Each pass sets all rows to its number and is acknowledged as a whole.
+    // Each pass sets all rows to its number, and is acknowledged completely.
     const ROWS: u64 = 12_000;
     let mut floors = Vec::new();
     std::thread::scope(|s| {
@@ -459,8 +461,8 @@ fn backups_beside_snapshots_and_spills_are_whole() {
     assert!(cold > 6, "{cold} cold files in the backups");
 }
 
-/// A restored server has a new history: replicas of the old one discard their data and copy its
-/// data.
+/// A restored server begins a new history. Replicas of the old server discard their data and copy
+/// the data of the restored one.
 #[test]
 fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -493,7 +495,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
     assert_eq!(mine, theirs);
 }
 
-/// Scheduled backups with retention: the newest remain, and so do all manual ones.
+/// Scheduled backups with retention: the newest backups remain, and so do all manual ones.
 #[test]
 fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     let folder = tempfile::tempdir().unwrap();
@@ -517,13 +519,13 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     until("the operator's backup exists", || {
         home.join("backups/mine").join("tidemark.backup").exists()
     });
-    // The folder belongs to one server.
+    // A backup folder belongs to one server.
     let other = start_in(home, "other", "every_s = 1\n");
     until("the backup fails", || other.info("backup_last_status") == "err");
     assert!(status(&mut other.client(), "last_error").contains("in use by another process"));
     drop(other);
     program.kill();
-    // The schedule continues after a restart: the hour has not passed.
+    // A restart does not reset the schedule: the hour has not passed yet.
     let program = start(home, "every_s = 3600\nkeep = 2\n");
     let before = autos();
     std::thread::sleep(Duration::from_millis(1500));
@@ -534,8 +536,8 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     }
 }
 
-/// A server with other data, or none, deletes no backup of another history. A replica without data
-/// makes no backup. Retention never deletes manual backups.
+/// A server with other data, or without data, deletes no backup of another history. A replica
+/// without data creates no backup. Retention never deletes manual backups.
 #[test]
 fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     let folder = tempfile::tempdir().unwrap();
@@ -575,7 +577,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
         let last = other.info("backup_last_time");
         until("the node has made another backup", || other.info("backup_last_time") != last);
     }
-    // Retention deletes old backups after the new one is complete.
+    // Retention deletes old backups only after the new one is complete.
     until("two backups of each history and the operator's remain", || backups(home).len() == 5);
     assert!(other.terminate().success());
     let to = home.join("restored");
@@ -583,7 +585,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     assert!(own.is_dir());
 }
 
-/// Restore reports missing log, and check reports a folder that is no backup.
+/// Restore reports missing parts of the log, and check reports a folder that is not a backup.
 #[test]
 fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
     let folder = tempfile::tempdir().unwrap();
@@ -602,7 +604,7 @@ fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
             &["--until", "latest", "--log", log.to_str().unwrap()],
         )
     };
-    // `--log` with a folder of backups means the log archive in it.
+    // If `--log` names a folder of backups, restore uses the log archive in it.
     assert!(!latest("a", &root).contains("note:"));
     let nothing = home.join("nothing");
     std::fs::create_dir(&nothing).unwrap();

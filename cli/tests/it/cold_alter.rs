@@ -1,7 +1,7 @@
-//! Crashes of the real program (SIGKILL) after ALTER and a spill of rows with the new schema. The
-//! replay of the log begins before the ALTER, while cold files already have the wider schema.
+//! Crashes of the real binary (SIGKILL) after an ALTER and a spill of rows with the new schema. The
+//! replay begins before the ALTER in the log, while cold files already have the wider schema.
 //!
-//! `TIDEMARK_RUNS` (default 3) and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 3) sets the number of runs, `TIDEMARK_SEED` the seed.
 
 use harness::program::{Program, call, count, refusal, rounds, text, tidemark, until};
 use node::client::Client;
@@ -15,7 +15,7 @@ const ROWS: u64 = 30_000;
 /// Configured fields. Each round adds another one.
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Values of each row, in the order of the fields' creation.
+/// Values of each row, in the order in which the fields were created.
 type Truth = BTreeMap<u64, Vec<i64>>;
 
 fn start(dir: &Path) -> Program {
@@ -28,7 +28,7 @@ fn start(dir: &Path) -> Program {
 }
 
 /// Sets one field of some rows and records the values. Retries rows that were refused for lack of
-/// memory: a new table may have to wait for a spill.
+/// memory, because a new table may have to wait for a spill.
 fn set(client: &mut Client, truth: &mut Truth, field: (usize, &str), rows: &[(u64, i64)]) {
     for rows in rows.chunks(500) {
         let mut left = rows.to_vec();
@@ -86,8 +86,8 @@ fn is_sound(dir: &Path) {
     assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
 }
 
-/// F21. After a crash that follows an ALTER and a spill, without a snapshot, the server starts with
-/// all rows. A replica with the same memory limit can copy them.
+/// The server is killed after an ALTER and a spill, before any snapshot. It must start with all
+/// rows. A replica with the same memory limit can also copy them.
 #[test]
 fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     let (rounds, seed) = rounds(3);
@@ -116,13 +116,13 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
             .collect();
         set(&mut client, &mut truth, (at, &fields[at]), &touched);
         assert_eq!(refusal(&call(&mut client, "TM.SPILL post 100")), "");
-        // Some of these rows are only in memory and in the log at the crash.
+        // At the crash, some of these rows are only in memory and in the log.
         let last: Vec<_> = touched.iter().step_by(50).map(|&(id, n)| (id, n + 7)).collect();
         set(&mut client, &mut truth, (at, &fields[at]), &last);
         program.kill();
         is_sound(&master);
 
-        // The second start matters because the first one merged during the replay.
+        // Start a second time, because the first start merged during the replay.
         let program = start(&master);
         verify(&program, &truth, &fields);
         program.kill();
@@ -135,7 +135,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
 
     let program = start(&master);
     let mut client = program.client();
-    // F27: each row is counted once, in memory or on disk.
+    // Each row is counted once, whether it is in memory or on disk.
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
     let copy = start(&replica);
     let words = format!("REPLICAOF 127.0.0.1 {}", program.port);
@@ -147,7 +147,7 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     is_sound(&replica);
     verify(&start(&replica), &truth, &fields);
 
-    // Check also finds a log that ends before the newest change in cold files (F23).
+    // Check also detects a log that ends before the newest change in cold files.
     let path = replica.join("data/log-0000000000000001.tlog");
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
@@ -156,9 +156,9 @@ fn rows_spilled_after_an_alter_survive_kill_9_and_a_full_sync() {
     assert!(program.terminate().success());
 }
 
-/// F28. Each ALTER splits small tables, and each spill empties some. A space with a small limit
-/// must still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` covers
-/// the merge of tables.
+/// Each ALTER splits small tables, and each spill empties some. A space with a small limit must
+/// still accept rows. `small_neighbours_become_one_table` in `counter/src/rewrite.rs` covers the
+/// joining of tables.
 #[test]
 fn a_small_space_takes_rows_after_many_alters() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn a_small_space_takes_rows_after_many_alters() {
     let (mut truth, mut fields) = (Truth::new(), FIELDS.map(str::to_owned).to_vec());
     let mut rng = fastrand::Rng::with_seed(1);
     for round in 0..24 {
-        // Distant clusters of ids, like the posts of a few users.
+        // Clusters of ids far from each other, like the posts of a few users.
         let fresh: Vec<_> =
             (0..6_000).map(|i| ((round * 6 + i / 1000) * 100_000_000 + i % 1000, 1)).collect();
         set(&mut client, &mut truth, (0, "like"), &fresh);
@@ -198,15 +198,16 @@ fn a_small_space_takes_rows_after_many_alters() {
     assert_eq!(call(&mut client, "DBSIZE"), OwnedFrame::Integer(truth.len() as i64));
 }
 
-/// F21 and related faults. Fields are added, widened and dropped, rows set and deleted, tables
-/// spilled and snapshots written in random order. The server is killed during a spill, a snapshot,
-/// or neither. Every row must have its acknowledged values, and `tidemark check` must succeed.
+/// Random sequences of all changes that affect cold rows. Fields are added, widened and dropped,
+/// rows set and deleted, tables spilled, and snapshots written. The server is killed during a
+/// spill, during a snapshot, or at another time. Every row must have its acknowledged values, and
+/// `tidemark check` must find no damage.
 #[test]
 fn rows_survive_any_order_of_alters_spills_snapshots_and_kills() {
     let (rounds, seed) = rounds(5);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
-    // Position and name of the present fields.
+    // Position and name of each field in use.
     let named = |(at, name): (usize, &str)| (at, name.to_owned());
     let mut fields: Vec<(usize, String)> = FIELDS.into_iter().enumerate().map(named).collect();
     let (mut truth, mut made, mut next) = (Truth::new(), FIELDS.len(), 0);

@@ -1,5 +1,5 @@
-//! Thousands of cold files with an initial limit of open files below their number, which the server
-//! raises.
+//! Thousands of cold files. The server raises the initial limit of open files, which is below their
+//! number.
 
 use harness::program::{FIRST, Program, call, count, text};
 use node::client::Client;
@@ -49,7 +49,7 @@ fn verify(client: &mut Client) {
 
 #[test]
 fn thousands_of_files_are_opened_searched_and_opened_again() {
-    // Thousands of disk syncs would take minutes and are not under test.
+    // Uses a memory file system: syncing thousands of files takes minutes and is not under test.
     let memory = Path::new("/dev/shm");
     let folder =
         if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
@@ -77,7 +77,7 @@ fn thousands_of_files_are_opened_searched_and_opened_again() {
         "{descriptors} descriptors of {files} files: the limit of 256 was raised"
     );
     verify(&mut client);
-    // A row costs one read: a search finds its file and its block.
+    // A row costs one read, because a search in memory finds its file and its block.
     let (before, reads) =
         (count(&mut client, "cold_cache_misses"), count(&mut client, "cold_reads"));
     call(&mut client, &format!("CNT.GET post {} {}", id(7), id(PER_TABLE * 900 + 3)));

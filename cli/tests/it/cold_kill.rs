@@ -1,8 +1,8 @@
-//! Crashes of the real program (SIGKILL) during a spill of flags and during a merge of late flags.
-//! After the restart, every acknowledged pair is as it was, and unfinished files are deleted.
+//! Crashes of the real binary (SIGKILL) during a spill of flags and during a merge of late flags.
+//! After the restart, every acknowledged pair has its state, and unfinished files are deleted.
 //!
-//! `TIDEMARK_RUNS` (default 6, half of them in spills; more until both were hit) and
-//! `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 6, half of them in spills; more until both were hit) sets the number of
+//! runs, `TIDEMARK_SEED` the seed.
 
 use harness::program::{Program, count, rounds, text};
 use node::client::Client;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 /// Id of the first post. `LIKES`: likes per post.
 const FIRST: u64 = 1_000_000;
 const LIKES: u64 = 20;
-/// Members from here on like late, after the spill.
+/// Members starting at this one like after the spill, so their pairs are late.
 const LATE: u64 = 1_000_000;
 
-/// Whether each (post, member) is set. `None`: the server was killed before its reply.
+/// Whether each (post, member) is set. `None` if the server was killed before its reply.
 type Truth = BTreeMap<(u64, u64), Option<bool>>;
 
 fn start(dir: &Path) -> Program {
@@ -37,7 +37,8 @@ fn unfinished(dir: &Path) -> usize {
     names.filter(|name| name.to_string_lossy().ends_with(".tcold.tmp")).count()
 }
 
-/// Sets or unsets pairs until the changes or the server end. Returns the resulting state.
+/// Sets or unsets pairs until there are no more changes, or until the server is gone. Returns the
+/// resulting state.
 fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth {
     let mut told = Truth::new();
     let mut changes = changes.peekable();
@@ -53,7 +54,7 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
             match client.reply() {
                 Ok(OwnedFrame::Array(done)) => match &done[..] {
                     [OwnedFrame::Integer(_)] => _ = told.insert(pair, Some(set)),
-                    // A refused change keeps the earlier state, which is unknown here.
+                    // A refused change leaves the earlier state, which is not known here.
                     [OwnedFrame::Error(why)] if why.starts_with("OOM") => {}
                     other => panic!("{other:?}"),
                 },
@@ -65,8 +66,8 @@ fn write(port: u16, changes: impl Iterator<Item = ((u64, u64), bool)>) -> Truth 
     told
 }
 
-/// Checks that every pair, or one in `some`, has its acknowledged state. Reads pairs whose state is
-/// unknown.
+/// Checks that every pair, or one in `some`, has its acknowledged state. If the state of a pair is
+/// not known, reads it.
 fn verify(program: &Program, truth: &mut Truth, some: usize) {
     let mut client = program.client();
     let (mut pairs, mut number) = (Vec::new(), 0);
@@ -100,13 +101,14 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let (mut truth, mut next_post) = (Truth::new(), FIRST);
     let mut in_the_middle = [0, 0];
     let begun = start(folder.path());
-    // Fill the first table, which is small, so that later ones have full size.
+    // Fill the first table, which is small, so that later tables have full size.
     let fresh =
         |from: u64| (from..).flat_map(|post| (0..LIKES).map(move |member| ((post, member), true)));
     truth.extend(write(begun.port, fresh(next_post).take(150_000)));
     next_post += 150_000 / LIKES;
     begun.kill();
-    // If files are written within a millisecond, most kills come too late.
+    // Up to ten attempts per run: if files are written within a millisecond, most kills come too
+    // late.
     for round in 0..10 * rounds {
         if round >= rounds && !in_the_middle.contains(&0) {
             break;
@@ -165,7 +167,7 @@ fn flags_survive_a_kill_in_the_middle_of_a_spill_and_of_a_merge() {
     let program = start(folder.path());
     verify(&program, &mut truth, 1);
     let mut client = program.client();
-    // Spills the rest; no unfinished work remains.
+    // Spills the remaining tables, and leaves no unfinished work.
     client.call(&[b"TM.SPILL", b"liked", b"100"]).unwrap();
     assert!(count(&mut client, "cold_files") >= 3 && count(&mut client, "spill_failures") == 0);
     assert_eq!(count(&mut client, "overlay_pairs"), 0);

@@ -1,4 +1,5 @@
-//! `tidemark demo`, which `./run` builds and starts: its output, and the sample in the README.
+//! `tidemark demo`, which `./run` builds and starts: its output, and the sample output in the
+//! README.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -6,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 const TIDEMARK: &str = env!("CARGO_BIN_EXE_tidemark");
 const README: &str = include_str!("../../../README.md");
 
-/// Returns the output of a run, stopped by Ctrl-C after the last line.
+/// Returns the output of a run that Ctrl-C stops after the last line.
 fn run() -> Vec<String> {
     let mut demo =
         Command::new(TIDEMARK).arg("demo").stdout(Stdio::piped()).env("TERM", "xterm").spawn();
@@ -23,8 +24,8 @@ fn run() -> Vec<String> {
     lines
 }
 
-/// Removes the variable parts of a line: numbers, the folder name, widths. Keeps rows of the page,
-/// because the generated day is the same every time.
+/// Replaces the variable parts of a line: numbers, the folder name, widths. Retains the rows of the
+/// page, because the generated day is always the same.
 fn shape(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_row = words.first().is_some_and(|word| word.len() == 16 && is_figure(word));
@@ -54,7 +55,7 @@ fn memory(lines: &[String]) -> Vec<(f64, f64)> {
     lines.iter().filter_map(figures).collect()
 }
 
-/// F19: The sample in the README equals a real run: the same lines, the same page, numbers within
+/// The sample in the README matches a real run: the same lines, the same page, and numbers within
 /// bounds. To update it, copy the output of `./run`.
 #[test]
 fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
@@ -75,7 +76,7 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
         .take_while(|line| !line.starts_with("```"))
         .map(str::to_owned)
         .collect();
-    // "..." means omitted lines.
+    // "..." stands for omitted lines.
     let mut rest = lines.iter();
     let mut may_skip = false;
     for line in &sample {
@@ -104,7 +105,8 @@ fn readme_shows_a_real_run_of_the_demo_in_80_columns() {
     }
 }
 
-/// Starts a demo. Returns its process, its further lines, and the folder that its first line names.
+/// Starts a demo. Returns its process, its remaining lines, and the folder that the first line
+/// names.
 fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     let mut demo = Command::new(TIDEMARK)
         .args(["demo", "--posts", posts])
@@ -118,7 +120,7 @@ fn begun(posts: &str) -> (Child, Lines<BufReader<ChildStdout>>, String) {
     (demo, lines, folder)
 }
 
-/// Ctrl-C while loading ends the demo without an error and deletes its folder.
+/// Ctrl-C during the load ends the demo without an error and deletes its folder.
 #[test]
 fn ctrl_c_while_the_demo_loads_leaves_no_folder() {
     let (demo, lines, folder) = begun("20000000");

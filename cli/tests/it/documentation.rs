@@ -1,11 +1,12 @@
-//! Runs the command lines of the documentation against real servers. Only ports and folders are
-//! replaced.
+//! Runs the command lines of the documentation against real servers. The test only replaces ports
+//! and folders.
 //!
-//! - `sh` blocks: each line succeeds and prints no error.
-//! - `console` blocks: lines after `$ ` run and print the lines below them. `...` means any output.
+//! - `sh` blocks: each line must succeed and print no error.
+//! - `console` blocks: lines after `$ ` run, and must print the lines below them. `...` stands for
+//!   any output.
 //! - `python` blocks run with redis-py; `toml` blocks are parsed as a configuration.
-//! - [`ELSEWHERE`] lists what does not run here, with the reason. Other blocks contain no command
-//!   lines.
+//! - [`ELSEWHERE`] lists lines that do not run in this test, with the reason. Other blocks contain
+//!   no command lines.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Beginnings of lines that do not run here, or parts of such Python programs, with the reason.
+/// Beginnings of lines that do not run in this test, or parts of such Python programs, with the
+/// reason.
 const ELSEWHERE: [(&str, &str); 22] = [
     ("rclone", "needs another machine"),
     ("aws", "needs an S3 bucket"),
@@ -39,7 +41,7 @@ const ELSEWHERE: [(&str, &str); 22] = [
     ("tidemark cluster", "needs a cluster: tests/clients/split.py"),
 ];
 
-/// Beginnings of lines that are not allowed in a block that does not run.
+/// Beginnings of command lines. A block that does not run must not contain such a line.
 const COMMANDS: [&str; 11] = [
     "$ ",
     "redis-cli",
@@ -110,9 +112,9 @@ impl Ports {
             let is_main = !line.contains("--port");
             line += if is_main { " --admin-port 6398 --port 6399" } else { " --admin-port 0" };
         }
-        // Format replies as on a terminal.
+        // Print replies as on a terminal.
         line = line.replace("redis-cli ", "redis-cli --no-raw ");
-        // In two steps, because a replacement port may contain the digits of another one.
+        // Replaces in two steps, because a replacement port may contain the digits of another port.
         for (at, (theirs, _)) in self.0.iter().enumerate() {
             line = line.replace(theirs, &format!("<{at}>"));
         }
@@ -125,7 +127,7 @@ impl Ports {
     }
 }
 
-/// Servers that a page has started, killed on drop.
+/// Servers that a page has started; killed on drop.
 struct Servers(Vec<Child>);
 
 impl Drop for Servers {
@@ -168,8 +170,8 @@ impl Page {
         assert!(ready.status.success(), "{line}: {ready:?}");
     }
 
-    /// Runs a line and returns its output. Repeats it until INFO shows the line in its comment, or,
-    /// after SHUTDOWN, until the server has ended.
+    /// Runs a line and returns its output. Repeats the line until INFO shows the text of its
+    /// comment. After SHUTDOWN, waits until the server has exited.
     fn run(&mut self, line: &str, comment: &str) -> String {
         if line.starts_with("tidemark serve") {
             self.serve(line);
@@ -258,7 +260,7 @@ fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
     std::fs::create_dir_all(folder.path().join("backup")).unwrap();
     std::os::unix::fs::symlink(harness::program(), folder.path().join("bin/tidemark")).unwrap();
     let mut page = Page { folder, ports: Ports::free(), servers: Servers(vec![]) };
-    // Files that a reader is assumed to have: rows to import and a configuration.
+    // Files that the page assumes to exist: rows to import and a configuration.
     let given = "printf 'id,like,repost,comment,read\n3,1,2,3,4\n' | gzip > posts.csv.gz; \
                  tidemark config > mine.toml";
     assert!(page.shell(given).status().unwrap().success());
@@ -320,7 +322,7 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// Returns the text of a page with its included file, like mdBook.
+/// Returns the text of a page, with the file that it includes, like mdBook.
 fn included(path: &Path) -> String {
     let read = |path: &Path| std::fs::read_to_string(root().join(path)).unwrap();
     let text = read(path);
@@ -336,7 +338,7 @@ fn command_lines_of_the_documentation_run() {
     for path in pages() {
         let text = included(&path);
         if text.contains("```") {
-            // Names the page if a line fails.
+            // Names the page of a line that fails.
             eprintln!("{}", path.display());
             let ran = run(&text, &mut used);
             eprintln!("{}: {ran} lines and programs", path.display());

@@ -1,9 +1,10 @@
-//! Exact likes of the real program. Posts get likes by Zipf's law. Each like is sent twice, the
-//! second time when the first one is on disk. The server is killed (SIGKILL) five times. At the
-//! end, each counter equals the number of distinct members sent, and the members of posts are
-//! exactly these.
+//! Exact likes of the real binary. The number of likes per post follows Zipf's law. The test sends
+//! each like twice; at the second time, the first one is on disk. The server is killed (SIGKILL)
+//! five times. At the end, each counter equals the number of distinct members that were sent, and
+//! SMEMBERS of a post returns exactly these members.
 //!
-//! `TIDEMARK_STEPS`: likes (default 60,000; 100,000,000 before a release), and `TIDEMARK_SEED`.
+//! `TIDEMARK_STEPS` sets the number of likes (default 60,000; 100,000,000 before a release),
+//! `TIDEMARK_SEED` the seed.
 //!
 //! ```text
 //!   first    -> [batch][batch][batch][batch]      up to DEPTH batches without replies
@@ -21,13 +22,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const KILLS: usize = 5;
-/// Likes per batch. `DEPTH`: batches in flight per connection.
+/// Number of likes per batch. `DEPTH`: number of batches in flight per connection.
 const BATCH: usize = 4096;
 const DEPTH: usize = 4;
-/// Posts per command; one member likes all of them.
+/// Number of posts per command; one member likes all of them.
 const EACH: usize = 16;
 const FIRST: u64 = 1 << 40;
-/// Number of posts whose members are listed at the end.
+/// Number of posts whose members the test lists at the end.
 const LISTED: usize = 1000;
 
 const CONFIG: &str = r#"
@@ -78,7 +79,7 @@ impl Lane {
             words.extend(likes.iter().map(|(post, _)| key("", *post)));
             self.client.push(&words.iter().map(String::as_bytes).collect::<Vec<_>>());
         }
-        // The replies will show that the server was killed.
+        // An error is ignored: the replies will show that the server was killed.
         _ = self.client.send();
     }
 
@@ -110,7 +111,7 @@ impl Lane {
         }
     }
 
-    /// Resends batches that the killed server has not answered.
+    /// Resends batches without replies after a kill.
     fn resume(&mut self, program: &Program, sent: &[Like]) {
         self.client = program.client();
         for batch in self.open.clone() {
@@ -168,7 +169,7 @@ fn integer(frame: &OwnedFrame) -> i64 {
     }
 }
 
-/// Reads SMEMBERS line by line, because it may have millions of members.
+/// Reads the reply to SMEMBERS line by line, because it may have millions of members.
 fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     let asked = format!("SMEMBERS {}\r\n", key("liked:", post));
     stream.get_mut().write_all(asked.as_bytes()).unwrap();
@@ -187,8 +188,8 @@ fn members(stream: &mut BufReader<TcpStream>, post: u32) -> Vec<u32> {
     members.collect()
 }
 
-/// Returns posts to list: half of them drawn by likes, so that popular ones are included, the
-/// others evenly spaced.
+/// Returns posts to list. Half of them are drawn by likes, so that popular posts are included; the
+/// others are evenly spaced.
 fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     let popular = sent.iter().step_by(sent.len() / (LISTED / 2)).map(|like| like.0);
     let mut some: BTreeSet<u32> = popular.collect();
@@ -202,7 +203,8 @@ fn some_posts(sent: &[Like], posts: u32) -> BTreeSet<u32> {
     some
 }
 
-/// Checks that each counter is the number of its members and that listed members are those sent.
+/// Checks that each counter equals the number of its members, and that the listed members are those
+/// that were sent.
 fn check(program: &Program, sent: &[Like], posts: u32) {
     let mut client = program.client();
     let mut counts = vec![0i64; posts as usize];
@@ -270,7 +272,8 @@ fn every_counter_is_the_number_of_its_members_after_kills() {
     let posts = u32::try_from(wanted / 50).unwrap();
     let members = u32::try_from((wanted / 10).max(5000)).unwrap();
     let batches = wanted.div_ceil(BATCH);
-    // This many batches later, likes are on disk: by their number, or because the test spills.
+    // Number of batches after which a like is on disk, either because of their number or because
+    // the test spills.
     let later = (wanted / 20).clamp(BATCH, 4_000_000) / BATCH;
     let is_small = wanted < 20_000_000;
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -350,7 +353,7 @@ fn check_names_a_run_with_a_flipped_byte() {
     likes.iter().for_each(|_| _ = client.reply().unwrap());
     let data = folder.path().join("data");
     let before = names(&data);
-    // Its only table is the newest one, so the spill writes only the run.
+    // The space's only table is the newest one, so the spill only writes the run of the ledger.
     assert_eq!(refusal(&call(&mut client, "TM.SPILL liked")), "");
     let is_run = |name: &String| !before.contains(name) && name.ends_with(".tcold");
     let runs: Vec<String> = names(&data).into_iter().filter(is_run).collect();

@@ -1,7 +1,7 @@
-//! Failovers by the stock redis-sentinel, and FAILOVER compared with redis-server. The scripts are
-//! `tests/clients/{switches,handover}.py`; these tests run them with the real program.
+//! Failovers by the stock redis-sentinel, and FAILOVER compared with redis-server. These tests run
+//! the scripts `tests/clients/{switches,handover}.py` with the real binary.
 //!
-//! `cargo xtask play failover --runs 20` plays 20 rounds.
+//! `cargo xtask play failover --runs 20` runs 20 rounds.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,14 +20,15 @@ fn play(name: &str, more: &[&str]) {
     assert!(status.success(), "see above");
 }
 
-/// The master is killed, stopped, or partitioned together with a client that keeps writing to it.
+/// The master is killed, stopped, or partitioned from the Sentinels together with a client that
+/// keeps writing to it.
 #[test]
 fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
     let rounds = seeds::rounds(3).to_string();
     play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
 }
 
-/// Random writes to a master with a replica; `cargo xtask play kills --seconds 6000`.
+/// Random writes to a master with a replica; `cargo xtask play kills --seconds 6000` runs longer.
 #[test]
 fn nodes_equal_a_model_after_kills_of_either() {
     let minutes = Duration::from_secs(seeds::seconds(60)).as_secs_f64() / 60.0;
@@ -70,21 +71,21 @@ fn failover_goes_as_with_redis_word_for_word() {
     play("handover.py", &[]);
 }
 
-/// Two groups of Sentinels that watch the same node under two names.
+/// Two groups of Sentinels watch the same node under different names.
 #[test]
 fn sentinels_of_two_groups_do_not_fence_each_others_master() {
     play("groups.py", &[]);
 }
 
-/// Four shards; one of them is stopped, killed, and loses its slots.
+/// Four shards, one of which is stopped, killed, and loses its slots.
 #[test]
 fn any_node_answers_for_all_shards_and_each_like_counts_once() {
     play("pages.py", &["--shards", "4"]);
     play("pages.py", &["--shards", "3"]);
 }
 
-/// `tidemark cluster` splits a shard and moves another one back and forth, while nodes and commands
-/// are killed.
+/// `tidemark cluster` splits a shard, and moves another one back and forth, while nodes and
+/// commands are killed.
 #[test]
 fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
     let kills = seeds::rounds(1).to_string();
@@ -92,15 +93,15 @@ fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
     play("split.py", &["--kills", &kills, "--fill", &posts]);
 }
 
-/// Three Sentinels choose the masters of three shards, which are killed under load while a Sentinel
-/// is down.
+/// Three Sentinels choose the masters of three shards. These are killed under load while one
+/// Sentinel is down.
 #[test]
 fn sentinels_are_the_source_of_a_topology() {
     let rounds = seeds::rounds(2).to_string();
     play("sentinels.py", &["--rounds", &rounds]);
 }
 
-/// Stock clients of Redis Cluster with three shards, and a script in place of Kvrocks' controller.
+/// Stock Redis Cluster clients with three shards; a script replaces Kvrocks' controller.
 #[test]
 fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
     let rounds = seeds::rounds(2).to_string();
@@ -111,7 +112,7 @@ fn a_cluster_serves_stock_clients_and_leases_fence_old_masters() {
 mod full {
     use super::*;
 
-    /// Kvrocks' controller: two instances, one of them elected by a real etcd.
+    /// Kvrocks' controller with two instances; a real etcd elects one of them.
     #[test]
     fn kvrocks_controller_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
         let rounds = seeds::rounds(3).to_string();

@@ -1,11 +1,11 @@
-//! The real program on faulty disks: syncs or writes fail (strace injects the errors), or the disk
+//! The real binary on faulty disks: syncs or writes fail (strace injects the errors), or the disk
 //! is read-only. `full_disk.rs` covers a full disk. Further tests cover SIGTERM under load and the
 //! errors about a damaged log.
 //!
-//! Fault injection needs strace (`tests/clients/setup` installs it), and a read-only disk needs
-//! permission to mount a tmpfs, possibly in a new namespace. Without them a test prints a warning
-//! and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED` selects the first sync
-//! that fails.
+//! Fault injection needs strace (`tests/clients/setup` installs it). A read-only disk needs
+//! permission to mount a tmpfs, possibly in a new namespace. If one is missing, a test prints a
+//! warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set. `TIDEMARK_SEED` selects the
+//! number of the first failing sync.
 
 use harness::program::{
     FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, info,
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Starts the program with a failing system call, counted per thread.
+/// Starts the server with a failing system call, counted per thread.
 fn with_failing(call: &str, error: &str, when: &str, dir: &Path, fsync: &str) -> Option<Program> {
     with(call, &format!("error={error}:when={when}"), dir, fsync)
 }
@@ -27,8 +27,8 @@ fn with(call: &str, how: &str, dir: &Path, fsync: &str) -> Option<Program> {
     Some(try_with(call, how, dir, fsync)?.unwrap_or_else(|said| panic!("{said:#?}")))
 }
 
-/// Starts the program with a modified system call. The error is its output if it ends before it is
-/// ready.
+/// Starts the server with a modified system call. If it exits before it is ready, the error is its
+/// output.
 fn try_with(
     call: &str,
     how: &str,
@@ -37,8 +37,8 @@ fn try_with(
 ) -> Option<Result<Program, Vec<String>>> {
     let inject = format!("inject={call}:{how}");
     let trace = format!("trace={call}");
-    // With -D the program is our child, and strace its companion. With --seccomp-bpf other calls
-    // cost nothing, but signals are only sent at the first call.
+    // With -D, the server is our child, and strace is a grandchild. With --seccomp-bpf, strace adds
+    // no cost to other calls, but sends signals only at the first call.
     let filter = if how.starts_with("signal=") { "-f" } else { "--seccomp-bpf" };
     let strace =
         ["strace", "-D", "-f", filter, "-q", "-o", "/dev/null", "-e", &trace, "-e", &inject];
@@ -49,7 +49,7 @@ fn try_with(
     Some(Program::start_as(&strace, dir, &["--fsync", fsync]))
 }
 
-/// Two clients send likes until each has got `enough` errors, or the program ends.
+/// Two clients send likes until each has received `enough` errors, or until the server exits.
 fn like_from_two(port: u16, enough: usize, for_at_most: Duration) -> (Likes, usize) {
     let started = Instant::now();
     std::thread::scope(|s| {
@@ -95,7 +95,8 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     let seed = seeds::given("TIDEMARK_SEED").unwrap_or(1);
     eprintln!("TIDEMARK_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    // The starting thread makes fewer such calls, so the first failure is in the commit thread.
+    // The thread that starts the server makes fewer such calls, so the first failure is in the
+    // commit thread.
     for (system_call, error, lasts) in [
         ("fdatasync", "EIO", Some(0)),
         ("fdatasync", "EIO", Some(12)),
@@ -114,14 +115,14 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         let Some(program) = with_failing(system_call, error, &when, folder.path(), "always") else {
             return;
         };
-        // A busy machine may need seconds until the failing call.
+        // On a busy machine, seconds may pass until the failing call.
         let at_most = Duration::from_secs(if lasts == Some(0) { 3 } else { 15 });
         let (mut likes, refused) = like_from_two(program.port, 10, at_most);
         eprintln!("{what}: {} acknowledged, {refused} refused", acknowledged(&likes));
         check(program.port, &likes);
         let mut client = program.client();
         match lasts {
-            // A new segment takes the data that the failed one may have lost, without an error for
+            // A new segment stores the data that the failed one may have lost, without an error for
             // clients.
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
@@ -145,9 +146,9 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
     }
 }
 
-/// The replies to a write whose sync fails become errors. An invalidation among them would be lost,
-/// although the data in memory has changed. So the server tells the client to invalidate
-/// everything.
+/// The replies to a write whose sync fails are replaced by errors. This would drop an invalidation
+/// among them, although the data in memory has changed. The server therefore tells the client to
+/// invalidate everything.
 #[test]
 fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,9 +183,9 @@ fn a_client_that_tracks_loses_no_invalidation_to_a_failing_disk() {
     panic!("no sync has failed");
 }
 
-/// Kills the program at the n-th call that creates, writes, syncs, renames or removes a file:
-/// during startup, commits, the manifest and its clean-up. `cargo xtask play steps --steps 60`
-/// covers all n up to 60.
+/// Kills the server at the n-th call that creates, writes, syncs, renames or removes a file: during
+/// startup, commits, writes of the manifest, and the removal of old files.
+/// `cargo xtask play steps --steps 60` covers each n up to 60.
 #[test]
 fn killed_at_any_step_it_loses_nothing_acknowledged() {
     let all = seeds::given("TIDEMARK_STEPS");
@@ -208,8 +209,8 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
                 let Ok(mut client) = Client::connect(("127.0.0.1", program.port)) else {
                     return false;
                 };
-                // Each start adds other likes, so that a snapshot always has something to write and
-                // something to remove.
+                // Each start adds other likes, so that each snapshot has something to write and a
+                // file to remove.
                 for member in 0..12 {
                     let (post, member) =
                         (FIRST + member % 5 * 4096, 1000 * likes.len() as u64 + member);
@@ -274,7 +275,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
 }
 
 /// No client gets a reply before its write is synced. A kill would not show such a fault, because
-/// the system keeps written data.
+/// the kernel retains written data.
 #[test]
 fn a_slow_fsync_delays_only_replies_that_need_it() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -299,7 +300,7 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
                 }
                 pages
             });
-            // Sequential likes, concurrent likes, and likes that are in progress already.
+            // One like after another, concurrent likes, and likes that are already in progress.
             let one = |member: u64| took(&format!("FEED.ACT like {member} {FIRST}"));
             let mut likes: Vec<Duration> = (1..4).map(one).collect();
             let some: Vec<_> = [11, 12, 12, 13].map(|member| s.spawn(move || one(member))).into();
@@ -320,13 +321,13 @@ fn a_slow_fsync_delays_only_replies_that_need_it() {
         } else {
             assert!(*most < SYNC * 3 && *least < SYNC / 4, "{fsync} waited for a sync: {likes:?}");
         }
-        // WAITAOF waits for the disk under every policy.
+        // WAITAOF waits for the sync under every policy.
         call(&mut program.client(), &format!("CNT.INCRBY post {FIRST} like 1"));
         assert!(fsync == "always" || took("WAITAOF 1 0 60000") >= SYNC / 2, "{fsync}: WAITAOF");
     }
 }
 
-/// The log lines go to a pipe without a reader.
+/// The log output goes to a pipe without a reader.
 #[test]
 fn a_server_that_cannot_write_its_log_lines_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -342,8 +343,8 @@ fn a_server_that_cannot_write_its_log_lines_goes_on() {
     assert!(program.terminate().success());
 }
 
-/// Returns a command prefix that delays each read by a second. `None` (with a warning) without
-/// strace.
+/// Returns the prefix of a command line that delays each read by a second. Returns `None`, with a
+/// warning, if strace is missing.
 fn slow_disk() -> Option<Vec<&'static str>> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("requires strace");
@@ -383,8 +384,9 @@ fn a_server_that_loads_is_stopped_at_once() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// Nodes that start together: a master asks the others before it accepts writes, and a loading node
-/// answers from the beginning. Changes of its topology wait until it has loaded its data.
+/// Nodes that start at the same time: a master asks the others before it accepts writes, and a
+/// loading node replies from the beginning. A change of its topology waits until the node has
+/// loaded its data.
 #[test]
 fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -414,7 +416,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
         let mut client = node.client();
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODEID", &ids[at]]), ok);
         assert_eq!(ask(&mut client, &["CLUSTERX", "SETNODES", &now, "3"]), ok);
-        // Posts of both shards.
+        // Ids of posts in both shards.
         for id in 1000..1040 {
             ask(&mut client, &["FEED.ACT", "like", "7", &id.to_string()]);
         }
@@ -447,7 +449,7 @@ fn a_node_that_loads_says_whether_it_knows_a_later_topology() {
     );
 }
 
-/// The log has all data of the snapshot, so a stop does not wait for the snapshot.
+/// The log contains all data of the snapshot, so a shutdown does not wait for the snapshot.
 #[test]
 fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -489,7 +491,8 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     check(Program::start(folder.path(), "always").port, &likes);
 }
 
-/// `tidemark check` during a server that publishes new manifests and deletes the files of old ones.
+/// `tidemark check` on the folder of a server that publishes new manifests and deletes the files of
+/// old ones.
 #[test]
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
@@ -519,18 +522,18 @@ fn a_folder_in_use_is_not_called_damaged() {
     });
 }
 
-/// Even with slow syncs, `everysec` loses at most one second of writes, whether unsynced or
-/// unwritten.
+/// Even if syncs are slow, `everysec` loses at most one second of writes, whether they are unsynced
+/// or unwritten.
 #[test]
 fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     const SYNC: Duration = Duration::from_secs(6);
     let folder = tempfile::tempdir().unwrap();
-    // Counted per thread: the first slow call is in the commit thread.
+    // The calls are counted per thread; the first slow one is in the commit thread.
     let slow = format!("delay_enter={}:when=20+", SYNC.as_micros());
     let Some(program) = with("fdatasync", &slow, folder.path(), "everysec") else { return };
     let mut client = program.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
-    // Each of these is a sync, until one does not come in time.
+    // Each WAITAOF forces a sync, until one of them times out.
     let mut acknowledged = 0;
     loop {
         assert_eq!(refusal(&call(&mut client, &like)), "");
@@ -579,8 +582,8 @@ fn a_slow_sync_costs_every_second_no_more_than_its_second() {
     );
 }
 
-/// With `always`, no command returns data that a power failure could lose. Reads of other ids do
-/// not wait.
+/// With `always`, no command returns data that a power failure could still lose. Reads of other ids
+/// do not wait for the sync.
 #[test]
 fn what_others_are_shown_is_durable() {
     const SYNC: Duration = Duration::from_millis(800);
@@ -609,7 +612,7 @@ fn what_others_are_shown_is_durable() {
     };
     let same =
         [&reads(FIRST)[..], &["SCAN 0", "DBSIZE", "KEYS post:*"].map(str::to_owned)].concat();
-    // In a transaction or alone.
+    // Sends the command in a transaction or alone.
     let ask = |words: &str| {
         let mut client = program.client();
         if words.ends_with("4 5") {
@@ -620,7 +623,7 @@ fn what_others_are_shown_is_durable() {
         call(&mut client, words)
     };
     let (mut kept_back, mut quick) = (0, 0);
-    // A like, a change without a flag, and changes that create and delete rows.
+    // Changes: a like, a change without a flag, and changes that create and delete rows.
     for change in [
         format!("FEED.ACT like 2 {FIRST}"),
         format!("CNT.INCRBY post {FIRST} like 5"),
@@ -634,7 +637,7 @@ fn what_others_are_shown_is_durable() {
         std::thread::scope(|s| {
             let change = &change;
             let writer = s.spawn(move || ask(change));
-            // By now the sync has begun, unless the machine is too busy.
+            // The sync has begun by now, unless the machine is too busy.
             std::thread::sleep(SYNC / 4);
             let others: Vec<_> =
                 reads(OTHER).into_iter().map(|words| s.spawn(move || ask(&words))).collect();
@@ -666,8 +669,8 @@ fn what_others_are_shown_is_durable() {
         "only {quick} of {} readers of other rows did not wait",
         4 * reads(OTHER).len()
     );
-    // No write is in progress now. A client with weaker guarantees does not wait, which is the same
-    // while nothing is in progress.
+    // No write is in progress at this point. A client with weaker guarantees does not wait. The
+    // same holds for all clients while nothing is in progress.
     let took = |words: &str| {
         let began = Instant::now();
         assert_eq!(refusal(&ask(words)), "");
@@ -702,7 +705,7 @@ fn sigterm_under_load_keeps_all_that_was_acknowledged() {
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
         fresh.into_iter().for_each(|f| likes.extend(f));
-        // Kill after the restart, because the earlier stop must have saved everything.
+        // Kill the server after a restart, because the earlier shutdown must have saved everything.
         let program = Program::start(folder.path(), "everysec");
         check(program.port, &likes);
         program.kill();
@@ -723,7 +726,7 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     let name = names(folder.path()).into_iter().find(|n| n.starts_with("log-")).unwrap();
     let path = folder.path().join(&name);
     let mut bytes = std::fs::read(&path).unwrap();
-    // In the likes: the batch of the catalogue before them is long.
+    // Damage the log among the likes: the catalogue's batch before them is long.
     let at = bytes.len() - bytes.len() / 8;
     bytes[at] ^= 0x10;
     std::fs::write(&path, &bytes).unwrap();
@@ -746,7 +749,8 @@ fn a_damaged_log_is_refused_by_name_and_explained() {
     assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file was changed");
 }
 
-/// A node must not misread its master, because it would replace its data by that of another one.
+/// A node must not misread the address of its master, because it would replace its data by that of
+/// another node.
 #[test]
 fn a_damaged_role_is_refused_by_name_and_explained() {
     let folder = tempfile::tempdir().unwrap();
@@ -772,7 +776,7 @@ fn a_damaged_role_is_refused_by_name_and_explained() {
 }
 
 /// With `always`, a replica receives only synced data. Otherwise it could take over with data that
-/// the master has lost.
+/// the master has lost since.
 #[test]
 fn a_replica_gets_nothing_that_its_master_may_lose() {
     const SYNC: Duration = Duration::from_millis(400);
@@ -795,7 +799,7 @@ fn a_replica_gets_nothing_that_its_master_may_lose() {
         std::thread::scope(|s| {
             let writer = s.spawn(|| call(&mut master.client(), "HINCRBY post:1 like 1"));
             until("the replica has the write", || shows(value));
-            // The first write also waits for the link.
+            // The first write must also wait for the link.
             assert!(began.elapsed() >= SYNC, "after {:?}", began.elapsed());
             assert_eq!(writer.join().unwrap(), OwnedFrame::Integer(value as i64));
         });

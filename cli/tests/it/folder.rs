@@ -1,8 +1,8 @@
-//! Data folders of the real program apart from faults: long startups, automatic snapshots, and
+//! Data folders of the real binary without disk faults: long startups, automatic snapshots, and
 //! folders of earlier releases.
 //!
-//! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark --test it folder::` writes the folder of a
-//! version. Use it only to add a version, in a new folder.
+//! `TIDEMARK_WRITE_FIXTURES=1 cargo test -p tidemark --test it folder::` writes the folder of the
+//! current version. Use it only to add a version in a new folder.
 
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, count, refusal, text, tidemark, until};
@@ -26,7 +26,7 @@ fn config(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// Appends rows to the log of a folder that is not in use, much faster than clients could.
+/// Appends rows to the log of a folder that no server uses, which is much faster than requests.
 fn append_rows(dir: &Path, space: u32, rows: u64) {
     const PER_BATCH: u64 = 20_000;
     let store =
@@ -45,7 +45,7 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
     store.note_durable(&log).unwrap();
 }
 
-/// The folder itself is locked, too: removing the lock file does not allow a second server.
+/// The folder itself is also locked, so removing the lock file does not allow a second server.
 #[test]
 fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -63,8 +63,8 @@ fn a_folder_is_one_servers_whatever_happens_to_its_files() {
     Program::start(folder.path(), "always");
 }
 
-/// F23. The log of a killed server is truncated before the replay position, for example by an
-/// incomplete copy. The start is refused, and `tidemark check` reports the missing part.
+/// The log of a killed server is truncated before the replay position, for example because it was
+/// copied incompletely. The server refuses to start, and `tidemark check` reports the missing part.
 #[test]
 fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,8 +104,8 @@ fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
     assert_eq!(last, OwnedFrame::BulkString(b"1".to_vec()));
 }
 
-/// O12. The schema of the data folder takes precedence. The start names each field that the file
-/// declares differently, and `tidemark check --config` fails.
+/// The schema of the data folder takes precedence. The server logs each field that the
+/// configuration file declares differently, and `tidemark check --config` fails.
 #[test]
 fn a_file_with_other_fields_is_said_at_start_and_by_check() {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn a_long_start_says_how_far_it_is_and_tells_clients_to_wait() {
         })
         .unwrap();
     let program = Program { child, port };
-    // While it loads, it answers with the reason for its refusals.
+    // While the server loads, its errors state the reason.
     let mut client = program.client();
     let (mut told, mut asked) = (0, 0);
     loop {
@@ -229,8 +229,8 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     assert_eq!(snapshots(folder.path()), [] as [&str; 0], "10 kB are too little");
     like(&mut client, 1000..40_000);
     until("the log is large enough", || !snapshots(folder.path()).is_empty());
-    // That snapshot may have begun before the last like. The next start would write the rest of the
-    // log to another snapshot.
+    // That snapshot may have begun before the last like. The next start would then write the rest
+    // of the log to another snapshot.
     until("the snapshot is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
@@ -250,7 +250,7 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     );
 }
 
-/// Posts in several tables of rows and of pairs, with an initial and a changed state.
+/// Posts in several tables of rows and pairs, with a first and a changed state.
 struct Tables {
     ids: Vec<u64>,
 }
@@ -298,7 +298,7 @@ impl Tables {
     }
 }
 
-/// The folder takes precedence over the configuration, also on a replica.
+/// The data folder takes precedence over the configuration, also on a replica.
 #[test]
 fn a_folder_with_a_space_that_the_configuration_lacks_starts() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -334,7 +334,7 @@ fn changes_since_the_last_snapshot_are_counted() {
         let added = call(client, &format!("SADD liked:{FIRST} {}", members.join(" ")));
         assert_eq!(added, OwnedFrame::Integer(members.len() as i64));
     };
-    // The first change also logs the space.
+    // The first change also logs the new space.
     add(&mut client, 0, 1);
     for round in 0..3 {
         let before = changes(&mut client);
@@ -351,7 +351,7 @@ fn fine(client: &mut Client) {
     (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
 }
 
-/// Takes two snapshots without changes in between: the second one reuses the files of the first.
+/// Takes two snapshots without changes between them. The second one reuses the files of the first.
 fn save_twice(client: &mut Client, dir: &Path) {
     assert_eq!(refusal(&call(client, "SAVE")), "");
     let first = snapshots(dir);
@@ -360,8 +360,8 @@ fn save_twice(client: &mut Client, dir: &Path) {
     assert!(kept >= 5, "unchanged chunks were rewritten: {first:?}");
 }
 
-/// The next snapshot must contain what this process has only read from the log, because that log is
-/// deleted.
+/// The next snapshot must contain the changes that this process has only read from the log, because
+/// it deletes that log.
 #[test]
 fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -378,7 +378,7 @@ fn what_a_start_reads_from_the_log_is_in_its_next_snapshot() {
     tables.check(&mut start(folder.path(), config.path()).client());
 }
 
-/// The same for changes that a replica receives between two of its own snapshots.
+/// The same holds for changes that a replica receives between two of its own snapshots.
 #[test]
 fn what_a_replica_is_told_is_in_its_next_snapshot() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -389,7 +389,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
         refusal(&call(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port))),
         ""
     );
-    // The replica closes client connections once, when it replaces its data by the master's.
+    // The replica closes client connections once, namely when it replaces its data by the master's.
     let offset = |program: &Program, key: &str| -> Option<u64> {
         let mut client = Client::connect(("127.0.0.1", program.port)).ok()?;
         let OwnedFrame::BulkString(all) = client.call(&[b"INFO", b"replication"]).ok()? else {
@@ -428,12 +428,12 @@ fn snapshots_on_demand_are_one_at_a_time_and_say_when_they_ended() {
     call(&mut client, &format!("CNT.SET post {FIRST} like 1"));
     assert_eq!(last(&mut client), at_start);
     assert_eq!(snapshots(folder.path()), [] as [&str; 0]);
-    // SAVE replies when the files exist.
+    // SAVE replies once the files exist.
     assert_eq!(call(&mut client, "SAVE"), OwnedFrame::SimpleString(b"OK".to_vec()));
     let first = snapshots(folder.path());
     assert!(!first.is_empty());
     assert!(last(&mut client) > at_start);
-    // Two in one batch: the first is still running.
+    // Sends two requests in one batch, so the first snapshot is still running at the second.
     client.push(&[b"BGSAVE"]);
     client.push(&[b"BGSAVE"]);
     let replies = [client.reply().unwrap(), client.reply().unwrap()];
@@ -450,7 +450,7 @@ fn values(texts: &[&str]) -> OwnedFrame {
     OwnedFrame::Array(texts.iter().map(value).collect())
 }
 
-/// Small tables, so that the folder is small.
+/// Small tables keep the folder small.
 const V4_CONFIG: &str = r#"[durability]
 snapshot_log_bytes = 0
 snapshot_every_s = 0
@@ -480,8 +480,8 @@ flag = "liked"
 counter = "post.like"
 "#;
 
-/// Writes the folder of version 4: a cold file, a snapshot of tables and heads, and a log after it
-/// with records of every kind.
+/// Writes the folder of version 4: a cold file, a snapshot of tables and heads, and a log with
+/// records of every kind.
 fn write_v4(program: &Program) {
     let mut client = program.client();
     let mut done = |words: &str| {
@@ -494,7 +494,7 @@ fn write_v4(program: &Program) {
     done("TM.SPILL post 1");
     done(&format!("CNT.SET post {} comment -7 repost 9223372036854775807", FIRST + 4096));
     done(&format!("CNT.DEL post {}", FIRST + 2 * 4096));
-    // An id far ahead of all others, at the end of the range.
+    // An id far ahead of all others, at the end of the id range.
     done("CNT.SET post 18446744073709551615 like 3");
     done("PH.ADD liked 9 18446744073709551615");
     for i in 0..300 {
@@ -514,7 +514,7 @@ fn write_v4(program: &Program) {
     done(&format!("PH.ADD liked 77 {}", FIRST + 5000 * 4096));
 }
 
-/// Commands and replies of a server on the folder of version 4.
+/// Returns commands, and the replies of a server on the folder of version 4.
 fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
     let row = |i: u64| format!("HMGET post:{} like repost comment read", FIRST + i * 4096);
     let flags = |space: &str, member: &str, ids: &[u64]| {
@@ -524,12 +524,12 @@ fn answers_of_v4() -> Vec<(String, OwnedFrame)> {
     let bits = |bits: &[i64]| {
         OwnedFrame::Array(bits.iter().map(|&bit| OwnedFrame::Integer(bit)).collect())
     };
-    // 300 likes in turn: 43 for each of the first six posts, 42 for the seventh. One like of the
-    // first post is undone, then one is added and one undone.
+    // 300 likes, alternating between the posts: 43 for each of the first six posts, 42 for the
+    // seventh. One like of the first post is undone; another one is added and undone.
     vec![
         (row(0), values(&["42", "0", "0", "0"])),
         (row(1), values(&["44", "9223372036854775807", "-7", "100"])),
-        // Deleted and liked again: the row started over.
+        // This row was deleted and liked again, so its counters started over.
         (row(2), values(&["43", "0", "0", "0"])),
         (row(5), values(&["5048", "0", "0", "500"])),
         (row(6), values(&["", "", "", ""])),
@@ -560,7 +560,8 @@ fn check_v4(program: &Program, when: &str) {
     }
 }
 
-/// Complements the store's fixtures, which cover the frames of files: this covers their contents.
+/// Complements the store's fixtures, which cover the framing of files: this one covers their
+/// contents.
 #[test]
 fn a_folder_of_version_4_opens() {
     let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/v4");
@@ -589,7 +590,7 @@ fn a_folder_of_version_4_opens() {
 
     let program = start(folder.path(), config.path());
     check_v4(&program, "from snapshot and log");
-    // Check today's format, too.
+    // Also check the current format.
     assert_eq!(refusal(&call(&mut program.client(), "SAVE")), "");
     program.kill();
     check_v4(&start(folder.path(), config.path()), "from today's snapshot");
@@ -614,7 +615,8 @@ fn a_folder_of_version_3_is_refused() {
     assert!(told.contains("tidemark import --from"), "{told}");
 }
 
-/// Scripts stop a server with SHUTDOWN and restart it immediately.
+/// Scripts stop a server with SHUTDOWN and restart it immediately, so the folder must be free when
+/// the connection closes.
 #[test]
 fn shutdown_ends_the_connection_when_the_folder_is_free() {
     let folder = tempfile::tempdir().unwrap();
@@ -671,7 +673,7 @@ fn shutdown_save_writes_a_snapshot() {
     assert_eq!(again.ask(&format!("HGET post:{FIRST} like")), OwnedFrame::BulkString(text(5)));
 }
 
-/// Fills the log with records that take long to replay.
+/// Fills the log with records that take a long time to replay.
 fn fill_log(client: &mut Client) {
     let members: Vec<Vec<u8>> = (0..100).map(|n| format!("{n:0>120}").into_bytes()).collect();
     for id in FIRST..FIRST + 2000 {
@@ -697,7 +699,7 @@ fn shutdown_is_aborted_while_it_saves() {
     assert_eq!(refusal(&call(&mut other, &format!("SADD liked:{FIRST} 1"))), "");
 }
 
-/// Replaying 16 MiB of log or more would take longer than reading a snapshot.
+/// Replaying 16 MiB of log or more takes longer than loading a snapshot.
 #[test]
 fn a_stop_with_a_long_log_writes_a_snapshot() {
     for (saves, stop) in

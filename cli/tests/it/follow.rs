@@ -1,9 +1,10 @@
-//! Crashes of the real program (SIGKILL) while eight clients make a few users follow and unfollow
-//! each other. A follow changes a flag, the followers of one user and the followings of the other,
-//! in two stripes and three places. After each start all three agree exactly, and acknowledged
-//! changes are present.
+//! Crashes of the real binary (SIGKILL) while eight clients make a few users follow and unfollow
+//! each other. A follow changes a flag, one user's count of followers and the other user's count of
+//! followings: two stripes and three places. After each start, the three agree exactly, and
+//! acknowledged changes are present.
 //!
-//! `TIDEMARK_RUNS` (default 10; 200 before a release) and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 10; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
+//! seed.
 
 use harness::program::{Program, call, refusal, rounds, text};
 use harness::within;
@@ -15,18 +16,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 const CLIENTS: u64 = 8;
-/// Number of requests of all clients before a kill.
+/// Number of requests, by all clients together, before a kill.
 const ACTS: std::ops::Range<u64> = 50..1000;
 /// Users that all clients change.
 const SHARED: std::ops::Range<u64> = 1000..1006;
-/// First of the users that only one client changes.
+/// First of the users that a single client changes.
 const OWN: u64 = 1006;
 
 fn start(dir: &Path) -> Program {
     Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
 }
 
-/// Users that a client's own user follows. `None`: the last reply did not arrive.
+/// Users that a client's own user follows. `None` if the last reply did not arrive.
 type Own = BTreeMap<u64, Option<bool>>;
 
 fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
@@ -35,7 +36,7 @@ fn act(port: u16, number: u64, seed: u64, own: &mut Own, answered: &AtomicU64) {
     loop {
         let is_own = rng.bool();
         let who = if is_own { OWN + number } else { rng.u64(SHARED) };
-        // Sometimes two at once, or oneself.
+        // Sometimes follows two users at once, or itself.
         let mut whom = vec![rng.u64(SHARED)];
         if rng.u8(0..4) == 0 {
             whom.push(rng.u64(SHARED));

@@ -1,10 +1,10 @@
-//! A new server with only its memory configured. Posts and likes beyond the memory are spilled,
-//! never refused, while the server is killed (SIGKILL) during spills and merges. At the end, every
-//! row and every flag is right, before and after another restart, and no process has exceeded its
-//! memory.
+//! A new server on which only the memory is configured. It spills posts and likes that exceed the
+//! memory and refuses none of them, although it is killed (SIGKILL) during spills and merges. At
+//! the end, every row and every flag is correct, before and after another restart, and no process
+//! has exceeded its memory.
 //!
-//! `TIDEMARK_STEPS`: posts, and as many likes (default 1,000,000 with 48 MiB; 400,000,000 with 2
-//! GiB before a release).
+//! `TIDEMARK_STEPS` sets the number of posts and of likes (default 1,000,000 with 48 MiB;
+//! 400,000,000 with 2 GiB before a release).
 
 use harness::program::{Program, call, refusal};
 use harness::within;
@@ -15,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Posts of a request, all liked by one member.
+/// Number of posts per request, all liked by one member.
 const BLOCK: u64 = 1000;
 const LOADERS: u64 = 2;
 const KILLS: u64 = 3;
-/// Maximum memory of the process: this factor of the configured memory, or the constant addition
-/// below for the program itself.
+/// Maximum memory of a process: this factor of the configured memory, or the configured memory plus
+/// the constant below for the process itself.
 const MOST: f64 = 1.05;
 const PROGRAM_BYTES: u64 = 40 << 20;
-/// One in this many posts gets a comment after the load.
+/// One in this many posts gets a comment after all posts were loaded.
 const COMMENTED: u64 = 10;
 
 fn mix(x: u64) -> u64 {
@@ -31,9 +31,9 @@ fn mix(x: u64) -> u64 {
     (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (x >> 32)
 }
 
-/// Number of blocks between two syncs. A kill makes the client resend them, so the server must
-/// still know their tokens. It keeps a million tokens, or those that fit an eighth of its memory at
-/// 80 bytes each. A block has one token for each of two counters of a post.
+/// Number of blocks between two syncs. After a kill the client resends them, so the server must
+/// still have their tokens. It stores a million tokens, or as many as fit into an eighth of its
+/// memory at 80 bytes each. A block has one token for each of two counters of a post.
 fn stretch(memory_bytes: u64) -> u64 {
     let tokens = (memory_bytes / 8 / 80).min(1_000_000);
     (tokens / 2 / (2 * BLOCK)).max(1)
@@ -56,7 +56,7 @@ fn posts(block: u64) -> Range<u64> {
     block * BLOCK..(block + 1) * BLOCK
 }
 
-/// Words of a request in one allocation.
+/// The words of a request, in one allocation.
 #[derive(Default)]
 struct Words {
     text: Vec<u8>,
@@ -104,7 +104,7 @@ fn push_block(client: &mut Client, block: u64) {
     likes.push(client);
 }
 
-/// Sends a comment on some posts of a block, with tokens.
+/// Adds a comment to some posts of a block, with tokens.
 fn push_comments(client: &mut Client, block: u64) {
     let mut comments = Words::new(&["CNT.MINCRBY", "post"]);
     for post in posts(block).filter(|post| post % COMMENTED == 0) {
@@ -118,7 +118,7 @@ fn push_comments(client: &mut Client, block: u64) {
 }
 
 /// Sends blocks on several connections until they are synced or the server is killed. Returns
-/// whether they are synced. An error reply fails the test.
+/// whether they are synced. Panics on an error reply.
 fn send(port: u16, blocks: Range<u64>, replies: usize, push: fn(&mut Client, u64)) -> bool {
     let (next, is_whole) = (AtomicU64::new(blocks.start), AtomicBool::new(true));
     let load = || -> Result<(), std::io::Error> {
@@ -161,7 +161,7 @@ struct Fresh {
     config: String,
     memory_bytes: u64,
     program: Program,
-    /// Maximum memory of any process, as a share of the configured memory.
+    /// Maximum memory of any process so far, as a share of the configured memory.
     worst: f64,
 }
 
@@ -195,8 +195,8 @@ impl Fresh {
         self.program.info(name).parse().unwrap_or_else(|_| panic!("INFO {name}"))
     }
 
-    /// Sends all blocks, stretch by stretch. In the later half, sometimes kills the server while it
-    /// writes a cold file, and resends the stretch. Returns the number of kills.
+    /// Sends all blocks, in stretches that end with a sync. In the second half, sometimes kills the
+    /// server while it writes a cold file, and resends the stretch. Returns the number of kills.
     fn send_all(&mut self, blocks: u64, replies: usize, push: fn(&mut Client, u64)) -> u64 {
         let mut killed = 0;
         let stretch = stretch(self.memory_bytes);
@@ -273,7 +273,7 @@ fn check_rows(client: &mut Client, block: u64, comments: i64) {
         let OwnedFrame::Array(values) = row else { panic!("post {post}: {row:?}") };
         let [read, comment] = counts(post);
         let comment = comment + if post % COMMENTED == 0 { comments } else { 0 };
-        // Order: like repost comment read.
+        // Fields in order: like, repost, comment, read.
         let expected = [1, 0, comment, read].map(OwnedFrame::Integer);
         assert_eq!(values, expected, "post {post}");
     }
@@ -292,7 +292,7 @@ fn flags(client: &mut Client, block: u64, member: u64) -> u64 {
 fn a_fresh_server_takes_more_than_its_memory_holds() {
     let all = seeds::given("TIDEMARK_STEPS").unwrap_or(1_000_000);
     let blocks = all / BLOCK;
-    // The same ratio as 2 GiB for 400,000,000 posts, but at least enough for the process itself.
+    // The ratio of 2 GiB to 400,000,000 posts, but at least the needs of the process itself.
     let memory_bytes = ((all as f64 * 5.37) as u64).max(48 << 20);
     let mut fresh = Fresh::start(memory_bytes);
     let began = Instant::now();
@@ -325,8 +325,8 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
     assert!(fresh.worst <= MOST.max(program), "{:.3} of its memory", fresh.worst);
 }
 
-/// Several connections write rows faster than they spill, and memory runs short immediately. All
-/// writes wait, and none is refused.
+/// Several connections write rows faster than the server spills them, so memory is short from the
+/// beginning. All writes wait, and the server refuses none.
 #[test]
 fn writers_that_are_faster_than_the_disk_wait() {
     const CLIENTS: u64 = 4;

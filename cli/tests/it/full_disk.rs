@@ -1,7 +1,8 @@
-//! The real program on a full disk: what it refuses, what it keeps, and how it recovers.
+//! The real binary on a full disk: which requests it refuses, which data it retains, and how it
+//! recovers.
 //!
-//! A small tmpfs requires permission to mount it, as root or in a new namespace (`SmallDisk`).
-//! Without it, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set.
+//! A small tmpfs needs permission to mount it, as root or in a new namespace (`SmallDisk`). Without
+//! it, a test prints a warning and passes, unless `CI` or `TIDEMARK_ALL_FAULTS` is set.
 
 use harness::in_process::listener;
 use harness::program::{
@@ -43,7 +44,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             said = words.to_owned();
             true
         });
-        // The first client with the error has changed the data in memory.
+        // The request of the first client with the error has changed the data in memory.
         assert!(
             said.starts_with("MISCONF Tidemark cannot write its log. The change is in memory"),
             "{said}"
@@ -51,7 +52,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
         refused_without_trace(&mut client, 5_000_000);
         says_why_and_not_where(admin, disk.path());
-        // A queued transaction is refused as a whole.
+        // The server refuses the queued transaction as a whole.
         let exec = call(&mut transaction, "EXEC");
         let why = "EXECABORT Transaction discarded because of: MISCONF ";
         assert!(refusal(&exec).starts_with(why), "{exec:?}");
@@ -69,7 +70,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         refused_without_trace(&mut client, 6_000_000);
 
-        // An import ends immediately with the server's error.
+        // The import ends immediately and shows the server's error.
         let mut rows = tempfile::Builder::new().suffix(".csv").tempfile().unwrap();
         writeln!(rows, "id,like,repost,comment,read\n1,2,3,4,5\n6,7,8,9,10").unwrap();
         let import = tidemark(&[
@@ -85,7 +86,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         );
         assert!(!import.status.success() && words.contains("MISCONF"), "{words}");
 
-        // A write that was refused may have been logged, and acknowledged ones are. Kill and
+        // A refused write may have been logged, and acknowledged writes are logged. Kill and
         // restart on the full disk.
         program.kill();
         let program = start();
@@ -104,7 +105,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
     }
 }
 
-/// The admin pages without a login report the full disk, but not the data folder.
+/// Without a login, the admin pages report the full disk but not the data folder.
 fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
     for page in ["/readyz", "/api/status"] {
         let mut stream = TcpStream::connect(admin).unwrap();
@@ -117,7 +118,7 @@ fn says_why_and_not_where(admin: SocketAddr, folder: &Path) {
     }
 }
 
-/// Every reply reports the failure, and no change happens that the log cannot hold.
+/// Every reply reports the failure, and the server makes no change that the log cannot hold.
 #[test]
 fn a_start_without_room_refuses_writes_from_the_first_one_on() {
     for fsync in ["always", "everysec"] {
@@ -165,7 +166,7 @@ fn rows(client: &mut Client, from: u64, to: u64) -> bool {
     true
 }
 
-/// Log that is kept for returning replicas yields to new writes.
+/// The server deletes log that it retains for returning replicas when new writes need the space.
 #[test]
 fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -186,7 +187,7 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     let before = segments();
     assert!(before.len() >= 4, "{before:?}");
     disk.fill(64 << 10);
-    // One or two writes are refused while space is freed.
+    // One or two writes fail while the server frees space.
     let mut at = 400_000;
     until("writes go on", || {
         at += 20_000;
@@ -204,7 +205,8 @@ fn log_that_no_start_needs_gives_way_on_a_full_disk() {
     }
 }
 
-/// A scheduled snapshot leaves the last free space to the log, and is not retried continuously.
+/// A scheduled snapshot leaves the last free space to the log, and the server does not retry it
+/// continuously.
 #[test]
 fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -231,7 +233,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let mut write = |client: &mut Client| {
         assert!(rows(client, id, id + 10), "a write was rejected");
         id += 10;
-        // The log itself must use little of the free space.
+        // Meanwhile the log itself must use little of the free space.
         std::thread::sleep(Duration::from_millis(5));
         let figures = rustix::fs::statvfs(disk.path()).unwrap();
         least = least.min(figures.f_bavail * figures.f_frsize);
@@ -240,21 +242,21 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
         write(&mut client);
         failed() > 0
     });
-    // Without a pause, dozens would run in this time.
+    // Without a pause between attempts, dozens would run in this time.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         write(&mut client);
     }
     assert!(failed() <= 2, "{} failed", failed());
-    // A snapshot reserves space before it writes. Without this limit it would use all of it.
+    // A snapshot reserves space before it writes. Without this limit it would use all free space.
     assert!(least > 4 << 20, "{least} bytes were free");
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    // A requested snapshot may use all space.
+    // A snapshot on request may use all free space.
     assert_eq!(refusal(&call(&mut client, "SAVE")), "");
 }
 
-/// As in Redis, stopping a server whose log fails loses acknowledged writes, so the order must be
-/// given twice.
+/// As in Redis, stopping a server whose log fails loses acknowledged writes, so the operator must
+/// repeat the command.
 #[test]
 fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -301,7 +303,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
     );
 }
 
-/// F29. A service manager sends the stop signal only once.
+/// A service manager sends the stop signal only once.
 #[test]
 fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     let Some(disk) = SmallDisk::mount(96) else {
@@ -320,8 +322,8 @@ fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
     check(Program::start(disk.path(), "everysec").port, &likes);
 }
 
-/// F29. With `always`, no acknowledged write can be lost, so the server stops. While the disk is
-/// full, it logs the failure once, not at each attempt.
+/// With `always`, no acknowledged write can be lost, so the server stops. While the disk is full,
+/// it logs the failure once rather than at each attempt.
 #[test]
 fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {

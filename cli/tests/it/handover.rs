@@ -1,5 +1,5 @@
-//! FAILOVER, and crashes during it. While the roles are exchanged, two nodes are briefly replicas
-//! of each other. One of them must become the master again, with all data.
+//! FAILOVER, and crashes of both nodes during it. During the exchange of roles, two nodes are
+//! briefly replicas of each other. One of them must become the master again, with all data.
 
 use harness::program::{FIRST, Program, call, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -28,8 +28,8 @@ fn likes(program: &Program) -> OwnedFrame {
     program.ask(&format!("HGET post:{FIRST} like"))
 }
 
-/// Stops the replica and orders the hand-over. Returns false if the master still waits for the
-/// replica to reach the end of the log.
+/// Stops the replica and sends FAILOVER to the master. Returns false if the master is still waiting
+/// for the replica to reach the end of the log.
 fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
     fine(old, "WAITAOF 1 1 10000");
     kill_process(Pid::from_child(&new.child), Signal::STOP).unwrap();
@@ -44,8 +44,8 @@ fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
     true
 }
 
-/// Kills a master and the replica that takes over, before the replica has read its order. Returns
-/// their ports.
+/// Kills a master, and the replica that is to take over before it has read the request. Returns the
+/// ports of both.
 fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
     fine(&old, &like());
@@ -53,8 +53,8 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     until("the replica has all data", || {
         likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
-    // A second after the last write, the master seals the log with a batch that the replica must
-    // have. If the replica was stopped before the seal arrived, let it continue.
+    // One second after the last write, the master seals the log with a batch that the replica must
+    // have. If the replica was stopped before it received the seal, let it continue.
     while !is_asked_when_stopped(&old, &new) {
         fine(&old, "FAILOVER ABORT");
         kill_process(Pid::from_child(&new.child), Signal::CONT).unwrap();
@@ -66,8 +66,8 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     [old.port, new.port]
 }
 
-/// The old master hangs. Its replica is promoted anyway, and the old master steps down when it
-/// wakes up.
+/// The old master does not respond. Its replica is promoted anyway, and the old master steps down
+/// when it responds again.
 #[test]
 fn hung_master_delays_a_promotion_and_steps_down_later() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -112,7 +112,7 @@ fn a_handover_that_was_killed_goes_on() {
         (old.info("repl_full_syncs"), new.info("repl_full_syncs")),
         ("0".into(), "0".into())
     );
-    // The hand-over is complete, so the next start sends no order.
+    // The hand-over is complete, so the next start does not request it again.
     old.kill();
     let old = start(&folders[0], Some(ports[0]));
     assert_eq!(old.info("master_failover_state"), "no-failover");
@@ -126,7 +126,7 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
         let ports = killed_between(&folders);
         let old = start(&folders[0], Some(ports[0]));
         if by_operator {
-            // It is unknown whether the replica has received the order.
+            // It is unknown whether the replica has received the request.
             let refused = old.ask("FAILOVER ABORT");
             assert!(refusal(&refused).contains("may already be the master"), "{refused:?}");
             fine(&old, "REPLICAOF NO ONE");
@@ -134,8 +134,8 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
                 refusal(&call(&mut old.client(), &like())).is_empty()
             });
         } else {
-            // The replica has lost its data, so it cannot take over. But another node might have
-            // done so.
+            // The replica has lost its data, so it cannot take over. However, another node might
+            // have taken over.
             let empty = tempfile::tempdir().unwrap();
             let new = start(&empty, Some(ports[1]));
             until("the node is a master again", || old.info("role") == "master");

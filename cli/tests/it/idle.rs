@@ -1,19 +1,19 @@
-//! Counts how often the threads of an idle server wake up. The count does not depend on the speed
-//! of the machine.
+//! Counts the wake-ups of an idle server's threads. The count does not depend on the speed of the
+//! machine.
 
 use harness::program::{FIRST, Program, call};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Maximum number of wake-ups per second of all threads. A wake-up costs 20 to 60 us, so this is at
-/// most 0.3 % of a core.
+/// Maximum number of wake-ups per second of all threads. A wake-up costs 20 to 60 us, so this uses
+/// at most 0.3 % of a core.
 const MOST: u64 = 50;
 
 /// Returns the number of voluntary context switches of all threads of a process.
 fn waits(process: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    // A thread may end in between.
+    // A thread may exit during the loop.
     let statuses = threads
         .filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("status")).ok());
     let of = |status: String| {
@@ -35,7 +35,7 @@ fn an_idle_server_seldom_wakes_up() {
     }
     let silent: Vec<TcpStream> =
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", program.port)).unwrap()).collect();
-    // Wait until all data is written and a quiet second has passed.
+    // Wait until all data is written, and then until a second passes with few wake-ups.
     let began = Instant::now();
     let mut seen = vec![];
     while seen.last().is_none_or(|&a_second| a_second > MOST) {

@@ -1,8 +1,9 @@
-//! Crashes of the real program (SIGKILL) under load, with snapshots in between. With `--fsync
-//! always`, every acknowledged like is present after the restart, and flags and counters always
-//! agree.
+//! Crashes of the real binary (SIGKILL) under load, with snapshots between them. With
+//! `--fsync always`, every acknowledged like is present after the restart. Flags and counters
+//! always agree.
 //!
-//! `TIDEMARK_RUNS` (default 8; 200 before a release) and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` (default 8; 200 before a release) sets the number of runs, `TIDEMARK_SEED` the
+//! seed.
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, check, like_from, rounds_at_least, text,
@@ -11,8 +12,8 @@ use node::client::Client;
 use std::process::Command;
 use std::time::Duration;
 
-/// Number of rounds that like the same posts. Older posts are checked once per era, so that the
-/// cost of a round is constant.
+/// Number of rounds that like the same posts. The test checks older posts once per era, so that a
+/// round always costs the same.
 const ERA: u64 = 10;
 
 #[test]
@@ -94,7 +95,7 @@ fn a_clean_end_loses_nothing_whatever_the_policy() {
         let again = Program::start(folder.path(), fsync);
         let all = (0..500).map(|member| ((FIRST, member), true)).collect();
         check(again.port, &all);
-        // A second server on the folder is refused, and the first one continues.
+        // A second server on the folder is refused, and the first one continues to run.
         let second = Command::new(harness::program())
             .args(["serve", "--port", "0", "--dir"])
             .arg(folder.path())

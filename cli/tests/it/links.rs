@@ -1,7 +1,7 @@
-//! Faulty links between a master and its replicas under load. The script is
-//! `tests/clients/links.py`; this test runs it with the real program.
+//! Faulty links between a master and its replicas under load. This test runs the script
+//! `tests/clients/links.py` with the real binary.
 //!
-//! `cargo xtask play links --seconds 300` plays for five minutes.
+//! `cargo xtask play links --seconds 300` runs it for five minutes.
 
 use std::path::Path;
 use std::process::Command;

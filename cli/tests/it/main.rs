@@ -1,4 +1,4 @@
-//! Tests that drive the `tidemark` program as a process: signals, kill -9, failing disks, Sentinel.
+//! Tests that run the `tidemark` binary as a process: signals, kill -9, failing disks, Sentinel.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test")]
 
 mod attacks;

@@ -1,5 +1,5 @@
-//! Memory of the process after a storm of clients of all kinds, compared with INFO. After a quiet
-//! minute, less than 30 MB are unaccounted for.
+//! Memory of the process after a burst of clients of all kinds, compared with INFO. After a quiet
+//! minute, INFO must account for all but 30 MB of it.
 
 use harness::program::{FIRST, Program, count, refusal};
 use node::client::Client;
@@ -30,7 +30,7 @@ fn take(client: &mut Client) {
     }
 }
 
-/// Resident memory without file mappings, which other processes share.
+/// Returns the resident memory without file mappings, which processes share.
 fn resident(program: &Program) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.child.id())).unwrap();
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -68,8 +68,8 @@ fn storm(program: &Program) -> Vec<Client> {
         client.send().unwrap();
     }
     large.iter_mut().for_each(take);
-    // Clients that request much and never read, announce much and never send, or subscribe to every
-    // change.
+    // Clients that request large replies and do not read them, announce large requests and do not
+    // send them, or subscribe to every change.
     let silent: Vec<TcpStream> = (0..50)
         .map(|n| {
             let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();

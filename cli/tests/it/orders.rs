@@ -1,5 +1,5 @@
-//! Orders of an operator or of Sentinel are on disk before their reply, as strace of the real
-//! program shows.
+//! Role changes by an operator or by Sentinel are on disk before the reply, as strace of the real
+//! binary shows.
 
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 
-/// Starts the program with a configuration file under strace. `None` without strace.
+/// Starts the server with a configuration file under strace. Returns `None` without strace.
 fn under_strace(options: &[&str], dir: &Path, config: &Path) -> Option<Program> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("requires strace");
@@ -65,7 +65,7 @@ fn an_order_is_on_the_disk_before_it_is_answered() {
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 7")), "");
         let before = std::fs::read(&trace).unwrap().len();
         assert_eq!(refusal(&call(&mut client, words)), "", "{words}");
-        // After another reply, the trace contains all earlier calls.
+        // After a further reply, the trace contains all earlier calls.
         assert_eq!(refusal(&call(&mut client, "CONFIG SET slowlog-max-len 8")), "");
         let trace = std::fs::read(&trace).unwrap();
         let trace = String::from_utf8_lossy(&trace[before..]);
@@ -80,7 +80,7 @@ fn an_order_that_is_not_on_the_disk_is_answered_with_an_error() {
     let own = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), own.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
-    // Fails calls for the folder of the file; the file itself has another path.
+    // The calls fail for the folder of the file only, because the file itself has another path.
     let fails = [
         "-o",
         "/dev/null",
@@ -133,9 +133,9 @@ fn a_role_that_cannot_be_written_down_is_not_taken() {
     );
 }
 
-/// Checks that another client of the only worker gets replies while the disk works for the sender
-/// of `sent`. Returns the number of its replies before the last line of the sender's reply and
-/// `is_over`.
+/// Checks that another client of the only worker receives replies while the sender of `sent` waits
+/// for the disk. Returns the number of these replies that arrived before the last line of the
+/// sender's reply and `is_over`.
 fn answered_meanwhile(
     program: &Program,
     sent: &str,
@@ -184,7 +184,7 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
             "{sent}: others were answered {times} times while the disk was written"
         );
     };
-    // In the form that Sentinel sends.
+    // The transaction in the form that Sentinel sends.
     let sentinel = |order: &str| {
         let order = format!("SLAVEOF {order}\r\nCONFIG REWRITE\r\nCLIENT KILL TYPE pubsub\r\n");
         format!("MULTI\r\n{order}EXEC\r\nECHO done\r\n")
@@ -207,8 +207,8 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
     goes_on("TM.REPLICATE 3\r\n", "+OK", &|| role().contains("replicated yes"));
 }
 
-/// Sentinel's transaction gets its replies in order, as with Redis, no matter where it waits. No
-/// reply is missing or duplicated.
+/// Sentinel's transaction receives its replies in order, as with Redis, wherever it waits. No reply
+/// is lost or duplicated.
 #[test]
 fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
 
 const ROWS: u64 = 3_000;
 
-/// Fills the disk so that a role still fits, but the pending log does not.
+/// Fills the disk so that the role file still fits, but the pending log does not.
 fn nearly_full(disk: &SmallDisk, program: &Program) {
     let mut client = program.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
@@ -301,7 +301,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
             .starts_with("-ERR earlier writes are not in the log yet and would be lost: MISCONF"),
         "{refusal}"
     );
-    // After a failed commit, the server accepts no writes.
+    // After the failed commit, the server accepts no further writes.
     let last = said.iter().rposition(|line| line.starts_with(':')).unwrap() as u64;
     let held = OwnedFrame::BulkString(text(if last == 0 { 6 } else { 5 }));
     assert_eq!((info(&program, "role"), row(&program, last)), ("master".into(), held.clone()));
@@ -312,7 +312,7 @@ fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_i
     assert_eq!(row(&Program::start(disk.path(), "everysec"), last), held);
 }
 
-/// The same if the order is in one transaction with the writes and cannot wait for them.
+/// The same, if the REPLICAOF is in one transaction with the writes and cannot wait for them.
 #[test]
 fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     for is_taken_back in [false, true] {
@@ -333,7 +333,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
             ("slave".into(), "0".into())
         );
         if is_taken_back {
-            // The role needs less space than the pending log.
+            // The role file needs less space than the pending log.
             assert_eq!(last_line(&program, "REPLICAOF NO ONE\r\n"), "+OK");
             assert_eq!(row(&program, ROWS - 1), OwnedFrame::BulkString(text(5)));
         }
@@ -362,7 +362,7 @@ fn a_last_commit_that_fails_is_tried_until_it_is_in_the_log() {
     }
 }
 
-/// A port is only what Redis parses as a number between 0 and 65535.
+/// Only text that Redis parses as a number between 0 and 65535 is a valid port.
 #[test]
 fn what_is_no_port_is_no_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -380,8 +380,8 @@ fn what_is_no_port_is_no_order() {
     );
 }
 
-/// A start removes the remains of a role whose writing was interrupted by a kill, but not the files
-/// of others.
+/// If a kill has interrupted the writing of a role, the next start removes the temporary file, but
+/// not files of others.
 #[test]
 fn a_start_removes_what_a_kill_has_left_of_a_role() {
     let folder = tempfile::tempdir().unwrap();
@@ -392,7 +392,7 @@ fn a_start_removes_what_a_kill_has_left_of_a_role() {
     std::fs::create_dir(path(".tidemark-folder.tmp")).unwrap();
     let program = Program::start(folder.path(), "always");
     assert!(!left.exists() && other.exists() && path(".tidemark-folder.tmp").exists());
-    // A second process must not delete files of a folder in use.
+    // A second process must not delete files of a folder that is in use.
     std::fs::write(&left, "").unwrap();
     assert!(Program::start_as(&[], folder.path(), &[]).is_err());
     assert!(left.exists());

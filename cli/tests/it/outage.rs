@@ -1,5 +1,6 @@
-//! Duration of failing writes of stock clients during a planned SENTINEL FAILOVER and after kill
-//! -9. `tests/clients/outage.py` runs the other clients; this file has the client with redis-rs.
+//! Measures how long writes of stock clients fail during a planned SENTINEL FAILOVER and after kill
+//! -9. `tests/clients/outage.py` runs the other clients; this file contains the one that uses
+//! redis-rs.
 
 use redis::Commands;
 use redis::cluster::ClusterClient;
@@ -8,10 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Set if this test binary must act as a client.
+/// Environment variable that makes this test binary act as a client.
 const WRITER: &str = "TIDEMARK_WRITER";
 
-/// F8: a planned failover blocked writes of ioredis and Lettuce for eight seconds.
+/// Regression: a planned failover blocked writes of ioredis and Lettuce for eight seconds.
 #[test]
 fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -50,8 +51,8 @@ fn writes_of_stock_clients_fail_for_three_seconds_at_most() {
     assert!(status.success(), "see above");
 }
 
-/// The counterpart of `tests/clients/writer.py` for redis-rs. Only active if started by
-/// `outage.py`.
+/// Counterpart of `tests/clients/writer.py` for redis-rs. It does nothing unless `outage.py` has
+/// started it.
 #[test]
 fn redis_rs_writes() {
     if std::env::var_os(WRITER).is_none() {
@@ -72,7 +73,7 @@ fn redis_rs_writes() {
         SentinelClient::build(places, "m".to_owned(), None, SentinelServerType::Master).unwrap();
     let mut connection = None;
     write(|| {
-        // Its clients ask Sentinel for each new connection.
+        // The client asks Sentinel for the master before each new connection.
         if connection.is_none() {
             connection = Some(client.get_connection()?);
         }

@@ -1,5 +1,5 @@
 //! Interfaces for packages and service managers: version, completions, manual pages, health checks,
-//! readiness, JSON logs.
+//! readiness, and JSON logs.
 
 use harness::program::Program;
 use rustix::process::{Pid, Signal, kill_process};
@@ -99,7 +99,7 @@ fn ping_waits_for_a_server_that_starts() {
     assert!(server.terminate().success());
 }
 
-/// `Type=notify`: the service manager's socket receives READY=1 after the data is loaded, and
+/// `Type=notify`: the service manager's socket receives READY=1 once the data is loaded, and
 /// STOPPING=1 when the server stops.
 #[test]
 fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
@@ -112,7 +112,7 @@ fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
         let n = manager.recv(&mut buffer).expect("a message of the server");
         String::from_utf8(buffer[..n].to_vec()).unwrap()
     };
-    // `env` sets the variable and becomes the server.
+    // `env` sets the variable and then executes the server.
     let variable = format!("NOTIFY_SOCKET={}", path.display());
     let data = folder.path().join("data");
     let server = Program::start_as(&["env", &variable], &data, &[]).unwrap();
@@ -123,15 +123,15 @@ fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
     assert!(stopping.contains("STOPPING=1"), "{stopping}");
 }
 
-/// Starts the server with sockets like systemd: descriptors 3 and 4, named `tidemark.socket` and
-/// `admin`. Returns when the server is ready.
+/// Starts the server with sockets like systemd does: descriptors 3 and 4, named `tidemark.socket`
+/// and `admin`. Returns when the server is ready.
 fn start_with_sockets(dir: &Path, clients: &TcpListener, admin: &TcpListener) -> Child {
     let passed = |socket: &TcpListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let script = "exec 3<&0 4>&1 </dev/null >/dev/null
         export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=tidemark.socket:admin
         exec \"$@\"";
     let program = harness::program();
-    // The configured port is in use.
+    // The configured port is already in use.
     let port = clients.local_addr().unwrap().port().to_string();
     let mut child = Command::new("sh")
         .args(["-c", script, "sh", program.to_str().unwrap(), "serve", "--port", &port])
@@ -152,8 +152,8 @@ fn start_with_sockets(dir: &Path, clients: &TcpListener, admin: &TcpListener) ->
     child
 }
 
-/// Sends a command on a connection that may be older than the server. Repeats it while the server
-/// loads its data.
+/// Sends a command on a connection that may be older than the server process. Repeats the command
+/// while the server loads its data.
 fn ask(client: &mut TcpStream, command: &str) -> String {
     client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut replies = BufReader::new(client.try_clone().unwrap());
@@ -167,8 +167,8 @@ fn ask(client: &mut TcpStream, command: &str) -> String {
     }
 }
 
-/// Socket activation: the next server answers a connection that was made while none was running,
-/// and a restart refuses no connection.
+/// Socket activation: the next server replies on a connection that was opened while no server was
+/// running. A restart refuses no connection.
 #[test]
 fn sockets_of_the_service_manager_are_served() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,13 +186,13 @@ fn sockets_of_the_service_manager_are_served() {
     }
 }
 
-/// The server refuses to start with a socket that it cannot serve.
+/// The server refuses to start if it receives a socket that it cannot serve.
 #[test]
 fn unusable_sockets_of_the_service_manager_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     for (name, said) in [("tls", "TLS is disabled"), ("clients", "socket \"clients\"")] {
-        // Descriptor 3 is the socket or no socket.
+        // Descriptor 3 is the socket, or something that is not a socket.
         let stdin = match name {
             "tls" => Stdio::from(OwnedFd::from(socket.try_clone().unwrap())),
             _ => Stdio::null(),

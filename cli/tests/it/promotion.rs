@@ -1,6 +1,6 @@
-//! Promotion of the real program while its disk is slow or full: strace delays or fails the
-//! creation of its first log segment. Writes to the new master succeed, wait, or return the disk
-//! error.
+//! Promotion of the real binary while its disk is slow or full: strace delays or fails the creation
+//! of the new master's first log segment. Writes to the new master succeed, wait, or return the
+//! error of the disk.
 
 use harness::program::{FIRST, Program, call, cannot, refusal, text, until};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -11,11 +11,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const SLOW: Duration = Duration::from_secs(3);
-/// Maximum duration of operations that must not wait for the segment, even on a busy machine.
+/// Maximum duration of operations that must not wait for the segment, with a margin for a busy
+/// machine.
 const AT_ONCE: Duration = Duration::from_millis(1_500);
 
-/// Starts a master and its replica. `how` is the fault for the first segment that the replica
-/// creates. `None` without strace.
+/// Starts a master and its replica. `how` describes the fault of the first segment that the replica
+/// creates. Returns `None` without strace.
 fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     if Command::new("strace").arg("-V").output().is_err() {
         cannot("requires strace");
@@ -27,7 +28,7 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     in_step(&replica);
     assert!(replica.terminate().success());
     let newest = segments(folders[1].path()).pop().unwrap();
-    // A segment number is used once, even if its creation fails.
+    // The server uses a segment number only once, even if the creation of that segment fails.
     let paths = [1, 2].map(|more| folders[1].path().join(store::segment_name(newest + more)));
     let inject = format!("inject=openat:{how}");
     let mut under = vec![
@@ -98,7 +99,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let how = format!("delay_enter={}:when=1", SLOW.as_micros());
     let Some([master, replica]) = pair(&folders, &how) else { return };
-    // Both clients connected before and stay connected.
+    // Both clients connected before the promotion, and remain connected.
     let (mut reader, mut queues) = (replica.client(), replica.client());
     fine(&replica, "REPLICAOF NO ONE");
     let began = Instant::now();
@@ -144,8 +145,8 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(102)));
 }
 
-/// Its role is on disk, but no segment of its own. With the term of the old master, both logs would
-/// seem to have one writer.
+/// The new role is on disk, but the node has no segment of its own yet. If the node used the old
+/// master's term, both logs would seem to have the same writer.
 #[test]
 fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -178,7 +179,7 @@ fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
 #[test]
 fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    // The node tries two numbers at a time, twice per second.
+    // The node tries two segment numbers at a time, twice per second.
     let Some([master, replica]) = pair(&folders, "error=ENOSPC:when=1..24") else { return };
     let mut client = replica.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
@@ -206,7 +207,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(replica.info("aof_last_write_status"), "err");
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
 
-    // A replica creates no log.
+    // A replica creates no log segment of its own.
     follow(&replica, &master);
     until("the node rejects writes as a replica", || {
         refusal(&call(&mut client, &like)).starts_with("READONLY")
@@ -229,15 +230,15 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(101)));
 }
 
-/// Between a promotion and the first commit, the new writes are in no log. WAIT must not count the
-/// replication state of the earlier role.
+/// Between a promotion and the first commit, no log contains the new writes. WAIT must not use the
+/// replication state of the node's earlier role.
 #[test]
 fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("requires strace");
     }
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    // A new master starts a thread.
+    // A new master starts a thread; strace delays this by 50 ms.
     let under = [
         "strace",
         "-D",
@@ -289,13 +290,14 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
         }
         signal(rustix::process::Signal::CONT);
     }
-    // After it continues, the replica has the writes.
+    // Once it continues, the replica receives the writes.
     let mut client = node.client();
     assert_eq!(refusal(&call(&mut client, &format!("HINCRBY post:{FIRST} like 1"))), "");
     assert_eq!(call(&mut client, "WAIT 1 10000"), OwnedFrame::Integer(1));
 }
 
-/// The master's name does not resolve. A promotion of its replica must take effect immediately.
+/// The host name of the master does not resolve. A promotion of its replica must take effect
+/// immediately.
 #[test]
 fn a_promotion_does_not_wait_for_the_old_masters_name() {
     if Command::new("strace").arg("-V").output().is_err() {

@@ -1,9 +1,9 @@
-//! Rebuilds of filters for other rates, concurrently with likes, unlikes and reads. Each writer
-//! knows the pairs that it has set. No set pair may ever read as unset, before and after a `kill
-//! -9` during a rebuild. This holds on the master, on its replica, and after the replica's
+//! Rebuilds of filters with other rates, concurrently with likes, unlikes and reads. Each writer
+//! tracks the pairs that it has set. No set pair may ever read as unset, before or after a
+//! `kill -9` during a rebuild. This holds on the master, on its replica, and after the replica's
 //! promotion.
 //!
-//! `TIDEMARK_RUNS`: kills (default 2), and `TIDEMARK_SEED`.
+//! `TIDEMARK_RUNS` sets the number of kills (default 2), `TIDEMARK_SEED` the seed.
 
 use harness::program::{Program, call, number_in, refusal, rounds, until};
 use node::client::Client;
@@ -53,8 +53,8 @@ fn push(client: &mut Client, words: &[&str], (post, member): (u64, u64)) {
     client.push(&words.chain([member.as_bytes(), post.as_bytes()]).collect::<Vec<_>>());
 }
 
-/// Likes, unlikes and reads until stopped or the server is gone. Drops pairs whose state is then
-/// unknown.
+/// Likes, unlikes and reads until stopped, or until the server is gone. Removes pairs from `truth`
+/// whose state is unknown after that.
 fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, stop: &AtomicBool) {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     while !stop.load(Relaxed) {
@@ -77,7 +77,7 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
                 return;
             };
             let before = truth.insert(pair, likes);
-            // After a kill, the change may already have been applied.
+            // The server may have applied the change before it was killed.
             let changes = i64::from(before.unwrap_or(false) != likes);
             let done = integers(done);
             assert!(before.is_none() || done == [changes], "{pair:?} {likes}: {done:?}");
@@ -86,7 +86,7 @@ fn write(port: u16, number: u64, rng: &mut fastrand::Rng, truth: &mut Truth, sto
     }
 }
 
-/// Checks that every pair has its state, and set pairs also without the ledger.
+/// Checks that every pair has its state. Also checks set pairs without the ledger.
 fn check(client: &mut Client, truths: &[Truth]) {
     for truth in truths {
         for pairs in truth.iter().collect::<Vec<_>>().chunks(256) {
@@ -105,7 +105,7 @@ fn check(client: &mut Client, truths: &[Truth]) {
     }
 }
 
-/// Calls a command for a range of ids.
+/// Calls a command with each id of a range.
 fn call_for(client: &mut Client, words: &[&str], ids: RangeInclusive<u64>) -> OwnedFrame {
     let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
     let all = words.iter().copied().chain(ids.iter().map(String::as_str));
@@ -155,8 +155,7 @@ fn writers(seed: u64) -> (Vec<fastrand::Rng>, Vec<Truth>) {
     (rngs, (0..WRITERS).map(|_| Truth::new()).collect())
 }
 
-/// Checks that each counter is the number of members, including likes whose replies were lost by a
-/// kill.
+/// Checks that each counter equals the number of members, including likes whose replies were lost.
 fn check_counters(client: &mut Client) {
     for post in 1..=POSTS {
         let members = call(client, &format!("SCARD liked:{post}"));
@@ -179,7 +178,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     for round in 0..=kills {
         beside_writers(program.port, &mut rngs, &mut truths, || {
             program.after_commands(20_000);
-            // Some of them are then on disk.
+            // Some of the tables are then on disk.
             program.ask("TM.ROLL liked");
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
             for rate in ["0.0001", "0.05", "0.001"] {
@@ -208,7 +207,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
 }
 
 /// The replica gets the rate from the catalogue and rebuilds its own tables. It is killed as soon
-/// as it has begun.
+/// as the rebuild has begun.
 #[test]
 fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     let (kills, seed) = rounds(2);
@@ -240,7 +239,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
                 master.after_commands(7_000);
                 master.ask("TM.ROLL liked");
             }
-            // The first table is on both disks, the second one in the replica's memory.
+            // The first table is on disk on both nodes; the second one is in the replica's memory.
             assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
             alter(&master, rate);
             until("the rebuild has started", || {
@@ -267,7 +266,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     let mut client = replica.client();
     check(&mut client, &truths);
     check_counters(&mut client);
-    // Rebuilds and counters continue on the new master.
+    // The new master continues the rebuilds, and its counters are exact.
     alter(&replica, "0.0005");
     beside_writers(replica.port, &mut rngs, &mut truths, || {
         until("all filters are rebuilt", || have_rate(&replica, "0.0005"));
@@ -276,8 +275,8 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     check_counters(&mut client);
 }
 
-/// Ids are forgotten, and some are liked again, while their tables are rebuilt on the master and
-/// its replica.
+/// Ids are forgotten, and some of them liked again, while the master and its replica rebuild their
+/// tables.
 #[test]
 fn forgotten_flags_stay_forgotten_through_rebuilds() {
     const ROUNDS: u64 = 20;

@@ -1,12 +1,13 @@
-//! The life of a scene (a counter space, an existence space, a view and an action) on the real
-//! program and its replica. Four clients use it under load while it is created, altered,
-//! replicated, killed, restored and dropped, repeatedly.
+//! Life cycle of a scene (a counter space, an existence space, a view and an action) on the real
+//! binary and its replica. Four clients use the scene under load while it is repeatedly created,
+//! altered, replicated, killed, restored and dropped.
 //!
-//! - A transaction sees only states of a scene between two commands of its creator.
+//! - A transaction only sees the states of a scene between two commands of its creator.
 //! - Acknowledged changes are present on the master, on its replica, and after kill -9.
-//! - At the end, memory and files are as before.
+//! - At the end, memory and files are the same as at the beginning.
 //!
-//! `TIDEMARK_RUNS` (default 12): number of scenes. `TIDEMARK_SEED`: sequence of events.
+//! `TIDEMARK_RUNS` (default 12) sets the number of scenes. `TIDEMARK_SEED` determines the sequence
+//! of events.
 
 use harness::program::{FIRST, Program, call, refusal, rounds, text, until};
 use node::client::Client;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 4;
 const POSTS: u64 = 50;
-/// Ids of additional rows, from the first post on: enough for several tables.
+/// Offsets of additional rows from the first post; enough rows for several tables.
 const FURTHER: std::ops::Range<u64> = 1..1000;
 
 fn start(dir: &Path) -> Program {
@@ -36,18 +37,18 @@ fn ok(client: &mut Client, words: &str) -> OwnedFrame {
 struct Shared {
     port: AtomicU16,
     is_over: AtomicBool,
-    /// For the current scene: (post, member) -> whether it was acknowledged.
+    /// State of the current scene: (post, member) -> whether the act was acknowledged.
     acts: Mutex<BTreeMap<(u64, u64), bool>>,
-    /// Number of transactions by visible part of a scene.
+    /// Number of transactions, by the part of the scene that they saw.
     seen: [AtomicU64; 5],
     reconnects: AtomicU64,
 }
 
-/// Returns how much of a scene a transaction has seen. A scene is created as space, flags, view,
-/// action, and dropped in reverse order.
+/// Returns the part of the scene that a transaction has seen. The creation order is space, flags,
+/// view, action; the scene is dropped in reverse order.
 fn part_seen(replies: &[OwnedFrame]) -> usize {
     let [row, flag, page, act] = replies else { panic!("{replies:?}") };
-    // A key outside all spaces is absent; as a set it is empty.
+    // A key outside all spaces reads as missing, or as an empty set.
     let has_row = match row {
         OwnedFrame::Array(values) => {
             assert_eq!(values.len(), 1);
@@ -70,7 +71,7 @@ fn part_seen(replies: &[OwnedFrame]) -> usize {
     let has_page = match page {
         OwnedFrame::Array(rows) => {
             let OwnedFrame::Array(row) = &rows[0] else { panic!("{rows:?}") };
-            // Like, share, perhaps the field added later, and the flag.
+            // Fields: like, share, the field that may have been added later, and the flag.
             assert!(row.len() == 3 || row.len() == 4, "{row:?}");
             assert!(row.iter().all(|value| matches!(value, OwnedFrame::Integer(_))), "{row:?}");
             true
@@ -125,7 +126,7 @@ fn use_scenes(number: u64, shared: &Shared) {
             }
             let replies = match replies.pop() {
                 Some(OwnedFrame::Array(replies)) => replies,
-                // The server is stopping or starting.
+                // The server is shutting down or starting.
                 Some(OwnedFrame::Error(why)) => {
                     assert!(why.contains("LOADING") || why.contains("EXECABORT"), "{why}");
                     std::thread::sleep(Duration::from_millis(1));
@@ -138,7 +139,7 @@ fn use_scenes(number: u64, shared: &Shared) {
             let mut acts = shared.acts.lock().unwrap();
             match &replies[3] {
                 OwnedFrame::Array(acted) if acted[0] == OwnedFrame::Integer(1) => {
-                    // Acts of a dropped scene are not recorded.
+                    // The acts of a dropped scene are no longer recorded.
                     acts.entry((post, member)).and_modify(|known| *known = true);
                 }
                 _ => _ = acts.remove(&(post, member)),
@@ -147,7 +148,8 @@ fn use_scenes(number: u64, shared: &Shared) {
     }
 }
 
-/// Checks that every acknowledged act is present and no more than were sent.
+/// Checks that every acknowledged act is present, and that no counter exceeds the number of acts
+/// sent.
 fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
     let mut counted: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
     let all: Vec<_> = acts.iter().collect();
@@ -174,13 +176,14 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
             },
             _ => 0,
         };
-        // Each client may have sent one act that was recorded with the previous scene.
+        // Each client may have sent one act that was recorded for the previous scene.
         let most = most + CLIENTS.cast_signed();
         assert!((least..=most).contains(&likes), "{whose}: {post}: {likes} of {least} to {most}");
     }
 }
 
-/// Returns the spaces of a server, the bytes of their tables, and the numbers of spaces with files.
+/// Returns the spaces of a server, the bytes of their tables, and the numbers of the spaces that
+/// have files.
 fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
     let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
     let mut numbers: Vec<u32> = manifest
@@ -230,7 +233,7 @@ fn scenes_come_and_go_without_a_trace() {
         for round in 0..rounds {
             assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
             master = scene(&mut rng, master, &replica, &folders[0], &shared);
-            // The scene is also dropped on the replica, and leaves no trace on either node.
+            // The scene is dropped on the replica as well, and leaves no trace on either node.
             let step = |master: &Program| {
                 let mut client = master.client();
                 ok(&mut client, &format!("HSET user:1 post {round}"));
@@ -249,7 +252,7 @@ fn scenes_come_and_go_without_a_trace() {
                         <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
                     spaces == before.0 && is_small && files.iter().all(|&number| number <= 5)
                 });
-                // The manifest drops a file before the file is deleted.
+                // The server removes a file from the manifest before it deletes the file.
                 until("cold files are removed", || cold_files(folder.path()) == 0);
             }
         }
@@ -285,9 +288,9 @@ fn killed(
 
 #[derive(Default)]
 struct Gone {
-    /// Post whose rows and flags were forgotten.
+    /// Post whose row and flags were forgotten.
     forgotten: u64,
-    /// Rows of posts below this id were retired.
+    /// Id below which rows were retired.
     horizon: u64,
 }
 
@@ -311,7 +314,7 @@ fn give_up(
     gone
 }
 
-/// Checks that exactly these parts are deleted.
+/// Checks that exactly these parts were deleted.
 fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gone, whose: &str) {
     let mut likes: BTreeMap<u64, bool> = BTreeMap::new();
     for ((post, member), acknowledged) in acts {
@@ -391,7 +394,7 @@ fn scene(
         (master, client) = killed(master, replica, folder, shared);
         std::thread::sleep(Duration::from_millis(20));
     }
-    // No act may run during the check, so the action is dropped first.
+    // No act may run during the check, so drop the action first.
     ok(&mut client, "TM.ACTION DROP love");
     std::thread::sleep(Duration::from_millis(5));
     let acts = shared.acts.lock().unwrap().clone();

@@ -1,4 +1,4 @@
-//! Signals: which of them stop the server, and that none loses acknowledged writes (F1).
+//! Signals: which of them stop the server, and that none of them loses acknowledged writes.
 
 use harness::program::{FIRST, Program, call, refusal};
 use redis_protocol::resp2::types::OwnedFrame;
@@ -18,7 +18,7 @@ fn send(program: &Program, signal: Signal) {
     kill_process(Pid::from_child(&program.child), signal).unwrap();
 }
 
-/// Waits up to ten seconds for the exit. Returns the status.
+/// Waits up to ten seconds until the process exits. Returns the status.
 fn ended(program: &mut Program) -> std::process::ExitStatus {
     let began = Instant::now();
     loop {
@@ -30,8 +30,8 @@ fn ended(program: &mut Program) -> std::process::ExitStatus {
     }
 }
 
-/// F1: SIGHUP ended the process and lost the writes of the last second, like all other unhandled
-/// signals. This sends each signal right after a write.
+/// Regression: SIGHUP, like all other unhandled signals, ended the process and lost the writes of
+/// the last second. This test sends each signal right after a write.
 #[test]
 fn signals_that_are_not_for_stopping_never_end_the_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -51,7 +51,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
         like(&program);
         send(&program, signal);
         send(&program, signal);
-        // Wait until the signal is delivered.
+        // Wait until the server has received the signal.
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(program.child.try_wait().unwrap(), None, "{signal:?} ended the server");
     }
@@ -59,7 +59,7 @@ fn signals_that_are_not_for_stopping_never_end_the_server() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), count);
 }
 
-/// F1: any stop signal stops cleanly and loses no acknowledged write.
+/// Each signal that stops the server does so cleanly, and loses no acknowledged write.
 #[test]
 fn signals_that_stop_the_server_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -82,8 +82,8 @@ fn signals_that_stop_the_server_lose_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// Connects a client that reads nothing. A stop waits `shutdown_grace_ms`, one second, for its
-/// replies.
+/// Connects a client that reads nothing. A shutdown waits `shutdown_grace_ms`, one second, for this
+/// client to read its replies.
 fn a_client_that_does_not_read(program: &Program) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -92,8 +92,8 @@ fn a_client_that_does_not_read(program: &Program) -> TcpStream {
     stream
 }
 
-/// F1: `timeout`, shells and process managers signal a process and then its group, and scripts
-/// repeat SIGTERM. The second signal killed a stopping server before it had written its log.
+/// `timeout`, shells and process managers signal a process and then its group, and scripts repeat
+/// SIGTERM. Regression: the second signal killed the server before it had written its log.
 #[test]
 fn a_signal_to_stop_that_is_repeated_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn is_trusted(port: u16, certificate: &[u8]) -> bool {
     })
 }
 
-/// F1: tools that renew certificates (certbot, cert-manager, logrotate's `postrotate`) send SIGHUP.
+/// Tools that renew certificates (certbot, cert-manager, logrotate's `postrotate`) send SIGHUP.
 #[test]
 fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `tidemark size`: loads a tenth of a workload into a real server with the printed settings. It
-//! takes the computed resources within 5 %.
+//! `tidemark size`: loads a tenth of a workload into a real server with the printed settings. The
+//! server must use the computed resources within 5 %.
 
 use clap::Parser;
 use cli::size::{Plan, SizeArgs};
@@ -18,7 +18,7 @@ struct Cli {
     size: SizeArgs,
 }
 
-/// Returns the options for one day with `posts` posts, all in memory.
+/// Returns the options for a single day with `posts` posts, all of them in memory.
 fn options(posts: u64) -> Vec<String> {
     let one_day = "--retention-days 1 --memory-days 1 --like-days 1 --read-days 1";
     let text =
@@ -61,8 +61,8 @@ fn figure(spaces: &OwnedFrame, space: &str, name: &str) -> f64 {
     panic!("no space {space}")
 }
 
-/// Writes the files of a day: rows with realistic counts, and flags on recent posts. Returns the
-/// ids.
+/// Writes the files of one day: rows with realistic counts, and flags that favour recent posts.
+/// Returns the ids of the posts.
 fn generate(folder: &std::path::Path, posts: usize) -> Vec<u64> {
     let mut rng = fastrand::Rng::with_seed(11);
     let mut ids: Vec<u64> =
@@ -110,7 +110,7 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     let ids = generate(folder.path(), usize::try_from(tenth).unwrap());
     for space in ["post", "liked", "read"] {
         let name = if space == "post" { "rows" } else { space };
-        // One connection keeps the ids in order.
+        // Use one connection, so that ids arrive in order.
         let port = server.port.to_string();
         let import = Command::new(harness::program())
             .args(["import", "-p", &port, "--connections", "1", "--space", space])

@@ -1,4 +1,4 @@
-//! Checks the runner of Redis's and RedisBloom's test suites (`tests/suites`) without their
+//! Checks the runner of Redis's and RedisBloom's test suites (`tests/suites`) without the suites'
 //! sources. Each expected failure has a reason, and the proxy that renames keys restores the
 //! original names.
 
@@ -7,7 +7,7 @@ use std::process::Command;
 #[test]
 fn expected_failures_have_reasons_and_the_proxy_gives_names_back() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/suites/run.py");
-    // A free port; the next one is likely free, too.
+    // A free port; the next higher one is probably free as well.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let done = Command::new("python3")
         .args(["-B", script, "check", "--tidemark", env!("CARGO_BIN_EXE_tidemark")])

@@ -1,9 +1,10 @@
-//! Crashes of the real program (SIGKILL) during a mix of changes and snapshots. Each atomic change
-//! is present completely or not at all. Acknowledged changes are present: all of them with
+//! Crashes of the real binary (SIGKILL) during a mix of changes and snapshots. Each atomic change
+//! is either completely present or completely absent. All acknowledged changes are present with
 //! `always`, and those older than a second with `everysec`.
 //!
-//! Each *actor* makes numbered changes one after another. The state after a start shows the last
-//! one. `TIDEMARK_RUNS` (default 6; 200 before a release) and `TIDEMARK_SEED`.
+//! Each *actor* makes numbered changes one after another. The state after a start shows which
+//! change was the last one. `TIDEMARK_RUNS` (default 6; 200 before a release) sets the number of
+//! runs, `TIDEMARK_SEED` the seed.
 
 use dataset::log_records::{RecordKind, RowsWriter};
 use harness::program::{FIRST, Program, call, cannot, names, refusal, rounds, text};
@@ -16,38 +17,38 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use store::{Batch, RealDisk, Store, StoreOptions};
 
-/// Maximum loss of `everysec`.
+/// Maximum loss with `everysec`.
 const A_SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// MSET of many cells, in many stripes of the log's queue.
+    /// MSET of many cells, which are in many stripes of the log's queue.
     Mset,
-    /// EXEC: two cells, and a flag of both posts that is set and unset.
+    /// EXEC: sets two cells, and sets and unsets a flag of both posts.
     Exec,
-    /// EXEC: two rows exist after odd changes and are deleted after even ones.
+    /// EXEC: two rows exist after odd changes and are deleted by even ones.
     Del,
     Flag,
     /// A flag that is set and unset together with its counter.
     Act,
-    /// Adds a field. Rare, because a space has at most 64.
+    /// Adds a field to the space. Rare, because a space has at most 64 fields.
     Alter,
 }
 
 struct Actor {
     kind: Kind,
     at: u64,
-    /// Number of the last change that was sent.
+    /// Number of the last change that the actor sent.
     sent: u64,
     acknowledged: Vec<(u64, Instant)>,
-    /// Number of the change found at the last start.
+    /// Number of the change that the last start found.
     found: u64,
 }
 
-/// Ids per actor; they may hold a flag, a counter, a row, a cell.
+/// Number of ids per actor; an id may have a flag, a counter, a row, or a cell.
 const IDS: u64 = 32;
 
-/// Returns the requests of one atomic change. It succeeded if no reply is an error.
+/// Returns the requests of one atomic change. The change succeeded if no reply is an error.
 fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
     let odd = n % 2 == 1;
     match kind {
@@ -106,7 +107,7 @@ impl Actor {
         }
     }
 
-    /// Checks the state after a start that follows a kill at `killed`.
+    /// Checks the state after a start; `killed` is the time of the kill before it.
     fn check(&mut self, client: &mut Client, killed: Option<Instant>, what: &str) {
         let safe = |at: &Instant| killed.is_none_or(|killed| *at + A_SECOND < killed);
         let least =
@@ -125,8 +126,8 @@ impl Actor {
             other => panic!("{what}: {other:?}"),
         };
         let at = self.at;
-        // A flag only shows the parity, so this returns the last such change that may have been
-        // made.
+        // The flag only shows whether the number is odd, so this returns the last such change that
+        // may have been made.
         let parity = |is_set: bool| {
             let n = if (self.sent % 2 == 1) == is_set {
                 self.sent
@@ -191,7 +192,7 @@ impl Actor {
                     "{what}: fields are missing in between: {all:?}"
                 );
                 in_bounds(n);
-                // A client without the acknowledgement may add the field again.
+                // If the client did not receive the acknowledgement, it may add the field again.
                 self.sent = n;
                 n
             }
@@ -223,8 +224,8 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         let program = Program::start(folder.path(), fsync);
         let mut client = program.client();
         if round == 0 {
-            // The row whose fields are read, and enough ids for the server to learn their normal
-            // range.
+            // The row whose fields the test reads, and enough ids for the server to learn their
+            // usual range.
             let ids: Vec<String> = (0..300).map(|i| (FIRST + i * 3000).to_string()).collect();
             assert_eq!(
                 refusal(&call(&mut client, &format!("PH.ADD liked 1 {}", ids.join(" ")))),
@@ -253,7 +254,7 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
                 };
                 scope.spawn(move || actor.act(port, most));
             }
-            // Continuous snapshots, so that most kills interrupt one.
+            // Takes snapshots continuously, so that most kills interrupt one.
             scope.spawn(move || {
                 let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return };
                 while !is_over.load(SeqCst) && client.call(&[b"BGSAVE"]).is_ok() {
@@ -277,14 +278,14 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
     assert!(all > rounds * 10, "the test made too few changes: {all}");
 }
 
-/// Number of fields of a row. A change of any field takes about 600 bytes of the log.
+/// Number of fields of a row. A change of any field takes about 600 bytes in the log.
 const WIDE: usize = 60;
-/// Rows per client. A change of all rows of one client fits in a batch, but not that of both
-/// clients.
+/// Rows per client. The changes of all rows of one client fit into a batch, but those of both
+/// clients do not.
 const ROWS: u64 = 58_000;
 
-/// Writes the rows of both clients to the log of a folder that is not in use, much faster than
-/// clients could.
+/// Writes the rows of both clients to the log of a folder that no server uses, which is much faster
+/// than requests.
 fn append_wide_rows(dir: &Path) {
     let store =
         Store::open(Arc::new(RealDisk::open(dir).unwrap()), StoreOptions::default()).unwrap();
@@ -304,7 +305,7 @@ fn append_wide_rows(dir: &Path) {
 }
 
 /// Sets a field of all rows of a client, by one command or in a transaction. The connection may
-/// break.
+/// break during the call.
 fn set_all(port: u16, first: u64, value: u64, by_exec: bool) -> bool {
     let Ok(mut client) = Client::connect(("127.0.0.1", port)) else { return false };
     let value = text(value);
@@ -349,8 +350,8 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
     all
 }
 
-/// Atomic changes of two clients meet in one commit, behind a slow sync, and exceed one batch. The
-/// server is killed at each of its writes.
+/// Atomic changes of two clients end up in one commit, because it waits for a slow sync, and exceed
+/// one batch. The test kills the server at each of its writes.
 #[test]
 fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {

@@ -1,11 +1,12 @@
-//! Increments with tokens. Several clients resend them until they get a reply, while the master is
-//! killed (SIGKILL) repeatedly and its replica takes over. Then all increments are sent again, and
-//! the new master is killed. Each increment counts once.
+//! Increments with tokens. Several clients resend increments until they receive a reply, while the
+//! master is killed (SIGKILL) repeatedly and its replica takes over. After that, the clients send
+//! all increments again, and the new master is killed. Each increment counts once.
 //!
-//! With `always`, a kill loses no acknowledged write, but an asynchronous failover may. Sending all
-//! increments again restores the missing ones, because a token and its increment are atomic.
+//! With `always`, a kill loses no acknowledged write, but a failover may lose some, because
+//! replication is asynchronous. Sending all increments again restores those, because a token and
+//! its increment are atomic.
 //!
-//! `TIDEMARK_RUNS`: thousands of increments (default 8; 1000 before a release).
+//! `TIDEMARK_RUNS` sets the number of increments in thousands (default 8; 1000 before a release).
 
 use harness::program::{FIRST, Program, call, count, refusal, rounds, until};
 use node::client::Client;
@@ -16,17 +17,17 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 4;
-/// Number of rows: few, so that clients conflict.
+/// Number of rows; it is small, so that clients conflict.
 const ROWS: u64 = 500;
-/// Number of increments that a client sends before it reads the replies.
+/// Number of increments that a client sends before it reads their replies.
 const TOGETHER: u64 = 100;
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Starts a server on the given port, or on a free one for 0.
+/// Starts a server on the given port; 0 selects a free one.
 fn serve(dir: &Path, port: u16) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
-    // The limit has a margin, because shards do not fill evenly.
+    // The limit has a margin, because the shards of the token table do not fill evenly.
     let text = "[durability]\nfsync = \"always\"\nsnapshot_log_bytes = 4_000_000\n[replication]\n\
                 fence = false\n[tokens]\nmax_tokens = 4_000_000\n";
     std::fs::write(&config, text).unwrap();
@@ -40,8 +41,8 @@ fn row(n: u64) -> u64 {
     FIRST + n.wrapping_mul(7919) % ROWS * 4096
 }
 
-/// Returns the requests of the n-th increment, and the changes (like, repost, comment, read) of
-/// rows.
+/// Returns the requests of the n-th increment, and the changes of its rows (like, repost, comment,
+/// read).
 fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
     let (id, other) = (row(n), row(n + 1));
     match n % 4 {
@@ -68,7 +69,7 @@ fn increment(n: u64) -> (Vec<String>, Vec<(u64, [i64; 4])>) {
     }
 }
 
-/// Returns whether a reply contains a temporary error. No other errors may occur.
+/// Returns whether a reply contains a temporary error. Panics on any other error.
 fn is_refused(reply: &OwnedFrame) -> bool {
     match reply {
         OwnedFrame::Array(parts) => parts.iter().any(is_refused),
@@ -166,7 +167,7 @@ fn what_is_sent_twice_counts_once_whatever_is_killed() {
         replica
     });
     let once = began.elapsed();
-    // Send all again: only increments that the replica lacked count.
+    // Send all increments again: only those that the replica lacked count.
     answered.store(0, SeqCst);
     std::thread::scope(|scope| {
         senders(&mut |from, to| _ = scope.spawn(move || send(port, from, to, answered)));
@@ -207,14 +208,14 @@ fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A replica drops the same tokens as its master and knows the same ones.
+/// A replica drops the same tokens as its master, and so has the same ones.
 #[test]
 fn a_replica_answers_a_repetition_as_its_master_would() {
     let folder = tempfile::tempdir().unwrap();
     let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
     let (master, replica) = (serve(&here, 0), serve(&there, 0));
     let mut client = master.client();
-    // The first increment reaches the replica in a snapshot, the second one through the log.
+    // The first increment reaches the replica in a snapshot, the second one in the log.
     let first = format!("CNT.INCRBY post {FIRST} like 5 read 1 TOKEN first");
     let second = format!("CNT.HINCRBY post:{FIRST} like 2 TOKEN second");
     let firsts = call(&mut client, &first);

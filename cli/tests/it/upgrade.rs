@@ -1,8 +1,10 @@
-//! A rolling upgrade as in docs/operations.md: a replica with the new version follows the old
-//! master and takes over under load. The old node then becomes its replica with the new program.
+//! A rolling upgrade as described in docs/operations.md: a replica with the new version follows the
+//! old master and takes over under load. The old node then becomes its replica, with the new
+//! version.
 //!
-//! `TIDEMARK_OLD` names the old program: `cargo xtask upgrade` builds it from a commit. Without it,
-//! both are this build, which tests the procedure but no version difference.
+//! `TIDEMARK_OLD` names the old binary: `cargo xtask upgrade` builds it from a commit. Without it,
+//! both nodes run this build. The test then covers the procedure, but no difference between
+//! versions.
 
 use harness::program::{
     FIRST, Likes, POSTS, Program, acknowledged, call, check, refusal, text, tidemark, until,
@@ -14,7 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Longest time with failing writes around the failover.
+/// Maximum time during which writes may fail around the failover.
 const WINDOW: Duration = Duration::from_secs(3);
 
 fn old_program() -> PathBuf {
@@ -33,8 +35,8 @@ struct Seen {
     failed: Vec<Instant>,
 }
 
-/// Likes sequentially until the end, and repeats each like until it gets a reply. `ports` are the
-/// nodes, `at` is the current master as known to clients.
+/// Sends one like after another until the end, and repeats each of them until it gets a reply.
+/// `ports` are the nodes; `at` is the current master, as clients know it.
 fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> Seen {
     let (mut seen, mut client) = (Seen::default(), None);
     for n in 0.. {
@@ -50,13 +52,13 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
             if let Ok(mut now) = connected
                 && let Ok(OwnedFrame::Array(said)) = now.call(&words)
             {
-                // 0: the reply to an earlier attempt was lost, or a false positive.
+                // 0 if the reply to an earlier attempt was lost, or for a false positive.
                 seen.likes.insert((post, member), said[0] == OwnedFrame::Integer(1));
                 client = Some(now);
                 break;
             }
             seen.failed.push(Instant::now());
-            // The other node may be the new master; a Sentinel would tell the client.
+            // The other node may be the new master; with a Sentinel, the client would ask it.
             let other = ports[usize::from(port == ports[0])];
             let _ = at.compare_exchange(port, other, SeqCst, SeqCst);
             if is_over.load(SeqCst) {
@@ -89,7 +91,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let (old, new) = (old_program(), harness::program());
     let folder = tempfile::tempdir().unwrap();
     let [a, b, fresh] = ["a", "b", "fresh"].map(|name| folder.path().join(name));
-    // 1. The old version: a master and its replica, with a snapshot and log after it.
+    // 1. Step 1: the old version runs a master and its replica, with a snapshot and a log after it.
     let mut master = start(&old, &a, 0);
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
@@ -109,19 +111,19 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert_eq!(refusal(&call(&mut master.client(), "SAVE")), "");
         assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
 
-        // 2. The replica, with the new program on the old folder.
+        // 2. Step 2: the replica restarts with the new version on its old folder.
         assert!(replica.terminate().success());
         let replica = start(new, &b, ports[1]);
         until("the replica is connected to the old master", || in_step(&replica));
         assert_eq!(replica.info("repl_full_syncs"), "0", "the replica did a full sync");
-        // A replica without data copies all files of the old master.
+        // A replica without data copies all files from the old master.
         let third = start(new, &fresh, 0);
         assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
         until("a full sync between versions", || in_step(&third));
         assert_eq!(third.info("repl_full_syncs"), "1");
         third.kill();
 
-        // 3. The roles are exchanged.
+        // 3. Step 3: the roles are exchanged.
         *handed.lock().unwrap() = Some(Instant::now());
         let [from, to] = [ports[0].to_string(), format!("127.0.0.1:{}", ports[1])];
         let done = tidemark(&["upgrade", "-p", &from, "--to", &to, "--timeout", "10"]);
@@ -130,8 +132,8 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         assert!(done.status.success() && said.contains("roles        switched in"), "{said}");
         eprintln!("{said}");
         assert_eq!(replica.info("role"), "master");
-        // The old program may not understand the new master's records. Then it reports that and
-        // waits.
+        // The old version may not understand the records of the new master. In that case it reports
+        // this and waits.
         until("the old master is a replica", || master.info("role") == "slave");
         std::thread::sleep(WINDOW);
         eprintln!(
@@ -142,7 +144,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
             }
         );
 
-        // 4. The old master, with the new program on its folder.
+        // 4. Step 4: the old master restarts with the new version on its folder.
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
         let master = start(new, &a, ports[0]);
@@ -172,7 +174,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     );
     assert!(outside.is_empty(), "{} writes failed beyond the failover", outside.len());
     assert!(acknowledged(&all) > 500);
-    // All likes are present on both nodes, on disk, and for the new version.
+    // All likes must be present on both nodes, on disk, and readable by the new version.
     let held = check(nodes[1].port, &all);
     until("the replica has the same data", || {
         check_quietly(nodes[0].port, &all) == Some(held.counts.clone())
@@ -198,8 +200,8 @@ fn check_quietly(port: u16, likes: &Likes) -> Option<std::collections::BTreeMap<
     posts.into_iter().map(count).collect()
 }
 
-/// Starts the old program on a folder of the new one. It must find all data, or refuse the folder,
-/// name a file, and change nothing.
+/// Starts the old version on a folder of the new one. It must either find all data, or refuse the
+/// folder, name a file, and change nothing.
 fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let files = || {
         let mut all: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -210,7 +212,7 @@ fn goes_back(old: &Path, dir: &Path, likes: &Likes) {
     let before = files();
     match Program::start_other(old, dir, &["--fsync", "always"]) {
         Ok(program) => {
-            // It keeps its role and may wait for its replica, but serves reads.
+            // The node keeps its role. It may wait for its replica, but serves reads.
             check(program.port, likes);
             eprintln!("the old program reads the folder of the new one");
         }

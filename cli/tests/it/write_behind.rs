@@ -1,5 +1,5 @@
-//! `examples/write_behind`: databases follow a server by a consumer group, through kills of both
-//! sides, trims of the log, and a failover. At the end, they equal the server row by row.
+//! `examples/write_behind`: databases follow a server through a consumer group, despite kills of
+//! both sides, trims of the log, and a failover. At the end, they equal the server in every row.
 
 use harness::program::{Program, call, until};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A start begins a new log segment, and a snapshot deletes earlier ones. No node is fenced,
-/// because no Sentinel names the master.
+/// Each start begins a new log segment, and each snapshot deletes earlier ones. The nodes are not
+/// fenced, because no Sentinel names the master.
 const CONFIG: &str = "[durability]\nkeep_log_bytes = 0\nsnapshot_every_s = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 
@@ -161,8 +161,8 @@ impl Drop for Postgres {
     }
 }
 
-/// Writes to the current master until stopped: likes that are undone repeatedly, other counters,
-/// deleted rows.
+/// Writes to the current master until stopped: likes that are repeatedly undone, other counters,
+/// and deleted rows.
 fn write(ports: [u16; 2], stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(7);
     let mut connection: Option<redis::Connection> = None;
@@ -230,14 +230,14 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         }
         moment();
     });
-    // Each like is a pair and a count, so a missing pair would show.
+    // A like changes a pair and a count, so a missing pair would show.
     let likes = likes(master.port);
     assert!(likes > 1_000);
     for follower in &mut followers {
         assert_eq!(equal_pairs(follower), likes, "{}", follower.database);
     }
     while_written(ports, || {
-        // Consumers are down while the log is trimmed.
+        // The consumers are down while the server trims the log.
         moment();
         master.kill();
         master.start();
@@ -248,7 +248,7 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         });
         followers.iter_mut().for_each(Follower::start);
         moment();
-        // A failover to a replica that may lack the last changes.
+        // Fails over to a replica that may lack the last changes.
         until("the replica has caught up", || is_in_step(&copy));
         moment();
         master.kill();
@@ -258,15 +258,15 @@ fn databases_equal_the_server_after_kills_trims_and_a_failover() {
         followers.iter_mut().for_each(Follower::start);
         moment();
     });
-    // Pairs set in the trimmed part of the log cannot be listed and are missing. All other pairs
-    // and all rows equal those of the server.
+    // Pairs that were set in the trimmed part of the log cannot be listed, so the databases lack
+    // them. All other pairs and all rows equal those of the server.
     for follower in &mut followers {
         assert!(equal_pairs(follower) >= likes / 2, "{}", follower.database);
     }
 }
 
-/// An empty database does not continue at the position of an earlier one with the same group, but
-/// reads all data. It also follows retired rows.
+/// A new database does not continue at the position of an earlier one with the same group. It reads
+/// all data instead. It also handles retired rows.
 #[test]
 fn empty_database_reads_all_whatever_its_group_has_got() {
     let mut server = Node::new();
@@ -288,7 +288,8 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
         said
     };
     assert!(equal("301 rows").contains(" 1 pairs"));
-    // While the log reaches back to the beginning, it contains everything, including the pairs.
+    // As long as the log reaches back to the beginning, it contains everything, including the
+    // pairs.
     std::fs::remove_file(&file).unwrap();
     assert!(equal("301 rows").contains(" 1 pairs"));
     std::fs::remove_file(&file).unwrap();
@@ -305,7 +306,7 @@ fn empty_database_reads_all_whatever_its_group_has_got() {
     equal("101 rows");
 }
 
-/// Counters and spaces with the same names as columns and tables of the program.
+/// Some counters and spaces have the names of columns and tables of the example.
 #[test]
 fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
     let server = Node::new();
@@ -327,7 +328,7 @@ fn names_of_its_own_are_told_from_those_of_counters_and_spaces() {
         }
         server.call(&format!("DEL {space}:1"));
     }
-    // By the stream and by a scan.
+    // Covers reading by the stream and by a scan.
     for trims in [false, true] {
         if trims {
             std::fs::remove_file(&file).unwrap();

@@ -28,7 +28,7 @@ fn a_history_ends_where_it_ended_from_wherever_it_is_told_again() {
             copy.put(7, Some(&vec![1; history[known].width()])).unwrap();
             for (step, told) in history.iter().enumerate().skip(from) {
                 copy.adopt(told).unwrap();
-                // A row logged under this schema.
+                // Logs a row under this schema.
                 copy.put(7, Some(&vec![2; told.width()])).unwrap();
                 assert!(copy.schema().width() >= told.width(), "from {from}, step {step}");
             }

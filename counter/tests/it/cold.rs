@@ -1,11 +1,12 @@
-//! Compares cold rows with a model, with random changes before, between and after the steps of a
+//! Compares cold rows with a model. Random changes occur before, between and after the steps of a
 //! spill.
 
 use counter::{Alteration, Bounds, Change, ColdBackend, Error, Options, Schema, Space, Unreadable};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-/// A backend that keeps all spilled rows in one map. Writers must fetch a row before they see it.
+/// A backend that keeps all spilled rows in one map. A writer must fetch a row before it can read
+/// it.
 #[derive(Clone, Default)]
 struct Shelf {
     rows: Arc<Mutex<BTreeMap<u64, Vec<i64>>>>,
@@ -107,7 +108,7 @@ impl Case {
             .collect();
         old.reverse();
         between(self);
-        // A few, one, or all rows per batch.
+        // Spills a few rows, one row, or all rows per batch.
         let at_once = [7, 1, 100_000][self.rng.usize(..3)];
         let (mut ids, mut before) = (Vec::new(), None);
         while self.space.next_ids(&mut spill, at_once, &mut ids) {
@@ -172,7 +173,7 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
         let mut case =
             Case { space, shelf, model: BTreeMap::new(), rng: fastrand::Rng::with_seed(seed) };
         let most = 1500;
-        // In order of ids, so that tables roll.
+        // Ids ascend, so that tables roll.
         for i in 0..most {
             case.space.set(1000 + i, &[(0, i as i64), (1, 7)]).unwrap();
             case.model.insert(1000 + i, [i as i64, 7]);
@@ -240,8 +241,8 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
     }
 }
 
-/// An unreadable row is an error of every read and write, and changes nothing. In a batch only its
-/// own id fails.
+/// An unreadable row makes every read and write fail, and changes nothing. In a batch, only the
+/// affected id fails.
 #[test]
 fn a_row_that_cannot_be_read_is_an_error_and_not_absent() {
     let (space, shelf) =

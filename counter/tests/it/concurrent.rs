@@ -35,8 +35,8 @@ fn a_stock_is_never_oversold() {
     assert_eq!((sold.into_inner(), row), (100, [0]));
 }
 
-/// Statistics read during rewrites are consistent: rows and their overhead are in one table, or the
-/// table is drained.
+/// Statistics read during rewrites are consistent: a table has its rows and their bytes, or its
+/// replacement counts them as drained.
 #[test]
 fn figures_of_a_table_are_of_one_moment() {
     const ROWS: u64 = 20_000;
@@ -166,10 +166,10 @@ fn falling_ids_with_negative_counters() {
     no_reader_sees_a_torn_or_missing_row("a:7 b:3", -1_000_000_007, |i| (1 << 40) - i * 100);
 }
 
-/// Published state of a row with a single writer.
+/// State of a row, published by its only writer.
 #[derive(Default)]
 struct Told {
-    /// Incremented before a deletion and after a recreation: odd while the row may be missing.
+    /// Incremented before a deletion and after a recreation; odd while the row may be missing.
     lives: AtomicU64,
     /// Lower bound of the value.
     value: AtomicI64,
@@ -343,8 +343,8 @@ impl Altering {
     }
 
     fn agree(&self, id: u64, row: &[i64]) {
-        // Load the schema after the row: a writer that stopped writing a dropped field knew of the
-        // drop.
+        // Load the schema after the row: a writer stops writing a dropped field only after the drop
+        // is visible.
         let still = self.space.schema();
         let fields = row.iter().zip(still.fields()).filter(|(_, field)| !field.dropped);
         assert!(
@@ -377,7 +377,8 @@ impl Altering {
                 s.spawn(move || reads.fetch_add(self.read(seed * 10 + 5 + reader), SeqCst));
             }
             let models = writers.map(|writer| writer.join());
-            // Stop the other threads even if a writer failed, or its panic would go unnoticed.
+            // Stop the other threads even if a writer failed; otherwise its panic would go
+            // unnoticed.
             self.stop.store(true, SeqCst);
             models.map(|model| model.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });

@@ -1,4 +1,4 @@
-//! Cases beyond the model test: limits, strays, the order of replay.
+//! Cases that the model test does not cover: limits, strays, the order of replay.
 
 use counter::{Alteration, Bounds, Change, Error, Options, Schema, Space};
 
@@ -33,7 +33,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
             }
         }
         space.maintain();
-        // Plus a table, while a smaller one replaces it.
+        // Allows one more table during its replacement by a smaller one.
         assert!(space.memory_bytes() <= limit + 16_000);
         if refused > 1000 {
             break;
@@ -46,7 +46,7 @@ fn a_full_space_refuses_new_rows_and_goes_on_with_the_old_ones() {
         assert!(space.get(id, &mut row).unwrap());
         assert_eq!(row, [1, 7], "operations without allocation succeed");
     }
-    // A wide value needs memory. Once refused, nothing may have changed.
+    // A wide value needs memory; a refused write must change nothing.
     let outgrown = ids
         .iter()
         .filter(|&&id| space.add(id, &one(1, 100), &Bounds::default(), &mut out).is_ok())
@@ -121,8 +121,8 @@ fn rows_aside_are_counted_on_in_a_full_space() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (1, used));
 }
 
-/// A walk that holds old versions does not change that. Each reservation moves to the new version
-/// and is released once.
+/// A walk that references old versions does not change that. Each reservation moves to the new
+/// version and is released once.
 #[test]
 fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     let space = Space::new(options("a:4 b:4")).unwrap();
@@ -179,7 +179,7 @@ fn rows_aside_stay_writable_in_a_full_space_during_a_walk() {
     assert_eq!((space.outlier_rows(), space.memory_bytes()), (0, without));
 }
 
-/// Bad ids neither move the frontier nor keep out legitimate traffic that jumps.
+/// Bad ids do not move the frontier. Legitimate traffic that jumps gets tables despite them.
 #[test]
 fn strays_say_nothing_of_the_traffic() {
     let space = Space::new(options("a:12")).unwrap();
@@ -209,7 +209,7 @@ fn strays_say_nothing_of_the_traffic() {
     assert!(bad[..100].iter().all(|&id| space.get(id, &mut row).unwrap() && row[0] == 201));
 }
 
-/// F26. All new ids jump by 2^52 while most writes still go to old posts.
+/// All new ids jump by 2^52 while most writes still go to old posts.
 #[test]
 fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     for olds in [0, 8, 20, 500] {
@@ -230,7 +230,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     }
 }
 
-/// Three writes in ten go to one popular post, more than an id may count for.
+/// Three writes in ten go to one popular post, more than one id may contribute to the quorum.
 #[test]
 fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     for strays in [600, 70_000] {
@@ -249,8 +249,8 @@ fn a_popular_row_keeps_no_traffic_out_of_the_tables() {
     }
 }
 
-/// Two services write to one space, 2^52 apart. Both have rolling tables with rows as small as in a
-/// space of their own, also after a restart.
+/// Two services write to one space, 2^52 apart. Tables of both ranges roll, and rows take as little
+/// memory as in a space of their own, also after a restart.
 #[test]
 fn two_ranges_of_ids_roll_side_by_side() {
     let rows_per_table = 8192;
@@ -322,7 +322,7 @@ fn outlying_ids_leave_memory_to_the_others() {
     (0..900).for_each(|i| _ = space.set(u64::MAX - i, &[(0, 1)]).unwrap());
 }
 
-/// The memory limit may fall below the one under which the outliers arrived.
+/// The memory limit may be lowered after the outliers arrived.
 #[test]
 fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
     let space = Space::new(Options { memory_limit_bytes: 16 << 20, ..options("a:20") }).unwrap();
@@ -343,8 +343,8 @@ fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
     assert!(space.get((1 << 52) + 7_000, &mut row).unwrap() && row == [1]);
 }
 
-/// Clusters of ids in a space with little memory, far from each other and each too small for a
-/// range. All are accepted, and get tables before they fill the memory.
+/// Small clusters of ids, far from each other and each too small for a range, in a space with
+/// little memory. The space accepts all of them, and they get tables before they fill the memory.
 #[test]
 fn small_space_takes_small_clusters_far_apart() {
     let limit = 1_000_000;
@@ -368,7 +368,7 @@ fn small_space_takes_small_clusters_far_apart() {
     assert_eq!(space.rows(), 40_000);
 }
 
-/// Outliers in a full space get a table, which takes less memory than they do.
+/// In a full space, outliers can move to a table, because it takes less memory than they do.
 #[test]
 fn full_space_takes_its_outliers_in() {
     let space = Space::new(options("a:12")).unwrap();
@@ -387,8 +387,8 @@ fn full_space_takes_its_outliers_in() {
     assert!((0..1100).all(|i| space.exists(outlier(i)).unwrap()));
 }
 
-/// A space opens its first range once it has `max_aside` outliers: few rows, strays, or rows
-/// written once.
+/// A space opens its first range once it has `max_aside` outliers, even if they are few rows,
+/// strays, or rows written once.
 #[test]
 fn a_space_begins_however_few_rows_may_be_aside() {
     for max_aside in [0, 1, 2, 10, 63, 64, 100, 5000] {
@@ -492,8 +492,8 @@ fn a_backfill_ends_in_tables_of_the_usual_size() {
     assert!(most <= 3000 && tables.len() >= 14, "{} tables, one of {most} rows", tables.len());
 }
 
-/// Ids in random order make tables grow ahead of their rows. Once they are idle, none is emptier
-/// than a table that rolls.
+/// Tables grow ahead of their rows while ids arrive in random order. Once they are idle, each is at
+/// least as full as a table that rolls.
 #[test]
 fn tables_that_rest_are_as_full_as_tables_that_roll() {
     let space = Space::new(Options {
@@ -539,7 +539,7 @@ fn tables_that_rest_are_as_full_as_tables_that_roll() {
     assert_eq!(space.rows(), 330_000);
 }
 
-/// Each table is decided on its own, however many are pending.
+/// Each table is judged on its own, however many others need a rewrite.
 #[test]
 fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     let space = Space::new(Options {
@@ -565,7 +565,7 @@ fn tables_that_were_closed_early_are_made_tight_all_of_them() {
     assert!(loose() >= 4, "{:#?}", space.tables());
     while space.maintain() {}
     assert_eq!(loose(), 0, "{:#?}", space.tables());
-    // Tables emptied by deletions are found, too.
+    // Tables that deletions emptied are found as well.
     let full = space.tables().iter().find(|t| t.rows > 10_000).map(|t| (t.low, t.last)).unwrap();
     (full.0.max(1 << 40)..=full.1)
         .step_by(64)
@@ -624,7 +624,7 @@ fn a_field_that_is_named_again_and_again_is_stored_once() {
     assert!(grown < 4096, "{grown} bytes for two values");
 }
 
-/// Regardless of memory, and of whether the row exists.
+/// A deletion needs no memory, whether or not the row exists.
 #[test]
 fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
     let schema = Schema::parse("like:10 read:10").unwrap();
@@ -635,7 +635,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
         full += 1;
     }
     assert!(full > 50_000, "{full}");
-    // Ids far ahead: some become outliers while there is memory, none gets into a table.
+    // Ids far ahead: some become outliers while there is memory, but none gets into a table.
     let ahead: Vec<u64> = (0..300).map(|i| (1 << 40) + i).collect();
     for _ in 0..20 {
         ahead.iter().for_each(|&id| drop(space.set(id, &[(0, 10)])));
@@ -648,7 +648,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
             "{id}"
         );
     }
-    // Without memory, then with it, when the newest table has a row and could be closed.
+    // First without memory. Then with memory, while the newest table has a row and could be closed.
     for limit in [1 << 20, u64::MAX] {
         space.set_memory_limit_bytes(limit);
         let mut near = space.frontier().unwrap() + 1;
@@ -657,7 +657,7 @@ fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
             near += 1;
         }
         let (tables, high) = (space.tables().len(), space.frontier());
-        // Close to existing ids, where a write would go into a table, and far from them.
+        // Ids close to existing ones, which a write would store in a table, and ids far from them.
         for id in
             (near..near + 50).chain((0..3_000).map(|i| full + i * 1_000_000)).chain([u64::MAX])
         {
@@ -689,12 +689,12 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
         space.maintain();
     }
     assert!(next > 200_000, "{next}");
-    // Rows with wide values must move, too.
+    // Rows with wide values must also move.
     let large: Vec<u64> = (0..next).step_by(97).filter(|&i| add(i, 1 << 40).is_ok()).collect();
     let most = space.tables().iter().map(|table| table.bytes).max().unwrap();
     let dead: Vec<u64> = (0..next).filter(|_| rng.bool()).collect();
     assert!(dead.iter().all(|&i| space.delete(id(i)).unwrap()));
-    // Background work has no schedule in this test; a refusal triggers it.
+    // This test runs background work only after a refused write.
     let came = (next..).take_while(|&i| {
         let result = add(i, 1).or_else(|_| {
             while space.maintain() {
@@ -723,8 +723,8 @@ fn a_full_space_gets_back_what_deletions_leave_empty() {
     }
 }
 
-/// Rows are deleted and inserted at the same rate. Overflow marks of deleted rows must not lengthen
-/// misses forever, and such a table never counts as idle.
+/// Rows are deleted and inserted at the same rate, so the table never becomes idle. Overflow marks
+/// of deleted rows must not lengthen misses forever.
 #[test]
 fn misses_stay_short_where_rows_come_and_go() {
     let space = Space::new(Options {
@@ -754,7 +754,7 @@ fn misses_stay_short_where_rows_come_and_go() {
     come(&mut live, &mut rng, &mut out, 70_000);
     let shape = || space.tables().iter().map(|t| (t.low, t.capacity)).collect::<Vec<_>>();
     let rest = || while space.maintain() {};
-    // Emptier than a table that rolls: they would be rewritten if they were idle.
+    // These tables are emptier than a table that rolls; as idle tables they would be rewritten.
     rest();
     let before = shape();
     space.settle();
@@ -849,7 +849,7 @@ fn writes_wake_no_maintenance_without_crowding() {
     }
 }
 
-/// In tables and among outliers; replay bypasses the bounds.
+/// Declared bounds apply in tables and to outliers; replay bypasses them.
 #[test]
 fn declared_bounds_hold_wherever_a_row_lies() {
     let schema = Schema::parse("stock:20{0..} level:8{-5..3}sat free:4").unwrap();

@@ -94,7 +94,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
                 1 => u64::MAX - rng.u64(0..3),
                 2 => rng.u64(0..3),
                 _ if shuffled => BASE + rng.u64(0..30_000) * 4096,
-                // Late ids among ascending ones.
+                // Late ids between ascending ones.
                 3..10 => BASE + rng.u64(0..i + 1) * 4096,
                 _ => BASE + i * 4096,
             };
@@ -153,7 +153,7 @@ fn a_loaded_space_is_the_one_that_was_written_out() {
     }
 }
 
-/// Memory is that of tables that were filled in order and rolled.
+/// A loaded space takes no more memory than one whose tables were filled in id order.
 #[test]
 fn a_loaded_space_is_no_larger_than_it_was() {
     let space = Space::new(options(20_000)).unwrap();

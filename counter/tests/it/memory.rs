@@ -62,7 +62,7 @@ fn rows_far_ahead() {
     assert_counted("outlier rows", ahead);
 }
 
-/// A backend that stores nothing and finds every row.
+/// A backend without rows of its own that reports every row as present.
 struct Everything;
 
 impl ColdBackend for Everything {
@@ -80,7 +80,7 @@ impl ColdBackend for Everything {
     }
 }
 
-/// Tombstones count against the limit. Deletions are never refused, but later writes are.
+/// Tombstones count towards the memory limit. Deletions are never refused, but later writes are.
 #[test]
 fn ids_that_were_deleted_below_the_line() {
     let space = space("a:4");

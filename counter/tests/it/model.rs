@@ -38,27 +38,27 @@ impl Ids {
         let jump = self.rng.u32(20..50);
         let rng = &mut self.rng;
         match (self.kind, rng.u32(0..100)) {
-            // Ascending with late ids, like posts.
+            // Ascending ids with some late ones, like posts.
             (0, 0..40) => {
                 self.next += rng.u64(1..8192);
                 self.next
             }
             (0, 40..97) => self.next.saturating_sub(rng.u64(0..1 << reach)),
-            // Dense.
+            // Dense ids.
             (1, 0..30) => {
                 self.next += 1;
                 self.next
             }
             (1, 30..97) => self.next - rng.u64(0..self.next.min(3000)),
-            // Random order.
+            // Ids in random order.
             (2, 0..97) => rng.u64(0..6000) << 33 | 77,
-            // Newest first.
+            // Descending ids.
             (3, 0..50) => {
                 self.next -= rng.u64(1..4096).min(self.next);
                 self.next
             }
             (3, 50..97) => self.next.saturating_add(rng.u64(0..1 << reach)),
-            // The traffic jumps.
+            // The ids sometimes jump far ahead.
             (4, 0) => {
                 self.next = self.next.saturating_add(rng.u64(0..1 << jump));
                 self.next
@@ -117,7 +117,7 @@ fn check_all(space: &Space, model: &Model, what: &str) {
         assert_eq!(rows[i * width..][..width], model.row(id), "{what}: row {id}");
         assert_eq!(walked[&id], model.row(id), "{what}: scanned row {id}");
     }
-    // Includes absent neighbours, many of which match the first byte of a slot.
+    // Includes absent neighbours, many of which match the first byte of a stored tag.
     let asked: Vec<u64> = ids.iter().flat_map(|&id| [id, id.wrapping_add(1)]).collect();
     (rows, found) = (vec![], vec![]);
     space.get_batch(&asked, &mut rows, &mut found).unwrap();

@@ -26,13 +26,13 @@ fn scanned(space: &Space, most: u64) -> BTreeMap<u64, u32> {
     }
 }
 
-/// A rewrite without memory may pause indefinitely.
+/// A rewrite may pause indefinitely while memory is short.
 #[test]
 fn a_scan_ends_while_a_split_stands_still() {
     let space = space(4000);
     let ids: Vec<u64> = (0..6000u64).map(|i| (1 << 40) + i * 7919 % 6000 * 100).collect();
     ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1)]).unwrap());
-    // Performs steps until several tables drain one.
+    // Performs rewrite steps until several tables drain one.
     let drains = || space.tables().iter().any(|t| t.draining_rows > 0) && space.tables().len() > 2;
     while !drains() {
         assert!(space.maintain(), "no table was split: {:#?}", space.tables());

@@ -1,22 +1,22 @@
-//! Edits of a catalogue at run time, one method per command.
+//! Changes of a catalogue at run time, one method per command.
 //!
-//! An edit checks its own arguments. The caller then checks the whole catalogue with
-//! [`Catalogue::check`], as for a configuration.
+//! Each method checks its own arguments. The caller then checks the whole catalogue with
+//! [`Catalogue::check`].
 
 use super::{Catalogue, CounterEntry, ExistenceEntry};
 use crate::options::words::with;
 use crate::options::{Action, Counter, Existence, LedgerMode, View};
 
-/// Options of a command: keys of a section with their values.
+/// Options of a command: keys and values.
 pub(super) type Pairs<'a> = &'a [(String, String)];
 
-/// Why an edit was refused.
+/// Reason for refusing an edit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
     /// No object of this kind has that name.
     #[error("no such {0} '{1}'")]
     NoSuch(&'static str, String),
-    /// An object of this kind has that name already.
+    /// An object of this kind already has that name.
     #[error("the {0} '{1}' exists already")]
     Exists(&'static str, String),
     /// An option is unknown or immutable or has an invalid value, or the result would be
@@ -33,12 +33,12 @@ pub enum EditError {
     },
 }
 
-/// Options of a counter space that SET cannot change, with advice.
+/// Options of a counter space that SET cannot change, each with an explanation.
 const FIXED_COUNTER: &[(&str, &str)] = &[
     ("name", "use TM.SPACE RENAME"),
     ("fields", "use TM.SPACE ALTER ADD, WIDEN, NARROW, BOUND or DROP"),
 ];
-/// Options of an existence space that SET cannot change, with advice.
+/// Options of an existence space that SET cannot change, each with an explanation.
 const FIXED_EXISTENCE: &[(&str, &str)] = &[
     ("name", "use TM.SPACE RENAME"),
     ("members", "create another space"),
@@ -72,7 +72,7 @@ fn entry<T: Default + serde::Serialize + serde::de::DeserializeOwned>(
     with(&T::default(), &pairs).map_err(EditError::Invalid)
 }
 
-/// Adds an entry to a list, or replaces the entry of the same name if `replaces`.
+/// Adds an entry to a list. If `replaces`, replaces an entry with the same name.
 fn put<T>(list: &mut Vec<T>, made: T, replaces: bool, name: fn(&T) -> &str) -> Result<(), T> {
     match list.iter_mut().find(|known| name(known) == name(&made)) {
         None => list.push(made),
@@ -130,7 +130,7 @@ impl Catalogue {
         let Some(known) = self.existence.iter_mut().find(|known| known.made.name == name) else {
             return Err(EditError::NoSuch("space", name.to_owned()));
         };
-        // A space with a ledger rebuilds its filters for a new rate.
+        // The rate can change only in a space with a ledger, which then rebuilds its filters.
         let has_ledger = known.made.ledger != LedgerMode::Off;
         let is_fixed = |key: &str| !(has_ledger && key == "false_positive_rate");
         let fixed: Vec<_> = FIXED_EXISTENCE.iter().copied().filter(|(k, _)| is_fixed(k)).collect();
@@ -200,8 +200,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Retires the rows below `horizon` (TM.SPACE RETIRE). A lower horizon than before has no
-    /// effect.
+    /// Retires the rows below `horizon` (TM.SPACE RETIRE). The horizon never falls; a lower value
+    /// has no effect.
     pub fn retire(&mut self, name: &str, horizon: u64) -> Result<(), EditError> {
         let known = self.counter.iter_mut().find(|known| known.made.name == name);
         let known = known.ok_or_else(|| EditError::NoSuch("counter space", name.to_owned()))?;
@@ -209,7 +209,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Creates a view (TM.VIEW CREATE); with `replaces`, replaces one of the same name.
+    /// Creates a view (TM.VIEW CREATE). If `replaces`, replaces a view with the same name.
     pub fn create_view(
         &mut self,
         name: &str,
@@ -236,7 +236,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Creates an action (TM.ACTION CREATE); with `replaces`, replaces one of the same name.
+    /// Creates an action (TM.ACTION CREATE). If `replaces`, replaces an action with the same name.
     pub fn create_action(
         &mut self,
         name: &str,

@@ -1,22 +1,22 @@
 //! Catalogue: the spaces, views and actions of a data folder with their options, and the numbers,
 //! schemas and seeds of its spaces.
 //!
-//! Records name spaces by number, and filters are unreadable without their seed. The catalogue is
-//! therefore data: the log has it before the first record that needs it, and recovery reads it
-//! first. The configuration initialises a new folder. Afterwards the catalogue applies, and the
-//! commands TM.SPACE, TM.VIEW and TM.ACTION change it (`edit`).
+//! Log records refer to spaces by number, and filters are unreadable without their seed. The
+//! catalogue is therefore part of the data: the log contains it before the first record that needs
+//! it, and recovery reads it first. The configuration initialises a new folder. Afterwards the
+//! catalogue is authoritative, and the commands TM.SPACE, TM.VIEW and TM.ACTION change it (`edit`).
 //!
-//! Its encoding is TOML with the keys of the configuration's lists, and in addition:
+//! It is encoded as TOML with the keys of the configuration's lists, and these additional keys:
 //!
-//! - `version`: increases with every change except those of schemas. It is missing in catalogues of
-//!   releases that stored only numbers, names, schemas and seeds; the configuration completes
-//!   those.
-//! - `last`: the highest number ever given to a space. Numbers are never reused, which identifies
-//!   records of dropped spaces.
+//! - `version`: increases with every change except changes of schemas. Old releases, which stored
+//!   only numbers, names, schemas and seeds, did not write it. The configuration completes their
+//!   catalogues.
+//! - `last`: the highest number ever assigned to a space. Numbers are never reused, so records of
+//!   dropped spaces can be identified.
 //! - `number` of each space. `seed` and `first_id` of an existence space need 64 unsigned bits,
 //!   unlike TOML's integers, and are strings of 16 hexadecimal digits.
-//! - `horizon` of a counter space with retired ids, as such a string.
-//! - `fields` of a counter space: the schema with its dropped fields marked.
+//! - `horizon` of a counter space with retired ids, in the same format.
+//! - `fields` of a counter space: the schema, including dropped fields, which are marked.
 
 mod edit;
 
@@ -32,10 +32,10 @@ use toml::{Table, Value};
 /// Catalogue of a data folder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Catalogue {
-    /// Version, increased by every change except those of schemas; 0 for old releases (see the
-    /// module's documentation).
+    /// Version, incremented by every change except changes of schemas; 0 if an old release wrote
+    /// the catalogue (see the module's documentation).
     pub version: u64,
-    /// Highest number ever given to a space.
+    /// Highest number ever assigned to a space.
     pub last: u32,
     /// Counter spaces.
     pub counter: Vec<CounterEntry>,
@@ -52,7 +52,7 @@ pub struct Catalogue {
 pub struct CounterEntry {
     /// Number of the space in records; never reused.
     pub number: u32,
-    /// Options of the space. Its fields are the current schema with dropped fields marked.
+    /// Options of the space. `fields` includes dropped fields, which are marked.
     pub made: Counter,
     /// Lowest id that may have a row; lower ids were retired.
     pub horizon: u64,
@@ -67,7 +67,7 @@ pub struct ExistenceEntry {
     pub made: Existence,
 }
 
-/// Error: the catalogue is invalid, by damage that the checksums missed or by a newer release.
+/// Error: the catalogue is invalid. A newer release wrote it, or the checksums missed damage.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the catalogue: {0}")]
 pub struct Unreadable(String);
@@ -79,7 +79,7 @@ fn living(fields: &str) -> Option<String> {
     Some(fields.collect::<Vec<_>>().join(" "))
 }
 
-/// Whether both texts are the same schema, apart from dropped fields.
+/// Whether both texts define the same schema, apart from dropped fields.
 pub fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((living(a), living(b)), (Some(a), Some(b)) if a == b)
 }
@@ -110,8 +110,8 @@ impl ExistenceEntry {
 }
 
 impl Catalogue {
-    /// Returns the catalogue of a new folder, or the completion of an old release's catalogue from
-    /// the configuration. Any other catalogue is returned unchanged.
+    /// Returns the catalogue of a new folder, or an old release's catalogue completed from the
+    /// configuration. Returns any other catalogue unchanged.
     pub fn completed(&self, options: &Options) -> Catalogue {
         if self.version > 0 {
             return self.clone();
@@ -132,7 +132,7 @@ impl Catalogue {
         Catalogue { version: 1, ..next.filled(options) }
     }
 
-    /// Completes an old release's catalogue like [`Catalogue::completed`], but without the
+    /// Completes an old release's catalogue like [`Catalogue::completed`], but does not add the
     /// configuration's new spaces, which the log may create.
     pub fn filled(&self, options: &Options) -> Catalogue {
         if self.version > 0 {
@@ -160,8 +160,8 @@ impl Catalogue {
             let made = Existence { seed, false_positive_rate, first_id, ..made.clone() };
             *known = ExistenceEntry::new(known.number, &made);
         }
-        // Default views and actions are reduced to existing spaces and fields, which may have been
-        // altered.
+        // Spaces and fields may have been altered. Default views and actions only use existing
+        // ones.
         let (counters, existences) = (next.counters(), next.existences());
         let is_default =
             |view: &View| defaults::is_view(&options.counter, &options.existence, view);
@@ -177,17 +177,17 @@ impl Catalogue {
         next
     }
 
-    /// Returns the counter spaces as the configuration lists them.
+    /// Returns the counter spaces in the configuration's form.
     pub fn counters(&self) -> Vec<Counter> {
         self.counter.iter().map(|known| known.made.clone()).collect()
     }
 
-    /// Returns the existence spaces as the configuration lists them.
+    /// Returns the existence spaces in the configuration's form.
     pub fn existences(&self) -> Vec<Existence> {
         self.existence.iter().map(|known| known.made.clone()).collect()
     }
 
-    /// Checks that spaces, views and actions are consistent. The error names the first
+    /// Checks that spaces, views and actions are consistent. The error describes the first
     /// inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let (counter, existence) = (&self.counters(), &self.existences());
@@ -195,7 +195,7 @@ impl Catalogue {
         lists.check((&|_| false, &|_| false))
     }
 
-    /// Returns the spaces renamed since `before`: old name, new name.
+    /// Returns the old and new names of the spaces renamed since `before`.
     pub fn renamed_since(&self, before: &Catalogue) -> Vec<(String, String)> {
         let names = |catalogue: &Catalogue| -> Vec<(u32, String)> {
             let counters = catalogue.counter.iter().map(|known| (known.number, &known.made.name));
@@ -211,8 +211,8 @@ impl Catalogue {
             .collect()
     }
 
-    /// Overwrites the lists of a configuration with this catalogue. A new folder with that
-    /// configuration gets the same spaces, views and actions, and new seeds unless the
+    /// Replaces the lists of a configuration by those of this catalogue. A new folder with this
+    /// configuration gets the same spaces, views and actions, but new seeds unless the
     /// configuration sets them.
     pub fn describe(&self, options: Described<'_>) {
         let mut counters = self.counters();
@@ -234,8 +234,8 @@ impl Catalogue {
         *options.action = self.action.clone();
     }
 
-    /// Returns the differences of a configuration from this catalogue, one per line. `lists` names
-    /// the lists that the configuration file has.
+    /// Returns the differences between a configuration and this catalogue, one per line. `lists`
+    /// contains the names of the lists in the configuration file.
     pub fn differences(&self, options: &Options, lists: &[String]) -> Vec<String> {
         let mut true_ones = options.clone();
         self.describe(Described {
@@ -263,7 +263,7 @@ impl Catalogue {
 
     /// Encodes the payload of a record.
     pub fn encode(&self) -> Vec<u8> {
-        // Structs of strings and numbers always have a TOML form.
+        // A struct of strings and numbers can always be encoded as TOML.
         let table = |entry: Option<Table>| entry.unwrap_or_default();
         let mut all = Table::new();
         if self.version > 0 {
@@ -336,7 +336,7 @@ impl Catalogue {
     }
 }
 
-/// Lists of a configuration, for [`Catalogue::describe`].
+/// Lists of a configuration that [`Catalogue::describe`] replaces.
 pub struct Described<'a> {
     /// Counter spaces.
     pub counter: &'a mut Vec<Counter>,
@@ -355,7 +355,8 @@ fn say_unknown(kind: &str, name: &str) {
     );
 }
 
-/// Appends the differences between a list of the file and the same list of the catalogue.
+/// Appends the differences between a list of the configuration file and the same list of the
+/// catalogue.
 fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut Vec<String>) {
     let tables = |list: &[T]| -> Vec<Table> {
         list.iter().filter_map(|entry| Table::try_from(entry).ok()).collect()
@@ -385,7 +386,7 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
             {
                 let before = said.len();
                 differ_in_fields(&name(entry), file, is, said);
-                // Otherwise the fields differ in order only.
+                // Without a message the fields differ only in their order.
                 if said.len() > before {
                     continue;
                 }
@@ -408,7 +409,7 @@ fn differ<T: Serialize>(list: &str, kind: &str, file: &[T], is: &[T], said: &mut
     }
 }
 
-/// Appends each field that only one side has, or that both declare differently.
+/// Appends the fields that only one side has or that both sides declare differently.
 fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
     let fields = |text: &str| -> BTreeMap<String, String> {
         let fields = text.split([' ', ',']).filter_map(|field| {

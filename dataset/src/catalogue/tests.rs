@@ -50,7 +50,7 @@ fn fields_that_differ_are_named() {
     assert!(said.len() == 1 && said[0].contains("'post' has fields = "), "{said:?}");
 }
 
-/// Catalogue of a release that stored only numbers, names, schemas and seeds.
+/// Old releases stored only numbers, names, schemas and seeds.
 #[test]
 fn an_old_catalogue_is_completed_from_the_configuration() {
     let old = "[[counter]]\nnumber = 1\nname = \"post\"\nfields = \"like:24 !repost:8 read:16\"\n\
@@ -70,7 +70,7 @@ fn an_old_catalogue_is_completed_from_the_configuration() {
     assert_eq!((liked.made.seed, liked.made.first_id), (u64::MAX, 1 << 63));
     assert_eq!(liked.made.false_positive_rate, 0.001);
     assert_eq!(liked.made.pairs, "liked:{id} liked:{{id}}");
-    // Default views and actions without missing spaces and fields.
+    // Default views and actions omit missing spaces and fields.
     assert_eq!(filled.view[0].counters, ["post.like", "post.read"]);
     assert_eq!(filled.view[0].flags, ["liked"]);
     assert_eq!(filled.action.iter().map(|a| a.name.as_str()).collect::<Vec<_>>(), ["like"]);

@@ -1,29 +1,29 @@
-//! Index of the log's change entries, and reading them.
+//! Reads change entries from the log, with an index of their positions.
 //!
-//! A segment is scanned when a reader first needs a place in it, and later only where it has grown.
-//! The index holds marks, which are batch boundaries where a reader may begin, and a [`Tally`] per
-//! space. A reader skips segments without entries of its space. A mark takes 40 bytes, at most one
-//! per 64 KiB: 1.3 MB for 2 GiB of log.
+//! A segment is scanned when a reader first needs a position in it; later scans cover only the new
+//! part. The index contains marks, which are batch boundaries where a reader may begin, and a
+//! [`Tally`] per space. A reader skips segments without entries of its space. There is at most one
+//! mark per 64 KiB, and it takes 40 bytes: 1.3 MB for 2 GiB of log.
 //!
-//! Files are read without the lock. Two readers may scan the same part concurrently; the second one
-//! discards its result.
+//! Readers do not hold the lock while they read files. Two readers may scan the same part
+//! concurrently; the second one discards its result.
 
 use super::{CHECKS, Change, Id, each_change};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use store::{BATCH_HEAD_BYTES, Error, Position, SegmentHead, Step, Store, Tail};
 
-/// Minimum bytes of log between two marks.
+/// Minimum distance between two marks in the log, in bytes.
 const MARK_BYTES: u64 = 64 << 10;
-/// Bytes of log scanned before the result is added to the index.
+/// Number of bytes scanned before the result is added to the index.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// Entries that a reader wants.
+/// Entries that a reader requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// Entries of all spaces.
     All,
-    /// Entries of the space with this number, and those of the catalogue.
+    /// Entries of the space with this number, and entries of the catalogue.
     Space(u32),
 }
 
@@ -36,12 +36,12 @@ impl Scope {
     }
 }
 
-/// Count and range of a set of entries.
+/// Number of entries in a set, and the first and last id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Number of entries.
     pub entries: u64,
-    /// Ids of the first and the last entry, if there are any.
+    /// Ids of the first and the last entry; `None` if there are no entries.
     pub ends: Option<(Id, Id)>,
 }
 
@@ -67,16 +67,16 @@ pub enum Start {
     Oldest,
     /// After the newest entry of the log.
     End,
-    /// After this entry. After 0-0: at the first entry ever written.
+    /// After this entry. `After(0-0)` is the first entry ever written.
     After(Id),
     /// At this entry.
     At(Id),
 }
 
-/// Why a reader cannot begin or continue.
+/// Reason why a reader cannot begin or continue.
 #[derive(Debug)]
 pub enum Lost {
-    /// The log no longer reaches back to the position.
+    /// The position is before the first segment of the log.
     Trimmed,
     /// The position belongs to a diverged history.
     Parted,
@@ -89,7 +89,7 @@ pub enum Lost {
 impl From<Error> for Lost {
     fn from(error: Error) -> Lost {
         match error {
-            // The segment was removed after the path was read.
+            // The segment was removed after the list of segments was read.
             Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 Lost::Trimmed
             }
@@ -98,7 +98,7 @@ impl From<Error> for Lost {
     }
 }
 
-/// Calls `look` again, up to eight times, when a segment is removed concurrently.
+/// Calls `look`, up to eight times if segments are removed concurrently.
 fn again<T>(look: impl Fn() -> Result<T, Lost>) -> Result<T, Lost> {
     let mut looks = (0..8).map(|_| look());
     looks.find(|found| !matches!(found, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
@@ -119,8 +119,8 @@ impl Place {
         self.at.offset
     }
 
-    /// Whether at most 128 KiB of the same segment follow. They were written recently, so reading
-    /// them takes little time and no disk access.
+    /// Whether the log ends in the same segment, at most 128 KiB after this place. These bytes were
+    /// written recently, so reading them is fast and needs no disk access.
     pub fn is_at_hand(&self, end: Position) -> bool {
         const AT_HAND_BYTES: u64 = 128 << 10;
         self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= AT_HAND_BYTES
@@ -176,7 +176,7 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// Returns the memory of the index in bytes.
+    /// Returns the memory use of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
         let bytes = |segment: &Segment| {
             size_of::<Segment>()
@@ -186,7 +186,7 @@ impl ChangeLog {
         self.segments.lock().iter().map(bytes).sum()
     }
 
-    /// Returns the current segments, and drops removed ones from the index.
+    /// Returns the current segments. Deletes removed segments from the index.
     fn path(&self, store: &Store, end: Position) -> Result<Path, Lost> {
         let (known, heads) = again(|| {
             let segments = self.segments.lock();
@@ -207,13 +207,13 @@ impl ChangeLog {
         Ok(Path { heads, end })
     }
 
-    /// Scans the part of a segment that is not indexed, at least up to this log offset.
+    /// Adds the unindexed part of a segment to the index, at least up to this log offset.
     fn learn(&self, store: &Store, path: &Path, index: usize, until: u64) -> Result<(), Lost> {
         let (head, until) = (path.heads[index], until.min(path.end_of(index)));
         loop {
             let found = |segment: &&mut Segment| segment.head == head;
             let at = match self.segments.lock().iter_mut().find(found) {
-                // Another reader has dropped the removed segment.
+                // The segment was removed, and another reader has deleted it from the index.
                 None => return Err(Lost::Trimmed),
                 Some(known) if known.to.offset >= until => return Ok(()),
                 Some(known) => known.to,
@@ -262,7 +262,7 @@ impl ChangeLog {
         before.unwrap_or_else(|| Position::first_of(head))
     }
 
-    /// Finds the place where a reader begins in the log, which is durable up to `end`.
+    /// Returns the place at which a reader begins. The log is durable up to `end`.
     pub fn find(&self, store: &Store, end: Position, start: Start) -> Result<Place, Lost> {
         let path = self.path(store, end)?;
         let (Some(first), Some(last)) = (path.heads.first(), path.heads.last()) else {
@@ -280,7 +280,7 @@ impl ChangeLog {
             return if first.previous == 0 { begin(first) } else { Err(Lost::Trimmed) };
         }
         if id.seq == 0 {
-            // An id of the form term-0: the beginning of a term.
+            // An id of the form `term-0` is the beginning of a term.
             let at = path.heads.partition_point(|head| head.term < id.term);
             return match path.heads.get(at) {
                 None => Err(Lost::Ahead),
@@ -322,8 +322,8 @@ impl ChangeLog {
         }
     }
 
-    /// Passes the entries after `place` up to `end` to `each`, and advances `place`. Stops when
-    /// `each` returns false, or after `most` bytes of the log. Returns true if it reached `end`.
+    /// Calls `each` for the entries from `place` to `end`, and advances `place`. Stops when `each`
+    /// returns false, or after `most` bytes of the log. Returns true if it reached `end`.
     pub fn read(
         &self,
         store: &Store,
@@ -379,8 +379,8 @@ impl ChangeLog {
         }
     }
 
-    /// Returns the place after this segment and its successors that have no wanted entries. `None`
-    /// if this segment must be read.
+    /// Skips this segment and the following ones without requested entries. Returns the place after
+    /// them, or `None` if this segment must be read.
     fn pass_over(
         &self,
         store: &Store,
@@ -413,7 +413,8 @@ impl ChangeLog {
         known.map(|segment| segment.tally(scope)).unwrap_or_default()
     }
 
-    /// Reads the entries from `from` back to `to` and returns up to `most` results of `make`.
+    /// Reads the entries from `from` backwards to `to`. Calls `make` for each and returns up to
+    /// `most` results.
     pub fn read_back(
         &self,
         store: &Store,
@@ -440,7 +441,7 @@ impl ChangeLog {
                 let mark = self.mark(&head, high - 1);
                 let mut place = Place { head, at: mark, skip: 0 };
                 let mut some = VecDeque::new();
-                // Within one segment only the offset matters.
+                // Within one segment only the offset is compared.
                 let limit = Position { segment: head.segment, offset: high, ..end };
                 self.read(store, limit, scope, &mut place, u64::MAX, |id, space, change| {
                     if id > from {
@@ -466,8 +467,8 @@ impl ChangeLog {
         Ok(found)
     }
 
-    /// Returns the count and range of the entries, scanning all parts that are not indexed.
-    /// `is_known` returns whether a space still exists; entries of other spaces do not count.
+    /// Returns the tally of the entries. Scans all unindexed parts of the log. `is_known` returns
+    /// whether a space still exists; entries of other spaces do not count.
     pub fn count(
         &self,
         store: &Store,
@@ -490,7 +491,7 @@ impl ChangeLog {
         Ok(all)
     }
 
-    /// Returns the number of entries after a place, with `is_known` as in [`ChangeLog::count`].
+    /// Returns the number of entries after a place. `is_known`: see [`ChangeLog::count`].
     pub fn count_behind(
         &self,
         store: &Store,

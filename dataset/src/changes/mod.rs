@@ -1,4 +1,4 @@
-//! Changes: the log as a stream of states for consumers.
+//! Changes: the log as a stream for consumers.
 //!
 //! ```text
 //!   batch at offset 900 of the log, chain value ..417
@@ -7,17 +7,16 @@
 //!     record: pairs of space 2     7, 42   -> entry 3, id <term>-903417
 //! ```
 //!
-//! An entry holds the current state of one row, one pair or the catalogue, as in the log (promise
-//! 2). A consumer may get an entry twice, and the last one is right.
+//! An entry contains the state of one row, one pair or the catalogue, as in the log (promise 2). A
+//! consumer may receive an entry twice; the last state is valid.
 //!
-//! An *id* consists of the term, a place, and three digits of the chain value of the batch. The
-//! place is the batch's offset plus the number of the entry in the batch, from 1. Places are unique
-//! because an entry takes at least one byte of the log. Term and chain value identify the history:
-//! an id from a diverged log is detected instead of mistaken for another entry
-//! (`docs/decisions/0015-changes-are-read-from-the-log.md`).
+//! An *id* consists of the term, a place, and three digits of the batch's chain value. The place is
+//! the batch's offset plus the number of the entry in the batch, from 1. Places are unique because
+//! an entry takes at least one byte of the log. Term and chain value identify the history: a reader
+//! detects an id from a diverged log (`docs/decisions/0015-changes-are-read-from-the-log.md`).
 //!
-//! The log is the only storage of changes. [`ChangeLog`] caches positions of entries: a place per
-//! 64 KiB, and the number of entries of each space in each segment.
+//! Changes are stored only in the log. [`ChangeLog`] caches one position per 64 KiB, and the number
+//! of entries of each space in each segment.
 
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::{
@@ -31,32 +30,31 @@ mod log;
 
 pub use log::{ChangeLog, Lost, Place, Scope, Start, Tally};
 
-/// Factor of the place in an id; the remainder is the check from the chain value.
+/// `seq` is the place times this factor, plus three digits of the chain value.
 const CHECKS: u64 = 1000;
 
-/// Id of an entry, ordered by position. Displayed like the ids of Redis streams.
+/// Id of an entry. Ids are ordered by position and displayed like those of Redis streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
     /// Term of the history that contains the entry.
     pub term: u64,
-    /// Place and check.
+    /// Place and digits of the chain value.
     pub seq: u64,
 }
 
 impl Id {
-    /// Id below those of all entries.
+    /// An id less than that of every entry.
     pub const MIN: Id = Id { term: 0, seq: 0 };
-    /// Id above those of all entries.
+    /// An id greater than that of every entry.
     pub const MAX: Id = Id { term: u64::MAX, seq: u64::MAX };
 
-    /// Returns the id of an entry by its number in the batch, from 0.
+    /// Returns the id of entry `number` of a batch, counted from 0.
     fn of(term: u64, offset: u64, chain: u32, number: u32) -> Id {
         let place = offset.saturating_add(u64::from(number) + 1);
         Id { term, seq: place.saturating_mul(CHECKS).saturating_add(u64::from(chain) % CHECKS) }
     }
 
-    /// Returns the log offset of the id's place: at or after the start of its batch. `None` for
-    /// place 0.
+    /// Returns a log offset within the id's batch; `None` for place 0.
     fn byte(self) -> Option<u64> {
         (self.seq / CHECKS).checked_sub(1)
     }
@@ -97,14 +95,14 @@ pub enum Change<'a> {
     Pair(u64, MarkedMember, bool),
     /// Pair of a space with a ledger, with its original member.
     ExactPair(ledger::Pair<'a>),
-    /// Lowest id that an existence space has pairs of.
+    /// Horizon of an existence space: the lowest id with pairs.
     Horizon(u64),
     /// Id of an existence space whose pairs were all unset.
     Forgotten(u64),
 }
 
-/// Passes the changes of a batch's body to `each`: the entry's number in the batch, its space, and
-/// its content. Stops when `each` returns false. The error describes damage.
+/// Calls `each` for the entries of a batch's body: the number in the batch, the space, and the
+/// content. Stops when `each` returns false. The error describes damage.
 pub fn each_change(
     body: &[u8],
     mut each: impl FnMut(u32, u32, Change<'_>) -> bool,
@@ -114,7 +112,7 @@ pub fn each_change(
     let mut tell = |space: u32, change: Change<'_>| {
         stopped.set(!each(number, space, change));
         number += 1;
-        // The error also ends the current record.
+        // An error is the way to stop within a record.
         if stopped.get() { Err(String::new()) } else { Ok(()) }
     };
     for record in Records::new(body) {

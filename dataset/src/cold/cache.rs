@@ -1,13 +1,14 @@
-//! Cache of cold rows and pair answers, and the pins of the current turn.
+//! Cache of cold rows and of lookups of cold pairs, and the rows pinned for the current request
+//! batch.
 //!
-//! The cache holds rows rather than blocks: cold traffic is spread over old posts. A cached block
-//! would hold six hundred rows for one that is used. A row's key contains the identity of its file.
-//! A merge writes a new file, so entries never become stale.
+//! The cache stores rows rather than blocks, because cold requests are spread over many old posts:
+//! of the 600 rows in a cached block only one would be used. A row's key contains the identity of
+//! its file. A merge writes a new file, so entries never become stale.
 //!
-//! quick_cache takes about 12 ns per hit and bounds the cache by weight. It resists scans: reading
-//! many rows once does not evict frequently read rows.
+//! quick_cache takes about 12 ns per hit and limits the cache by weight. It is scan-resistant: rows
+//! that are read only once do not evict frequently read rows.
 //!
-//! A pin keeps a row available to its thread for one turn, even if the cache evicts it.
+//! A pinned row stays available to its thread until the batch ends, even if the cache evicts it.
 
 use crate::cold::damage;
 use crate::cold::key_hash::KeyHash;
@@ -20,32 +21,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Pinned rows of one turn.
+/// Rows pinned for one request batch.
 pub type Pins = HashMap<Key, Read, KeyHash>;
-/// Cache key. A row's key is the identity of its file and its id; a pair's, the identity and its
-/// hash.
+/// Cache key: the identity of the file, and the row's id or the pair's hash.
 pub(crate) type Key = (u64, u128);
-/// Values of a row. Up to [`INLINE`] values are stored inline, so the cache can count their bytes.
+/// Values of a row. Up to [`INLINE`] values are stored inline, so that the cache counts their
+/// bytes.
 pub(crate) type Values = SmallVec<[i64; INLINE]>;
-/// Result of a lookup in a file: the values of a row, or `None` if it does not exist. A pair that
-/// is set has no values.
+/// Result of a lookup in a file: the values of a row, or `None` if it does not exist. For a pair
+/// that is set the list is empty.
 pub(crate) type Row = Option<Values>;
-/// A row, or the reason why it cannot be read.
+/// A row, or the error message of the read.
 pub(crate) type Read = Result<Row, Arc<str>>;
 
 #[derive(Clone)]
 pub(super) struct Weight;
 
 const INLINE: usize = 4;
-/// Bytes accounted per cached row: its entry, and its share of the ghost entries and the hash
-/// table.
+/// Accounted size of a cached row in bytes: its entry, and its share of the ghost entries and the
+/// hash table.
 const ROW_BYTES: u64 = 152;
-/// Rows that the cache may exceed its capacity by during eviction.
+/// Number of rows by which the cache may exceed its capacity during eviction.
 const SLACK: usize = 1024;
-/// Largest cache that is reserved in full, in bytes. A larger one grows on demand.
+/// Maximum number of bytes reserved when the cache is first used. A larger cache grows on demand.
 const SET_ASIDE: u64 = 1 << 30;
-/// Ghost entries per cached row. They remember keys of evicted rows; such a row is kept on its
-/// return.
+/// Ghost entries per cached row. A ghost entry stores the key of an evicted row. If the row is read
+/// again, it enters the hot queue.
 const GHOSTS: f64 = 0.2;
 
 impl quick_cache::Weighter<Key, Row> for Weight {
@@ -55,14 +56,14 @@ impl quick_cache::Weighter<Key, Row> for Weight {
     }
 }
 
-/// Counters of cold reads, spills and scrubs since the start.
+/// Counters of cold reads, spills and scrubs since startup.
 #[derive(Default)]
 pub struct Figures {
     /// Blocks read.
     pub reads: AtomicU64,
-    /// Blocks read in place by a worker.
+    /// Blocks read synchronously by a worker.
     pub reads_in_place: AtomicU64,
-    /// Total time from the request to the row, in nanoseconds.
+    /// Total latency of reads in nanoseconds.
     pub read_ns: AtomicU64,
     /// Reads by duration: class n counts reads shorter than 2^n microseconds.
     pub(crate) slower: [AtomicU64; 24],
@@ -92,7 +93,7 @@ pub struct Figures {
     pub scrub_left_bytes: AtomicU64,
     /// Finished scrub passes.
     pub scrub_passes: AtomicU64,
-    /// Unix time at which the last scrub pass finished; 0 if none has since the start.
+    /// Unix time at which the last scrub pass finished; 0 if none has since startup.
     pub scrub_last_s: AtomicU64,
 }
 
@@ -105,12 +106,13 @@ impl Figures {
         self.slower[class].fetch_add(1, Relaxed);
     }
 
-    /// Number of reads shorter than 2^n microseconds; the last class holds all others.
+    /// Numbers of reads shorter than 2^n microseconds. The last number includes all others.
     pub fn reads_by_us(&self) -> Vec<u64> {
         self.slower.iter().map(|n| n.load(Relaxed)).collect()
     }
 
-    /// Upper bound of quantile `share` (0 to 1) of read times, in microseconds: a power of two.
+    /// Upper bound for the quantile `share` (0 to 1) of read latencies: a power of two, in
+    /// microseconds.
     pub fn read_us(&self, share: f64) -> u64 {
         let counts = self.reads_by_us();
         let wanted = (counts.iter().sum::<u64>() as f64 * share).ceil() as u64;
@@ -123,7 +125,7 @@ impl Figures {
     }
 }
 
-/// Cached rows, counters of cold reads and known damage of all spaces.
+/// Cached rows, counters of cold reads and known damaged blocks of all spaces.
 pub struct ColdCache {
     pub(super) cache: Cache<Key, Row, Weight, KeyHash>,
     /// Counters of cold reads and spills.
@@ -154,18 +156,17 @@ impl ColdCache {
     }
 
     /// Whether any row or flag of any space may be on disk. Commands check this several times, so
-    /// it is a single load. It is set before a row goes to disk, and never cleared.
+    /// it is a single load. It is set before the first row is written to disk, and never cleared.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Marks the cold tier as in use. The caller calls this before the first row or flag goes to
-    /// disk.
+    /// Marks the cold tier as in use. Call it before the first row or flag is written to disk.
     pub(crate) fn begins(&self) {
         if !self.any.swap(true, Relaxed) {
-            // Repeated growth would fragment the heap. Reserved pages without rows are not
-            // resident.
+            // Reserve memory, because repeated growth would fragment the heap. Untouched pages are
+            // not resident.
             let bytes = self.cache.capacity().min(SET_ASIDE);
             self.cache.reserve((bytes / ROW_BYTES) as usize + SLACK);
         }
@@ -177,7 +178,7 @@ impl ColdCache {
         }
     }
 
-    /// Bytes used by cached rows, and the capacity in bytes.
+    /// Memory use of cached rows and the capacity, in bytes.
     pub fn cache_bytes(&self) -> (u64, u64) {
         (self.cache.weight(), self.cache.capacity())
     }
@@ -214,7 +215,7 @@ impl ColdCache {
     }
 }
 
-/// Consequence of a damaged block, appended to its log line.
+/// Explanation appended to the log message about a damaged block.
 pub(crate) const WHAT_IS_LOST: &str = "Requests for data in this block fail. Other blocks are \
     still served. The file is excluded from merges so that none of them is lost.";
 
@@ -251,7 +252,7 @@ mod tests {
         let row = Values::from_slice(&[1, 2, 3, 4]);
         for id in 0..BYTES / ROW_BYTES * 3 {
             cold.cache.insert((7, u128::from(id)), Some(row.clone()));
-            // Repeated reads populate the hot queue and the ghost entries, too.
+            // Read rows again to fill the hot queue and the ghost entries.
             cold.cache.get(&(7, u128::from(id / 2)));
         }
         let used = cold.cache.memory_used();
@@ -287,7 +288,8 @@ mod tests {
         }
     }
 
-    /// Keeps the most frequently requested rows: the best policy for traffic that does not change.
+    /// Cache of the most frequently requested rows: the optimal policy for traffic that does not
+    /// change.
     #[derive(Default)]
     struct MostUsed {
         times: std::collections::HashMap<u64, u64>,
@@ -307,7 +309,7 @@ mod tests {
         }
     }
 
-    /// On drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
+    /// With drifting traffic the hit rate is close to that of [`MostUsed`] with the same memory. A
     /// scan of all rows does not evict the popular ones.
     #[test]
     fn rows_that_are_asked_for_often_stay() {
@@ -340,7 +342,7 @@ mod tests {
         let [ours, best] = count(600_000, &mut || ());
         println!("{ours:.4} of rows cached, {best:.4} by frequency alone");
         assert!(ours > best - 0.03, "{ours} {best}");
-        // One scanned row per request, each read once.
+        // Each request also reads one new row of the scan.
         let mut scanned = 1 << 60;
         let [beside_scan, _] = count(600_000, &mut || {
             scanned += 1;

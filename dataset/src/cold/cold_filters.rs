@@ -1,5 +1,5 @@
-//! Existence tables on disk: the page files of a space, and the backend of the filter engine. The
-//! spill thread writes the files (`tiering/filters.rs`).
+//! Existence tables on disk: the page files of a space, and the filter engine's backend for them.
+//! The spill thread writes the files (`tiering/filters.rs`).
 
 use crate::cold::cache::ColdCache;
 use crate::cold::fetch::Fetching;
@@ -41,14 +41,14 @@ pub(crate) fn refused(error: phantom::Error) -> store::Error {
     store::Error::Refused(error.to_string())
 }
 
-/// Tables of one existence space that are on disk, in ascending order of their ranges.
+/// Cold tables of one existence space.
 pub struct ColdPairs {
     shared: Arc<ColdCache>,
     files: ArcSwap<Vec<Arc<PairFile>>>,
     end: AtomicU64,
-    /// Whether the last write failed. Writers then do not wait for memory.
+    /// Whether the last write failed. If so, writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
-    /// Ranges that cannot be merged, as a file is unreadable.
+    /// Ranges that cannot be merged because a file is unreadable.
     pub(crate) damaged: Quarantine,
 }
 
@@ -64,7 +64,8 @@ impl ColdPairs {
         self.end() > 0
     }
 
-    /// Lowest id above all tables that were ever on disk. Younger ids skip the search for a file.
+    /// Lowest id above all tables that were ever on disk. Lookups of higher ids skip the search for
+    /// a file.
     #[inline]
     pub fn end(&self) -> u64 {
         self.end.load(Relaxed)
@@ -74,8 +75,8 @@ impl ColdPairs {
         &self.shared
     }
 
-    /// Log offset up to which a file has all changes of the id's pairs; 0 if unknown or if no file
-    /// covers the id.
+    /// Log offset up to which a file contains all changes of the id's pairs; 0 if unknown or if no
+    /// file covers the id.
     pub(crate) fn covered(&self, id: u64) -> u64 {
         if id >= self.end() {
             return 0;
@@ -101,7 +102,7 @@ impl ColdPairs {
         self.files.store(Arc::new(files));
     }
 
-    /// Adds the read needed to answer whether a pair is set. Returns false if no read is needed:
+    /// Adds the read that a lookup of the pair needs. Returns false if no read is needed, because
     /// the pair is in memory, pinned or cached.
     pub fn ask(
         &self,
@@ -127,14 +128,14 @@ impl ColdPairs {
     }
 }
 
-/// Manifest entries of a space's page files.
+/// Returns the manifest entries of a space's page files.
 pub(crate) fn files_of(store: &Store, space: u32) -> Vec<FileEntry> {
     let ours =
         |file: &FileEntry| file.tag.space == space && file.tag.kind == RecordKind::Table as u32;
     store.cold_files().into_iter().filter(ours).collect()
 }
 
-/// Whether writers must wait for a merge because over 3/4 of the room for late pairs is used.
+/// Whether writers must wait for a merge because late pairs use more than 3/4 of their limit.
 pub(crate) fn is_crowded(space: &phantom::Space) -> bool {
     let (late, most) = space.late();
     late > most / 4 * 3

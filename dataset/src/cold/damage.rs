@@ -1,7 +1,7 @@
 //! Damaged blocks of cold files, found by requests, merges and the scrubber.
 //!
-//! Each block is logged once. INFO lists the files until they are removed or a scrub finds them
-//! sound.
+//! Each damaged block is logged once. INFO lists a file until it is removed or a scrub reads it
+//! without an error.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,8 @@ const MOST_PARTS: usize = 1024;
 pub struct Damaged(Mutex<BTreeMap<String, BTreeSet<u64>>>);
 
 impl Damaged {
-    /// Records a damaged block. Returns whether it is new and was recorded.
+    /// Records a damaged block. Returns true unless it was already recorded or the file has too
+    /// many.
     pub(crate) fn note(&self, file: &str, offset: u64) -> bool {
         let mut files = self.0.lock();
         let parts = files.entry(file.to_owned()).or_default();
@@ -26,7 +27,7 @@ impl Damaged {
         self.0.lock().remove(file);
     }
 
-    /// Damaged files and their number of damaged blocks. Removes files that `there` rejects.
+    /// Damaged files and their numbers of damaged blocks. Removes files that `there` rejects.
     pub fn files(&self, there: impl Fn(&str) -> bool) -> Vec<(String, usize)> {
         let mut files = self.0.lock();
         files.retain(|name, _| there(name));
@@ -34,7 +35,7 @@ impl Damaged {
     }
 }
 
-/// File name and offset of damage that an error reports; `None` for other errors.
+/// File name and offset of the damage if the error reports any.
 pub(crate) fn place_of(error: &store::Error) -> Option<(String, u64)> {
     match error {
         store::Error::Corrupt { path, offset, .. } => {

@@ -1,8 +1,8 @@
-//! Reads cold rows and flags for turns of connections: one job per block or pair, executed
-//! concurrently by a pool of threads.
+//! Reads cold rows and flags for the request batches of connections. A pool of threads executes one
+//! job per block or pair.
 //!
-//! The pool serves turns in order of arrival. After every `SHARE` jobs a turn moves to the end of
-//! the queue. A request for a million rows thus does not delay a page.
+//! The pool serves batches in order of arrival. After every `SHARE` jobs a batch moves to the end
+//! of the queue. A request for a million rows thus does not delay a page.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
 use crate::cold::ledger::Lookup;
@@ -21,19 +21,21 @@ use std::time::Instant;
 use store::{BLOCK_BYTES, Block, ColdFile, time};
 use tokio::sync::oneshot;
 
-/// Jobs of a turn before the next one is served: enough for a page of 50 rows with two flags each.
+/// Number of jobs after which the next request batch is served: enough for a page of 50 rows with
+/// two flags each.
 const SHARE: usize = 200;
-/// Number of missing rows and pairs at which a turn stops inspecting its pipeline. Rows of later
-/// requests are read before the next turn.
+/// Number of missing rows and pairs at which a batch stops inspecting its pipelined requests. Rows
+/// of the remaining requests are read for the next batch.
 const ENOUGH: usize = 4096;
-/// Queue length above which cancelled turns are purged. While a disk hangs, clients disconnect and
-/// reconnect, and their abandoned turns would fill the queue.
+/// Queue length above which cancelled batches are purged. While a disk hangs, clients disconnect
+/// and reconnect, and their cancelled batches would fill the queue.
 const PURGE_LENGTH: usize = 1024;
-/// Bytes accounted per missing row or pair: the request, and the pin in a hash table half full.
+/// Accounted size of a missing row or pair in bytes: its read request, and its entry in a half-full
+/// hash table of pins.
 const WANTED_BYTES: usize =
     size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
 
-/// Rows and pairs that a turn needs and that are neither cached nor pinned.
+/// Rows and pairs that a request batch needs and that are neither cached nor pinned.
 #[derive(Default)]
 pub struct Fetching {
     wanted: Vec<(Arc<ColdFile>, u64, u64)>,
@@ -54,7 +56,7 @@ impl Fetching {
         self.lookups.push(lookup);
     }
 
-    /// Whether nothing has to be read.
+    /// Whether no read is needed.
     pub fn is_ready(&self) -> bool {
         self.len() == 0
     }
@@ -63,12 +65,12 @@ impl Fetching {
         self.wanted.len() + self.pairs.len() + self.lookups.len()
     }
 
-    /// Whether the turn should stop inspecting its pipeline.
+    /// Whether the batch should stop inspecting its pipelined requests.
     pub fn is_enough(&self) -> bool {
         self.len() >= ENOUGH
     }
 
-    /// Bytes of memory used until the reads have run.
+    /// Memory use in bytes until the reads finish.
     pub fn bytes(&self) -> usize {
         self.len() * WANTED_BYTES
     }
@@ -82,7 +84,7 @@ struct Job {
 enum What {
     /// Rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
-    /// A pair: one page of each filter in the chain.
+    /// A pair: one page of each filter of the table.
     Pair { file: Arc<PairFile>, pair: Pair },
     /// Lookup in a ledger.
     Settle(Lookup),
@@ -102,7 +104,7 @@ struct Waiting {
     asked: Instant,
 }
 
-/// Pool of reader threads. They start with the first job and end when `Reads` is dropped.
+/// Pool of reader threads. The first job starts them; dropping `Reads` stops them.
 pub(crate) struct Reads {
     threads: usize,
     started: OnceLock<()>,
@@ -116,17 +118,17 @@ struct Queue {
     nudge: Condvar,
 }
 
-/// Queue of waiting turns, in service order.
+/// Queue of waiting request batches. The first one is served next.
 #[derive(Default)]
 struct Line {
     turns: VecDeque<Rest>,
-    /// Twice the number of turns after the last purge.
+    /// Twice the number of batches after the last purge.
     most: usize,
     closed: bool,
 }
 
 impl Line {
-    /// Appends a turn, and purges cancelled ones if the queue is long. They go to `left`; see
+    /// Appends a batch. If the queue is long, moves cancelled batches to `left`; see
     /// [`Line::next`].
     fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
         if self.turns.len() >= self.most.max(PURGE_LENGTH) {
@@ -139,12 +141,12 @@ impl Line {
         self.turns.push_back(rest);
     }
 
-    /// Returns the next job. Moves cancelled turns to `left`. The caller drops them without holding
-    /// the lock: the last turn may own [`Cold`], whose drop takes the lock.
+    /// Returns the next job. Moves cancelled batches to `left`. The caller must release the lock
+    /// before it drops them: the last batch may own [`Cold`], whose drop acquires the lock.
     fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
-            // Skips the remaining jobs of a closed connection.
+            // Skip the remaining jobs of a closed connection.
             let Some(what) = first.jobs.next().filter(|_| !first.turn.is_left()) else {
                 left.extend(self.turns.pop_front());
                 continue;
@@ -178,7 +180,7 @@ impl Reads {
             return;
         }
         self.start();
-        // Notifies without holding the lock, since each woken thread takes it first.
+        // Notify after releasing the lock, because each woken thread acquires it first.
         for _ in 0..jobs.min(self.threads) {
             if !self.queue.nudge.notify_one() {
                 // No thread is idle. Busy threads check the queue after their current job.
@@ -227,7 +229,7 @@ impl Queue {
 
     fn take(&self) -> Option<Job> {
         loop {
-            // Declared before `line`, so that it is dropped after the lock is released.
+            // Declared before `line`, so that it is dropped after the lock guard.
             let mut left = Vec::new();
             let mut line = self.line.lock();
             let job = line.next(&mut left);
@@ -259,7 +261,7 @@ impl Waiting {
         self.done.lock().as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    /// Adds the results of a job. The last job sends all results to the connection.
+    /// Adds the results of a job. The last job of the batch sends all results to the connection.
     fn add(&self, reads: impl IntoIterator<Item = (Key, Read)>) {
         self.pins.lock().extend(reads);
         if self.left.fetch_sub(1, AcqRel) == 1 {
@@ -293,7 +295,7 @@ impl Job {
     }
 }
 
-/// Decodes the wanted rows of a block and caches them. Counts and logs a failure.
+/// Decodes the requested rows of a block and caches them. Counts and logs a failure.
 fn rows(
     cold: &ColdCache,
     file: &ColdFile,
@@ -322,7 +324,7 @@ fn rows(
 pub struct Cold {
     cache: Arc<ColdCache>,
     reads: Reads,
-    /// Reason of the last failed spill or merge, by the name of the space.
+    /// Error message of the last failed spill or merge, by name of the space.
     pub trouble: Mutex<BTreeMap<String, String>>,
 }
 
@@ -336,13 +338,13 @@ impl Deref for Cold {
 }
 
 impl Cold {
-    /// `threads` reader threads start with the first read.
+    /// Creates the cache. The first read starts `threads` reader threads.
     pub(crate) fn new(cache_bytes: u64, threads: usize) -> Arc<Cold> {
         let cache = Arc::new(ColdCache::new(cache_bytes));
         Arc::new(Cold { cache, reads: Reads::new(threads), trouble: Mutex::default() })
     }
 
-    /// The cache without the threads. Files hold the cache only, so that they do not keep the
+    /// The cache without the threads. Files refer only to the cache, so that they do not keep the
     /// threads alive.
     pub(crate) fn cache(&self) -> &Arc<ColdCache> {
         &self.cache
@@ -381,7 +383,7 @@ impl Cold {
         let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
         let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
         self.reads.add(rest);
-        // If a job panics, the sender is dropped; the turn then requests its rows again.
+        // If a job panics, the sender is dropped. The batch then requests its rows again.
         async move { end.await.unwrap_or_default() }
     }
 }
@@ -390,7 +392,7 @@ impl Cold {
 mod tests {
     use super::*;
 
-    /// The node shuts down while cancelled turns are still queued.
+    /// The node shuts down while cancelled batches are still in the queue.
     #[test]
     fn the_last_turn_takes_the_threads_with_it() {
         let cold = Cold::new(4096, 1);
@@ -442,7 +444,7 @@ mod tests {
         let figures = [&cold.figures.hits, &cold.figures.misses].map(|n| n.load(Relaxed));
         assert_eq!(figures, [2, 1]);
         assert_eq!(crate::cold::unpin().into_keys().collect::<Vec<_>>(), [keys[2]]);
-        // Outside `note_missing`, including after a panic in it, rows are read in place.
+        // Outside `note_missing`, even after a panic in it, rows are read synchronously.
         assert_eq!(cold.find(&keys[1], want), None);
         let panics = std::panic::AssertUnwindSafe(|| cold.note_missing(|| panic!("of a test")));
         assert!(std::panic::catch_unwind(panics).is_err());
@@ -621,7 +623,7 @@ mod tests {
         let block = BLOCK_BYTES as u64;
         std::os::unix::fs::FileExt::write_all_at(&file, &[0x55; 100], 6 * block).unwrap();
         file.set_len(11 * block + 100).unwrap();
-        // Block 5 is overwritten, block 10 is cut short, 11 and 12 are gone.
+        // Block 5 is overwritten, block 10 is truncated, and 11 and 12 are missing.
         let mut pins = fixture.fetch(3..13);
         let identity = fixture.file.head().identity;
         for bad in [5, 10, 11, 12] {

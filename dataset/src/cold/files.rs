@@ -1,6 +1,6 @@
 //! Cold files of one counter space, and reads of their rows.
 //!
-//! The ranges of the files do not overlap, so one binary search finds the block that may hold a
+//! The ranges of the files do not overlap, so one binary search finds the block that may contain a
 //! row.
 
 use crate::cold::cache::{Key, PINS, Read, Row, Values};
@@ -63,7 +63,8 @@ impl Files {
         above.checked_sub(1).is_some_and(|at| self.0[at].entry().tag.high >= low)
     }
 
-    /// Files that overlap the range `low..=last`, and the range extended to cover them.
+    /// Extends the range `low..=last` to include all files that overlap it. Returns the range and
+    /// the files.
     pub(crate) fn cover(&self, low: u64, last: u64) -> (u64, u64, Vec<Arc<ColdFile>>) {
         let overlap =
             |file: &&Arc<ColdFile>| file.entry().tag.low <= last && low <= file.entry().tag.high;
@@ -83,11 +84,11 @@ fn name_of(file: &ColdFile) -> u64 {
 pub struct ColdSpace {
     shared: Arc<Cold>,
     files: ArcSwap<Files>,
-    /// Whether the last spill found nothing to do. Writers then do not wait for memory.
+    /// Whether the last spill found nothing to do. If so, writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Distance below the space's memory limit at which writers start to wait, in bytes.
     pub(crate) margin: AtomicU64,
-    /// Ranges that cannot be merged, as a file is unreadable.
+    /// Ranges that cannot be merged because a file is unreadable.
     pub(crate) damaged: Quarantine,
 }
 
@@ -97,8 +98,8 @@ impl ColdSpace {
         Arc::new(ColdSpace { shared, files, stuck, margin, damaged })
     }
 
-    /// Opens the space's files named by the manifest, and attaches them to `space`. Does nothing if
-    /// the space is attached.
+    /// Opens the space's files listed in the manifest, and attaches them to `space`. Does nothing
+    /// if the space is already attached.
     pub(crate) fn attach(
         self: &Arc<Self>,
         space: &counter::Space,
@@ -143,14 +144,14 @@ impl ColdSpace {
         self.files.store(Arc::new(files));
     }
 
-    /// Number of rows in all files. Later deletions and changes are not reflected.
+    /// Number of rows in all files, including rows that were deleted later.
     pub fn rows(&self) -> u64 {
         self.files.load().0.iter().map(|file| file.head().rows).sum()
     }
 
-    /// Calls `f` with the ids on disk from `from` in ascending order, block by block, until at
-    /// least `most` ids were passed. Skips deleted rows. Returns the id at which the scan
-    /// continues, `None` at the end. Reads from disk in place.
+    /// Calls `f` with the ids on disk, starting at `from`, in ascending order, block by block,
+    /// until it has passed at least `most` ids. Skips deleted rows. Returns the id at which the
+    /// scan continues; `None` at the end. Blocks on disk reads.
     pub fn scan(
         &self,
         space: &counter::Space,
@@ -189,7 +190,7 @@ impl ColdSpace {
     }
 
     /// Cursor of a scan that continues at `id`: the file's name and a block number. `None` if no
-    /// file has ids from `id` on, or if an earlier file has the same name.
+    /// file has ids of at least `id`, or if an earlier file has the same name.
     pub fn cursor_at(&self, id: u64) -> Option<u64> {
         let files = self.files();
         let at = files.0.partition_point(|file| file.head().last < id);
@@ -215,7 +216,7 @@ impl ColdSpace {
     }
 
     /// Reads a random block, uniformly over all files, into `ids` and `values`. Returns the number
-    /// of values per row, 0 if there is no file. Reads from disk in place.
+    /// of values per row; 0 if there is no file. Blocks on the disk read.
     fn some_block(
         &self,
         random: &mut fastrand::Rng,
@@ -269,7 +270,7 @@ impl ColdSpace {
         Ok(())
     }
 
-    /// Adds the read that a command on `id` needs, unless the row is pinned or cached. `id` must
+    /// Adds the read that a command on `id` needs, unless the row is pinned or cached. The row must
     /// not be in memory.
     pub fn ask(&self, id: u64, fetching: &mut Fetching) {
         let files = self.files.load();
@@ -279,7 +280,7 @@ impl ColdSpace {
         }
     }
 
-    /// Reads the row in place and caches it. Counts and logs a failure.
+    /// Reads the row synchronously and caches it. Counts and logs a failure.
     fn read(&self, place: &Place<'_>, id: u64) -> Read {
         let started = Instant::now();
         let mut buffer = [0; BLOCK_BYTES];
@@ -345,7 +346,7 @@ impl ColdBackend for Reader {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(()) };
         let read = match self.0.shared.at_hand(&place.key(id)) {
-            // This turn's fetch has failed already.
+            // The fetch for this batch has already failed; do not read again.
             Some(Err(why)) => Err(why),
             _ => self.0.read(&place, id),
         };

@@ -1,8 +1,8 @@
 //! Hash function for keys of cold rows and pairs, used by the cache and the pins.
 //!
-//! Clients choose ids, so the hash is keyed against collision attacks. Each word of a key is
-//! multiplied by a secret, and both halves of the product are combined. This takes a third of the
-//! time of SipHash.
+//! Clients choose ids, so the hash is keyed to prevent collision attacks. It multiplies each word
+//! of a key by a secret and combines both halves of the product. This takes a third of the time of
+//! SipHash.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ static SECRETS: LazyLock<[u64; 3]> = LazyLock::new(|| {
     [0, 1, 2].map(|number: u64| random.hash_one(number))
 });
 
-/// Builds hashers that use the process's secrets.
+/// Builds hashers with the secrets of this process.
 #[derive(Clone)]
 pub struct KeyHash([u64; 3]);
 
@@ -40,7 +40,7 @@ pub struct KeyHasher {
 }
 
 impl Hasher for KeyHasher {
-    /// Keys consist of integers, so this is not on the hot path.
+    /// Keys consist of integers, so this method is not on the hot path.
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }
@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use crate::cold::cache::Key;
 
-    /// Hash bits collide as often as random numbers would, for dense and sparse ids, ids of several
-    /// files, and pairs.
+    /// Hashes collide as often as random numbers, for dense and sparse ids, ids of several files,
+    /// and pairs.
     #[test]
     fn names_are_spread() {
         const PLACES: usize = 1 << 16;

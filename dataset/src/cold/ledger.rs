@@ -1,15 +1,17 @@
-//! Exact pairs of an existence space (`ledger = "exact"`), consulted after the filters.
+//! The ledger of an existence space (`ledger = "exact"`), which verifies positive answers of the
+//! filters.
 //!
 //! ```text
-//!   write, or check with EXACT -> filter answers no  --> not set, no read
-//!                              -> filter answers yes -> pair in the ledger's memory? --> known
-//!                              -> otherwise one block is read (fetch.rs) and pinned
-//!   command, holding the stripe -> uses the pin, unless the pair has changed or moved since
+//!   write, or check with EXACT:
+//!      filter is negative                       -> not set, no read
+//!      filter is positive, pair in memory       -> the memory has the state
+//!      filter is positive, pair not in memory   -> read blocks (fetch.rs), pin the answer
+//!   command, under the id's stripe: use the pinned answer unless the pair has changed or moved
 //! ```
 //!
-//! Filters have no false negatives, so the first like of a viewer costs no read. A pinned answer
-//! may be outdated when the command runs. [`Ledger::settle`] detects this, and the pair is then
-//! read in place.
+//! Filters have no false negatives, so most first likes need no read. A pinned answer may be
+//! outdated when the command runs. [`Ledger::settle`] detects this, and the worker then reads the
+//! pair synchronously.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, Values};
 use crate::cold::quarantine::Quarantine;
@@ -24,16 +26,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 use store::Store;
 
-/// Bits that distinguish pins of ledger pairs from those of files, whose identities never have the
-/// top bit. Pins of numeric members have `NUMBERS` and the space's number; those of strings have
-/// `STRINGS`, too.
+/// Bits that distinguish pins of ledger pairs from pins of files, whose identities never have the
+/// top bit. The key of a numeric member has `NUMBERS` and the space's number; that of a string also
+/// has `STRINGS`.
 const NUMBERS: u64 = 1 << 63;
 const STRINGS: u64 = 1 << 62;
 
-/// Counters of ledger lookups since the start.
+/// Counters of ledger lookups since startup.
 #[derive(Default)]
 pub struct LedgerFigures {
-    /// Lookups after a filter answered yes.
+    /// Lookups after a positive answer of a filter.
     pub asked: AtomicU64,
     /// Lookups of pairs that are not set: false positives of the filter.
     pub false_positives: AtomicU64,
@@ -41,19 +43,19 @@ pub struct LedgerFigures {
     pub reads: AtomicU64,
 }
 
-/// Ledger of one existence space, with its pins and counters.
+/// Ledger of one existence space with its counters.
 pub struct PairLedger {
     space: u32,
     ledger: Ledger,
     shared: Arc<ColdCache>,
     is_attached: AtomicBool,
-    /// Whether the last flush failed. Writers then do not wait for memory.
+    /// Whether the last flush failed. If so, writers do not wait for memory.
     pub(crate) stuck: AtomicBool,
     /// Counters of lookups.
     pub figures: LedgerFigures,
-    /// Progress of filters that are rebuilt from the ledger.
+    /// Progress of filter rebuilds from the ledger.
     pub rebuilds: Rebuilds,
-    /// Covers all ids while the last trim skipped a damaged range.
+    /// Covers all ids if the last trim skipped a damaged range.
     pub(crate) damaged: Quarantine,
 }
 
@@ -88,12 +90,12 @@ impl PairLedger {
         })
     }
 
-    /// Underlying ledger.
+    /// The underlying ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Opens the runs named by the manifest. Does nothing on later calls.
+    /// Opens the runs listed in the manifest. Later calls do nothing.
     pub(crate) fn attach(&self, store: &Store) -> store::Result<()> {
         if !self.is_attached.load(Relaxed) {
             if self.ledger.attach(store)? {
@@ -112,7 +114,7 @@ impl PairLedger {
         covered: u64,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<u64> {
-        // Set before the first run exists: from then on requests must check for cold pairs.
+        // Call this before the first run exists, because requests must then check for cold pairs.
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
@@ -132,7 +134,8 @@ impl PairLedger {
         }
     }
 
-    /// Returns the lookup for a pair that the filter answers with yes; `None` if no read is needed.
+    /// Returns the lookup for a pair after a positive answer of the filter; `None` if no read is
+    /// needed.
     pub(crate) fn lookup(self: &Arc<Self>, id: u64, member: &Member<'_>) -> Option<Lookup> {
         let named = in_ledger(*member);
         let key = self.key(id, named);
@@ -145,8 +148,8 @@ impl PairLedger {
         }
     }
 
-    /// Whether a pair is set that the filter answers with yes. The answer holds while the caller
-    /// holds the id's stripe. Reads in place if no answer is pinned.
+    /// Whether a pair is set, after a positive answer of the filter. The result is valid while the
+    /// caller holds the id's stripe. Reads synchronously if no answer is pinned.
     pub fn contains(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.figures.asked.fetch_add(1, Relaxed);
         let set = self.find(id, member)?;
@@ -183,7 +186,7 @@ impl PairLedger {
         Ok(answer)
     }
 
-    /// Whether any pair of `id` is set. Reads in place, at most one block per run that covers `id`.
+    /// Whether any pair of `id` is set. Blocks on disk reads.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
         let pairs = pairs.inspect_err(|error| self.shared.note_failure(error));
@@ -196,7 +199,7 @@ impl PairLedger {
         Ledger::takes(in_ledger(*member))
     }
 
-    /// Short form of a member for dirty keys. [`PairLedger::logged`] finds the pair by it.
+    /// Form of a member in a mark, from which [`PairLedger::logged`] finds the pair.
     #[inline]
     pub(crate) fn marked(&self, id: u64, member: &Member<'_>) -> MarkedMember {
         match member {
@@ -205,8 +208,8 @@ impl PairLedger {
         }
     }
 
-    /// Member and current state of a dirty pair; `None` if it is no longer in memory. Then a flush
-    /// has written its last state to the log, or its id was dropped.
+    /// Member and current state of a marked pair. `None` if it is no longer in memory: the log
+    /// already has its last state, or its id was dropped.
     pub(crate) fn logged(&self, id: u64, member: MarkedMember) -> Option<(OwnedMember, bool)> {
         match member {
             MarkedMember::Number(number) => {
@@ -220,7 +223,7 @@ impl PairLedger {
         }
     }
 
-    /// Sets or unsets a pair. The caller holds the id's stripe.
+    /// Sets or unsets a pair. The caller must hold the id's stripe.
     #[inline]
     pub(crate) fn set(&self, id: u64, member: &Member<'_>, set: bool) {
         self.ledger.set(id, in_ledger(*member), set);
@@ -244,7 +247,7 @@ impl Lookup {
         self.ledger.key(id, member)
     }
 
-    /// Reads blocks until the answer is known. Blocks on disk reads.
+    /// Reads blocks until the result is known. Blocks on disk reads.
     pub(crate) fn read(self) -> (Key, Read) {
         let (key, seen, ledger) = (self.key(), self.question.seen(), self.ledger);
         let mut question = self.question;
@@ -258,7 +261,8 @@ impl Lookup {
     }
 }
 
-/// Pinned form of an answer: whether the pair is set, and the ledger version that was read.
+/// Encodes an answer for pinning: whether the pair is set, and the ledger's version at the start of
+/// the lookup.
 fn settled(set: bool, seen: u64) -> Read {
     Ok(Some(Values::from_slice(&[i64::from(set), seen as i64])))
 }

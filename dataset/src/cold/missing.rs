@@ -1,9 +1,9 @@
-//! Records the missing rows of a page while the page is read.
+//! Records which rows of a page must be fetched from disk.
 //!
-//! A check for cold rows before a request costs as much as the request. It finds nothing while the
-//! cache has the rows. So a page is read at once, and rows that are neither cached nor pinned are
-//! recorded. If there are any, the page is read again after they have been fetched. The first
-//! attempt sees such rows as unreadable, so it returns no answer.
+//! To check for cold rows before a request would cost as much as the request, and usually finds all
+//! rows in the cache. So a page is read immediately, and rows that are neither cached nor pinned
+//! are recorded. If there are any, the reader threads fetch them, and the page is read again. The
+//! first attempt treats such rows as unreadable, and its result is discarded.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Read, pinned};
 use crate::cold::fetch::Fetching;
@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
-/// Error returned for a row that will be fetched.
+/// Error for a row that will be fetched.
 static TO_FETCH: LazyLock<Arc<str>> = LazyLock::new(|| "the row has not been read yet".into());
 
 #[derive(Default)]
@@ -22,13 +22,13 @@ struct Notes {
 }
 
 thread_local! {
-    /// Notes of the current page; `None` if missing rows are not recorded.
+    /// Missing rows of the current page; `None` if missing rows are not recorded.
     static NOTES: RefCell<Option<Notes>> = const { RefCell::new(None) };
 }
 
 impl ColdCache {
-    /// Runs `read` and returns the rows it missed. If there are any, the caller discards the
-    /// result, [fetches](super::Cold::fetch) them and calls this again.
+    /// Runs `read` and returns the missing rows. If there are any, the caller discards the result,
+    /// [fetches](super::Cold::fetch) them and calls this function again.
     pub fn note_missing(&self, read: impl FnOnce()) -> Fetching {
         struct End;
         impl Drop for End {
@@ -48,7 +48,7 @@ impl ColdCache {
 
     /// Returns a pinned or cached row or pair. If it is missing and missing rows are recorded,
     /// calls `want` to record it and returns an error. Otherwise returns `None`, and the caller
-    /// reads in place.
+    /// reads synchronously.
     pub(crate) fn find(&self, key: &Key, want: impl FnOnce(&mut Fetching)) -> Option<Read> {
         if let Some(read) = pinned(key) {
             return Some(read);
@@ -62,7 +62,7 @@ impl ColdCache {
                 return Some(Err(TO_FETCH.clone()));
             };
             notes.hits += 1;
-            // The page will be read again. Pinning protects the row from eviction until then.
+            // The page will be read again. Pin the row, so that it is not evicted until then.
             if !notes.lacks.is_ready() {
                 PINS.with_borrow_mut(|pins| pins.insert(*key, Ok(row.clone())));
             }

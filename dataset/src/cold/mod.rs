@@ -1,24 +1,23 @@
 //! Cold storage: rows and flags on disk, the reads that fetch them, and the cache.
 //!
 //! ```text
-//!   turn of a connection -> are some ids cold, and neither cached nor pinned?  --no--> run
-//!   commands
-//!        |  yes: the turn stops                                           ^
-//!        '-> one job per 4 KiB block, read by threads (fetch.rs) -------' pinned for the turn,
-//!                                                                          and cached
-//!   a page -> runs, and lacks a row --> the same, then it runs again (missing.rs)
-//!   a command -> counter::Space -> row not in memory -> ColdBackend::get
-//!             -> pins, cache, else one read in place
+//!   request batch: are any ids cold, and neither cached nor pinned?
+//!      no  -> run the commands
+//!      yes -> threads read one 4 KiB block per job (fetch.rs)
+//!          -> cache the rows, pin them for the batch -> run the commands
+//!   page:    run; if rows are missing, fetch them as above and run again (missing.rs)
+//!   command: counter::Space -> row not in memory -> ColdBackend::get
+//!          -> pinned row, cached row, or a synchronous read
 //! ```
 //!
-//! Flags of old posts take the same path (`cold_filters.rs`).
+//! Cold flags use the same path (`cold_filters.rs`).
 //!
-//! Commands are unaware of cold rows. Before a command runs, the connection fetches and pins the
-//! rows that are cold (`counter/src/cold.rs` finds them). If a merge replaces the file in between,
-//! the pin no longer matches. The worker then reads the row in place.
+//! Command handlers do not know about cold rows. Before a command runs, the connection fetches and
+//! pins its cold rows (`counter/src/cold.rs` finds them). If a merge replaces the file before the
+//! command runs, the pin no longer matches, and the worker reads the row synchronously.
 //!
-//! A row that cannot be read makes each call that needs it fail with [`Unreadable`]. It is never
-//! mistaken for a row that does not exist.
+//! If a row cannot be read, every call that needs it returns [`Unreadable`], never the result for a
+//! missing row.
 
 mod cache;
 pub mod cold_filters;

@@ -1,9 +1,10 @@
-//! Rows that are both in memory and on disk, because they were changed after a spill.
+//! Estimates for the overlay: rows in memory that were changed after they were spilled.
 
 use super::files::ColdSpace;
 use counter::{RangeStats, Space};
 
-/// Bytes of memory tables that overlap spilled ranges: about what a merge will free.
+/// Memory of tables that overlap cold files, in bytes: approximately the memory that merges can
+/// free.
 pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
     let files = cold.files();
     let changed =
@@ -11,9 +12,9 @@ pub(crate) fn overlay_bytes(space: &Space, cold: &ColdSpace) -> u64 {
     space.ranges().iter().filter(changed).map(|range| range.bytes).sum()
 }
 
-/// Upper bound for the number of rows that are both in memory and in a file. Memory rows in a
-/// file's range may be new rows, which only a merge finds out. So the count per range is at most
-/// the number of rows in the file.
+/// Upper bound for the number of rows that are both in memory and in a file. Rows in memory may be
+/// new rows that are not in the file; only a merge detects this. So each range counts at most as
+/// many rows as its file has.
 pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
     let files = cold.files();
     let files = files.all().iter().map(|file| {
@@ -26,8 +27,8 @@ pub(crate) fn changed_rows(space: &Space, cold: &ColdSpace) -> u64 {
     in_both(tables.chain(files).collect())
 }
 
-/// Upper bound for the rows in both, given `((low, last), (rows in memory, rows on disk))` per
-/// range. Ranges that overlap are summed up first.
+/// Upper bound for the number of rows both in memory and on disk. `ranges` contains the ends of
+/// each range, and its number of rows in memory and on disk. Adds up overlapping ranges first.
 fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
     ranges.sort_unstable();
     let (mut sum, mut last, mut rows) = (0, None, (0u64, 0u64));
@@ -47,7 +48,7 @@ fn in_both(mut ranges: Vec<((u64, u64), (u64, u64))>) -> u64 {
 mod tests {
     use super::*;
 
-    /// F27: a table below `cold_end` that was never spilled has no rows on disk.
+    /// Regression: a table below `cold_end` that was never spilled has no rows on disk.
     #[test]
     fn rows_are_in_both_only_where_a_file_has_them() {
         let (memory, disk) = (
@@ -55,12 +56,12 @@ mod tests {
             |low, last, rows| ((low, last), (0, rows)),
         );
         assert_eq!(in_both(vec![]), 0);
-        // Small first tables, a table that was changed after its spill, and a table whose file does
-        // not exist yet.
+        // A small table that was never spilled, a table changed after its spill, and a table that
+        // is not in a file yet.
         let all = [memory(0, 99, 70), memory(100, 199, 20), disk(100, 199, 100)];
         assert_eq!(in_both(all.to_vec()), 20);
         assert_eq!(in_both([all.to_vec(), vec![memory(200, 299, 50)]].concat()), 20);
-        // New rows within a file's range: at most the file's rows count.
+        // New rows in a file's range: the count is at most the file's number of rows.
         assert_eq!(in_both(vec![memory(0, 9, 10), disk(0, 9, 3)]), 3);
         // Two tables that share a file, then two files that share a table.
         let parts = vec![memory(0, 4, 80), memory(5, 9, 80), disk(0, 9, 100)];

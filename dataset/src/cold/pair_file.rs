@@ -1,8 +1,8 @@
 //! Page file with the filters of one table.
 //!
-//! A lookup reads one page per filter of the table's chain until a filter has the pair. Most chains
-//! have one filter. Few pages are read twice, so the cache holds answers per file and pair rather
-//! than pages.
+//! A lookup reads one page per filter of the table until a filter contains the pair. Most tables
+//! have one filter. Few pages are read twice, so the cache stores results of lookups rather than
+//! pages.
 
 use crate::cold::cache::{ColdCache, Key, Read, Row, Values};
 use phantom::{Chain, Note, Pair};
@@ -19,7 +19,7 @@ pub struct PairFile {
 }
 
 impl PairFile {
-    /// Opens a file that the manifest names, or is about to name.
+    /// Opens a file that is, or will be, listed in the manifest.
     pub(crate) fn open(
         store: &Store,
         entry: &FileEntry,
@@ -47,7 +47,7 @@ impl PairFile {
         self.file.entry()
     }
 
-    /// Log offset up to which the file has all changes of its pairs; 0 if unknown.
+    /// Log offset up to which the file contains all changes of its pairs; 0 if unknown.
     pub(crate) fn covered(&self) -> u64 {
         self.entry().tag.stamp
     }
@@ -56,12 +56,12 @@ impl PairFile {
         &self.file
     }
 
-    /// Bytes of memory used.
+    /// Memory use in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.file.memory_bytes() + size_of::<PairFile>()
     }
 
-    /// Number of pairs, including revoked ones.
+    /// Number of pairs, including pairs that were unset later.
     pub fn pairs(&self) -> u64 {
         self.chain.pairs()
     }
@@ -83,7 +83,7 @@ impl PairFile {
         Ok(None)
     }
 
-    /// Reads a pair and caches the answer. Counts and logs a failure.
+    /// Looks up a pair on disk and caches the result. Counts and logs a failure.
     pub(crate) fn read(&self, pair: &Pair) -> Read {
         self.cached(pair, self.look(pair))
     }

@@ -1,8 +1,8 @@
 //! Id ranges that cannot be merged because a file is unreadable.
 //!
-//! Merges skip such a range for a while, so that other ranges of the space are merged. Nothing is
-//! lost: the range's rows in memory stay there, and readable blocks of the file are served. The
-//! merge is retried, because a disk or a file may recover.
+//! Merges skip such a range for `RETRY` and continue with other ranges of the space. No data is
+//! lost: the range's rows in memory stay there, and readable blocks of the file remain available.
+//! Merges retry the range, because the disk may recover or the file may be restored.
 
 use std::time::{Duration, Instant};
 use store::time;
@@ -10,13 +10,13 @@ use store::time;
 /// Time between attempts to merge a range.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Quarantined ranges of one space, both ends included, and when each is retried.
+/// Quarantined id ranges of one space, both ends inclusive, and the time of each retry.
 #[derive(Default)]
 pub(crate) struct Quarantine(parking_lot::Mutex<Vec<(u64, u64, Instant)>>);
 
 impl Quarantine {
-    /// Updates the quarantine by the outcome of work on `low..=last`, and returns the outcome.
-    /// Damage and I/O errors add the range; success removes all ranges that overlap it.
+    /// Updates the quarantine after a spill or merge of `low..=last`, and returns `outcome`. Damage
+    /// and I/O errors add the range; success removes all ranges that overlap it.
     pub(crate) fn note<T>(
         &self,
         low: u64,
@@ -44,7 +44,7 @@ impl Quarantine {
         self.0.lock().iter().any(|range| range.0 <= last && low <= range.1 && now < range.2)
     }
 
-    /// Whether any range is listed, including those that are due for a retry.
+    /// Whether any range is quarantined, including ranges whose retry time has passed.
     pub(crate) fn any(&self) -> bool {
         !self.0.lock().is_empty()
     }
@@ -66,7 +66,7 @@ mod tests {
         damaged.note(100, 199, Err::<(), _>(corrupt())).unwrap_err();
         assert!(damaged.has(0, 100) && damaged.has(199, u64::MAX) && damaged.has(150, 150));
         assert!(!damaged.has(0, 99) && !damaged.has(200, u64::MAX));
-        // An error that is not about the file changes nothing.
+        // Other errors do not change the quarantine.
         damaged
             .note(100, 199, Err::<(), _>(store::Error::Refused("not now".to_owned())))
             .unwrap_err();
@@ -74,7 +74,7 @@ mod tests {
             .note(300, 399, Err::<(), _>(store::Error::Refused("not now".to_owned())))
             .unwrap_err();
         assert!(damaged.has(100, 199) && !damaged.has(300, 399));
-        // Success on a larger range removes it.
+        // A successful merge of a larger range removes it.
         damaged.note(0, 250, Ok(())).unwrap();
         assert!(!damaged.any());
     }

@@ -1,4 +1,5 @@
-//! Progress of the rebuilds of a space's filters from its ledger (`tiering/rebuild.rs`).
+//! Selects the filters of a space to resize, and records the progress of rebuilds
+//! (`tiering/rebuild.rs`).
 
 use ledger::OwnedMember;
 use parking_lot::Mutex;
@@ -7,22 +8,22 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
-/// Time without notable growth after which a table gets a filter of the right size.
+/// Time without significant growth after which a table gets a filter of exactly the right size.
 const QUIET_INTERVAL: Duration = Duration::from_secs(10);
-/// Time before the next attempt to resize a table, after a failure or for want of memory.
+/// Time before the next attempt to resize a table, after a failure or a lack of memory.
 const RETRY_INTERVAL: Duration = Duration::from_secs(300);
-/// Growth by one pair in this many is notable.
+/// Growth by more than 1/`GROWTH_PART` is significant.
 const GROWTH_PART: u64 = 64;
-/// Time for which a growing table gets room.
+/// A new filter has room for the expected growth in this time.
 const GROWTH_TIME: Duration = Duration::from_secs(60);
 
-/// The rebuilds of a space's tables.
+/// State of the rebuilds of a space.
 #[derive(Default)]
 pub struct Rebuilds {
     pub(crate) now: Mutex<Option<Walk>>,
-    /// Tables with unsuitable filters, by lowest id.
+    /// Tables whose filters are too small or too large, by lowest id.
     watched: Mutex<HashMap<u64, Watched>>,
-    /// Number of tables to rebuild at the last step, the current one included.
+    /// Number of tables to rebuild, as of the last step. Includes the current one.
     pub left: AtomicUsize,
     /// Number of rebuilt tables.
     pub tables: AtomicU64,
@@ -30,42 +31,43 @@ pub struct Rebuilds {
     pub pairs: AtomicU64,
 }
 
-/// Rebuild of one table, and the position in its list of pairs.
+/// Rebuild of one table, and the position in the ledger.
 pub(crate) struct Walk {
     pub(crate) rebuild: Rebuild,
-    /// Last pair that was read.
+    /// Last pair read; `None` at the start.
     pub(crate) after: Option<(u64, OwnedMember)>,
-    /// Whether the table is rebuilt for its size only.
+    /// Whether the rebuild only changes the size of the filters.
     pub(crate) resizes: bool,
 }
 
-/// A table as it was when it had last gained more than [`GROWTH_PART`].
+/// State of a table when it last grew significantly; see [`GROWTH_PART`].
 struct Watched {
     pairs: u64,
     since: Instant,
-    /// Pairs per second before that.
+    /// Growth rate at that time, in pairs per second.
     rate: f64,
     retry_at: Option<Instant>,
 }
 
-/// A table that is to be resized.
+/// A table to resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resize {
     /// Lowest id of the table's range.
     pub(crate) low: u64,
-    /// Number of further pairs for which the new filter has room.
+    /// Number of additional pairs that the new filter has room for.
     pub(crate) spare: u64,
     extensions: usize,
 }
 
 impl Rebuilds {
-    /// Returns the table whose lookups cost most, if its filters are to be replaced now, and the
-    /// number of such tables.
+    /// Returns the most urgent table to resize now, the one with the most extensions, and the
+    /// number of tables to resize now.
     ///
-    /// A table that grows is due at its second extension. Its new filter has room for the pairs of
-    /// the next minute: for half to three times the present ones, so each pair is moved twice on
-    /// average, and seldom if the table grows fast. A quiet table is due if it has an extension, or
-    /// much more room than pairs. Its new filter has the right size.
+    /// A growing table is due when it has two extensions. Its new filter has room for the expected
+    /// pairs of the next minute: at least half and at most three times the current number. Each
+    /// pair is thus copied about twice, and less often if the table grows fast. A table that has
+    /// stopped growing is due if it has an extension, or far more room than pairs. Its new filter
+    /// has exactly the right size.
     pub(crate) fn next_resize(&self, loads: &[TableLoad], now: Instant) -> (Option<Resize>, usize) {
         let is_unsuitable = |load: &&TableLoad| load.extensions > 0 || load.is_oversized();
         let mut watched = self.watched.lock();
@@ -109,7 +111,7 @@ mod tests {
         TableLoad { low: 0, pairs, capacity, early, extensions, is_cold: false }
     }
 
-    /// Returns the spare room that a table is rebuilt with, if it is due `seconds` after `start`.
+    /// Returns the spare room of a table's new filter if the table is due `seconds` after `start`.
     fn spare(rebuilds: &Rebuilds, start: Instant, seconds: u64, load: TableLoad) -> Option<u64> {
         let (resize, _) = rebuilds.next_resize(&[load], start + Duration::from_secs(seconds));
         resize.map(|resize| resize.spare)
@@ -123,7 +125,7 @@ mod tests {
             grown += 10_000;
             assert_eq!(spare(&rebuilds, start, seconds, load(grown, 1 << 20, 1)), None);
         }
-        // It has gained less than half of its pairs in a minute.
+        // The table has grown by less than half in the last minute.
         let slow = load(grown, 1 << 20, 2);
         assert_eq!(spare(&rebuilds, start, 60, slow), Some(slow.pairs / 2));
         let fast = load(grown + 1_000_000, 1 << 20, 2);

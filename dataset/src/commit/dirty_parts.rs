@@ -1,4 +1,4 @@
-//! Dirty parts: the id ranges that the next snapshot must write again.
+//! Dirty parts: the id ranges that the next snapshot must write.
 
 use crate::log_records::RecordKind;
 use parking_lot::Mutex;
@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use store::{FileEntry, Role, Tag};
 
-/// Dirty flags of all parts (id ranges of spaces) since their last write. The commit thread sets
-/// them.
+/// Dirty flags of all parts (id ranges of spaces). The commit thread sets them; a snapshot that
+/// writes the part clears them.
 #[derive(Default)]
 pub struct DirtyParts {
     /// Parts of each space by lowest id.
     spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
     /// Spaces that had outlier pairs at the last snapshot.
     aside: Mutex<HashSet<u32>>,
-    /// Ranges (space, lowest and highest id) moved to the disk since the current snapshot began.
+    /// Ranges (space, lowest and highest id) spilled since the current snapshot began.
     gone: Mutex<Vec<(u32, u64, u64)>>,
     changes: AtomicU64,
 }
@@ -31,8 +31,8 @@ impl DirtyParts {
         self.touch_all([(space, id)].into_iter());
     }
 
-    /// Marks the parts of many ids as dirty under one lock. Adjacent ids of one part cost one
-    /// search.
+    /// Marks the parts of many ids as dirty under one lock. Consecutive ids of one part take only
+    /// one search.
     pub(crate) fn touch_all(&self, ids: impl Iterator<Item = (u32, u64)>) {
         let mut spaces = self.spaces.lock();
         let mut changes = 0;
@@ -52,15 +52,16 @@ impl DirtyParts {
         self.changes.fetch_add(changes, Relaxed);
     }
 
-    /// Approximate number of changed rows and pairs since the process began, including the last
-    /// round of the commit thread.
+    /// Approximate number of rows and pairs changed since startup, including those of the last log
+    /// batch.
     pub fn changes(&self) -> u64 {
         self.changes.load(Relaxed)
     }
 
-    /// Takes the parts over from the files of a manifest.
+    /// Initialises the parts from the files of a manifest.
     pub(crate) fn adopt(&self, files: &[FileEntry]) {
-        // Whether the last process had outliers is unknown, so assume that each head had some.
+        // It is unknown which spaces had outliers in the last process. Assume that all with a head
+        // had some.
         self.aside.lock().extend(
             files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space),
         );
@@ -77,9 +78,9 @@ impl DirtyParts {
         }
     }
 
-    /// Sets the parts of the space to `tables`. Returns for each the stamp of the file that holds
-    /// it, or `None` if it must be written. The dirty flags are reset under the same lock, so that
-    /// later changes count for the next snapshot.
+    /// Sets the parts of the space to `tables`. Returns the stamp of each table's file, or `None`
+    /// if the table must be written. Clears the dirty flags under the same lock, so that later
+    /// changes count for the next snapshot.
     pub(crate) fn begin(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<Option<u64>> {
         let mut spaces = self.spaces.lock();
         let before = spaces.remove(&space).unwrap_or_default();
@@ -97,7 +98,7 @@ impl DirtyParts {
         kept
     }
 
-    /// Adds parts for tables that are new since [`DirtyParts::begin`], and returns those tables.
+    /// Adds parts for tables created since [`DirtyParts::begin`], and returns these tables.
     pub(crate) fn grow(&self, space: u32, tables: &[(u64, u64)], stamp: u64) -> Vec<(u64, u64)> {
         let mut spaces = self.spaces.lock();
         let parts = spaces.entry(space).or_default();
@@ -109,7 +110,7 @@ impl DirtyParts {
         tables.iter().copied().filter(|table| is_new(table)).collect()
     }
 
-    /// Records that the part was written again with this stamp.
+    /// Records that the part was written with this stamp.
     pub(crate) fn rewritten(&self, space: u32, low: u64, stamp: u64) {
         if let Some(part) = self.spaces.lock().get_mut(&space).and_then(|parts| parts.get_mut(&low))
         {
@@ -117,8 +118,8 @@ impl DirtyParts {
         }
     }
 
-    /// Returns whether the space had outliers at the last snapshot, and stores whether it has some
-    /// `now`.
+    /// Returns whether the space had outliers at the last snapshot. `now`: whether it has outliers
+    /// now, for the next call.
     pub(crate) fn had_outliers(&self, space: u32, now: bool) -> bool {
         let mut aside = self.aside.lock();
         if now { !aside.insert(space) } else { aside.remove(&space) }
@@ -128,7 +129,7 @@ impl DirtyParts {
         self.gone.lock().clear();
     }
 
-    /// Whether the contents of this file of the current snapshot have moved to the disk.
+    /// Whether the range of this file of the current snapshot has been spilled.
     pub(crate) fn is_gone(&self, tag: &Tag) -> bool {
         let within = |&(space, low, last): &(u32, u64, u64)| {
             space == tag.space && low <= tag.low && tag.high <= last
@@ -138,8 +139,8 @@ impl DirtyParts {
         is_part && self.gone.lock().iter().any(within)
     }
 
-    /// Removes the parts of a range that moves to the disk. The current snapshot no longer needs
-    /// their files; if the range returns to memory, its parts are written again.
+    /// Removes the parts of a range that is being spilled. The current snapshot no longer needs
+    /// their files. If the range returns to memory, the next snapshot writes its parts.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
         self.gone.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {
@@ -162,7 +163,7 @@ impl DirtyParts {
 mod tests {
     use super::*;
 
-    /// Otherwise a start would load the moved rows back into memory.
+    /// Otherwise recovery would load the spilled rows into memory again.
     #[test]
     fn what_went_to_the_disk_is_not_kept_and_left_out_of_the_snapshot_under_way() {
         let tables = [(0, 9), (10, 19), (20, 29)];
@@ -179,7 +180,7 @@ mod tests {
         parts.begin_all();
         assert!(!gone(1, 10, 19), "a new snapshot starts clean");
         assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
-        // A table that changed since its file was written is written again.
+        // The table has changed since its file was written, so it must be written again.
         parts.touch_all([(1, 3), (1, 4)].into_iter());
         assert_eq!(parts.begin(1, &tables, 7), [None, Some(6), Some(5)]);
     }

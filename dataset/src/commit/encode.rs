@@ -1,5 +1,5 @@
-//! Encodes marked state as log records for the commit thread. The order of the records in a batch
-//! allows a reader to apply them one by one.
+//! Encodes the marked state as log records, for the commit thread. Recovery and replicas can apply
+//! the records of a batch one by one, in order.
 
 use crate::cold::Unreadable;
 use crate::commit::Durability;
@@ -19,42 +19,44 @@ pub(crate) struct CommitSource<'a> {
     shared: &'a Durability,
     current: &'a Current,
     commit: Commit,
-    /// Why a marked row could not be read. The row changed and then moved to the disk. The log may
-    /// hold an older state, which a start would prefer to the disk's. So the round fails and its
-    /// marks return to the queue.
+    /// Error of reading a marked row that was spilled after the change. The log may contain an
+    /// older state, which recovery would prefer to the file. So the log batch fails and its marks
+    /// return to the queue.
     unreadable: Option<store::Error>,
     /// Forgotten ids with their generations: space, id, generation.
     forgotten: Vec<(u32, u64, u64)>,
     /// Version of the catalogue in the log.
     version: Option<u64>,
-    /// Encoded records of used tokens and of moved offsets; whether cursors of groups have moved.
+    /// Encoded records of used tokens and changed offsets; whether cursors of groups have changed.
     tokens: Vec<u8>,
     offsets: Vec<u8>,
     groups_moved: bool,
     /// Schemas in the log, by number of the counter space.
     counters: BTreeMap<u32, Arc<Schema>>,
-    /// Change count of the ring and frontier in the log, by number of the existence space.
+    /// Ring and frontier in the log, by number of the existence space: the ring's change count and
+    /// the ranges.
     existences: BTreeMap<u32, (u64, Vec<Range>)>,
 }
 
-/// Read views of the rows of one stripe. They are taken under the stripe's lock, so their list of
-/// tables covers all marks of that stripe.
+/// Read views for the rows of one stripe. They are created under the stripe's lock, so their list
+/// of tables covers all marks of the stripe.
 struct Views<'a> {
     engines: &'a Engines,
-    /// View of the counter space used last.
+    /// View of the last counter space used.
     last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
-    /// Rows of the current id that were read already.
+    /// Rows of the current id that were already read.
     done: SmallVec<[(u32, u64); 4]>,
 }
 
-/// Number of marks, or recovered records, whose state is prefetched together.
+/// Number of marks, or of recovered rows and pairs, that are prefetched together.
 pub(crate) const PREFETCHED: usize = 32;
 
-/// Approximate bytes of a forgotten id in a record.
+/// Approximate encoded size of a forgotten id in bytes.
 const FORGOTTEN_BYTES: usize = 12;
 
 impl<'a> CommitSource<'a> {
-    /// Creates a source for a log without any state of these engines; the first batch writes it.
+    /// Creates a source for a log that has no state of these engines yet. The first batch writes
+    /// catalogue, schemas and rings.
     pub(crate) fn new(shared: &'a Durability, current: &'a Current) -> CommitSource<'a> {
         CommitSource {
             shared,
@@ -65,15 +67,15 @@ impl<'a> CommitSource<'a> {
             tokens: Vec::new(),
             offsets: Vec::new(),
             groups_moved: false,
-            // Recovery has logged the catalogue, but a client may have changed a schema since then.
+            // Recovery has logged the catalogue, but a client may have changed a schema since.
             version: None,
             counters: BTreeMap::new(),
             existences: BTreeMap::new(),
         }
     }
 
-    /// Reads a row unless it was read just before: marks of one id are adjacent and often name the
-    /// same row.
+    /// Reads a row unless it was already read. Marks of one id are adjacent and often name the same
+    /// row.
     fn row(&mut self, views: &mut Views<'_>, number: u32, id: u64) {
         if views.done.contains(&(number, id)) {
             return;
@@ -86,8 +88,8 @@ impl<'a> CommitSource<'a> {
         self.note_unreadable(space.name(), read);
     }
 
-    /// Encodes the forgotten ids. They precede the pairs, because a reader drops the pairs of
-    /// earlier generations when it applies them.
+    /// Encodes the forgotten ids. They precede the pairs in the batch, because applying them drops
+    /// the pairs of earlier generations.
     fn encode_forgotten(&mut self, batch: &mut Batch) {
         self.forgotten.sort_unstable();
         self.forgotten.dedup();
@@ -114,11 +116,11 @@ impl<'a> CommitSource<'a> {
             self.row(views, counters, id);
         }
         match marks[at].read() {
-            // `encode` detects changes by itself.
+            // `encode` detects changes of the catalogue itself.
             Marked::Catalogue => {}
             Marked::Forgotten(number, id) => {
-                // Read the generation together with the rows and pairs. Below the horizon it is
-                // unknown.
+                // Read the generation at the same time as the rows and pairs. It is unknown below
+                // the horizon.
                 let space = engines.existence_by_number(number);
                 let generation = space.map_or(0, |space| space.generation(id));
                 if generation > 0 {
@@ -136,7 +138,7 @@ impl<'a> CommitSource<'a> {
         }
     }
 
-    /// Encodes a pair. `told` is the state according to the marks ([`told`]).
+    /// Encodes a pair. `told` is the state derived from the marks ([`told`]).
     fn pair(
         &mut self,
         space: Option<&ExistenceSpace>,
@@ -149,7 +151,7 @@ impl<'a> CommitSource<'a> {
         if let Some((space, ledger)) = space.and_then(|space| Some((space, space.ledger()?))) {
             let generation = space.generation(id);
             let now = match (told, member) {
-                // The id was never forgotten, so the marks suffice without the ledger.
+                // The id was never forgotten, so the state from the marks is sufficient.
                 (Some(true), MarkedMember::Number(member)) if generation == 0 => {
                     Some((OwnedMember::Number(member), true))
                 }
@@ -227,7 +229,7 @@ impl Source<Mark> for CommitSource<'_> {
         // Forgetting an id changes no table.
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Forgotten(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
-        // Rows and pairs of dropped spaces are neither read nor logged.
+        // Skip rows and pairs of dropped spaces.
         let engines = self.current.now();
         let mut views = Views::new(&engines);
         for first in (0..marks.len()).step_by(PREFETCHED) {
@@ -245,8 +247,8 @@ impl Source<Mark> for CommitSource<'_> {
         if let Some(error) = self.unreadable.take() {
             return Err(error);
         }
-        // Rows were read before this point, so these schemas cover them. The catalogue precedes the
-        // rows in the batch.
+        // The rows have been read, so these schemas cover them. The catalogue precedes the rows in
+        // the batch.
         let engines = self.current.load();
         let mut changed = self.version.replace(engines.version()) != Some(engines.version());
         if changed {
@@ -259,11 +261,11 @@ impl Source<Mark> for CommitSource<'_> {
             changed |= seen.is_none_or(|seen| !Arc::ptr_eq(&seen, &now));
         }
         if changed {
-            // The catalogue may be newer than the schemas seen above; then the next batch logs it
-            // again.
+            // The catalogue may be newer than the schemas above. In that case the next batch logs
+            // it again.
             batch.push(0, RecordKind::Catalogue as u8, &self.current.catalogue().encode());
         }
-        // The layout was read after the pairs, so it covers them, and it precedes them in the batch
+        // The layout is read after the pairs, so it covers them. It precedes them in the batch
         // (L1).
         for space in engines.existences() {
             let seen = self.existences.get(&space.number());
@@ -325,13 +327,13 @@ impl Source<Mark> for CommitSource<'_> {
     }
 
     fn published(&mut self, now: &Committed) {
-        // Before replicas can have the round, so that a thread woken by an acknowledgement finds
-        // its offset.
+        // Record the offset before replicas receive the batch, so that a thread woken by an
+        // acknowledgement finds it.
         let has_grown = self.shared.ends.note(now.durable, now.written_to.offset);
         self.shared.reach(now.written_to, now.synced_to);
         if !has_grown {
-            // The round failed, or replicas have all of it: no acknowledgement will wake the
-            // waiters.
+            // The batch failed, or replicas already have all changes. Wake the waiters, because no
+            // acknowledgement will follow.
             self.shared.acknowledged();
         }
         self.shared.release.tell(|r| {

@@ -1,18 +1,18 @@
-//! Durability: how far commits have come, and the tasks that wait for them.
+//! Durability: the progress of commits, and the tasks that wait for it.
 //!
 //! ```text
-//!   write: Engines enters the id's stripe, changes, marks
-//!          ---- commit thread: collect, encode, append, sync ----> Reached
-//!   connection: with fsync = always its replies wait until Reached has its ticket
+//!   writer:        lock the id's stripe, change the data, add a mark
+//!   commit thread: drain the marks, encode records, append the batch, sync, publish Reached
+//!   connection:    with fsync = always, wait until Reached includes the write's ticket
 //! ```
 //!
-//! [`store::Committer`] has the rules of commits. `encode.rs` and `ring_records.rs` encode marked
-//! state as records; `recovery/apply.rs` applies recovered records.
+//! [`store::Committer`] defines the rules of commits. `encode.rs` and `ring_records.rs` encode
+//! marked state as records. `recovery/apply.rs` applies records.
 //!
-//! This module also decides what clients get while the log cannot be written. Writes are refused
-//! ([`Durability::refusal`]) and reads continue. Waiters for a commit get an error: their change is
-//! in memory, but not durable. Applied changes stay in memory, and the log gets them once it can be
-//! written again.
+//! This module also defines the replies while the log cannot be written. Writes are refused
+//! ([`Durability::refusal`]) and reads continue. Clients that wait for a commit receive an error:
+//! their change is in memory, but not durable. The commit thread writes these changes when the log
+//! is writable again.
 
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
@@ -33,21 +33,22 @@ mod round_offsets;
 
 use round_offsets::Ends;
 
-/// Time that a flush waits for a replica's sync. A replica syncs at least every second unless its
-/// disk is slow.
+/// Maximum time that a flush on a replica waits for the link to sync the log. Unless the disk is
+/// slow the link syncs at least every second.
 const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
 
-/// Maximum bytes of changes that must be in one batch. The rest of a batch is for schemas, layouts,
-/// record heads and other small changes.
+/// Maximum size of changes that must be in one batch, in bytes. The rest of a batch is reserved for
+/// schemas, layouts, record heads and other small changes.
 pub const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
-/// Maximum wait of a request that shows the log's end for acknowledged writes that the log lacks.
+/// Maximum time that [`Durability::logged`] waits for acknowledged writes to reach the log.
 const LOGGED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Poll interval of a reader that waits for a writer's turn, which takes microseconds.
+/// Poll interval of a reader that waits for a writer to release its stripe, which takes
+/// microseconds.
 const TURN_ENDS: Duration = Duration::from_millis(1);
 
-/// Progress of commits, as connections wait for it.
+/// Progress of commits, as published to connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Reached {
     pub(crate) durable: Ticket,
@@ -62,24 +63,25 @@ pub struct Durability {
     pub(crate) committer: Committer<Mark>,
     pub(crate) release: Release<Reached>,
     pub(crate) ends: Ends,
-    /// Wakes WAIT and a shutdown when a replica acknowledged, a commit failed or was empty, or the
-    /// role changed.
+    /// Wakes WAIT and SHUTDOWN when a replica acknowledges, a commit fails or is empty, or the role
+    /// changes.
     acknowledged: Release<()>,
-    /// Ends of the log: appended, synced.
+    /// Appended and synced end of the log.
     positions: Mutex<(Position, Position)>,
-    /// Offsets of both ends of the log (appended, synced); a change of either notifies.
+    /// Offsets of the appended and the synced end of the log. Receivers are notified of every
+    /// change.
     grown: watch::Sender<(u64, u64)>,
-    /// Whether this node is a replica, whose log its master's batches extend.
+    /// Whether this node is a replica. If so, its link appends the master's batches to the log.
     follows: AtomicBool,
-    /// Highest ticket whose reply may have been sent before the sync, because the policy became
-    /// `always` only later.
+    /// Highest ticket whose reply may have been sent before the sync, because the policy changed to
+    /// `always` later.
     replied: AtomicU64,
-    /// Parts of the data that snapshots must write again.
+    /// Parts of the data that the next snapshot must write.
     pub parts: DirtyParts,
 }
 
 impl Durability {
-    /// Creates the state. Nothing is committed before the commit thread runs.
+    /// Creates the state for an empty log. Only the commit thread commits changes.
     pub fn new(policy: Fsync) -> Durability {
         let reached =
             Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
@@ -99,8 +101,8 @@ impl Durability {
         }
     }
 
-    /// Waits until the replies to a write may be sent. Waits for room in the log's queue and, with
-    /// `always` or if `everysec` is late, for the sync.
+    /// Waits until the replies to a write may be sent. Waits until the log's queue is short enough.
+    /// With `always`, or if `everysec` is late, also waits for the sync.
     pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
         self.room().await;
         if self.holds_replies() || self.committer.is_late() {
@@ -110,13 +112,13 @@ impl Durability {
         }
     }
 
-    /// Returns the committer, where writers mark what they change.
+    /// Returns the committer, to which writers add marks.
     #[inline]
     pub fn committer(&self) -> &Committer<Mark> {
         &self.committer
     }
 
-    /// Returns why writes must be refused now, or `None`.
+    /// Returns the error if writes must be refused now.
     #[inline]
     pub fn refusal(&self) -> Option<String> {
         match self.committer.health() {
@@ -126,7 +128,7 @@ impl Durability {
     }
 
     /// Refuses writes because a new master cannot begin its log. Returns false if writes were
-    /// refused for this reason already.
+    /// already refused for this reason.
     pub fn unable(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
         let is_new = self.committer.health() == Health::Good
@@ -135,8 +137,8 @@ impl Durability {
         is_new
     }
 
-    /// Whether acknowledged changes are not synced, so that a stop would lose them while the log
-    /// cannot be written. With `always` this happens only for changes made under an earlier policy.
+    /// Whether acknowledged changes are not synced. If the log cannot be written, a stop would lose
+    /// them. With `always` this is only possible for changes made under an earlier policy.
     pub fn would_lose(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
@@ -145,7 +147,7 @@ impl Durability {
         !self.follows.load(SeqCst) && synced < self.acknowledged_ticket()
     }
 
-    /// Returns the round of the last write whose reply may have been sent.
+    /// Returns the ticket of the last write whose reply may have been sent.
     fn acknowledged_ticket(&self) -> Ticket {
         if self.holds_replies() { self.replied.load(SeqCst) } else { self.committer.ticket() }
     }
@@ -156,7 +158,7 @@ impl Durability {
     }
 
     /// Waits until [`Durability::shown`] contains every write acknowledged before this call. Gives
-    /// up after a second, or when the round fails. For tasks of the workers.
+    /// up after a second, or when the log batch fails. Call it only from tasks of the workers.
     pub async fn logged(&self) {
         let ticket = self.acknowledged_ticket();
         if !self.has_logged() {
@@ -165,13 +167,14 @@ impl Durability {
     }
 
     /// Returns the offset to show to clients: the log's end, or one more while the log lacks an
-    /// acknowledged write. A replica has all of them only when it has reached this offset.
+    /// acknowledged write. A replica that has reached this offset has all acknowledged writes.
     pub fn acknowledged_offset(&self) -> u64 {
         let is_short = !self.has_logged();
         self.shown().offset + u64::from(is_short)
     }
 
-    /// Waits until the log can be written and all acknowledged changes are synced. For tasks.
+    /// Waits until the log can be written and all acknowledged changes are synced. Call it only
+    /// from tasks of the workers.
     pub async fn recovered(&self) {
         let is_safe = |r: &Reached| r.health == Health::Good && !self.has_unsynced(r.synced);
         self.release.wait(|r| is_safe(r).then_some(())).await;
@@ -180,22 +183,23 @@ impl Durability {
     fn refuse(&self, reason: Arc<str>, health: Health) {
         self.release.tell(|r| r.reason = reason);
         self.committer.set_health(health);
-        // Wakes waiters that checked the health before `set_health` and sleep again.
+        // Wake tasks that checked the health just before `set_health`.
         self.release.tell(|_| ());
     }
 
-    /// Accepts writes: the log has begun, or belongs to a replica.
+    /// Accepts writes again. Called when a master's log has begun, or when the node becomes a
+    /// replica.
     pub fn able(&self) {
         self.committer.set_health(Health::Good);
     }
 
-    /// Whether the log's queue is so long that a writer must wait in [`Durability::room`].
+    /// Whether the log's queue is too long, so that a writer must wait in [`Durability::room`].
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.committer.is_crowded()
     }
 
-    /// Waits until the log has caught up, or fails: then writes are refused anyway.
+    /// Waits until the log's queue is short enough, or until the log fails and writes are refused.
     pub async fn room(&self) {
         let may_go = || !self.is_crowded() || self.committer.health() != Health::Good;
         let asked = |_: &Reached| {
@@ -208,7 +212,7 @@ impl Durability {
     }
 
     /// Waits until `bytes` can be reserved for changes of one batch ([`Committer::reserve`]), or
-    /// until writes are refused. For tasks of the workers.
+    /// until writes are refused. Call it only from tasks of the workers.
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
@@ -227,25 +231,25 @@ impl Durability {
         self.committer.policy() == SyncPolicy::Always
     }
 
-    /// Whether replies to reads wait until the state they show is durable. False on a replica: its
-    /// master has synced that state, and with `always` the replica syncs before it applies.
+    /// Whether replies to reads wait until the state that they show is durable. False on a replica:
+    /// its master has synced this state, and with `always` the replica syncs before it applies.
     #[inline]
     pub fn holds_reads(&self) -> bool {
         self.holds_replies() && !self.follows.load(Relaxed)
     }
 
-    /// Changes the sync policy. Replies that already wait keep their old condition.
+    /// Changes the sync policy. Replies that already wait are not affected.
     pub fn set_policy(&self, policy: Fsync) {
         let held = self.holds_replies();
         self.committer.set_policy(policy_of_store(policy));
         if !held {
-            // A writer that read the old policy marked its change before this point.
+            // Every write under the old policy has been marked by now.
             self.replied.fetch_max(self.committer.ticket(), SeqCst);
         }
     }
 
     /// Waits until all changes up to `ticket` are durable under the policy. The error is the reply
-    /// to the writers. For tasks of the workers.
+    /// to the writers. Call it only from tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
         self.committer.hurry(ticket);
         self.release
@@ -259,10 +263,10 @@ impl Durability {
             .await
     }
 
-    /// Waits until the state that a reader saw is synced. `shown` is the round from
-    /// [`Committer::sight`], or `Ticket::MAX` if unknown: then it waits for all changes so far.
-    /// Returns after a failed attempt too, because reads continue while the disk fails. For tasks
-    /// of the workers.
+    /// Waits until the state that a reader saw is synced. `shown` is the ticket from
+    /// [`Committer::sight`], or `Ticket::MAX` to wait for all changes so far. Also returns after a
+    /// failed attempt, because reads continue while the disk fails. Call it only from tasks of the
+    /// workers.
     pub async fn settled(&self, shown: Ticket) {
         let ticket = if shown < Ticket::MAX {
             shown
@@ -282,48 +286,49 @@ impl Durability {
         }
     }
 
-    /// Returns the ends of the log: appended, synced.
+    /// Returns the appended and the synced end of the log.
     pub fn positions(&self) -> (Position, Position) {
         *self.positions.lock()
     }
 
-    /// Returns the position up to which clients and replicas may see the log. With `always` that is
-    /// the synced end, else the written end, which survives a kill. A replica returns what it has
-    /// applied.
+    /// Returns the position up to which clients and replicas may see the log. With `always` it is
+    /// the synced end, else the appended end, which survives a kill of the process. On a replica it
+    /// is the applied position.
     pub fn shown(&self) -> Position {
         let (written, synced) = self.positions();
         if self.holds_replies() && !self.follows.load(SeqCst) { synced } else { written }
     }
 
-    /// Returns the position up to which the log is both applied here and synced; a restart keeps
-    /// it.
+    /// Returns the position up to which the log is both applied and synced on this node. A restart
+    /// does not lose these changes.
     pub fn certain(&self) -> Position {
         let (written, synced) = self.positions();
         if written.offset < synced.offset { written } else { synced }
     }
 
-    /// Waits until [`Durability::certain`] is above this offset. For tasks of the workers.
+    /// Waits until [`Durability::certain`] is above this offset. Call it only from tasks of the
+    /// workers.
     pub async fn certain_beyond(&self, offset: u64) {
         self.release.wait(|_| (self.certain().offset > offset).then_some(())).await;
     }
 
-    /// Returns a receiver that is notified when an end of the log moves.
+    /// Returns a receiver of changes of the appended or synced end.
     pub fn subscribe(&self) -> watch::Receiver<(u64, u64)> {
         self.grown.subscribe()
     }
 
-    /// Publishes the ends of the log: appended, synced.
+    /// Publishes the appended and the synced end of the log.
     pub fn reach(&self, written: Position, synced: Position) {
         *self.positions.lock() = (written, synced);
         let now = (written.offset, synced.offset);
         self.grown.send_if_modified(|ends| std::mem::replace(ends, now) != now);
     }
 
-    /// Publishes the ends of a replica's log: applied, durable.
+    /// Publishes the applied and the durable end of a replica's log.
     pub fn followed(&self, applied: Position, durable: Position) {
         self.follows.store(true, SeqCst);
         self.reach(applied, durable);
-        // Replicas have no commit rounds that would wake the waiters.
+        // A replica has no commit thread that would wake the waiters.
         self.release.tell(|_| ());
     }
 
@@ -354,13 +359,13 @@ impl Durability {
         Ok(self.shown().offset)
     }
 
-    /// Returns the log's end once it contains all changes up to `ticket` and may be seen by
-    /// replicas; `Err` if the round failed.
+    /// Returns the log's end if it contains all changes up to `ticket` and replicas may see it.
+    /// Returns `Err` if the log batch failed, `None` if it is pending.
     pub fn shown_at(&self, ticket: Ticket) -> Option<Result<u64, ()>> {
         if self.follows.load(SeqCst) {
             return Some(Ok(self.shown().offset));
         }
-        // A failed round may have succeeded later without an entry in `ends` yet.
+        // A retry may have succeeded before `ends` has its entry.
         let failed = || {
             (self.committer.failed() >= ticket && ticket > self.committer.durable())
                 .then_some(Err(()))
@@ -368,32 +373,33 @@ impl Durability {
         self.ends.of(ticket).map(Ok).or_else(failed)
     }
 
-    /// Waits until `asked` returns a value. Wakes when a replica acknowledges, when
-    /// [`Durability::shown_at`] may have changed, or when the role changes.
+    /// Waits until `asked` returns a value. Calls it when a replica acknowledges, when
+    /// [`Durability::shown_at`] may have changed, and when the role changes.
     pub async fn until<R>(&self, asked: impl Fn() -> Option<R>) -> R {
         self.acknowledged.wait(|()| asked()).await
     }
 
-    /// Wakes the waiters of [`Durability::until`]: a replica acknowledged or left, the role
-    /// changed, or a FAILOVER ended. The caller must not hold locks that `asked` takes.
+    /// Wakes the waiters of [`Durability::until`]. Call it when a replica acknowledges or
+    /// disconnects, the role changes, or a FAILOVER ends. The caller must not hold locks that
+    /// `asked` acquires.
     pub fn acknowledged(&self) {
         self.acknowledged.tell(|()| ());
     }
 
-    /// Waits until all changes up to `ticket` are synced under any policy, and returns the log's
-    /// end. The caller applies the timeout.
+    /// Waits until all changes up to `ticket` are synced, whatever the policy. Returns the log's
+    /// end. The caller applies a timeout.
     pub async fn synced_offset(&self, ticket: Ticket) -> u64 {
         let mut grown = self.grown.subscribe();
         while !self.follows.load(SeqCst) && self.committer.synced() < ticket {
             self.committer.sync_soon();
-            // The offset is published shortly before the ticket.
+            // The ticket is published shortly after the offset.
             let _ = tokio::time::timeout(Duration::from_millis(2), grown.changed()).await;
         }
         self.positions().1.offset
     }
 
-    /// Begins a master's log, which commit rounds extend. The caller must call it before clients
-    /// may write: until the first round the log's end says nothing about writes.
+    /// Begins the log of a master, to which the commit thread appends. Call it before clients can
+    /// write.
     pub fn begin(&self, log: &Log) {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
@@ -401,7 +407,7 @@ impl Durability {
         self.look_at(log);
     }
 
-    /// Refuses writes while the log has no room from the start on; otherwise accepts them.
+    /// Refuses writes if the disk has no room for the log at startup. Otherwise accepts them.
     pub fn look_at(&self, log: &Log) {
         if log.has_failed() {
             self.refuse("the disk was full when the server started".into(), Health::Full);
@@ -419,8 +425,7 @@ fn policy_of_store(policy: Fsync) -> SyncPolicy {
     }
 }
 
-/// Error for a client whose change is in memory but not durable. The client may neither assume that
-/// it is safe nor that it was not made.
+/// Error for a client whose change is in memory but not durable. The change may survive or be lost.
 fn doubt_text(reason: &str) -> String {
     format!(
         "MISCONF Tidemark cannot write its log. The change is in memory and will be logged when \

@@ -1,28 +1,28 @@
-//! Log end after each of the last rounds. WAIT waits for the round of its own writes, not for later
-//! ones.
+//! End of the log after each of the last batches. WAIT thus waits only for the batch of its own
+//! writes, not for later ones.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use store::Ticket;
 
-/// Number of remembered rounds. An older round is known only to end before the oldest of them.
+/// Number of stored batches. Older batches are known only to end before the oldest stored one.
 const KEPT: usize = 64;
 
-/// Rounds with the log's end after each. Both increase.
+/// Ticket of each batch, and the log's end after it. Both increase.
 #[derive(Default)]
 pub(crate) struct Ends(Mutex<VecDeque<(Ticket, u64)>>);
 
 impl Ends {
-    /// Begins a master's log: all rounds up to `round` end before `offset`, as do the previous
-    /// master's writes.
+    /// Begins a master's log: all batches up to `round`, and the previous master's writes, end
+    /// before `offset`.
     pub(crate) fn begin(&self, round: Ticket, offset: u64) {
         let mut ends = self.0.lock();
         ends.clear();
         ends.push_back((round, offset));
     }
 
-    /// Records that all rounds up to `round` are durable under the policy and end before `offset`.
-    /// Returns false if nothing is new: the previous round had it all, or this round failed.
+    /// Records that all batches up to `round` are durable under the policy and end before `offset`.
+    /// Returns false if the offset has not increased, or if this batch failed.
     pub(crate) fn note(&self, round: Ticket, offset: u64) -> bool {
         let mut ends = self.0.lock();
         match ends.back_mut() {
@@ -41,7 +41,7 @@ impl Ends {
     }
 
     /// Returns the lowest known offset that all changes up to this ticket end before. `None` if
-    /// their round is not done.
+    /// their batch is pending.
     pub(crate) fn of(&self, ticket: Ticket) -> Option<u64> {
         let ends = self.0.lock();
         ends.get(ends.partition_point(|&(round, _)| round < ticket)).map(|&(_, offset)| offset)
@@ -52,7 +52,7 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// After a start or a promotion clients may wait before the first write.
+    /// After startup or a promotion, clients may call WAIT before the first write.
     #[test]
     fn what_was_there_before_the_first_round_lies_before_the_logs_end() {
         let ends = Ends::default();
@@ -79,7 +79,7 @@ mod tests {
             [100, 100, 100, 180, 180].map(Some)
         );
         assert_eq!(ends.of(6), None);
-        // A failed round: the log may have grown, but its changes are not durable.
+        // A batch fails: the log may have grown, but its changes are not durable.
         assert!(!ends.note(5, 200));
         assert_eq!((ends.of(5), ends.of(6)), (Some(180), None));
         for i in 0..1000 {

@@ -1,10 +1,10 @@
-//! Executes actions: a flag and its counters change together or not at all.
+//! Executes actions: changes a flag and its counters atomically.
 //!
-//! An action moves one counter of the id while it holds the id's stripe, so a like costs one flag
-//! and one counter. It may also move further counters of the id and of the member. For example,
-//! *follow* moves the followers of the id and the followings of the member. Those counters are in
-//! other stripes. The caller then holds all stripes ([`Engines::exclusive`], with room reserved in
-//! the log), so that all marks go into one batch.
+//! An action changes one counter of the id, under the id's stripe. It may change further counters
+//! of the id and of the member. For example, *follow* changes the followers of the id and the
+//! followings of the member. Counters of the member are under another stripe. In this case the
+//! caller locks both stripes ([`Engines::exclusive`], with room reserved in the log), so that all
+//! marks are in one log batch.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::{Action, Beside};
@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
-/// Counter that an action has moved in addition to its first one.
+/// A counter that an action has changed in addition to its first one.
 struct Moved<'a> {
     space: &'a CounterSpace,
     id: u64,
@@ -26,7 +26,7 @@ struct Moved<'a> {
     before: Option<i64>,
 }
 
-/// Further counters that an action has moved. Most actions move none and need no list.
+/// Further counters that an action has changed. Most actions have none and need no list.
 #[derive(Default)]
 #[expect(
     clippy::box_collection,
@@ -35,7 +35,7 @@ struct Moved<'a> {
 struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
 
 impl Before<'_> {
-    /// Restores the counters of an action that is refused in the end.
+    /// Restores the counters when the action is refused.
     #[cold]
     fn put_back(&self, engines: &Engines) {
         for &Moved { space, id, field, before } in
@@ -64,7 +64,7 @@ impl Engines {
         (&self.existences[action.flag], &self.counters[action.counter])
     }
 
-    /// Spaces of the further counters that an action moves, and whether they are counters of the
+    /// Spaces of the further counters that an action changes, and whether they are counters of the
     /// member.
     pub fn beside<'a>(
         &'a self,
@@ -74,14 +74,13 @@ impl Engines {
     }
 
     /// Executes an action: if the viewer's flag on `id` is not set, sets it and adds 1 to the
-    /// counter, both or neither. A repeated or concurrent action finds the flag set and changes
-    /// nothing.
+    /// counter, atomically. A repeated or concurrent action finds the flag set and changes nothing.
     ///
-    /// If a false positive of the filter makes a first action look like a repetition, the ledger
-    /// corrects it. In a space without a ledger the action does not count.
+    /// After a false positive of the filter, the ledger shows that the flag is not set. In a space
+    /// without a ledger the action does not count.
     ///
-    /// If the id has no row, as after DEL, the action counts even if the flag is set. It does not
-    /// count for the member, whose counters already include it.
+    /// If the id has no row, for example after DEL, the action counts even if the flag is set. It
+    /// does not change the member's counters, which already include it.
     #[inline]
     pub fn act(
         &self,
@@ -113,8 +112,8 @@ impl Engines {
         }
         let row = has_counted.then_some(counters.number);
         let Ok(change) = change else {
-            // The engines guarantee that nothing changed. If a row moved nevertheless, the log must
-            // have it.
+            // After an error nothing should have changed. If the row has changed nevertheless, the
+            // log must contain it.
             row.into_iter().for_each(|row| turn.mark(Mark::row(row, id)));
             return change;
         };
@@ -126,9 +125,10 @@ impl Engines {
         Ok(change)
     }
 
-    /// Whether an action counts although the filters answer that its flag is set. `Some(false)`:
-    /// the ledger has no such pair. `Some(true)`: the id has no row, because it was deleted or the
-    /// flag was set without the action. The member's counters already include it then.
+    /// Whether an action counts although the filters report its flag as set. `Some(false)`: the
+    /// ledger does not contain the pair. `Some(true)`: the id has no row, because it was deleted or
+    /// the flag was set without the action. In this case the member's counters already include the
+    /// action.
     fn must_count(
         &self,
         action: &Action,
@@ -139,7 +139,7 @@ impl Engines {
         if !flags.is_true(id, viewer)? {
             return Ok(Some(false));
         }
-        // A row that cannot be read exists.
+        // An unreadable row exists.
         let has_row = || counters.space.exists(id).unwrap_or(true);
         Ok((action.counts_without_row && !has_row()).then_some(true))
     }
@@ -163,8 +163,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Undoes an action: if the flag is set, unsets it and subtracts 1 from the counter, which
-    /// stays at or above 0.
+    /// Undoes an action: if the flag is set, unsets it and subtracts 1 from the counter. The
+    /// counter does not fall below 0.
     #[inline]
     pub fn undo(
         &self,
@@ -196,8 +196,8 @@ impl Engines {
         Ok(change)
     }
 
-    /// Moves the further counters, all or none. `is_again`: moves only those of the id that have no
-    /// row.
+    /// Changes the further counters, all or none. `is_again`: changes only counters of the id whose
+    /// row does not exist.
     #[inline]
     fn move_beside(
         &self,
@@ -223,8 +223,8 @@ impl Engines {
         is_again: bool,
     ) -> Result<Before<'_>, WriteError> {
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
-        // Checks all counters before the first write, which may create the row that others check
-        // for.
+        // Check all counters before the first write: a write creates missing rows, and `is_again`
+        // depends on which rows are missing.
         let mut moving = SmallVec::<[(&Beside, u64); 4]>::new();
         for beside in &action.beside {
             let id = match (beside.of_member, member) {
@@ -256,7 +256,8 @@ impl Engines {
         Ok(before)
     }
 
-    /// Action on an id below the horizon, whose flag is unknown: moves the counters only.
+    /// Executes an action on an id below the horizon. The flag is unknown, so only the counters
+    /// change.
     #[cold]
     fn count_unknown(
         &self,
@@ -284,8 +285,8 @@ mod tests {
     use crate::options::Options;
     use std::sync::Arc;
 
-    /// With a false-positive rate of 25 % and little room for unset pairs, each pair counts exactly
-    /// once.
+    /// Each pair must count exactly once, even with a false-positive rate of 25 % and a low limit
+    /// of unset pairs.
     #[test]
     fn with_a_ledger_a_counter_equals_its_members_whatever_the_filters_say() {
         let mut options = Options::default();
@@ -343,7 +344,7 @@ mod tests {
         assert!(!engines.counters()[0].exists(7).unwrap());
         let kept = engines.act(like, &Member::Bytes(&long[1..]), 7, &mut Vec::new());
         assert_eq!(kept.unwrap(), Change::Changed);
-        // An undo of such a member finds nothing to unset.
+        // An undo by such a member has no effect.
         assert_eq!(
             engines.undo(like, &Member::Bytes(&long), 7, &mut Vec::new()).unwrap(),
             Change::Unchanged

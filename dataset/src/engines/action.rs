@@ -1,4 +1,4 @@
-//! Actions: a flag and the counters it moves. `act.rs` executes them.
+//! Actions: a flag and the counters that change with it. `act.rs` executes them.
 
 /// A flag and the counters that change with it.
 #[derive(Clone)]
@@ -8,12 +8,12 @@ pub struct Action {
     pub(super) counter: usize,
     pub(super) field: usize,
     pub(super) beside: Vec<Beside>,
-    /// Whether the action counts on an id whose flag is set but whose row does not exist. True if
-    /// all actions of the flag move the same counter.
+    /// Whether the action counts if the flag is set but the id has no row. True if all actions of
+    /// the flag change the same counter.
     pub(super) counts_without_row: bool,
 }
 
-/// Further counter that an action moves.
+/// A further counter that an action changes.
 #[derive(Clone)]
 pub(super) struct Beside {
     pub(super) counter: usize,
@@ -28,14 +28,14 @@ impl Action {
         &self.name
     }
 
-    /// Whether the action moves several counters. The caller then excludes other writers of the id,
-    /// and of the member if [`Action::counts_member`].
+    /// Whether the action changes several counters. If so, the caller must exclude other writers of
+    /// the id, and of the member if [`Action::counts_member`].
     #[inline]
     pub fn is_wide(&self) -> bool {
         !self.beside.is_empty()
     }
 
-    /// Whether the action changes counters of the member. The member must then be a number.
+    /// Whether the action changes counters of the member. If so, the member must be a number.
     pub fn counts_member(&self) -> bool {
         self.beside.iter().any(|beside| beside.of_member)
     }

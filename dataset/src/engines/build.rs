@@ -19,17 +19,18 @@ use counter::Schema;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Minimum number of tables that fit into the limit of a spilling space. The newest one cannot
+/// Minimum number of tables within the memory limit of a spilling space. The newest one cannot
 /// spill, one is being spilled, and two are for changes of spilled rows.
 const TABLES_WITHIN_LIMIT: u64 = 4;
-/// Bits per row in addition to its fields: its id, and its share of empty slots and dictionaries.
+/// Number of bits per row in addition to its fields: the id, and the share of empty slots and
+/// dictionaries.
 const ROW_BITS: u64 = 32;
-/// Additional bits per field for values that outgrow its width.
+/// Number of additional bits per field for values that outgrow its width.
 const FIELD_SPARE_BITS: u64 = 2;
 
 impl Engines {
-    /// Creates the spaces of a catalogue, empty. The configuration supplies options that the
-    /// catalogue lacks.
+    /// Creates empty spaces from a catalogue. Options that the catalogue lacks are those of the
+    /// configuration.
     pub fn new(
         options: &Options,
         catalogue: &Catalogue,
@@ -40,7 +41,7 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Engines without spaces.
+    /// Creates engines without spaces.
     pub fn empty(options: &Options, durability: Arc<Durability>) -> Engines {
         let spill = &options.spill;
         Engines {
@@ -64,8 +65,8 @@ impl Engines {
     }
 
     /// Adopts a catalogue: creates missing spaces, and removes spaces that are not in it. Existing
-    /// spaces keep their data; only their schemas, options and limits change, also for other
-    /// `Engines` that share them.
+    /// spaces keep their data. Their schemas, options and limits change, even for other `Engines`
+    /// that share the spaces.
     pub fn adopt(&mut self, told: &Catalogue) -> Result<(), BuildError> {
         let mut counters = Vec::new();
         for known in &told.counter {
@@ -85,7 +86,7 @@ impl Engines {
         next.adopt_schemas(told)?;
         next.patterns = patterns(told)?;
         next.connect()?;
-        // No errors are expected from here on.
+        // All checks have passed; the rest should not fail.
         for space in &next.counters {
             let made = &space.made;
             let rows = rows_per_table(made, &space.schema(), next.equal_part(next.counters.len()));
@@ -101,8 +102,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Adopts the schemas of a catalogue for existing spaces. A log that is replayed from an
-    /// earlier point may contain older schemas than the present ones.
+    /// Adopts the schemas of a catalogue for existing spaces. During replay, the log may contain
+    /// older schemas than the current ones.
     pub(crate) fn adopt_schemas(&self, told: &Catalogue) -> Result<(), BuildError> {
         for known in &told.counter {
             let Some(space) = self.counter_by_number(known.number) else { continue };
@@ -113,7 +114,7 @@ impl Engines {
         Ok(())
     }
 
-    /// Existing or new counter space with this entry's number and options.
+    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
     fn make_counter(&self, known: &CounterEntry, slot: u8) -> Result<CounterSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (text_rows, expire) = (made.text_rows, made.expire);
@@ -134,7 +135,7 @@ impl Engines {
         })
     }
 
-    /// Existing or new existence space with this entry's number and options.
+    /// Returns the existing space with this entry's number, or a new one, with the entry's options.
     fn make_existence(&self, known: &ExistenceEntry) -> Result<ExistenceSpace, BuildError> {
         let made = Arc::new(known.made.clone());
         let (has_members, expire) = (made.members, made.expire);
@@ -195,8 +196,8 @@ fn free_slot(before: &[CounterSpace], now: &[CounterSpace]) -> u8 {
     (0..=u8::MAX).find(is_free).unwrap_or(u8::MAX)
 }
 
-/// Key patterns of all spaces. Those of counters precede those of pairs, which may match the same
-/// keys.
+/// Key patterns of all spaces. Patterns of counters precede patterns of pairs, which may match the
+/// same keys.
 fn patterns(told: &Catalogue) -> Result<Vec<(Pattern, Kind, usize)>, PatternError> {
     let counters = told.counter.iter().enumerate().flat_map(|(index, known)| {
         let made = &known.made;
@@ -232,9 +233,9 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
     }
 }
 
-/// Rows per table of a counter space. A spill writes a full table, so the limit of a spilling space
-/// must have room for [`TABLES_WITHIN_LIMIT`] tables. A space without its own limit has `part`
-/// bytes of the budget.
+/// Number of rows per table of a counter space. A spill writes a full table, so
+/// [`TABLES_WITHIN_LIMIT`] tables must fit into the limit of a spilling space. The limit is `part`
+/// bytes if the space does not configure one.
 fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) -> u64 {
     let bits: u64 =
         schema.living().map(|(_, field)| u64::from(field.width) + FIELD_SPARE_BITS).sum();

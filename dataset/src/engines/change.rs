@@ -3,8 +3,8 @@
 //!
 //! A change edits a copy of the catalogue, validates it like a configuration, and builds a new
 //! [`Engines`] value from it. The new value replaces the current one atomically. The log thread
-//! writes the new catalogue with its next batch. This precedes all records of a new space, since
-//! writers mark changes only after the replacement.
+//! writes the new catalogue with its next batch. The catalogue thus precedes all records of a new
+//! space, because writers can mark changes only after the replacement.
 //!
 //! A writer may still use the previous value. Its marks for a dropped space are not logged.
 
@@ -18,10 +18,10 @@ use crate::groups::{Group, Key};
 use counter::{Alteration, Schema};
 use std::sync::Arc;
 
-/// Why a change was refused. A refused change has no effect.
+/// Reason for refusing a change. A refused change has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// The edit is invalid or conflicts with the catalogue.
+    /// The edit is invalid, or it conflicts with the catalogue.
     #[error(transparent)]
     Edit(#[from] EditError),
     /// A space could not be created.
@@ -30,14 +30,14 @@ pub enum ChangeError {
 }
 
 impl Current {
-    /// Catalogue with the present schemas.
+    /// Returns the catalogue with the current schemas.
     pub fn catalogue(&self) -> Catalogue {
         self.change().now().catalogue()
     }
 
-    /// Edits the catalogue, or refuses and changes nothing.
+    /// Edits the catalogue. An error changes nothing.
     ///
-    /// `may` runs while other changes are excluded, and can refuse the change.
+    /// `may` runs while other changes are excluded. It can refuse the change.
     pub fn edit<E: From<ChangeError>>(
         &self,
         may: impl FnOnce() -> Result<(), E>,
@@ -62,7 +62,7 @@ impl Current {
     pub fn learn(&self, told: &Catalogue) -> Result<(), BuildError> {
         let changing = self.change();
         let engines = changing.now();
-        // A master logs its catalogue again when it becomes the leader.
+        // A master logs its catalogue again after a promotion, so it is often the current one.
         if engines.catalogue() == *told {
             return Ok(());
         }
@@ -75,11 +75,11 @@ impl Current {
         Ok(())
     }
 
-    /// Changes the schema of a counter space, by the rules of the engine. The catalogue is logged
-    /// before the first row that needs the new schema.
+    /// Changes the schema of a counter space. The log contains the catalogue before the first row
+    /// that needs the new schema.
     pub fn alter(&self, number: u32, change: &Alteration) -> Result<Arc<Schema>, AlterError> {
         let engines = self.load();
-        // Takes the stripe before the change lock, in the same order as a transaction.
+        // Lock order, as in a transaction: the stripe before the change lock.
         let mut turn = engines.turn(0);
         turn.concerns_all();
         let changing = self.change();
@@ -92,7 +92,7 @@ impl Current {
         Ok(schema)
     }
 
-    /// Changes a consumer group, and marks it for the log if its cursor moved. `may` is as in
+    /// Changes a consumer group, and marks it for the log if its cursor has changed. `may`: see
     /// [`Current::edit`].
     pub fn change_group<R, E>(
         &self,
@@ -112,7 +112,7 @@ impl Current {
         Ok(done)
     }
 
-    /// Notifies watchers and trackers, and marks the catalogue for the log.
+    /// Notifies WATCH and client tracking, and marks the catalogue for the log.
     fn changed(&self) {
         let engines = self.load();
         engines.all_changed();
@@ -126,13 +126,13 @@ impl Current {
 }
 
 impl Engines {
-    /// Checks that new existence spaces have memory for their first tables, so that a mistyped
-    /// number of pairs cannot starve other spaces. Counter spaces allocate on demand.
+    /// Checks that the first tables of new existence spaces fit into memory, so that a mistyped
+    /// number of pairs cannot take the memory of other spaces. Counter spaces allocate on demand.
     fn check_room(&self, told: &Catalogue) -> Result<(), String> {
         let is_new = |known: &&ExistenceEntry| self.existence_by_number(known.number).is_none();
         let left = self.memory_budget().saturating_sub(self.kept_bytes());
         for known in told.existence.iter().filter(is_new) {
-            // The engine reports invalid options itself.
+            // The engine reports invalid options later.
             let needed = existence_options(&known.made).first_table_bytes();
             let Ok(needed) = needed else { continue };
             let most = match known.made.memory_limit_bytes {
@@ -151,7 +151,7 @@ impl Engines {
         Ok(())
     }
 
-    /// Builds new engines from a catalogue, sharing the data of existing spaces.
+    /// Builds new engines from a catalogue. They share the data of existing spaces.
     fn changed_to(&self, told: &Catalogue) -> Result<Engines, BuildError> {
         let mut next = self.clone();
         next.adopt(told)?;

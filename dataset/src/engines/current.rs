@@ -1,15 +1,15 @@
 //! Current engines of a data set: an immutable value that is replaced as a whole.
 //!
-//! A turn of a worker, a page or a snapshot reads one value throughout, so it never sees half of a
-//! change. Holders keep dropped spaces in memory, so they release the value as soon as their work
-//! ends.
+//! A request batch, a page or a snapshot uses one value throughout, so it never sees half of a
+//! change. A reference keeps dropped spaces in memory, so its holder releases it as soon as
+//! possible.
 
 use crate::engines::registry::Engines;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Current [`Engines`] value, and lock for its replacement.
+/// The current [`Engines`] value, and the lock for its replacement.
 pub struct Current {
     now: ArcSwap<Engines>,
     changing: Mutex<()>,
@@ -23,7 +23,7 @@ pub(crate) struct Changing<'a> {
 }
 
 impl Current {
-    /// Starts with the given engines.
+    /// Creates the value from the given engines.
     pub fn new(engines: Engines) -> Current {
         Current {
             now: ArcSwap::from_pointee(engines),
@@ -32,7 +32,7 @@ impl Current {
         }
     }
 
-    /// Borrows the engines for a short time. The guard must not be held across a wait.
+    /// Borrows the engines for a short time. Drop the guard before waiting.
     #[inline]
     pub fn now(&self) -> Guard<Arc<Engines>> {
         self.now.load()
@@ -43,7 +43,7 @@ impl Current {
         self.now.load_full()
     }
 
-    /// Waits for a change in progress. Later changes see what this thread did before.
+    /// Waits for a change in progress. Later changes see all previous stores of this thread.
     pub fn pass_changes(&self) {
         drop(self.changing.lock());
     }
@@ -53,8 +53,8 @@ impl Current {
         Changing { current: self, _one: self.changing.lock() }
     }
 
-    /// Frees previous values that are no longer in use. Returns whether none is left. Freeing takes
-    /// time, so workers must not call this. Called after each change and about once a second.
+    /// Frees previous values that are no longer in use. Returns whether none is left. Freeing is
+    /// slow, so workers must not call this. Call it after each change and about once per second.
     pub fn forget_former(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =

@@ -3,7 +3,7 @@
 use crate::key_patterns::PatternError;
 use rolling::Unreadable;
 
-/// Why a write was refused. A refused write has changed nothing.
+/// Reason for refusing a write. A refused write has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// Error of the counter engine.
@@ -12,16 +12,16 @@ pub enum WriteError {
     /// Error of the existence engine.
     #[error(transparent)]
     Phantom(#[from] phantom::Error),
-    /// The write depends on a row or pair on disk that cannot be read.
+    /// The write needs a row or pair on disk that cannot be read.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
     /// The token was used with other fields, deltas or bounds.
     #[error("token was used with a different increment")]
     OtherIncrement,
-    /// Tokens are off.
+    /// Tokens are disabled.
     #[error("tokens are disabled (tokens.max_tokens is 0)")]
     NoTokens,
-    /// The ledger's memory is full because its disk accepts no pairs.
+    /// The ledger's memory is full because flushes fail or are too slow.
     #[error("the ledger of '{0}' is out of memory until its disk accepts writes again")]
     LedgerFull(String),
     /// The member is too long for a ledger.
@@ -30,13 +30,13 @@ pub enum WriteError {
         max = ledger::MAX_MEMBER_BYTES
     )]
     MemberTooLong,
-    /// The action moves counters of its member, which is not an id.
+    /// The action changes counters of its member, but the member is not an id.
     #[error("the action updates counters of its member, so the member must be an integer id")]
     MemberIsNoId,
 }
 
 impl WriteError {
-    /// Whether the write needs more memory than the space's limit allows.
+    /// Whether the memory limit of the space caused the error.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(
             self,
@@ -47,7 +47,7 @@ impl WriteError {
     }
 }
 
-/// Why a schema change was refused.
+/// Reason for refusing a schema change.
 #[derive(Debug, thiserror::Error)]
 pub enum AlterError {
     /// Error of the counter engine: no such field, too many fields, and so on.
@@ -71,7 +71,7 @@ pub enum AlterError {
     Gone,
 }
 
-/// Why a configuration or catalogue was refused.
+/// Reason for refusing a configuration or catalogue.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A counter space's options were refused.
@@ -93,17 +93,17 @@ pub enum BuildError {
     /// A key pattern was refused.
     #[error(transparent)]
     Pattern(#[from] PatternError),
-    /// A view or an action names something that does not exist.
+    /// A view or an action refers to a space or field that does not exist.
     #[error("{what} '{name}': there is no {missing}")]
     Missing {
         /// "view" or "action".
         what: &'static str,
         /// Name of the view or action.
         name: String,
-        /// Name that does not exist.
+        /// The missing object.
         missing: String,
     },
-    /// A field's name is also the name of an option.
+    /// A field has the name of an option of CNT.INCRBY.
     #[error("counter space '{space}': invalid field name '{field}': it is an option of CNT.INCRBY")]
     Reserved {
         /// Name of the space.

@@ -1,9 +1,8 @@
-//! Applies events of a broker together with the offset up to which its stream is read
-//! (`offsets.rs`).
+//! Applies events of a broker together with their offset (`offsets.rs`).
 //!
-//! One step holds the stripes of all ids in its events and the catalogue's stripe. The changes and
-//! the offset thus go into one batch of the log. Writers of these ids wait during the step, so the
-//! caller bounds the number of events per step. Readers do not wait.
+//! A step locks the stripes of all ids in its events and the catalogue's stripe. The changes and
+//! the offset are thus in one log batch. Writers of these ids wait during the step, so the caller
+//! limits the number of events per step. Readers do not wait.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::Action;
@@ -20,9 +19,9 @@ use store::Reserved;
 /// Effect of an event on its id.
 #[derive(Clone, Copy)]
 pub enum Doing<'a> {
-    /// Executes an action by this member.
+    /// Executes an action of this member.
     Act(&'a Action, Member<'a>),
-    /// Undoes an action by this member.
+    /// Undoes an action of this member.
     Undo(&'a Action, Member<'a>),
     /// Adds to a counter of the space, at this field position.
     Add(&'a CounterSpace, usize, i64),
@@ -42,7 +41,7 @@ pub struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Member whose row the event changes, too.
+    /// Member whose row the event also changes.
     fn other(&self) -> Option<u64> {
         match self.doing {
             Doing::Act(action, Member::Number(member))
@@ -80,22 +79,22 @@ impl Engines {
     /// Maximum size of `events` events and the offset in the log, in bytes.
     pub fn log_bytes_of_events(&self, events: usize) -> usize {
         let rows: usize = self.counters().iter().map(|space| self.log_bytes_of_row(space)).sum();
-        // Rows of the id and of the member.
+        // One row of the id and one of the member.
         RECORD_BYTES + events * (self.log_bytes_of_pair() + 2 * rows)
     }
 
-    /// Applies events and moves the partition's offset, both or neither. Returns the number of
-    /// applied events.
+    /// Applies events and sets the partition's offset, atomically. Returns the number of applied
+    /// events.
     ///
-    /// - `from`: expected present offset. If it differs, nothing is done.
+    /// - `from`: expected current offset. If it differs, nothing changes.
     /// - `end`: new offset if all events are applied.
     /// - `reserved`: room in the log for [`Engines::log_bytes_of_events`].
-    /// - `each`: called with the result of each event. If it breaks at a failed event, the step
-    ///   ends before that event. A failed event has changed nothing.
+    /// - `each`: called with the result of each event. A failed event has changed nothing. If
+    ///   `each` breaks, the step ends before the failed event.
     ///
     /// # Errors
     ///
-    /// Returns [`Moved`] if the present offset is not `from`.
+    /// Returns [`Moved`] if the current offset is not `from`.
     pub fn take_over(
         &self,
         partition: Partition<'_>,
@@ -141,9 +140,9 @@ impl Engines {
         }
     }
 
-    /// Sets the offset from which a source is read. Returns false if there are too many offsets.
+    /// Sets the offset of a source. Returns false if there are too many offsets.
     pub fn move_offset(&self, partition: Partition<'_>, to: Offset) -> bool {
-        // Stripe of the catalogue.
+        // The catalogue's stripe.
         let mut turn = self.turn(0);
         let number = self.offsets.put(partition.source, partition.number, to);
         if let Some(number) = number {

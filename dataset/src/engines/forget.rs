@@ -1,6 +1,6 @@
-//! Forgets an id: deletes its rows and unsets all its flags under one stripe.
+//! Forgets an id: deletes its rows and unsets all its flags, under the id's stripe.
 //!
-//! The flags are unset first, so a reader that finds no row finds no flag set.
+//! The flags are unset first, so a reader that finds no row does not find a set flag.
 
 use crate::dirty_keys::Mark;
 use crate::engines::action::Action;
@@ -10,8 +10,8 @@ use crate::engines::spaces::{CounterSpace, ExistenceSpace, RelatedSpaces};
 use crate::engines::view::View;
 use store::WriteGuard;
 
-/// Returns the related spaces of each counter space. Spaces are related if a view shows them for
-/// one id, or an action moves them for one id.
+/// Returns the related spaces of each counter space. Spaces are related if a view shows both for
+/// one id, or an action changes both for one id.
 pub(super) fn related_spaces(
     counters: usize,
     views: &[View],
@@ -56,7 +56,7 @@ pub(super) fn related_spaces(
 }
 
 impl Engines {
-    /// Counter spaces where an id refers to the same entity as in `space`, including `space`.
+    /// Counter spaces whose ids denote the same entities as those of `space`, including `space`.
     pub fn rows_beside<'a>(
         &'a self,
         space: &'a CounterSpace,
@@ -64,7 +64,7 @@ impl Engines {
         space.related.counters.iter().map(|&index| &self.counters[index])
     }
 
-    /// Existence spaces where an id refers to the same entity as in `space`.
+    /// Existence spaces whose ids denote the same entities as those of `space`.
     pub fn flags_beside<'a>(
         &'a self,
         space: &'a CounterSpace,
@@ -86,8 +86,8 @@ impl Engines {
         Ok(id >= space.horizon())
     }
 
-    /// Deletes a row as DEL does, including the id's flags if the space has `delete_forgets`.
-    /// Returns whether the row existed.
+    /// Executes DEL of a row. Also unsets the id's flags if the space has `delete_forgets`. Returns
+    /// whether the row existed.
     #[inline]
     pub fn delete(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         if space.made.delete_forgets {
@@ -210,7 +210,7 @@ mod tests {
             }
         }
         engines.set(more, 200, &[(0, 5)]).unwrap();
-        // A flag without its counter, and the flags of another entity with the same id.
+        // Set a flag without its counter, and flags of another entity with the same id.
         engines.flag(liked, 200, &Member::Number(9)).unwrap();
         for id in 150..250 {
             engines.flag(follows, id, &Member::Number(1)).unwrap();
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(follows.contains(200, &Member::Number(1)).unwrap(), Answer::No);
     }
 
-    /// Their flags are still set, and their own rows still include the action.
+    /// After DEL the members' flags are still set, and the members' rows still include the action.
     #[test]
     fn members_are_not_counted_again_after_a_delete() {
         let engines = engines();
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!((row(200), row(7)), (Some((0, 0)), Some((0, 199))));
         assert_eq!(act(), Change::Changed);
         assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 200))));
-        // After forgetting, the flags are unset and the action counts again.
+        // `forget` unsets the flags, so the action counts again.
         assert!(engines.forget(user, 200).unwrap());
         assert_eq!(act(), Change::Changed);
         assert_eq!((row(200), row(7)), (Some((1, 0)), Some((0, 201))));

@@ -1,15 +1,15 @@
-//! Divides one memory budget among all spaces by their demand.
+//! Divides the memory budget among all spaces, according to their demand.
 //!
-//! Each space has a limit and enforces it: it spills, recycles or refuses writes. This module sets
-//! the limits several times a second, so that their sum stays within the budget. It also does so
-//! before a write is refused for lack of memory.
+//! Each space has a limit. To stay below it, it spills, recycles or refuses writes. This module
+//! sets the limits several times per second, so that their sum stays within the budget. It also
+//! sets them before a write is refused for lack of memory.
 //!
 //! - While memory suffices, each space may grow into all free memory.
 //! - Otherwise, a space that does not spill keeps its memory and may grow by its next table. Spaces
-//!   that spill share the rest by max-min fairness: the largest ones are cut to one level. Writers
-//!   wait until these have spilled.
+//!   that spill share the rest by max-min fairness: the largest ones get equal limits. Their
+//!   writers wait until they have spilled.
 //!
-//! No space gets more than its own `memory_limit_bytes`.
+//! The limit of a space never exceeds its `memory_limit_bytes`.
 
 use super::error::WriteError;
 use super::registry::Engines;
@@ -17,18 +17,19 @@ use super::spaces::{CounterSpace, ExistenceSpace};
 use crate::options::Options;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Smallest limit in bytes of a counter space that spills. With less, its tables, and so its
-/// demand, would shrink repeatedly.
+/// Minimum limit of a counter space that spills, in bytes. With a lower one, its tables and thus
+/// its demand would shrink repeatedly.
 const MIN_COUNTER_BYTES: u64 = 2 << 20;
-/// A counter space begins to spill when less than 1/8 of its limit is left, or too little for its
-/// next table.
+/// A counter space begins to spill when less than 1/8 of its limit is free, or less than its next
+/// table needs.
 const SPARE_PART: u64 = 8;
-/// Writers wait when 1/4 of that room is left. Requests in progress use the rest.
+/// Writers wait when 1/4 of this margin is free. The rest is for requests in progress.
 const MARGIN_PART: u64 = 4;
 
-/// Part of the budget for unflushed pairs of all ledgers.
+/// The unflushed pairs of all ledgers may use 1/`LEDGER_PART` of the budget.
 const LEDGER_PART: u64 = 16;
-/// Smallest limit in bytes of a ledger's unflushed pairs. With less it would flush constantly.
+/// Minimum limit of a ledger's unflushed pairs, in bytes. With a lower one it would flush
+/// constantly.
 const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
 /// Memory used and needed by a space, in bytes.
@@ -36,16 +37,17 @@ const MIN_LEDGER_BYTES: u64 = 1 << 20;
 struct Demand {
     used: u64,
     next: u64,
-    /// Minimum of a space that spills: its newest and next tables, and rows outside of tables.
+    /// Minimum limit of a space that spills: its newest and next tables, and rows outside of
+    /// tables.
     newest: u64,
-    /// Bytes that a spill cannot free: the newest table, and rows outside of tables.
+    /// Bytes that spills cannot free: the newest table, and rows outside of tables.
     kept: u64,
     most: u64,
     spills: bool,
 }
 
 impl Demand {
-    /// Limit that leaves room to grow.
+    /// Limit that allows the expected growth.
     fn wants(&self) -> u64 {
         let growth = if self.spills { self.next.max(self.used / 4) } else { self.next };
         self.used.saturating_add(growth).min(self.most).max(self.least())
@@ -60,13 +62,13 @@ impl Demand {
     }
 }
 
-/// Sum of `given` over the spaces that spill, or over those that do not.
+/// Sum of `given` over all spaces that spill (`spills`), or over all that do not.
 fn sum(demands: &[Demand], spills: bool, given: impl Fn(&Demand) -> u64) -> u64 {
     let demands = demands.iter().filter(|demand| demand.spills == spills);
     demands.map(given).fold(0, u64::saturating_add)
 }
 
-/// Highest level at which the spaces that spill, or those that do not, stay within `budget`.
+/// Highest level at which the same spaces stay within `budget`.
 fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     let (mut low, mut high) = (0, budget);
     while low < high {
@@ -87,7 +89,8 @@ fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
         let free = budget - wanted;
         return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
     }
-    // Excludes next tables of spaces that spill: other spaces' writes are not refused for those.
+    // Ignore the next tables of spaces that spill. Writes of other spaces are not refused because
+    // of them.
     let kept = sum(demands, true, |demand| demand.kept.min(demand.used));
     let for_others = budget.saturating_sub(kept);
     let of_others = level(for_others, demands, false);
@@ -106,10 +109,10 @@ impl CounterSpace {
         let next = (largest + largest / 2).max(self.space.refused_bytes());
         Demand {
             used: self.space.memory_bytes(),
-            // Four times, as outliers are refused at a quarter of the limit.
+            // Four times their size, because outliers are refused at a quarter of the limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
-            // Outliers are in no table and cannot spill. They count once, so that the limit does
-            // not grow with them without bound.
+            // Outliers are outside the tables and cannot spill. Count them once, not four times, so
+            // that they do not raise the limit without bound.
             newest: (2 * largest).max(MIN_COUNTER_BYTES) + self.space.outlier_bytes(),
             kept: largest + self.space.outlier_bytes(),
             most: self.most_bytes(),
@@ -117,8 +120,8 @@ impl CounterSpace {
         }
     }
 
-    /// Free bytes below `limit` at which the space begins to spill. The next table may be larger
-    /// than the largest one, as dictionaries grow.
+    /// Margin below `limit` at which the space begins to spill, in bytes. The next table may be
+    /// larger than the largest one, because dictionaries grow.
     pub(crate) fn spare(&self, limit: u64) -> u64 {
         let largest = self.largest_table();
         (limit / SPARE_PART).max(largest + largest / 4).min(limit / 2)
@@ -156,7 +159,7 @@ impl Engines {
         self.deal();
     }
 
-    /// Lifts all limits during recovery, which must accept every logged write.
+    /// Lifts all limits. Used by recovery, which must accept every logged write.
     pub fn lift_limits(&self) {
         self.memory.is_lifted.store(true, Relaxed);
         self.counters.iter().for_each(|s| s.set_memory_limit_bytes(u64::MAX));
@@ -168,8 +171,8 @@ impl Engines {
         self.deal();
     }
 
-    /// Whether recovery may have to spill: half of the budget or of a counter space's limit is
-    /// used. Called after every replayed record.
+    /// Whether recovery may have to spill, because half of the budget or of a counter space's limit
+    /// is used. Called after every replayed record.
     pub(crate) fn is_filling(&self) -> bool {
         if !self.spills && !self.existences.iter().any(|space| space.space.spills()) {
             return false;
@@ -178,7 +181,8 @@ impl Engines {
             || self.counters.iter().any(|s| s.spills() && s.memory_bytes() > s.most_bytes() / 2)
     }
 
-    /// Sets the limits of all spaces by their present demand. Returns those of the counter spaces.
+    /// Sets the limits of all spaces according to their current demand. Returns the limits of the
+    /// counter spaces.
     pub(crate) fn deal(&self) -> Vec<u64> {
         let (counters, existences) = self.shares();
         if !self.memory.is_lifted.load(Relaxed) {
@@ -198,9 +202,9 @@ impl Engines {
         counters
     }
 
-    /// Executes a write. If it lacks memory, divides the budget again and retries while the `limit`
-    /// of the space rises. Spaces that lose memory are above their limits until they have spilled,
-    /// and later writes wait for that.
+    /// Executes a write. If it fails for lack of memory, divides the budget again and retries while
+    /// `limit` of the space rises. Other spaces may then exceed their reduced limits until they
+    /// have spilled, and their writers wait.
     #[inline]
     pub(super) fn with_share<T>(
         &self,
@@ -227,8 +231,8 @@ impl Engines {
         self.memory.budget.load(Relaxed)
     }
 
-    /// Bytes that no spill can free: all of the spaces that do not spill, and the newest tables of
-    /// the others.
+    /// Bytes that spills cannot free: all memory of spaces that do not spill, and the newest tables
+    /// and outliers of the others.
     pub(super) fn kept_bytes(&self) -> u64 {
         let counters = self.counters.iter().map(|space| match space.spills() {
             true => space.largest_table() + space.outlier_bytes(),
@@ -253,7 +257,8 @@ impl Engines {
         (shares, existences)
     }
 
-    /// Equal part of the budget. A counter space without a limit sizes its tables by it.
+    /// Budget divided by the number of spaces. Determines the table size of counter spaces without
+    /// a configured limit.
     pub(crate) fn equal_part(&self, spaces: usize) -> u64 {
         self.memory.budget.load(Relaxed) / spaces.max(1) as u64
     }
@@ -281,7 +286,7 @@ mod tests {
         let kept = Demand { spills: false, ..spilling(8 * MIB) };
         let most = Demand { most: 3 * MIB, ..spilling(MIB) };
         let limits = divide(100 * MIB, &[spilling(40 * MIB), kept, most, spilling(0)]);
-        // The spaces want 50 + 9 + 2 + 1 MiB, so 38 MiB are free.
+        // The spaces request 50 + 9 + 2 + 1 MiB, so 38 MiB are free.
         assert_eq!(limits, [88 * MIB, 47 * MIB, 3 * MIB, 39 * MIB]);
     }
 
@@ -291,20 +296,20 @@ mod tests {
             divide(100 * MIB, &[spilling(90 * MIB), spilling(60 * MIB), spilling(4 * MIB)]);
         assert!(limits[0] == limits[1] && limits[2] == 5 * MIB, "{limits:?}");
         assert!(limits.iter().sum::<u64>() <= 100 * MIB && limits[0] > 47 * MIB - 1, "{limits:?}");
-        // A space that does not spill keeps its memory and grows first.
+        // A space that does not spill keeps its memory and has priority for growth.
         let kept = Demand { spills: false, ..spilling(70 * MIB) };
         let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
         assert_eq!(limits, [29 * MIB, 71 * MIB]);
         // Spaces that spill keep their newest tables.
         let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
         assert_eq!(limits, [MIB, MIB, 70 * MIB]);
-        // No memory is reserved for their next tables.
+        // Their next tables do not reserve memory.
         let young = Demand { newest: 20 * MIB, ..spilling(MIB) };
         let kept = Demand { spills: false, ..spilling(8 * MIB) };
         assert_eq!(divide(30 * MIB, &[young, kept, young])[1], 9 * MIB);
     }
 
-    /// The tables of flags are small now, but their next ones are large.
+    /// The current tables of flags are small, but their next ones are large.
     #[test]
     fn rows_are_not_refused_for_tables_that_are_not_there_yet() {
         let mut options = Options { memory_bytes: 12 * MIB, ..Options::default() };
@@ -347,7 +352,7 @@ mod tests {
                 panic!("{id}: {error}; {:?}, {:?}", users.demand(), engines.shares())
             });
         }
-        // Ids far apart are outliers, which may use a part of the limit only.
+        // Ids that are far apart are outliers, which may use only a part of the limit.
         for id in 1..=200 {
             let far = engines.set(users, id << 40, &[(0, 3)]);
             far.unwrap_or_else(|error| panic!("{id}: {error}"));
@@ -373,7 +378,7 @@ mod tests {
             engines.tokens.stats().tokens
         };
         assert_eq!(most_cached(), 8);
-        // The 64 parts do not fill up evenly, so the total stays below the limit.
+        // The 64 rings do not fill up evenly, so the total stays below the limit.
         assert!((100_000..=104_857).contains(&use_tokens()), "{:?}", engines.tokens.stats());
         engines.limit_kept(&options(16 * MIB));
         assert_eq!((most_cached(), use_tokens()), (2, 26_214));
@@ -432,7 +437,7 @@ mod tests {
                 .zip(&limits)
                 .map(|(d, &limit)| limit.min(d.wants()))
                 .fold(0, u64::saturating_add);
-            // Only next tables of spaces that spill may exceed the budget.
+            // The sum may exceed the budget only by the next tables of spaces that spill.
             let next = sum(&demands, true, |d| d.least().saturating_sub(d.kept.min(d.used)));
             assert!(cut <= budget.max(least).max(budget + next), "{budget} {demands:?} {limits:?}");
         }

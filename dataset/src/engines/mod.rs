@@ -1,7 +1,7 @@
 //! Engines of a data set: its spaces, views and actions, and the operations on them.
 //!
-//! `build.rs` creates them from configuration and catalogue, `page.rs` reads pages, `shape.rs`
-//! hashes the columns of replies, and `write.rs` contains all writes.
+//! `build.rs` creates the engines from configuration and catalogue. `page.rs` reads pages,
+//! `shape.rs` hashes the columns of replies, and `write.rs` contains the writes.
 
 mod act;
 mod action;

@@ -6,12 +6,11 @@ use crate::engines::view::{Column, View};
 use phantom::{Answer, Answers, BATCH, Member};
 use rolling::{Unreadable, UnreadableIds};
 
-/// Result of a page read: the columns of a view for each id. Its buffers are reused by the next
-/// page.
+/// Result of a page read: the columns of a view for each id. The next page reuses its buffers.
 #[derive(Default)]
 pub struct Page {
     /// Per column: index of its first value in `rows`, and distance between its values. Both depend
-    /// on the schemas used by the read.
+    /// on the schemas at the time of the read.
     columns: Vec<(usize, usize)>,
     /// Whether the columns of an id are adjacent in `rows`.
     straight: bool,
@@ -21,7 +20,7 @@ pub struct Page {
     /// All rows of the first source, then of the second, and so on.
     rows: Vec<i64>,
     flags: usize,
-    /// Answers per batch of ids: for each batch one entry per flag.
+    /// Answers: for each batch of ids, one entry per flag.
     answers: Vec<Answers>,
 }
 
@@ -53,13 +52,14 @@ impl Page {
         self.rows.get(first.wrapping_add(index.wrapping_mul(apart))..)?.get(..self.columns.len())
     }
 
-    /// Bitwise OR of all counters.
+    /// Bitwise OR of all counters, from which the reply writer derives the maximum number of
+    /// digits.
     pub fn bits(&self) -> u64 {
         self.rows.iter().fold(0, |bits, &value| bits | value as u64)
     }
 
-    /// Page of the most frequent shape: four adjacent counters, and two flags whose answers are all
-    /// known.
+    /// The page in a simpler form, if it has the most frequent shape: four adjacent counters, and
+    /// two flags whose answers are all known.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
         let is_usual = self.straight
             && self.columns.len() == 4
@@ -84,8 +84,8 @@ impl Page {
 }
 
 impl Engines {
-    /// Corrects a page's positive answers by the ledgers of the view's flags. Pairs that cannot be
-    /// read are answered with no, and their ids are in the error. Returns `None` if no flag has a
+    /// Verifies a page's positive answers with the ledgers of the view's flags. Pairs that cannot
+    /// be read become negative, and the error contains their ids. Returns `None` if no flag has a
     /// ledger.
     pub fn verify_page(
         &self,
@@ -123,12 +123,12 @@ impl Engines {
 pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 
 /// Number of lookups whose cache lines are prefetched together. A lookup covers one flag and
-/// [`BATCH`] ids. Each keeps its positions on the stack, and uses one of the eight snapshots that a
-/// thread can hold without a reference count.
+/// [`BATCH`] ids. It stores its positions on the stack, and uses one of the eight snapshots that a
+/// thread can hold without reference counting.
 const TOGETHER: usize = 4;
 
 impl Engines {
-    /// Views of an entry's second and later ids.
+    /// Views for the second and later ids of an entry.
     pub fn then<'a>(&'a self, view: &'a View) -> impl Iterator<Item = &'a View> + use<'a> {
         view.then.iter().map(|&index| &self.views[index])
     }
@@ -149,14 +149,15 @@ impl Engines {
         names
     }
 
-    /// Whether a view shows all present fields of a space, rather than fields by name.
+    /// Whether a view shows all current fields of a space instead of selected ones.
     pub fn shows_whole(&self, view: &View, space: &CounterSpace) -> bool {
         let is_it = |source: usize| self.counters[view.sources[source]].number == space.number;
         view.columns.iter().any(|column| matches!(*column, Column::All(source) if is_it(source)))
     }
 
     /// Reads a page for one viewer and many ids. Allocates only to grow the buffers of `page`. If
-    /// something cannot be read, the error contains the ids, and the page has 0 or no in its place.
+    /// rows or pairs cannot be read, the error contains their ids, and the page contains 0 for
+    /// them.
     pub fn feed_get(
         &self,
         view: &View,
@@ -183,9 +184,9 @@ impl Engines {
     }
 
     /// Runs up to [`TOGETHER`] lookups, in the order of [`Page::answers`], starting at `first`. All
-    /// lookups prefetch their memory before any of them reads it. The first call also reads the
-    /// counters in between, which hides the latency. A page of 64 ids with two flags needs only
-    /// that call.
+    /// lookups prefetch their memory before any of them reads it. Between the two steps the first
+    /// call reads the counters, which hides the latency. One call is sufficient for a page of 64
+    /// ids with two flags.
     fn read_flags(
         &self,
         view: &View,
@@ -201,7 +202,7 @@ impl Engines {
             self.existences[view.flags[at % view.flags.len()]].lookup(viewer, ids)
         };
         let further = |i: usize| (first + i < page.answers.len()).then(|| lookup(first + i));
-        // Separate variables: filling an array would copy 1.6 kB per lookup.
+        // Use separate variables: an array would copy 1.6 kB per lookup.
         let (a, b, c, d) = (lookup(first), further(1), further(2), further(3));
         let (mut room_a, mut room_b, mut room_c, mut room_d);
         room_a = a.pairs();

@@ -1,7 +1,7 @@
 //! [`Engines`]: the spaces, views and actions of a data set, and the mapping of keys to them.
 //!
-//! The value is immutable. A catalogue change creates another value, which replaces this one as a
-//! whole (`current.rs`). Both share the data of common spaces.
+//! The value is immutable. A catalogue change creates a new value, which replaces the current one
+//! (`current.rs`). Both share the data of spaces that are in both.
 
 use crate::catalogue::Catalogue;
 use crate::cold::Cold;
@@ -50,7 +50,7 @@ pub enum KeyRef<'a> {
 }
 
 impl KeyRef<'_> {
-    /// How the space treats an expiry.
+    /// How the space handles an expiry.
     pub fn expire(&self) -> Expire {
         match self {
             KeyRef::Row { space, .. } | KeyRef::Cell { space, .. } => space.expire,
@@ -59,12 +59,12 @@ impl KeyRef<'_> {
     }
 }
 
-/// Why a key has no target.
+/// Reason why a key has no target.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeyError<'a> {
     /// The key matches none of these patterns.
     NoPattern(&'a [u8], &'a [(Pattern, Kind, usize)]),
-    /// The key names a whole row where a counter is required.
+    /// The key names a row, but the command requires a counter.
     WholeRow(&'a [u8]),
     /// The id exceeds 64 bits.
     IdTooBig(&'a [u8]),
@@ -79,18 +79,18 @@ pub enum KeyError<'a> {
     },
 }
 
-/// The spaces, views and actions of a data set, as an immutable value.
+/// The spaces, views and actions of a data set. Immutable.
 #[derive(Clone)]
 pub struct Engines {
     pub(super) counters: Vec<CounterSpace>,
     pub(super) existences: Vec<ExistenceSpace>,
     pub(super) views: Vec<View>,
     pub(super) actions: Vec<Action>,
-    /// Key pattern, its kind, and the index of its space.
+    /// Key patterns, each with its kind and the index of its space.
     pub(super) patterns: Vec<(Pattern, Kind, usize)>,
     pub(super) durability: Arc<Durability>,
     pub(super) memory: Arc<MemoryBudget>,
-    /// Whether any space moves old tables or pairs to disk.
+    /// Whether any space spills tables or pairs.
     pub(super) spills: bool,
     pub(crate) watches: Arc<Watches>,
     /// Tokens of increments that must count once.
@@ -99,13 +99,13 @@ pub struct Engines {
     pub offsets: Arc<Offsets>,
     /// Consumer groups of streams.
     pub groups: Arc<Groups>,
-    /// Listener for changes, none by default.
+    /// Listener for changes; none by default.
     pub tracking: Listener,
     /// Cache and reader threads of cold rows, shared by all spaces.
     pub cold: Arc<Cold>,
-    /// Whether a master's log decides where tables begin.
+    /// Whether a master's log determines the boundaries of tables.
     pub(crate) follows: Arc<AtomicBool>,
-    /// Catalogue without the present schemas, which the spaces have.
+    /// Catalogue. Its schemas may be outdated; the spaces have the current ones.
     pub(super) catalogue: Arc<Catalogue>,
 }
 
@@ -140,8 +140,8 @@ impl Engines {
         Err(KeyError::NoPattern(key, &self.patterns))
     }
 
-    /// Resolves a key for a command. Commands `about_pairs` (BFSET and related ones) resolve to
-    /// pairs only.
+    /// Resolves a key for a command. `about_pairs`: only to pairs, as for BFSET and similar
+    /// commands.
     #[inline]
     pub fn resolve_for<'a>(&'a self, about_pairs: bool, key: &[u8]) -> Option<KeyRef<'a>> {
         if about_pairs {
@@ -150,7 +150,7 @@ impl Engines {
         self.resolve(key).ok()
     }
 
-    /// Resolves a key to pairs, even if a row has the same key: counters and pairs without members
+    /// Resolves a key to pairs, even if a row has the same key. Counters and pairs without members
     /// may share keys.
     pub fn pair_of(&self, key: &[u8]) -> Option<(&ExistenceSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (kind, pattern.read(key)) {
@@ -159,7 +159,7 @@ impl Engines {
         })
     }
 
-    /// Returns the row of a row's or cell's key, even if the field does not exist.
+    /// Returns the row for a key of a row or a cell, even if the field does not exist.
     #[inline]
     pub fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
@@ -168,7 +168,7 @@ impl Engines {
         })
     }
 
-    /// Key patterns of one kind of a counter space.
+    /// Key patterns of a counter space for one kind.
     pub fn counter_patterns(
         &self,
         space: &CounterSpace,
@@ -196,8 +196,8 @@ impl Engines {
             .map(|(pattern, kind, index)| (pattern, *kind, *index))
     }
 
-    /// Adds all names under which clients may cache an entry. These are its id (for FEED.GET), and
-    /// the keys of its row and cells, or of its pairs.
+    /// Adds all names under which clients may cache a place: its id (for FEED.GET), and the keys of
+    /// its row and cells, or of its pairs.
     pub fn names_of(&self, (space, id): Place, names: &mut BTreeSet<Vec<u8>>) {
         names.insert(id.to_string().into_bytes());
         let mut add = |pattern: &Pattern, field: &str| {
@@ -221,25 +221,25 @@ impl Engines {
         ids.chain(self.patterns_of(space).map(|(pattern, ..)| pattern.start().to_vec())).collect()
     }
 
-    /// Returns the counter space of this name.
+    /// Returns the counter space with this name.
     #[inline]
     pub fn counter(&self, name: &[u8]) -> Option<&CounterSpace> {
         self.counters.iter().find(|s| s.name().as_bytes() == name)
     }
 
-    /// Returns the existence space of this name.
+    /// Returns the existence space with this name.
     #[inline]
     pub fn existence(&self, name: &[u8]) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.name().as_bytes() == name)
     }
 
-    /// Returns the view of this name.
+    /// Returns the view with this name.
     #[inline]
     pub fn view(&self, name: &[u8]) -> Option<&View> {
         self.views.iter().find(|v| v.name.as_bytes() == name)
     }
 
-    /// Returns the action of this name.
+    /// Returns the action with this name.
     #[inline]
     pub fn action(&self, name: &[u8]) -> Option<&Action> {
         self.actions.iter().find(|a| a.name.as_bytes() == name)
@@ -255,12 +255,13 @@ impl Engines {
         &self.actions
     }
 
-    /// Counter that an action moves, as "space.field".
+    /// Counter that an action changes, as "space.field".
     pub fn moved_by(&self, action: &Action) -> String {
         self.counter_name(action.counter, action.field)
     }
 
-    /// Names of the further counters that an action moves, of the id or of the member.
+    /// Names of the further counters that an action changes, those of the id or those of the
+    /// member.
     pub fn moved_beside(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
@@ -290,19 +291,19 @@ impl Engines {
         &self.existences
     }
 
-    /// Returns the counter space of this number.
+    /// Returns the counter space with this number.
     #[inline]
     pub fn counter_by_number(&self, number: u32) -> Option<&CounterSpace> {
         self.counters.iter().find(|s| s.number == number)
     }
 
-    /// Returns the existence space of this number.
+    /// Returns the existence space with this number.
     #[inline]
     pub fn existence_by_number(&self, number: u32) -> Option<&ExistenceSpace> {
         self.existences.iter().find(|s| s.number == number)
     }
 
-    /// Replaces an existence space by the content of a snapshot and its files on disk.
+    /// Replaces an existence space by one with the contents of a snapshot and of its cold files.
     pub(crate) fn restore(
         &mut self,
         number: u32,
@@ -315,7 +316,7 @@ impl Engines {
         }
     }
 
-    /// Returns the catalogue with the present schemas. A running server uses
+    /// Returns the catalogue with the current schemas. A running server uses
     /// [`Current::catalogue`](crate::engines::Current::catalogue).
     pub fn catalogue(&self) -> Catalogue {
         let mut catalogue = Catalogue::clone(&self.catalogue);
@@ -331,23 +332,23 @@ impl Engines {
         self.catalogue.version
     }
 
-    /// Whether a space of this number exists.
+    /// Whether a space with this number exists.
     pub fn has(&self, number: u32) -> bool {
         self.counter_by_number(number).is_some() || self.existence_by_number(number).is_some()
     }
 
-    /// Whether the space of this number was dropped.
+    /// Whether the space with this number was dropped.
     pub fn is_dropped(&self, number: u32) -> bool {
         (1..=self.catalogue.last).contains(&number) && !self.has(number)
     }
 
-    /// Durability state: which changes are on disk.
+    /// Progress of commits.
     #[inline]
     pub fn durability(&self) -> &Durability {
         &self.durability
     }
 
-    /// Opens the cold files named by the manifest, for spaces that have not opened theirs.
+    /// Opens the cold files listed in the manifest, for spaces that have not opened theirs.
     pub(crate) fn attach_cold(&self, store: &store::Store) -> store::Result<()> {
         for space in &self.counters {
             space.cold.attach(&space.space, space.number, store)?;
@@ -366,8 +367,8 @@ impl Engines {
         self.existences.iter().filter_map(|space| space.ledger.as_ref())
     }
 
-    /// Whether writers must wait because a space is nearly full and spills. Pipelines check this
-    /// before every write, so without spills it costs one or two loads.
+    /// Whether writers must wait because a space is nearly full and spills. This is checked before
+    /// every pipelined write, so without spills it only costs one or two loads.
     #[inline]
     pub fn is_spilling(&self) -> bool {
         (self.spills || self.has_cold()) && self.is_any_crowded()
@@ -408,7 +409,7 @@ impl Engines {
         &self.counters[action.counter]
     }
 
-    /// Memory of all tables in bytes.
+    /// Memory use of all tables in bytes.
     pub fn memory_bytes(&self) -> u64 {
         let counters: u64 = self.counters.iter().map(|s| s.memory_bytes()).sum();
         counters
@@ -418,7 +419,7 @@ impl Engines {
             + self.existences.iter().map(|s| s.memory_bytes()).sum::<u64>()
     }
 
-    /// Does deferred work of the spaces. Returns true if there may be more.
+    /// Performs deferred work of the spaces. Returns true if there may be more.
     pub fn maintain(&self) -> bool {
         let mut worked = false;
         for space in &self.counters {
@@ -432,9 +433,9 @@ impl Engines {
         worked
     }
 
-    /// Probes one existence space with `count` canaries to measure its false-positive rate. Starts
-    /// at index `turn` and picks the first space that needs probes, so many spaces cost as much as
-    /// one.
+    /// Probes one existence space with `count` canaries to measure its false-positive rate. Selects
+    /// the first space that needs probes, starting at index `turn`. The cost does not depend on the
+    /// number of spaces.
     pub fn probe(&self, turn: usize, count: u64) {
         let number = self.existences.len();
         let _ =
@@ -446,12 +447,12 @@ impl Engines {
         self.counters.iter().any(|space| space.hurries())
     }
 
-    /// Settles idle counter tables; see [`counter::Space::settle`].
+    /// Calls [`counter::Space::settle`] for idle counter tables.
     pub fn settle(&self) {
         self.counters.iter().for_each(|space| space.settle());
     }
 
-    /// Measures the rates of new pairs. One thread calls this about once a second.
+    /// Measures the rates of new pairs. Call it from one thread, about once per second.
     pub fn measure(&self, elapsed: Duration) {
         self.existences.iter().for_each(|space| space.measure(elapsed));
     }
@@ -459,7 +460,7 @@ impl Engines {
 
 pub(crate) struct MemoryBudget {
     pub(super) budget: AtomicU64,
-    /// Whether limits are lifted, as during recovery; see [`Engines::lift_limits`].
+    /// Whether limits are lifted; see [`Engines::lift_limits`].
     pub(super) is_lifted: AtomicBool,
 }
 
@@ -469,19 +470,20 @@ impl MemoryBudget {
     }
 }
 
-/// Listener for changes, used by client tracking. It is not called while it has no clients.
+/// Listener for changes, used by client tracking. It is only called while it has clients.
 pub trait ChangeListener: Send + Sync {
     /// Called after a change, under the id's stripe.
     fn changed(&self, engines: &Engines, place: Place);
-    /// Begins the changes of one log record. [`ChangeListener::end`] ends them.
+    /// Called before the changes of a log record.
     fn begin(&self);
-    /// Ends the changes of a log record.
+    /// Called after the changes of a log record.
     fn end(&self, engines: &Engines);
-    /// Called if any key may have changed, as after a schema change.
+    /// Called if any key may have changed, for example after a schema change.
     fn all_changed(&self);
 }
 
-/// A [`ChangeListener`] and its number of clients. Without clients, a writer pays one load.
+/// A [`ChangeListener`] and its number of clients. Without clients, a writer only performs one
+/// load.
 #[derive(Clone, Default)]
 pub struct Listener {
     clients: Arc<AtomicUsize>,
@@ -506,7 +508,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::Options;
 
-    /// Probing many idle spaces takes no more CPU time than probing one.
+    /// Probing many idle spaces must not take more CPU time than probing one.
     #[test]
     fn canaries_go_to_one_space_at_a_time_and_to_all_in_turn() {
         let options = Options::default();
@@ -518,7 +520,7 @@ mod tests {
             engines.existences().iter().map(|space| space.measured().canaries).collect::<Vec<_>>()
         };
         assert_eq!(asked(), [0, 0, 0], "all spaces are empty");
-        // The space in the middle is empty, so it cannot have false positives.
+        // The second space is empty, so it cannot have false positives.
         for space in [&engines.existences()[0], &engines.existences()[2]] {
             (0..1000).for_each(|id| _ = space.add(id, &phantom::Member::Number(1)).unwrap());
         }

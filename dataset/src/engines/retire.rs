@@ -1,7 +1,7 @@
-//! Retirement of counters: rows below a counter space's horizon no longer exist.
+//! Retirement of counters: removes the rows below a counter space's horizon.
 //!
-//! The horizon is part of the catalogue, so it is logged, replicated and recovered with it. A
-//! command or the space's rule (`keep_tables`) raises it.
+//! The horizon is part of the catalogue, which is logged, replicated and recovered. TM.SPACE RETIRE
+//! or the option `keep_tables` raises it.
 
 use crate::engines::registry::Engines;
 use crate::engines::spaces::CounterSpace;
@@ -18,7 +18,7 @@ impl Engines {
         }
     }
 
-    /// Names of counter spaces with more tables than `keep_tables`, and their new horizons.
+    /// Names and new horizons of the counter spaces with more tables than `keep_tables`.
     pub fn to_retire(&self) -> Vec<(String, u64)> {
         let due = |space: &CounterSpace| Some((space.name().to_owned(), space.due_horizon()?));
         self.counters.iter().filter_map(due).collect()
@@ -26,16 +26,17 @@ impl Engines {
 }
 
 impl CounterSpace {
-    /// Lowest id of the oldest table to keep; `None` if no table is to be retired.
+    /// Lowest id of the oldest table to retain; `None` if no table must be retired.
     fn due_horizon(&self) -> Option<u64> {
-        // Uses the configured table size: a space that spills makes smaller tables when memory is
-        // short.
+        // Use the configured table size, because a space that spills creates smaller tables when
+        // memory is short.
         let kept = self.made.keep_tables.checked_mul(self.made.rows_per_table)?;
         if kept == 0 {
             return None;
         }
         let files = self.cold().files();
-        // Memory rows within a file's range are changed rows, which the file counts already.
+        // Rows in memory within a file's range are changed rows, which the file's number of rows
+        // includes.
         let is_apart = |range: &RangeStats| files.cover(range.low, range.last).2.is_empty();
         let ranges =
             self.ranges().into_iter().filter(is_apart).map(|range| (range.last, range.rows));
@@ -93,7 +94,7 @@ mod tests {
         engines.feed_get(view, &Member::Number(7), &[1999, 2000], &mut page).unwrap();
         assert_eq!((page.counter(0, 0), page.counter(1, 0)), (0, 1));
         assert_eq!(page.flag(0, 0), phantom::Answer::Yes);
-        // The horizon survives encoding, so a log and a restart have it.
+        // The encoded catalogue contains the horizon.
         let told = Catalogue::decode(&current.catalogue().encode()).unwrap();
         assert_eq!((told.counter[0].horizon, told.clone()), (2000, current.catalogue()));
         retire(&current, 5).unwrap();

@@ -1,5 +1,5 @@
-//! Shape of a reply: a hash of the names of its counters and flags, in order. Nodes that merge
-//! their rows compare shapes, since they would misread rows of another shape.
+//! Shape of a reply: a hash of the names of its counters and flags, in order. Nodes compare shapes
+//! before they merge rows of a reply, because rows of another shape would be misread.
 
 use crate::engines::action::Action;
 use crate::engines::registry::Engines;
@@ -9,15 +9,15 @@ use counter::Schema;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Separators between kinds of names. No name begins with a space.
+/// Separators between kinds of names. No name begins with a space character.
 const FLAGS: &str = " flags";
 const THEN: &str = " then";
 const MARK: &str = " mark";
 const ALSO: &str = " also";
 const OF_MEMBER: &str = " member";
 
-/// Text to hash: words separated by newlines, which no name contains. All versions of the program
-/// must produce the same text.
+/// Text to hash: words separated by newlines, which names cannot contain. All releases must produce
+/// the same text.
 #[derive(Default)]
 struct Words(String);
 
@@ -53,7 +53,7 @@ impl Words {
 }
 
 impl Engines {
-    /// Shape of a view's rows, including the action that marks its ids.
+    /// Shape of a view's rows, including the action `mark` that marks its ids.
     pub fn shape_of_view(&self, view: &View, mark: Option<&Action>) -> u64 {
         let own = self.shape_alone(view);
         if mark.is_none() && !view.is_joined() {

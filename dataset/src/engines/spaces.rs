@@ -1,4 +1,4 @@
-//! Spaces of a data set: an engine with its name, its options and its files.
+//! Spaces of a data set. A space is an engine with its name, options and files.
 
 use crate::cold;
 use crate::cold::cold_filters::{ColdPairs, is_crowded};
@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Seconds over which the rate of new pairs is averaged.
+/// Time over which the rate of new pairs is averaged, in seconds.
 const RATE_WINDOW_S: f64 = 60.0;
 
 /// Options of CNT.INCRBY. A field must not have one of these names.
 const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
-/// Indexes of the spaces where an id refers to the same entity.
+/// Indexes of the spaces whose ids denote the same entities.
 #[derive(Clone, Default)]
 pub(super) struct RelatedSpaces {
     pub(super) counters: Vec<usize>,
@@ -33,17 +33,17 @@ pub(super) struct RelatedSpaces {
 #[derive(Clone)]
 pub struct CounterSpace {
     pub(super) number: u32,
-    /// Position in SCAN's order. Unique among present spaces.
+    /// Position in SCAN's order. Unique among existing spaces.
     pub(super) slot: u8,
-    /// Declared options. The schema has the present fields.
+    /// Declared options. The schema has the current fields.
     pub(super) made: Arc<options::Counter>,
     pub(super) space: Arc<counter::Space>,
-    /// Spaces where an id refers to the same entity.
+    /// Spaces whose ids denote the same entities.
     pub(super) related: RelatedSpaces,
     pub(super) cold: Arc<ColdSpace>,
-    /// Whether GET returns its rows as one text.
+    /// Whether GET returns a row as one string.
     pub text_rows: bool,
-    /// How it treats an expiry that a command requests.
+    /// How the space handles an expiry that a command requests.
     pub expire: Expire,
 }
 
@@ -59,35 +59,35 @@ impl CounterSpace {
         &self.made.name
     }
 
-    /// Position in an order of the counter spaces that is stable while others are created and
+    /// Position in an order of the counter spaces. Does not change when other spaces are created or
     /// dropped.
     pub fn slot(&self) -> u8 {
         self.slot
     }
 
-    /// Declared options. Its fields are the original ones; the schema has the present ones.
+    /// Declared options. `fields` contains the original fields; the schema has the current ones.
     pub fn declared(&self) -> &options::Counter {
         &self.made
     }
 
-    /// Whether old tables move to disk when memory runs short.
+    /// Whether the space spills old tables when memory is short.
     pub fn spills(&self) -> bool {
         self.made.spill
     }
 
-    /// Number of rows in memory and on disk. In the id range of a cold file, new rows count as
-    /// changed ones until the next merge. Other ranges are exact.
+    /// Number of rows in memory and on disk. In the id range of a cold file, new rows are not
+    /// counted until the next merge. Otherwise exact.
     pub fn all_rows(&self) -> u64 {
         let changed = self.changed_rows();
         (self.space.rows() + self.cold.rows()).saturating_sub(changed + self.space.tombstones().0)
     }
 
-    /// Bytes of the tables with changed cold rows. A merge frees them.
+    /// Size of the overlay in bytes: tables with changed cold rows. Merges free it.
     pub fn overlay_bytes(&self) -> u64 {
         overlay_bytes(&self.space, self.cold())
     }
 
-    /// Approximate number of rows changed since they went to disk.
+    /// Approximate number of rows that were changed after they were spilled.
     pub fn changed_rows(&self) -> u64 {
         changed_rows(&self.space, &self.cold)
     }
@@ -106,8 +106,8 @@ impl CounterSpace {
         &self.cold
     }
 
-    /// Reads those rows of `ids` that are cold concurrently, and pins them to this thread until the
-    /// next call. For code that uses the engines without a connection.
+    /// Reads the cold rows of `ids` concurrently, and pins them to this thread until the next call.
+    /// For code that uses the engines without a connection.
     pub async fn fetch(&self, ids: &[u64]) {
         cold::unpin();
         let mut fetching = Fetching::default();
@@ -133,9 +133,9 @@ pub struct ExistenceSpace {
     pub(super) number: u32,
     /// Declared options.
     pub(super) made: Arc<options::Existence>,
-    /// Whether it holds pairs of id and member; otherwise ids alone.
+    /// Whether the space stores pairs of id and member, or only ids.
     pub has_members: bool,
-    /// How it treats an expiry that a command requests.
+    /// How the space handles an expiry that a command requests.
     pub expire: Expire,
     pub(super) space: Arc<phantom::Space>,
     pub(super) cold: Arc<ColdPairs>,
@@ -147,12 +147,12 @@ pub struct ExistenceSpace {
 pub(super) struct PairRate {
     /// First id and number of pairs of the newest table at the last measurement.
     newest: parking_lot::Mutex<Option<(u64, u64)>>,
-    /// Pairs per second, as the bits of an f64.
+    /// New pairs per second, as the bits of an f64.
     rate: AtomicU64,
 }
 
 impl ExistenceSpace {
-    /// Whether an action on an id below the horizon moves its counters.
+    /// Whether an action on an id below the horizon changes its counters.
     #[inline]
     pub(crate) fn counts_below_horizon(&self) -> bool {
         self.made.below_horizon == BelowHorizon::Count
@@ -185,19 +185,20 @@ impl ExistenceSpace {
         &self.cold
     }
 
-    /// Ledger, if the space is exact.
+    /// The ledger, if the space has one.
     #[inline]
     pub fn ledger(&self) -> Option<&Arc<PairLedger>> {
         self.ledger.as_ref()
     }
 
-    /// Whether a pair that the filters report as set is set. The ledger decides, if there is one.
+    /// Whether a pair that the filters report as set is actually set. Asks the ledger, if there is
+    /// one.
     #[inline]
     pub(crate) fn is_true(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
     }
 
-    /// Like `is_true`, for one pair of many: appends an error to `failed` and returns false.
+    /// Like `is_true`, but appends an error to `failed` and returns false.
     pub(crate) fn is_true_of(
         &self,
         id: u64,
@@ -210,7 +211,7 @@ impl ExistenceSpace {
         })
     }
 
-    /// Whether a pair is set. Exact with a ledger.
+    /// Whether a pair is set. Without a ledger the result may be a false positive.
     pub fn contains_exactly(&self, id: u64, member: &Member<'_>) -> Result<Answer, Unreadable> {
         match self.space.contains(id, member)? {
             Answer::Yes if !self.is_true(id, member)? => Ok(Answer::No),
@@ -218,8 +219,8 @@ impl ExistenceSpace {
         }
     }
 
-    /// Corrects positive answers of the filters by the ledger. Pairs that cannot be read are
-    /// answered with no, and their ids are in the error.
+    /// Verifies positive answers of the filters with the ledger. Pairs that cannot be read become
+    /// negative, and the error contains their ids.
     pub fn verify(
         &self,
         member: &Member<'_>,
@@ -236,11 +237,11 @@ impl ExistenceSpace {
         UnreadableIds::check(failed)
     }
 
-    /// Adds to `fetching` the reads that decide whether a pair is set: of filters and, if `exact`
-    /// (as for a write), of the ledger. Adds nothing if the answer is in memory, cached or pinned.
+    /// Adds the reads that a lookup of a pair needs: from filters and, if `exact`, for example for
+    /// a write, from the ledger. Adds nothing if the answer is in memory, cached or pinned.
     pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
-        // Once the filter's page has been read, the caller asks again.
+        // After the read of the filter's page the caller calls this again.
         if exact
             && !waits
             && let Some(ledger) = &self.ledger
@@ -250,17 +251,17 @@ impl ExistenceSpace {
         }
     }
 
-    /// Largest size of a pair in the log, in bytes.
+    /// Maximum size of a pair in the log, in bytes.
     pub fn log_bytes_of_pair(&self) -> usize {
         if self.ledger.is_some() { EXACT_PAIR_BYTES } else { PAIR_BYTES }
     }
 
-    /// New pairs per second in the newest table: the mean of about the last minute.
+    /// New pairs per second in the newest table, averaged over about the last minute.
     pub fn pairs_per_s(&self) -> f64 {
         f64::from_bits(self.pace.rate.load(Relaxed))
     }
 
-    /// Seconds until the oldest table is recycled at the present rate. `None` if there are no new
+    /// Seconds until the oldest table is recycled at the current rate. `None` if there are no new
     /// pairs, or if the space spills.
     pub fn recycled_in_s(&self) -> Option<f64> {
         let rate = self.pairs_per_s();
@@ -268,7 +269,7 @@ impl ExistenceSpace {
             .then(|| self.space.pairs_until_recycled() as f64 / rate)
     }
 
-    /// Updates the rate. One thread calls this about once a second.
+    /// Updates the rate. Call it from one thread, about once per second.
     pub(super) fn measure(&self, elapsed: Duration) {
         let tables = self.space.tables();
         let Some(newest) = tables.last() else { return };
@@ -276,7 +277,7 @@ impl ExistenceSpace {
         let Some((low, pairs)) = before else { return };
         let since = tables.iter().filter(|table| table.low >= low);
         let since = since.map(|table| table.pairs).sum::<u64>();
-        // Skips this measurement if the table was emptied or recycled since.
+        // Skip this measurement if the table was cleared or recycled since the last one.
         let Some(come) = since.checked_sub(pairs) else { return };
         let now = come as f64 / elapsed.as_secs_f64().max(1e-3);
         let before = self.pairs_per_s();
@@ -295,8 +296,8 @@ impl Deref for ExistenceSpace {
     }
 }
 
-/// Member of all pairs in spaces without members. It is an empty string, so it cannot collide with
-/// a viewer's number.
+/// Member of all pairs in spaces without members. It is an empty string, so it cannot equal a
+/// viewer's number.
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 pub(crate) fn is_reserved(field: &str) -> bool {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) enum Column {
     /// One field, by its position in the schema.
     Field(usize, usize),
-    /// All present fields of the space.
+    /// All current fields of the space.
     All(usize),
 }
 
@@ -22,7 +22,7 @@ pub struct View {
     pub(crate) columns: Vec<Column>,
     /// Indexes of the existence spaces.
     pub(crate) flags: Vec<usize>,
-    /// For a joined view: indexes of the views of an entry's second and later ids.
+    /// For a joined view: indexes of the views for the second and later ids of an entry.
     pub(crate) then: Vec<usize>,
     pub(crate) shape: CachedShape,
 }
@@ -45,7 +45,7 @@ impl View {
     }
 }
 
-/// Cached shape of a view (`shape.rs`). A clone starts empty, as it may have other spaces.
+/// Cached shape of a view (`shape.rs`). A clone starts empty, because it may have other spaces.
 #[derive(Default)]
 pub(crate) struct CachedShape(pub(super) ArcSwapOption<Shape>);
 

@@ -1,9 +1,8 @@
 //! All writes to a data set.
 //!
-//! Every change, of any command, is a method of [`Engines`] in this file. A write enters the id's
-//! stripe of the committer, changes the data, and marks the changed keys for the log thread. It
-//! holds the stripe until the end, so writers of one id exclude each other. A commit never
-//! separates a flag from its counter (`store/src/commit`).
+//! A write locks the id's stripe of the committer, changes the data, and marks the changed keys for
+//! the log thread. It holds the stripe until the end, so writers of one id exclude each other, and
+//! a log batch never separates a flag from its counter (`store/src/commit`).
 
 use crate::dirty_keys::{Mark, MarkedMember};
 use crate::engines::action::Action;
@@ -19,7 +18,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering::SeqCst, fence};
 use store::{Exclusive, Reserved, Ticket, WriteGuard};
 
-/// Watched key and its state at the time of the watch.
+/// A watched key and its state at the time of WATCH.
 pub struct Seen {
     pub(crate) place: Place,
     changes: u64,
@@ -27,15 +26,14 @@ pub struct Seen {
     rolls: u64,
 }
 
-/// Hash that selects an id's stripe: Fibonacci hashing, so neighbouring ids use different stripes.
+/// Hash that selects an id's stripe. Fibonacci hashing, so that adjacent ids use different stripes.
 #[inline]
 fn stripe_of(id: u64) -> u64 {
     id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// Guard of a write to an existence space. On drop it marks the catalogue if the write started a
-/// table or moved early pairs. This also applies to a refused write, which may be refused after
-/// such a change.
+/// Guard of a write to an existence space. On drop it marks the catalogue if the write opened a
+/// table or moved outliers. A write may do so even if it is refused.
 pub(super) struct PairGuard<'a> {
     turn: WriteGuard<'a, Mark>,
     space: &'a phantom::Space,
@@ -93,14 +91,14 @@ impl Engines {
             .for_each(rolling::prefetch_to_write);
     }
 
-    /// Excludes other writers of this id until the guard is dropped, for changes that depend on the
-    /// present state.
+    /// Excludes other writers of this id until the guard is dropped. For changes that depend on the
+    /// current state.
     pub fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
         self.turn(id)
     }
 
-    /// Notifies watchers and trackers of a change. The caller holds the id's stripe and has made
-    /// the change.
+    /// Notifies WATCH and client tracking of a change. The caller holds the id's stripe and has
+    /// made the change.
     #[inline]
     pub(super) fn changed(&self, space: u32, id: u64) {
         self.watches.changed(space, id);
@@ -109,11 +107,11 @@ impl Engines {
         }
     }
 
-    /// Notifies of changes by a log record, which enters no stripe.
+    /// Notifies WATCH and client tracking of changes by a log record. Replay locks no stripe.
     pub(crate) fn changed_by_log(&self, space: u32, ids: impl Iterator<Item = u64> + Clone) {
         ids.clone().for_each(|id| self.watches.changed(space, id));
-        // A tracker that this load misses starts after the fence, and so reads the changed data.
-        // Pairs with the fence in `Tracking::start`.
+        // Pairs with the fence in `Tracking::start`: a client that this load misses starts tracking
+        // after the fence, so it reads the changed data.
         fence(SeqCst);
         if let Some(listener) = self.tracking.any() {
             listener.begin();
@@ -122,7 +120,8 @@ impl Engines {
         }
     }
 
-    /// Notifies that any key may have changed, as by a schema change or blocks of filters.
+    /// Notifies WATCH and client tracking that any key may have changed, for example by a schema
+    /// change.
     pub fn all_changed(&self) {
         self.watches.swept();
         fence(SeqCst);
@@ -131,13 +130,13 @@ impl Engines {
         }
     }
 
-    /// Waits for all writers that are in a stripe. Later writers see what this thread did before.
-    /// The caller must hold no stripe, or all.
+    /// Waits for all writers that hold a stripe. Later writers see all previous stores of this
+    /// thread. The caller must hold no stripe, or all.
     pub fn pass_writers(&self) {
         self.durability.committer().pass_all();
     }
 
-    /// Marks a changed row for the log and notifies watchers.
+    /// Marks a changed row for the log and notifies WATCH and client tracking.
     #[inline]
     pub(super) fn changed_row(
         &self,
@@ -152,7 +151,7 @@ impl Engines {
     /// Starts to watch a key. Returns its state for [`Engines::has_changed`].
     pub fn watch(&self, place: Place) -> Seen {
         let changes = self.watches.watch(place);
-        // Waits for a writer in the stripe. Later writers see the watch.
+        // Wait for a writer that holds the stripe. Later writers see the watch.
         drop(self.turn(place.1));
         Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
     }
@@ -162,21 +161,21 @@ impl Engines {
         self.watches.unwatch(seen.place);
     }
 
-    /// Whether a watched key may have changed. The caller excludes the key's writers; for pairs,
-    /// all writers.
+    /// Whether a watched key may have changed. The caller must exclude the key's writers; for
+    /// pairs, all writers.
     pub fn has_changed(&self, seen: &Seen) -> bool {
         let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
     }
 
-    /// Number of changes of an existence space's ring. A recycled table makes pairs unknown.
+    /// Number of changes of an existence space's ring. Recycling a table makes its pairs unknown.
     fn rolls(&self, (space, _): Place) -> u64 {
         self.existence_by_number(space).map_or(0, |space| space.changes())
     }
 
-    /// Excludes other writers of these ids and schema changes until the guard is dropped; without
-    /// ids, all writers. All marks go into one batch of the log, with room from `reserved`. The
-    /// holder writes no other ids, and writes nothing without a reservation.
+    /// Excludes schema changes and other writers of these ids, or all writers for `None`, until the
+    /// guard is dropped. All marks are in one log batch; `reserved` guarantees that they fit. The
+    /// caller may write only these ids, and only with a reservation.
     pub fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
@@ -242,8 +241,8 @@ impl Engines {
         space.space.roll_now()
     }
 
-    /// Moves early pairs of an existence space into its tables, and closes the newest table if due.
-    /// Marks this for the log. Replicas thus create the same tables.
+    /// Moves outliers of an existence space to its tables, and closes the newest table if it is
+    /// full. Marks this for the log. Replicas thus create the same tables.
     pub(crate) fn move_on(&self, space: &ExistenceSpace) -> bool {
         let _turn = self.pair_guard(space, 0);
         space.space.move_on()
@@ -256,14 +255,14 @@ impl Engines {
         space.space.close_range()
     }
 
-    /// Makes this node's log decide where tables begin.
+    /// Makes this node determine the boundaries of tables.
     pub fn lead(&self) {
         self.follows.store(false, SeqCst);
         self.existences.iter().for_each(|space| space.space.lead());
     }
 
-    /// Makes a master's log decide where tables begin. On return this node no longer decides, and
-    /// its earlier decisions are marked for the log.
+    /// Makes a master's log determine the boundaries of tables. On return this node no longer
+    /// changes boundaries, and its earlier changes are marked for the log.
     pub fn follow(&self) {
         self.follows.store(true, SeqCst);
         self.existences.iter().for_each(|space| space.space.follow());
@@ -319,8 +318,8 @@ impl Engines {
         Ok(())
     }
 
-    /// Like [`Engines::add`], but at most once per token: if the token was used, appends the former
-    /// answer and changes nothing. `changes` contains each field at most once.
+    /// Like [`Engines::add`], but at most once per token: if the token was used, appends the values
+    /// of the first reply and changes nothing. `changes` contains each field at most once.
     pub fn add_once(
         &self,
         space: &CounterSpace,
@@ -342,7 +341,7 @@ impl Engines {
             }
         }
         let first = out.len();
-        // Under the same stripe, so that the row and the token are logged together.
+        // Both writes are under one stripe, so the row and the token are in one log batch.
         self.add(space, id, changes, bounds, out)?;
         self.tokens.put(used, &out[first..]);
         turn.mark_new(Mark::token(space.number, id, used.hash));
@@ -451,7 +450,7 @@ impl Engines {
         Ok(true)
     }
 
-    /// Deletes a row but not the flags of its id. Returns false if there was none.
+    /// Deletes a row but not the flags of its id. Returns false if the row did not exist.
     #[inline]
     pub fn delete_row(&self, space: &CounterSpace, id: u64) -> Result<bool, WriteError> {
         let mut turn = self.turn(id);
@@ -495,12 +494,12 @@ impl Engines {
         Ok(change)
     }
 
-    /// Marks a change of a pair for the log, with the id's row in counter space `row` if that has
-    /// changed, too. Updates the ledger.
+    /// Marks a change of a pair for the log, and the id's row in counter space `row` if it has also
+    /// changed. Updates the ledger.
     ///
-    /// Without a ledger, a pair that seemed to be set already is marked as well. It may be a false
-    /// positive, and filters that are rebuilt from the log may not have the same false positives. A
-    /// client that got the answer "set" must find the pair (promise 6).
+    /// Without a ledger, also marks a pair that the filters reported as set. It may have been a
+    /// false positive, which filters rebuilt from the log may not have. But a client that received
+    /// the reply "already set" must find the pair later (promise 6).
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the change of a pair")]
     pub(super) fn mark_pair(
@@ -558,9 +557,9 @@ impl ExistenceSpace {
         }
     }
 
-    /// Unsets a pair if it is set and `first` succeeds. With a ledger, the ledger decides whether
-    /// the pair is set. The filters then do not limit the number of unset pairs. If they cannot
-    /// record another one, they keep answering yes, and only the ledger answers no.
+    /// Unsets a pair if it is set and `first` succeeds. If there is a ledger, it determines whether
+    /// the pair is set, and the number of unset pairs is not limited. Filters that cannot record
+    /// another unset pair keep reporting it as set, and only the ledger has the correct state.
     #[inline]
     pub(super) fn remove_true(
         &self,
@@ -571,7 +570,7 @@ impl ExistenceSpace {
         if self.ledger.as_ref().is_some_and(|ledger| ledger.ledger().is_full_of_unset()) {
             return Err(WriteError::LedgerFull(self.name().to_owned()));
         }
-        /// Why a pair stays unchanged although the filters answer yes.
+        /// Reason why a pair that the filters report as set stays unchanged.
         enum Stop {
             NotSet,
             Full(phantom::Error),

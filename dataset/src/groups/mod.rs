@@ -1,12 +1,12 @@
 //! Consumer groups of streams: deliveries to consumers and their acknowledgements.
 //!
-//! The log has only the [`Cursor`] of a group. That is the first pending entry or, if none is
-//! pending, the position after the last delivered entry. After a start or a failover, entries that
-//! were delivered and not acknowledged are delivered again. Consumers and pending entries are in
-//! memory, each with a limit.
+//! The log contains only the [`Cursor`] of a group: the first pending entry or, if none is pending,
+//! the position after the last delivered entry. After a restart or a failover, delivery resumes at
+//! the cursor, so unacknowledged entries are delivered again. Consumers and pending entries are
+//! only in memory, each with a limit.
 //!
-//! The cursor moves when the first pending entry is acknowledged. The next batch of the log has its
-//! new state (`Groups::encode_changed`).
+//! The cursor changes when the first pending entry is acknowledged. The next log batch contains the
+//! new cursor (`Groups::encode_changed`).
 
 use crate::changes::{Id, Place, Scope, Start};
 use parking_lot::Mutex;
@@ -22,9 +22,9 @@ pub(crate) use records::check_decoder;
 use waiting::WaitQueues;
 pub use waiting::{Key, QueuePlace};
 
-/// Approximate memory of a pending entry in bytes, in two ordered maps.
+/// Approximate memory use of a pending entry, which is in two ordered maps, in bytes.
 const PENDING_BYTES: usize = 112;
-/// Approximate memory of a consumer or a group in bytes, without its name.
+/// Approximate memory use of a consumer or a group without its name, in bytes.
 const NAMED_BYTES: usize = 256;
 
 /// Position where delivery resumes.
@@ -37,7 +37,7 @@ pub enum Cursor {
 }
 
 impl Cursor {
-    /// Returns the cursor as the start of a reader.
+    /// Returns the start of a reader at the cursor.
     pub fn start(self) -> Start {
         match self {
             Cursor::At(id) => Start::At(id),
@@ -54,7 +54,7 @@ impl Cursor {
     }
 }
 
-/// Entry that was delivered and not acknowledged.
+/// Delivered entry that is not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// Consumer of the last delivery.
@@ -70,7 +70,7 @@ pub struct Pending {
 pub struct Consumer {
     /// Unix time of its last command in milliseconds.
     pub seen_ms: u64,
-    /// Entries pending for it.
+    /// Entries delivered to it and not acknowledged.
     pub pending: BTreeSet<Id>,
 }
 
@@ -85,7 +85,7 @@ pub struct Group {
     pub pending: BTreeMap<Id, Pending>,
     /// Consumers by name.
     pub consumers: BTreeMap<Arc<[u8]>, Consumer>,
-    /// Lock that serialises deliveries.
+    /// Serialises deliveries.
     pub delivering: Arc<Mutex<()>>,
 }
 
@@ -108,7 +108,7 @@ impl Group {
         }
     }
 
-    /// Returns the name of a consumer, created if missing, and whether it is new.
+    /// Creates a consumer if it is missing. Returns its name and whether it is new.
     pub fn consumer(&mut self, name: &[u8], now_ms: u64) -> (Arc<[u8]>, bool) {
         let (name, is_new) = match self.consumers.get_key_value(name) {
             Some((name, _)) => (name.clone(), false),
@@ -132,7 +132,7 @@ impl Group {
         }
     }
 
-    /// Removes a pending entry; returns whether it was pending.
+    /// Removes a pending entry. Returns whether it was pending.
     pub fn acknowledge(&mut self, id: Id) -> bool {
         let Some(pending) = self.pending.remove(&id) else { return false };
         if let Some(consumer) = self.consumers.get_mut(&pending.consumer) {
@@ -141,8 +141,8 @@ impl Group {
         true
     }
 
-    /// Removes a consumer with its pending entries. Returns their number, or `None` without such a
-    /// consumer.
+    /// Removes a consumer and its pending entries. Returns their number, or `None` if there is no
+    /// such consumer.
     pub fn remove_consumer(&mut self, name: &[u8]) -> Option<usize> {
         let consumer = self.consumers.remove(name)?;
         consumer.pending.iter().for_each(|id| _ = self.pending.remove(id));
@@ -171,7 +171,7 @@ pub struct GroupStats {
 #[derive(Default)]
 struct State {
     groups: BTreeMap<Key, Group>,
-    /// Groups whose cursor in the log is missing or outdated.
+    /// Groups whose current cursor is not in the log.
     changed: BTreeSet<Key>,
     /// Groups whose cursors the last batch encoded.
     encoded: BTreeSet<Key>,
@@ -190,8 +190,8 @@ impl Groups {
         work(self.state.lock().groups.get_mut(key))
     }
 
-    /// Runs `work` with a group that it may create, change or drop. Returns its result and whether
-    /// the cursor moved.
+    /// Runs `work` with a group, which it may create, change or drop. Returns its result and
+    /// whether the cursor changed.
     pub(crate) fn change<R>(
         &self,
         key: &Key,
@@ -230,7 +230,7 @@ impl Groups {
         stats
     }
 
-    /// Drops the groups of spaces that no longer exist; returns whether there were any.
+    /// Drops the groups of spaces that no longer exist. Returns whether there were any.
     pub(crate) fn retain(&self, is_there: impl Fn(u32) -> bool) -> bool {
         let state = &mut *self.state.lock();
         let gone = |key: &&Key| matches!(key.0, Scope::Space(number) if !is_there(number));
@@ -243,19 +243,19 @@ impl Groups {
         any
     }
 
-    /// Reduces all groups to their cursors when this node becomes a replica.
+    /// Discards everything but the cursors. Called when this node becomes a replica.
     pub(crate) fn follow(&self) {
         for group in self.state.lock().groups.values_mut() {
             *group = Group::new(group.cursor());
         }
     }
 
-    /// Appends a consumer to the wait queues of these groups.
+    /// Appends a waiter to the wait queues of these groups.
     pub fn enqueue(&self, keys: Vec<Key>) -> QueuePlace {
         self.waiting.enqueue(keys)
     }
 
-    /// Whether this waiter is the oldest one of a group, or the group has none.
+    /// Whether this waiter is the first one of a group, or the group has none.
     pub fn has_turn(&self, key: &Key, number: u64) -> bool {
         self.waiting.has_turn(key, number)
     }
@@ -265,7 +265,7 @@ impl Groups {
         self.waiting.departures()
     }
 
-    /// Creates a group that begins here.
+    /// Creates a group whose delivery begins at `next`.
     pub fn begin(next: Cursor) -> Group {
         Group::new(next)
     }
@@ -294,13 +294,13 @@ mod tests {
                 group.deliver(id(seq), &anna, 8, 1);
             }
         }));
-        // Delivery continues after them; a restart begins with them.
+        // Delivery continues after the pending entries. A restart begins with them.
         assert!(change(&|group| group.next = Cursor::After(id(9))));
         assert_eq!(cursor(), Some(Cursor::At(id(6))));
         assert!(!change(&|group| assert!(group.acknowledge(id(7)) && !group.acknowledge(id(8)))));
         assert!(change(&|group| assert!(group.acknowledge(id(6)))));
         assert_eq!(cursor(), Some(Cursor::At(id(9))));
-        // The entry moves to another consumer and is dropped with that one.
+        // The entry moves to another consumer, and is removed with it.
         assert!(!change(&|group| {
             let (ben, _) = group.consumer(b"ben", 9);
             group.deliver(id(9), &ben, 9, 2);

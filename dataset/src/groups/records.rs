@@ -1,14 +1,14 @@
 //! Records of the groups' cursors.
 //!
 //! Per group: the stream (0: all spaces, else the space's number), the length of the name, the
-//! name, and a byte. 0: the group was dropped. 1: delivery resumes after an entry. 2: delivery
-//! resumes at an entry. With 1 and 2 the entry's term and sequence follow. Numbers are LEB128.
+//! name, and a type byte. 0: the group was dropped. 1: delivery resumes after an entry. 2: delivery
+//! resumes at an entry. For 1 and 2 the entry's term and sequence follow. Numbers are LEB128.
 
 use super::{Cursor, Group, Groups, Key, State};
 use crate::changes::{Id, Scope};
 use crate::log_records::{put_number, take_number};
 
-/// Maximum length of a name in bytes that a reader accepts; longer ones are never written.
+/// Maximum length of a name in a valid record, in bytes.
 const MAX_NAME_BYTES: u64 = 1 << 16;
 
 fn put(out: &mut Vec<u8>, key: &Key, cursor: Option<Cursor>) {
@@ -55,7 +55,7 @@ fn take(bytes: &mut &[u8]) -> Result<(Key, Option<Cursor>), String> {
 }
 
 impl Groups {
-    /// Appends the cursors that moved since the last call.
+    /// Appends the cursors that have changed since the last call.
     pub(crate) fn encode_changed(&self, out: &mut Vec<u8>) {
         let State { groups, changed, encoded } = &mut *self.state.lock();
         *encoded = std::mem::take(changed);
@@ -64,7 +64,7 @@ impl Groups {
         }
     }
 
-    /// Marks the cursors of the last call as changed again, after a failed batch.
+    /// Marks the cursors of the last call as changed again. Called after a failed log batch.
     pub(crate) fn give_back(&self) {
         let State { changed, encoded, .. } = &mut *self.state.lock();
         changed.append(encoded);
@@ -89,7 +89,7 @@ impl Groups {
     }
 }
 
-/// Checks for the fuzzer that decoded cursors survive another round of encoding.
+/// Fuzz target: checks that encoding decoded cursors and decoding them again changes nothing.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_decoder(input: &[u8]) {
     let groups = Groups::default();

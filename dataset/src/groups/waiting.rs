@@ -1,5 +1,5 @@
 //! Wait queues of consumer groups. As in Redis, the consumer that has waited longest is served
-//! first: all waiters wake when the log grows, and all but the first one wait again.
+//! first. All waiters wake when the log grows, and all but the first one wait again.
 
 use crate::changes::Scope;
 use parking_lot::Mutex;
@@ -7,12 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A group: its stream and its name.
+/// Key of a group: its stream and its name.
 pub type Key = (Scope, Vec<u8>);
 
 #[derive(Default)]
 struct Queues {
-    /// Numbers of each group's waiters, in the order of their arrival.
+    /// Numbers of each group's waiters, in order of arrival.
     waiters: HashMap<Key, BTreeSet<u64>>,
     last: u64,
 }
@@ -20,11 +20,11 @@ struct Queues {
 #[derive(Default)]
 pub(super) struct WaitQueues {
     queues: Mutex<Queues>,
-    /// Number of departed waiters.
+    /// Number of waiters that have left their queues.
     left: watch::Sender<u64>,
 }
 
-/// Entry of a waiter in the queues of some groups. Dropping it removes the waiter from them.
+/// Entry of a waiter in the queues of its groups. Dropping it removes the waiter from all of them.
 pub struct QueuePlace {
     all: Arc<WaitQueues>,
     keys: Vec<Key>,

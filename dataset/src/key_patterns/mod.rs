@@ -1,13 +1,15 @@
-//! Key patterns: how Redis keys (`post:17`, `post:17:like`, `liked:17`) name rows, cells and pairs.
+//! Key patterns: map Redis keys (`post:17`, `post:17:like`, `liked:17`) to rows, cells and pairs.
 //!
-//! A pattern is fixed text around `{id}` and, for cells, `{field}` after it. Cells without
-//! `{field}` name the space's first field. An id is a canonical decimal `u64`. `017` names no row,
-//! so that a row has one key, unless the space accepts padded ids. The configuration must not have
-//! two patterns that match the same key, so their order does not matter. The exception is a pair of
-//! patterns for counters and for pairs without members: there the command decides.
+//! A pattern is fixed text with an `{id}` and, for cells, a `{field}` after it. A cell pattern
+//! without `{field}` refers to the space's first field. An id is a canonical decimal `u64`, so that
+//! a row has only one key: `017` is invalid unless the space accepts padded ids. The configuration
+//! must not have two patterns that match the same key, so their order does not matter. As an
+//! exception, a pattern for counters and one for pairs without members may match the same key. In
+//! this case the command determines the space.
 //!
-//! Braces around `{id}` are text: `post:{{id}}` has keys like `post:{17}`. Proxies and clusters
-//! route a key by its hash tag, the text in braces. So all keys of one post are on one server.
+//! Braces around `{id}` are literal: the pattern `post:{{id}}` matches `post:{17}`. Proxies and
+//! clusters route a key by its hash tag, the text in braces. All keys of one post are thus on one
+//! server.
 
 mod overlap;
 
@@ -18,11 +20,11 @@ use std::fmt;
 /// Kind of object that a pattern's keys name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Row of counters: hash commands.
+    /// A row of counters, for hash commands.
     Row,
-    /// One counter: string commands.
+    /// One counter, for string commands.
     Cell,
-    /// All pairs of one id: set and Bloom commands.
+    /// All pairs of one id, for set and Bloom commands.
     Pair,
 }
 
@@ -39,7 +41,7 @@ pub struct Pattern {
     padded: bool,
 }
 
-/// Why a pattern was refused.
+/// Reason for refusing a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// No `{id}`, or more than one.
@@ -59,8 +61,8 @@ pub enum PatternError {
     Space(String),
 }
 
-/// Maximum digits of a padded id. Each number of zeros is another key of the row, and client
-/// tracking remembers each of them.
+/// Maximum number of digits of a padded id. Each number of leading zeros yields another key of the
+/// row, and client tracking stores each of them.
 const MOST_DIGITS: usize = 64;
 
 /// Result of matching a key against a pattern.
@@ -72,19 +74,20 @@ pub enum Match<'k> {
     IdTooBig,
     /// The key matches, but its id has leading zeros and would be a second key of the row.
     IdPadded,
-    /// The id, and the field if the pattern has one (else empty).
+    /// The id and the field, which is empty if the pattern has none.
     Yes(u64, &'k [u8]),
 }
 
-/// Returns the text after the prefix `start`. An empty prefix is not compared: its pointer dangles,
-/// and glibc's memcmp for AVX-512 loads from it under an empty mask. The processor then suppresses
-/// a fault, which takes about 100 ns.
+/// Returns the text after the prefix `start`. Does not compare an empty prefix: its pointer
+/// dangles, and glibc's memcmp for AVX-512 loads from it with an empty mask. The processor
+/// suppresses the fault, but this takes about 100 ns.
 #[inline]
 fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
 }
 
-/// Strips leading zeros. Ids of more than [`MOST_DIGITS`] digits keep them and are too big.
+/// Strips leading zeros, but not those of ids with more than [`MOST_DIGITS`] digits, which are too
+/// big.
 fn unpadded(digits: &[u8]) -> &[u8] {
     if digits.len() > MOST_DIGITS {
         return digits;
@@ -105,8 +108,7 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// Parses the patterns of a setting, separated by whitespace. SCAN and KEYS reply with keys of
-    /// the first one.
+    /// Parses patterns separated by whitespace. SCAN and KEYS return keys of the first one.
     pub fn parse_all(kind: Kind, text: &str) -> Result<Vec<Pattern>, PatternError> {
         text.split_ascii_whitespace().map(|text| Pattern::parse(kind, text)).collect()
     }
@@ -146,8 +148,8 @@ impl Pattern {
         })
     }
 
-    /// Sets whether ids may have leading zeros. `000017` then means 17, as in the keys of
-    /// `redis-benchmark -r`.
+    /// Sets whether ids may have leading zeros, so that `000017` means 17. The keys of
+    /// `redis-benchmark -r` are padded.
     pub fn padded(self, padded: bool) -> Pattern {
         Pattern { padded, ..self }
     }
@@ -161,7 +163,7 @@ impl Pattern {
     #[inline]
     pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
         let Some(rest) = behind(key, &self.prefix) else { return Match::No };
-        // Fast path: most keys of rows end with the id.
+        // Fast path, because most keys of rows end with the id.
         if self.middle.is_empty()
             && self.end.is_none()
             && let Some(id) = digits::natural(rest)
@@ -186,14 +188,14 @@ impl Pattern {
         match digits::natural(id) {
             Some(id) => Match::Yes(id, field),
             None if self.padded && id.len() >= 20 => Match::IdTooBig,
-            // Canonical digits, but too many or too large.
+            // A canonical number that exceeds 64 bits.
             None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
             None if digits.len() >= 2 => Match::IdPadded,
             None => Match::No,
         }
     }
 
-    /// Whether a key would match if the text in place of its id were a number.
+    /// Whether a key would match if its id were a valid number.
     pub fn fits_but_for_id(&self, key: &[u8]) -> bool {
         let Some(rest) = behind(key, &self.prefix) else { return false };
         let is_text = |id: &[u8]| !id.is_empty() && !id.iter().all(u8::is_ascii_digit);
@@ -342,8 +344,7 @@ mod tests {
             (row("a{id}"), row("ab{id}"), false),
             (row("a{id}"), cell("a{id}"), true),
             (cell("a{id}"), cell("a{id}:{field}"), false),
-            // If one pattern has more text, the other has its id in that place, and the rest must
-            // match, too.
+            // One pattern has text where the other one has its id. The rest must also match.
             (row("foo1_t__{id}~h"), row("foo{id}~h"), false),
             (row("foo1~h{id}~h"), row("foo{id}~h"), false),
             (row("foo1{id}~h"), row("foo{id}~h"), true),
@@ -355,7 +356,7 @@ mod tests {
             (cell("p{id}:{field}:ab"), cell("p{id}:{field}b"), true),
             (row("p{id}:ab"), cell("p{id}:a{field}b"), false),
             (row("p{id}:axb"), cell("p{id}:a{field}b"), true),
-            // A pattern owns the keys that it refuses for their zeros or size.
+            // Keys that a pattern refuses for their zeros or size also count as overlap.
             (row("a{id}"), row("a0{id}"), true),
             (row("a{id}"), row("a99999999999999999999{id}"), true),
             (row("post:{{id}}"), row("post:{id}"), false),
@@ -368,8 +369,8 @@ mod tests {
         }
     }
 
-    /// F18: compares the decision for all pairs of short patterns with an exhaustive search. The
-    /// search tries all keys of up to nine bytes from three letters.
+    /// Compares [`overlap`] for all pairs of short patterns with an exhaustive search. The search
+    /// tries all keys of up to nine bytes from three letters.
     #[test]
     fn patterns_overlap_exactly_if_a_key_fits_both() {
         let mut patterns = Vec::new();
@@ -403,7 +404,7 @@ mod tests {
         }
     }
 
-    /// F12: keys with hash tags.
+    /// Keys may contain hash tags.
     #[test]
     fn braces_around_an_id_are_text() {
         let row = pattern(Kind::Row, "post:{{id}}");

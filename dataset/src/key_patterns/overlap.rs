@@ -1,9 +1,9 @@
 //! Decides whether two patterns have a key in common.
 //!
-//! A pattern's keys are a regular language: its prefix, digits, its middle, and for cells any bytes
-//! and its end. Two such languages intersect if the product of their automata reaches a pair of
-//! final states. Any run of digits counts as an id here, even with leading zeros or of more than 64
-//! bits. A pattern refuses such keys with a specific error, so no other pattern may match them.
+//! The keys of a pattern form a regular language: prefix, digits, middle, and for cells any bytes
+//! and end. Two such languages intersect if the product of their automata reaches a pair of final
+//! states. Any sequence of digits counts as an id, even with leading zeros or more than 64 bits. A
+//! pattern refuses such keys with a specific error, so no other pattern may match them.
 
 use crate::key_patterns::Pattern;
 
@@ -53,7 +53,7 @@ impl State {
         next.into_iter().flatten()
     }
 
-    /// Whether a key may end here.
+    /// Whether a key may end in this state.
     fn is_final(self, pattern: &Pattern) -> bool {
         match (self, &pattern.end) {
             (State::Prefix(_), _) => false,
@@ -68,8 +68,8 @@ impl State {
     }
 }
 
-/// Returns one byte of each class that the patterns distinguish: the bytes of their texts, a digit,
-/// and any other byte.
+/// Returns a representative of each class of bytes that the patterns distinguish: the bytes of
+/// their texts, a digit, and one other byte.
 fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
     let mut bytes = vec![b'0'];
     for Pattern { prefix, middle, end, .. } in [a, b] {
@@ -83,8 +83,8 @@ fn alphabet(a: &Pattern, b: &Pattern) -> Vec<u8> {
     bytes
 }
 
-/// Whether some key matches both. Visits each pair of states once: at most the product of the
-/// lengths, and usually just the length of the common prefix.
+/// Whether some key matches both patterns. Visits each pair of states once. Their number is at most
+/// the product of the lengths, and usually the length of the common prefix.
 pub(crate) fn overlap(a: &Pattern, b: &Pattern) -> bool {
     let same = a.prefix.len().min(b.prefix.len());
     if a.prefix[..same] != b.prefix[..same] {

@@ -1,4 +1,4 @@
-//! Applies log records to the engines, at a start and on a replica that follows its master's log.
+//! Applies log records to the engines, during recovery and on a replica.
 
 use crate::cold::ledger::in_filters;
 use crate::commit::dirty_parts::DirtyParts;
@@ -14,9 +14,9 @@ use store::Record;
 
 /// Applies one record. `end` is the log offset after the record's batch.
 ///
-/// Parts are marked dirty after the change, so a concurrent snapshot either contains the change or
-/// writes the part again. A start skips pairs whose table or ledger files cover `end`. A replica's
-/// files never do.
+/// Marks the parts dirty after the change. A concurrent snapshot thus contains the change, or the
+/// next one writes the part again. Recovery skips pairs whose table or ledger files cover `end`. On
+/// a running replica no file covers it.
 pub fn apply_record(
     engines: &Engines,
     parts: &DirtyParts,
@@ -24,7 +24,7 @@ pub fn apply_record(
     end: u64,
 ) -> Result<(), String> {
     let &Record { space: number, kind, payload } = record;
-    // The space was dropped later in the log, or before the snapshot.
+    // A later log record dropped the space, or it was dropped before the snapshot.
     if engines.is_dropped(number) {
         return Ok(());
     }
@@ -38,9 +38,9 @@ pub fn apply_record(
             let (space, forgotten) = (existence()?, decode_forgotten(payload)?);
             let ids = forgotten.iter().map(|&(id, _)| id);
             changes(engines, number, ids.clone());
-            // Repeats a drop that a snapshot may contain already; later sets follow in this log.
-            // Drops precede generations, so that a concurrent rebuild reads no old pair of an id
-            // that has its new generation.
+            // A snapshot may already contain this drop. Repeating it is safe, because the log also
+            // contains all later writes. The ledger drops the ids before their generations rise.
+            // Otherwise a concurrent rebuild could add old pairs with the new generation.
             if let Some(ledger) = space.ledger().map(|ledger| ledger.ledger()) {
                 ids.clone()
                     .filter(|&id| end > ledger.covered(id))
@@ -73,7 +73,7 @@ fn existence(engines: &Engines, number: u32) -> Result<&ExistenceSpace, String> 
     space.ok_or_else(|| format!("no existence space {number}"))
 }
 
-/// Decoded record whose changes to different ids are independent.
+/// A decoded record of rows or pairs. Changes to different ids are independent.
 pub(super) struct Changes<'a> {
     /// Ids in ascending order.
     ids: Vec<u64>,
@@ -84,7 +84,7 @@ pub(super) struct Changes<'a> {
 enum Kind<'a> {
     Rows {
         space: &'a CounterSpace,
-        /// End of each id's values in `values`; `None` if the row does not exist.
+        /// End index of each id's values in `values`; `None` if the row does not exist.
         ends: Vec<Option<u32>>,
         values: Vec<i64>,
     },
@@ -101,7 +101,7 @@ enum Kind<'a> {
 }
 
 impl<'a> Changes<'a> {
-    /// Decodes a record of a kind accepted by [`Changes::has`]; `end` is the log offset after its
+    /// Decodes a record; [`Changes::has`] must accept its kind. `end` is the log offset after its
     /// batch. Returns `None` if its space was dropped.
     pub(super) fn decode(
         engines: &'a Engines,
@@ -200,7 +200,7 @@ impl<'a> Changes<'a> {
         }?;
         parts.touch_all(ids.iter().map(|&id| (number, id)));
         engines.changed_by_log(number, ids.iter().copied());
-        // No thread maintains the space in the background during a start.
+        // No background thread maintains the space during recovery.
         if let Kind::Rows { space, .. } = self.of {
             while space.wants_maintenance() && space.maintain() {}
         }
@@ -208,14 +208,14 @@ impl<'a> Changes<'a> {
     }
 }
 
-/// Notifies watches before a change; [`Engines::changed_by_log`] does it after the change. A reader
-/// between the two, or after them, finds the change counted.
+/// Counts a change for WATCH before it is made. [`Engines::changed_by_log`] counts it again
+/// afterwards. Both are needed: a WATCH may run after the first, and an EXEC before the second.
 fn changes(engines: &Engines, number: u32, ids: impl Iterator<Item = u64>) {
     ids.for_each(|id| engines.watches.changed(number, id));
 }
 
-/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. `start` is
-/// the begin of the first row.
+/// Stores rows. The values of row `i` end at `ends[i]` and begin at the previous end. Those of the
+/// first row begin at `start`.
 fn put_rows(
     space: &CounterSpace,
     ids: &[u64],
@@ -226,7 +226,7 @@ fn put_rows(
     let mut again = ReplayFilter::new(space);
     let mut prefetched = 0;
     for (at, (&id, end)) in ids.iter().zip(ends).enumerate() {
-        // Prefetch one window of rows while the previous one is stored.
+        // Prefetch the next window of rows before storing the current one.
         if at.is_multiple_of(PREFETCHED) {
             let to = (at + 2 * PREFETCHED).min(ids.len());
             space.read().prefetch(&ids[prefetched..to]);
@@ -243,8 +243,8 @@ fn put_rows(
     Ok(())
 }
 
-/// Adds pairs to the ledger and the filters. Skips ids forgotten since, because filters would hash
-/// their pairs with the new generation.
+/// Adds pairs to the ledger and the filters. Skips pairs of ids that were forgotten later, because
+/// filters would hash them with the new generation.
 fn put_exact_pairs(
     space: &ExistenceSpace,
     ledger: &Ledger,
@@ -256,7 +256,7 @@ fn put_exact_pairs(
         if space.generation(pair.id) != generation {
             continue;
         }
-        // The ledger first: rebuilt filters are filled from the ledger.
+        // Write to the ledger first, because rebuilds read pairs from the ledger.
         if end > ledger.covered(pair.id) {
             ledger.set(pair.id, pair.member, pair.set);
         }
@@ -267,11 +267,11 @@ fn put_exact_pairs(
     Ok(())
 }
 
-/// Iterates over pairs and prefetches them ahead.
+/// Iterator over pairs that prefetches the following ones.
 struct Window<'a> {
     space: &'a ExistenceSpace,
     pairs: &'a [(Pair, bool)],
-    /// Number of returned pairs, and number of prefetched pairs.
+    /// Numbers of returned and of prefetched pairs.
     at: usize,
     prefetched: usize,
 }

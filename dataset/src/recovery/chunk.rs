@@ -1,8 +1,8 @@
-//! Part of a log that is replayed together.
+//! Part of a log that several threads replay in parallel.
 //!
-//! Rows and pairs of different ids do not depend on each other. A chunk is applied in rounds; in a
-//! round each thread applies the records, in the order of the log, for a range of ids of one space.
-//! A record that changes a whole space, such as its list of tables, has a round to itself:
+//! Rows and pairs of different ids do not depend on each other. A chunk is applied in rounds. In a
+//! round each thread applies the records of one space for a range of ids, in log order. A record
+//! that changes a whole space, such as its list of tables, needs a separate round:
 //!
 //! ```text
 //!             round 1        round 2   round 3
@@ -18,11 +18,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use store::Record;
 
-/// Bytes of records at which a chunk is full.
+/// Size of the records of a full chunk in bytes.
 pub(super) const CHUNK_BYTES: usize = 512 << 10;
-/// Minimum bytes of records in a round that is divided among threads.
+/// Minimum size of the records in a round that is divided among threads, in bytes.
 const SHARED_BYTES: usize = 16 << 10;
-/// Maximum number of ids sampled to divide them among threads.
+/// Maximum number of ids sampled to divide a round among threads.
 const SAMPLES: usize = 1024;
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct PendingRecord {
     space: u32,
     kind: u8,
     payload: Range<usize>,
-    /// Log offsets of its batch.
+    /// Log offsets of the record's batch.
     batch: Range<u64>,
 }
 
@@ -57,7 +57,7 @@ impl Chunk {
     }
 
     /// Applies the records on up to `threads` threads and removes them. Returns whether there were
-    /// any. An error names the fault and the offset of its batch.
+    /// any. The error contains the message and the log offset of the batch.
     pub(super) fn apply(
         &mut self,
         engines: &Engines,
@@ -86,7 +86,7 @@ impl Chunk {
         applied
     }
 
-    /// Applies stretches of records, each of a different space.
+    /// Applies one group of consecutive records per space.
     fn apply_round(
         &self,
         stretches: &[&[PendingRecord]],
@@ -143,8 +143,8 @@ impl Chunk {
     }
 }
 
-/// Divides all ids into at most one range per thread, with similar numbers of changes. A range
-/// begins at a table's lowest id, because two threads in one table contend for cache lines.
+/// Divides all ids into at most one range per thread, with similar numbers of changes. Ranges begin
+/// at a table's lowest id, because two threads in one table would contend for cache lines.
 fn divided(changes: &[&Changes<'_>], threads: usize) -> Vec<RangeInclusive<u64>> {
     let Some(first) = changes.first().filter(|_| threads > 1) else { return vec![0..=u64::MAX] };
     let all: usize = changes.iter().map(|changes| changes.ids().len()).sum();
@@ -228,7 +228,7 @@ mod tests {
         ((0..IDS).map(row).collect(), pairs.map(|(id, member)| (id, has(id, member))).collect())
     }
 
-    /// The batches begin tables, set and unset likes and forget posts, and are large enough to be
+    /// The batches open tables, set and unset likes and forget posts, and are large enough to be
     /// divided. The result must not depend on the number of threads.
     #[test]
     fn threads_that_share_records_leave_what_one_leaves() {

@@ -1,16 +1,16 @@
-//! Crash simulation: random changes, a simulated disk with faults, crashes and starts.
+//! Crash simulation: random changes on a simulated disk with faults, crashes and restarts.
 //!
-//! All code above the disk is the server's own, from the engines' marks to the files.
-//! `store/tests/it/clock.rs` and `crash.rs` test the store alone.
+//! Only the disk is simulated; all code from the engines to the files is that of the server.
+//! `store/tests/it/clock.rs` and `crash.rs` test only the store.
 //!
-//! Each run has one seed. Clients change two ranges of ids at random, also between the steps of
-//! commit rounds, snapshots and spills. After each step a copy of the disk is killed or loses
-//! power, and a start reads it. The start must find the state after the last synced round or a
-//! later one. So no synced change is lost, and no change is applied in part.
+//! Each run has one seed. Clients randomly change two ranges of ids, even between the steps of log
+//! batches, snapshots and spills. After each step the test copies the disk, simulates a kill or a
+//! power cut, and recovers the copy. Recovery must find the state after the last synced batch or a
+//! later one. No synced change may be lost, and no change may be applied in part.
 //!
 //! `cargo xtask sim dataset --runs 5000` runs more seeds; `--seed 7` replays one.
 //!
-//! Long: the model of one process and of its clients' knowledge is in one file.
+//! Long: the model of a process and of its clients is in one file.
 
 use super::*;
 use crate::commit::encode::CommitSource;
@@ -35,8 +35,8 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 use store::{Faults, Rounds, SimDisk, Store};
 
-/// Adjacent ids that fill several tables, a second group far above that opens a range of its own,
-/// and two isolated ids.
+/// Adjacent ids that fill several tables, a second group far above that opens another range, and
+/// two isolated ids.
 const IDS: [u64; 202] = {
     let mut ids = [0; 202];
     let mut at = 0;
@@ -49,7 +49,7 @@ const IDS: [u64; 202] = {
 };
 /// Index of the first id of the upper group.
 const UPPER: usize = 120;
-/// Upper bound of token times in seconds; longer than tokens are kept.
+/// Upper bound of token times in seconds; greater than the lifetime of tokens.
 const TIMES_S: u32 = 9000;
 const MEMBERS: [Member<'static>; 5] = [
     Member::Number(0),
@@ -62,10 +62,9 @@ const MEMBERS: [Member<'static>; 5] = [
 fn config() -> Options {
     let mut config = Options::default();
     for existence in &mut config.existence {
-        // A rate so low that no false positive occurs; which ones occur depends on the order of the
-        // changes.
+        // The order of changes affects which false positives occur. Use a rate that yields none.
         (existence.seed, existence.false_positive_rate) = (7, 1e-7);
-        // Tables small enough to have several, and few enough that none is recycled.
+        // Small tables, so that there are several, but too few to recycle one.
         existence.pairs_per_table = 200;
         // 64 outlier pairs open a range.
         (existence.max_aside, existence.spill) = (1024, true);
@@ -80,11 +79,11 @@ fn config() -> Options {
 struct Seen {
     catalogue: Catalogue,
     rows: Vec<Option<Vec<i64>>>,
-    /// By space, id and member.
+    /// Ordered by space, id and member.
     flags: Vec<Answer>,
     /// Pairs of all ledgers: number of the space, id, member.
     pairs: Vec<(u32, u64, OwnedMember)>,
-    /// Tables of each space with the number of pairs that closes each.
+    /// Tables of each space, each with the number of pairs that closes it.
     layouts: Vec<Vec<Layout>>,
     /// Records of unexpired tokens.
     tokens: BTreeSet<Vec<u8>>,
@@ -106,7 +105,7 @@ fn seen(engines: &Engines) -> Seen {
             .collect(),
         pairs: existences.iter().flat_map(pairs).collect(),
         layouts: existences.iter().map(|space| space.layout()).collect(),
-        // Expired tokens may or may not have been swept.
+        // Ignore expired tokens, which may or may not have been dropped.
         tokens: engines.tokens.all(TIMES_S - 3600),
         offsets: engines.offsets.list(),
     }
@@ -118,7 +117,7 @@ fn pairs(space: &ExistenceSpace) -> Vec<(u32, u64, OwnedMember)> {
     pairs.iter().map(|pair| (space.number(), pair.id, pair.member.to_owned())).collect()
 }
 
-/// Returns the pairs for which filters and ledger disagree. There are no false positives here.
+/// Returns the pairs for which filters and ledger disagree. The test has no false positives.
 fn differing(engines: &Engines) -> Vec<String> {
     let spaces = engines.existences().iter().filter(|space| space.ledger().is_some());
     let all = spaces.flat_map(|space| IDS.map(|id| (space, id)));
@@ -141,7 +140,7 @@ fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) 
     (recovered.engines, recovered.store, *log)
 }
 
-/// Applies one random change; refused changes have no effect.
+/// Applies one random change. Ignores refused changes.
 fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let engines = &*current.load();
     if random.u32(0..12) == 0
@@ -163,7 +162,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     let change = [Change { field, delta: value }];
     let name = format!("f{}", random.u32(0..3));
     match random.u32(0..100) {
-        // Marks a page as read, or enough posts to open a range.
+        // Marks the posts of a page as read, or enough posts to open a range.
         0..=9 => {
             let (first, most) = (random.usize(0..ids.len()), [30, 100][random.usize(0..2)]);
             let page = ids.iter().skip(first).take(most);
@@ -174,7 +173,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
         50..=59 => drop(engines.flag(flags, id, member)),
         60..=66 => drop(engines.unflag(flags, id, member)),
         67..=71 => drop(engines.add(rows, id, &change, &Bounds::default(), &mut vec![])),
-        // Often a used token, which may have expired.
+        // The token was often used before and may have expired.
         72..=76 => {
             let token = [random.u8(0..3)];
             let once =
@@ -197,7 +196,7 @@ fn change(current: &Current, ids: &[u64], random: &mut fastrand::Rng) {
     }
 }
 
-/// Takes over events of one of two partitions that concern several ids.
+/// Applies events of one of two partitions to several ids.
 fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
     let partition = Partition { source: "likes", number: random.u32(0..2) };
     let from = engines.offsets.get(partition.source, partition.number);
@@ -224,7 +223,7 @@ fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
     engines.take_over(partition, &events, (from, end), reserved, each).unwrap();
 }
 
-/// Creates, changes or drops a space, a view or an action, and may forget former engines.
+/// Creates, changes or drops a space, a view or an action, and sometimes frees replaced engines.
 fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     let known = current.catalogue();
     let mut some = |names: Vec<String>| random.choice(names).unwrap_or_default();
@@ -290,10 +289,11 @@ struct Sums {
     tables: usize,
 }
 
-/// One process from its start to its crash.
+/// One process from startup to its crash.
 struct Life<'a> {
     seed: u64,
-    /// Ids that this process changes. They increase from process to process, so that tables begin.
+    /// Ids that this process changes. Each process uses higher ids than the previous one, so that
+    /// tables open.
     ids: &'a [u64],
     current: &'a Current,
     store: &'a Store,
@@ -302,7 +302,7 @@ struct Life<'a> {
     log: Log,
     rounds: Rounds<'a, Mark>,
     state: CommitSource<'a>,
-    /// States that a start may find: after the last synced round, and after each later round.
+    /// States that recovery may find: after the last synced batch, and after each later batch.
     states: Vec<Seen>,
     faults: Faults,
     /// Whether a spill or a flush of a ledger is running.
@@ -322,7 +322,8 @@ impl Life<'_> {
         self.sums.failed += u64::from(outcome.is_err());
         if outcome.is_ok() && self.log.durable().offset == self.log.written().offset {
             self.states.clear();
-            // The log is synced, so dropped files may go, unless another task writes files now.
+            // The log is synced, so files of dropped spaces may be removed, unless another task
+            // writes files.
             if self.random.bool() && !self.is_rewriting {
                 let engines = self.current.load();
                 drop(remove_dropped(self.store, &engines, &self.durability.parts));
@@ -330,7 +331,7 @@ impl Life<'_> {
         }
         let engines = self.current.load();
         assert_eq!(differing(&engines), [""; 0], "seed {}", self.seed);
-        // A failed round may still have reached the disk, so its state may be found.
+        // A failed batch may still have reached the disk, so recovery may find its state.
         let seen = seen(&engines);
         self.sums.tables = seen.layouts.iter().map(Vec::len).fold(self.sums.tables, usize::max);
         let ranges = engines.existences().iter().map(|space| space.course(u64::MAX).ranges.len());
@@ -339,11 +340,11 @@ impl Life<'_> {
         outcome
     }
 
-    /// Runs other clients for some changes, and at times a commit round.
+    /// Applies some changes of other clients, and sometimes commits a batch.
     fn others_write(&mut self) {
         for _ in 0..self.random.u32(0..6) {
-            // Event batches commit apart from other changes. A round with both could be found in
-            // part, so a quarter of the seeds changes data by events only.
+            // Event batches are committed separately from other changes, so recovery might find
+            // only one of both. Therefore a quarter of the seeds changes data only by events.
             match self.seed % 4 {
                 3 => take_over(&self.current.load(), self.ids, self.random),
                 _ => change(self.current, self.ids, self.random),
@@ -356,7 +357,7 @@ impl Life<'_> {
         }
     }
 
-    /// Crashes a copy of the disk and checks the state that a start finds.
+    /// Crashes a copy of the disk and checks the state after recovery.
     fn crash(&mut self) {
         let copy = self.disk.fork(self.random.u64(..));
         let left = if self.random.u32(0..4) == 0 { copy.kill() } else { copy.power_cut() };
@@ -559,7 +560,7 @@ fn live(
         keep_free: 0,
     };
     for _ in 0..steps {
-        // A snapshot may be the first step, of the state read from the log.
+        // The first step may be a snapshot of the state that was read from the log.
         let (quiet, fills, flushes, spills, saves) = {
             let random = &mut life.borrow_mut().random;
             let mut is_one_of = |many| random.u32(0..many) == 0;
@@ -582,7 +583,7 @@ fn live(
         }
         let fails = life.borrow_mut().random.u32(0..3) == 0;
         let faults = life.borrow().faults;
-        // Writes of the snapshot may fail, too.
+        // Writes of the snapshot may also fail.
         let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
         spoil();
         let mut between = || {
@@ -656,8 +657,8 @@ fn under<R>(disk: &SimDisk, faults: Faults, does: impl FnOnce() -> R) -> R {
     done
 }
 
-/// After a failed sync the batch is in the page cache, where a start after a kill finds it. It is
-/// not reported as durable.
+/// After a failed sync the batch is in the page cache, and recovery finds it after a kill. It must
+/// not be reported as durable.
 #[test]
 fn written_but_unsynced_batches_are_not_durable() {
     let disk = SimDisk::new(1);
@@ -679,8 +680,8 @@ fn written_but_unsynced_batches_are_not_durable() {
     assert_eq!(safe(), Ok(()));
 }
 
-/// Records in the log's unsynced end may be lost, and others take their offsets. The snapshot must
-/// replay them, too.
+/// Records in the log's unsynced end may be lost, and other records may get their offsets. Recovery
+/// must replay those after the snapshot.
 #[test]
 fn a_snapshot_replays_from_what_was_synced_when_it_began() {
     let disk = SimDisk::new(1);
@@ -714,7 +715,8 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         pace: &CpuThrottle::new(&|| false),
         keep_free: 0,
     };
-    // Runs after each file of the snapshot, so the file of the rows is older than these writes.
+    // The closure runs after each file of the snapshot, so these writes are newer than the file of
+    // rows.
     let written = std::cell::Cell::new(2);
     let mut between = || {
         engines.set(rows, IDS[0], &[(0, written.get())]).unwrap();

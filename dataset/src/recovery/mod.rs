@@ -1,7 +1,8 @@
-//! Recovery: opens a data folder at a start and reads it back.
+//! Recovery: reads a data folder at startup.
 //!
-//! The catalogue comes first, then the snapshot, then the log after it. Log records are applied in
-//! chunks on all processors. Spaces that exceed their memory spill between two chunks.
+//! Recovery reads the catalogue, the snapshot, and then the log after the snapshot. It applies log
+//! records in chunks, on all processors. Between two chunks, spaces that exceed their memory limit
+//! spill.
 
 pub mod apply;
 mod chunk;
@@ -35,7 +36,7 @@ use store::{
     Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions, time,
 };
 
-/// Why a data folder could not be opened.
+/// Error of opening a data folder.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// An error of the store.
@@ -47,7 +48,7 @@ pub enum RecoverError {
     /// A space could not be created.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The folder has records of a newer release. It is left unchanged.
+    /// The folder contains records of a newer release. Recovery leaves it unchanged.
     #[error(
         "the data folder {} contains records of kind {kind}, which this release does not know. {}",
         .folder.display(),
@@ -56,7 +57,7 @@ pub enum RecoverError {
     Newer {
         /// Path of the folder.
         folder: std::path::PathBuf,
-        /// Number of the unknown kind.
+        /// Number of the unknown record kind.
         kind: u32,
     },
     /// The folder cannot be created.
@@ -69,7 +70,7 @@ pub enum RecoverError {
     },
 }
 
-/// Log of a node, by role.
+/// The log of a node, depending on its role.
 pub enum Held {
     /// Log of a master.
     Own(Box<Log>),
@@ -112,7 +113,8 @@ pub struct Recovered {
     pub end: store::End,
 }
 
-/// Checks the configured spaces by creating them, so that errors appear before clients can connect.
+/// Checks the configured spaces by creating them, so that the server reports errors before clients
+/// can connect.
 ///
 /// # Errors
 ///
@@ -120,7 +122,7 @@ pub struct Recovered {
 pub fn try_spaces(options: &Options) -> Result<(), RecoverError> {
     let fresh = Catalogue::default().completed(options);
     match Engines::new(options, &fresh, Arc::new(Durability::new(options.fsync))) {
-        // A view may name a field that only the data folder's schema has.
+        // A view may refer to a field that only exists in the schema of the data folder.
         Ok(_) | Err(BuildError::Missing { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -136,7 +138,7 @@ pub(crate) fn recover(
     recover_from(open(&options.dir)?, options, durability, follows, progress)
 }
 
-/// Delay after a failed spill during replay, because each attempt fills the disk.
+/// Delay after a failed spill during replay. Each attempt may fill the disk.
 const SPILL_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Opens a data folder and creates it if missing.
@@ -146,7 +148,7 @@ pub fn open(dir: &Path) -> Result<Arc<dyn Disk>, RecoverError> {
     Ok(Arc::new(disk))
 }
 
-/// Recovers a data set from a disk; an empty disk yields the configured spaces.
+/// Recovers a data set from a disk. Creates the configured spaces if the disk is empty.
 // Long: its closures share the engines, the chunk and the error.
 pub fn recover_from(
     disk: Arc<dyn Disk>,
@@ -158,14 +160,14 @@ pub fn recover_from(
     let kept = StoreOptions { keep_log_bytes: options.keep_log_bytes, ..StoreOptions::default() };
     let store = Store::open(disk, kept)?;
 
-    // The catalogue precedes the data, in the snapshot or as the first record of the log. Later
+    // The catalogue precedes all data: it is in the snapshot, or the first record of the log. Later
     // catalogues replace it.
     let parts = &durability.parts;
     let mut known = Catalogue::default();
     let mut engines = Engines::empty(options, durability.clone());
     let learn = |engines: &mut Engines, told: &Catalogue| -> Result<(), RecoverError> {
-        // The snapshot's catalogue is newer than those at the beginning of the log. Older
-        // catalogues must neither revive nor drop spaces.
+        // The snapshot's catalogue may be newer than those in the first log records. An older
+        // catalogue must not recreate or drop spaces.
         if told.version > 0 && told.version < engines.version() {
             return Ok(engines.adopt_schemas(told)?);
         }
@@ -190,8 +192,8 @@ pub fn recover_from(
     }
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (mut failed, mut chunk, mut retry_at) = (None, Chunk::default(), None);
-    // Applies the chunk and spills what exceeds the spaces' memory. `applied` is the log offset up
-    // to which all batches are applied.
+    // Applies the chunk, then spills spaces that exceed their memory limit. `applied` is the log
+    // offset up to which all batches are applied.
     let mut flush = |engines: &Engines, chunk: &mut Chunk, applied: u64| -> Result<(), String> {
         let is_due = |&at: &Instant| time::now() >= at;
         if chunk.apply(engines, parts, threads)? && retry_at.as_ref().is_none_or(is_due) {
@@ -222,11 +224,12 @@ pub fn recover_from(
     };
     let replayed = replay(&store, follows, &mut push, &progress);
     let (mut log, end) = match (failed, replayed) {
-        // Not damage: the configuration does not fit, or a newer release wrote the folder.
+        // These errors are no damage: the configuration does not fit, or a newer release wrote the
+        // folder.
         (Some(error), _) => return Err(error),
         (None, replayed) => replayed?,
     };
-    // The last spill ignores the retry delay, while no other thread writes.
+    // Spill again, even within the retry delay, because no other thread writes yet.
     let last = chunk.apply(&engines, parts, threads).map_err(|what| {
         let path = store.path(&store::segment_name(end.position.segment));
         store::Error::Corrupt { path, offset: end.position.byte, what }
@@ -238,8 +241,8 @@ pub fn recover_from(
     Ok(Recovered { engines, store, log, end })
 }
 
-/// Spills what exceeds the spaces' memory; all of the log up to `applied` is applied. Returns
-/// whether the disk accepted it.
+/// Spills spaces that exceed their memory limit. The log is applied up to `applied`. Returns false
+/// after a failure.
 fn keep_within(
     store: &Store,
     durability: &Durability,
@@ -252,7 +255,7 @@ fn keep_within(
     tiering::keep_within(&Ground { store, durability, most_bytes, log }, engines)
 }
 
-/// Reads the log and passes each record, with the log offsets of its batch, to `push`.
+/// Reads the log and calls `push` for each record, with the log offsets of its batch.
 fn replay(
     store: &Store,
     follows: bool,
@@ -274,7 +277,7 @@ fn replay(
     })
 }
 
-/// Passes the records of a batch to `apply` and checks their number against the head.
+/// Calls `apply` for each record of a batch, and checks their number.
 fn each_record(
     head: &store::BatchHead,
     body: &[u8],
@@ -301,8 +304,8 @@ fn complete(
     log: &mut Held,
     follows: bool,
 ) -> Result<(), RecoverError> {
-    // A new folder takes the configuration's spaces, as does a folder of a release without a
-    // catalogue. A replica takes only its master's.
+    // The configuration defines the spaces of a new folder, and of a folder whose release had no
+    // catalogue. A replica receives them from its master.
     if *known == Catalogue::default() || !follows {
         engines.adopt(&engines.catalogue().completed(options))?;
     }
@@ -316,8 +319,8 @@ fn complete(
     Ok(())
 }
 
-/// Moves outliers created by the replay into tables. The configured limits decide how many tables
-/// there may be, and are lifted during the move.
+/// Moves outliers that replay created into tables. The number of tables depends on the configured
+/// limits, but the limits do not restrict the move itself.
 fn gather_outliers(engines: &Engines) {
     let spaces = engines.counters().iter().filter(|space| space.outlier_rows() > 0);
     let limits: Vec<_> = spaces.map(|space| (space, space.memory_limit_bytes())).collect();
@@ -329,13 +332,13 @@ fn gather_outliers(engines: &Engines) {
     engines.set_limits();
 }
 
-/// Reads the newest catalogue of a data folder that another process may use. Returns `None` if the
-/// folder has none.
+/// Reads the newest catalogue of a data folder, even while another process uses it. Returns `None`
+/// if there is none.
 pub fn catalogue_of(disk: &dyn Disk) -> Result<Option<Catalogue>, RecoverError> {
     let mut newest: Result<Option<Catalogue>, Unreadable> = Ok(None);
     store::peek(disk, RecordKind::Catalogue as u8, &mut |payload| {
         match (Catalogue::decode(payload), &newest) {
-            // The snapshot's catalogue may be newer than those at the beginning of the log.
+            // The snapshot's catalogue may be newer than those in the first log records.
             (Ok(told), Ok(Some(known))) if told.version < known.version => {}
             (told, Ok(_)) => newest = told.map(Some),
             (_, Err(_)) => {}
@@ -355,8 +358,8 @@ fn log_news(engines: &Engines, known: &Catalogue, log: &mut Log) -> store::Resul
     Ok(())
 }
 
-/// Runs the commit thread until [`store::Committer::stop`] and returns the log.
-/// [`Durability::begin`] comes first.
+/// Runs the commit thread until [`store::Committer::stop`] and returns the log. Call
+/// [`Durability::begin`] first.
 pub fn run_commits(
     durability: &Durability,
     log: Log,
@@ -365,15 +368,15 @@ pub fn run_commits(
     durability.committer.run(log, &mut CommitSource::new(durability, current))
 }
 
-/// Commit rounds for a caller without a commit thread, such as a simulator. [`Durability::begin`]
-/// comes first.
+/// Writes log batches for a caller without a commit thread, such as a simulator. Call
+/// [`Durability::begin`] first.
 pub struct Commits<'a> {
     rounds: store::Rounds<'a, Mark>,
     source: CommitSource<'a>,
 }
 
 impl<'a> Commits<'a> {
-    /// Creates the state before the first round.
+    /// Creates the state before the first batch.
     pub fn new(durability: &'a Durability, current: &'a Current) -> Commits<'a> {
         Commits {
             rounds: store::Rounds::new(durability.committer()),
@@ -381,7 +384,7 @@ impl<'a> Commits<'a> {
         }
     }
 
-    /// Runs one round.
+    /// Writes one log batch.
     pub fn round(&mut self, log: &mut Log) -> store::Result<()> {
         self.rounds.turn(log, &mut self.source, store::time::now(), false)
     }
@@ -391,7 +394,7 @@ impl<'a> Commits<'a> {
 mod tests {
     use super::*;
 
-    /// The error must name the release as too old, not the folder as damaged.
+    /// The error must say that the release is too old, not that the folder is damaged.
     #[test]
     fn records_of_a_newer_release_are_refused_as_such() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! Tests that a start finds all flags and rows of a space with two id ranges. Any of its tables may
-//! be cold, and a snapshot may be older or newer than the second range.
+//! Tests recovery of spaces with two id ranges. Any table may be cold, and a snapshot may be older
+//! or newer than the second range. Recovery must find all flags and rows.
 
 use super::*;
 use crate::cpu_throttle::CpuThrottle;
@@ -18,7 +18,7 @@ const MEMBER: u64 = 7;
 const LOWER: u64 = 1000;
 const UPPER: u64 = 1 << 50;
 
-/// One space of small tables whose second range opens early.
+/// Returns options for a space with small tables, whose second range opens after few ids.
 fn options(ledger: LedgerMode) -> Options {
     let mut options = Options::default();
     let seen = Existence {
@@ -37,20 +37,20 @@ fn options(ledger: LedgerMode) -> Options {
     options
 }
 
-/// Process whose commit thread is the test itself.
+/// A process without a commit thread; the test writes the log.
 struct Process<'a> {
     current: &'a Current,
     store: &'a Store,
     durability: &'a Durability,
-    /// Writes and syncs the log, and returns its end.
+    /// Writes and syncs the log. Returns its end.
     sync: &'a dyn Fn() -> store::Result<u64>,
-    /// Marks the log as durable, as an orderly stop does.
+    /// Marks the log as durable, like a graceful shutdown.
     stop: &'a dyn Fn(),
     set: RefCell<BTreeSet<Flag>>,
     unset: RefCell<BTreeSet<Flag>>,
 }
 
-/// State when a process ends: the flags known to its clients, and the counts in TM.SPACE LIST.
+/// State at the end of a process: the flags set by its clients, and the counts in TM.SPACE LIST.
 struct Known {
     set: BTreeSet<Flag>,
     unset: BTreeSet<Flag>,
@@ -111,7 +111,7 @@ impl Process<'_> {
         self.set.borrow_mut().insert((id, member));
     }
 
-    /// Sets a flag for a range of ids; `between` runs after every 100 of them.
+    /// Sets a flag for a range of ids. Calls `between` after every 100 ids.
     fn fill_with(&self, first: u64, ids: std::ops::Range<u64>, between: impl Fn()) {
         for at in ids {
             self.set(first + 16 * at, MEMBER);
@@ -155,7 +155,7 @@ impl Process<'_> {
     }
 }
 
-/// Starts from this disk and compares. Returns the number of files that the start wrote.
+/// Recovers this disk and compares the state. Returns the number of files that recovery wrote.
 fn check(disk: &SimDisk, options: &Options, follows: bool, known: &Known) -> u64 {
     let durability = Arc::new(Durability::new(Fsync::Always));
     let recovered =
@@ -204,7 +204,7 @@ fn two_ranges(process: &Process<'_>, from: u64) {
     process.fill(LOWER, from..4000);
     process.fill(UPPER, 0..6000);
     assert!(process.space().layout().iter().any(|at| at.low == UPPER), "a second range has opened");
-    // One flag is unset in the file, two more in memory after the spill.
+    // One flag is unset before the spill, two more after it.
     process.unset(UPPER);
     process.spill(6);
     process.unset(LOWER);
@@ -251,7 +251,8 @@ fn snapshot_older_than_a_range_loses_no_table() {
         let disk = SimDisk::new(3);
         let known = process(&disk, options, BTreeSet::new(), |process| {
             process.fill(LOWER, 0..2000);
-            // They are outliers in the snapshot's head, and later in a spilled table.
+            // The snapshot's head contains these pairs as outliers. Later they are in a spilled
+            // table.
             process.fill(UPPER, 0..50);
             process.save();
             two_ranges(process, 2000);
@@ -277,7 +278,7 @@ fn snapshot_between_two_spills_loses_no_table() {
     });
 }
 
-/// The first table of a new range is spilled before all outliers have moved into it.
+/// The first table of a new range is spilled before all outliers have moved to it.
 #[test]
 fn outliers_of_a_spilled_table_outlive_a_start() {
     for_each_mode(|options| {
@@ -308,7 +309,7 @@ fn replica_has_both_ranges_after_a_full_sync() {
     for_each_mode(|options| {
         let disk = SimDisk::new(5);
         let known = process(&disk, options, BTreeSet::new(), |process| two_ranges(process, 0));
-        // The replica has the master's files and follows its log.
+        // A replica starts with the master's files and follows the log.
         check(&disk.power_cut(), options, true, &known);
     });
 }
@@ -360,7 +361,7 @@ fn start_finds_rows_of_both_ranges() {
             for range in &closed {
                 process.ground().spill(space, range.low, range.last, 0).unwrap();
             }
-            // Delete half of them before the second spill, half after it.
+            // Delete half of the rows before the second spill, and half after it.
             let gone = ids(LOWER).chain(ids(UPPER)).filter(|id| !kept(id));
             for id in gone.filter(|id| (id / 16 % 2 == 0) == (round == 0)) {
                 engines.delete(space, id).unwrap();

@@ -1,5 +1,5 @@
-//! Simulation: rows are spilled and retired on a disk that fails. A start after a power cut or a
-//! kill finds every row above the horizon, and none below it.
+//! Simulation of spills and retirements on a failing disk. After a power cut or a kill, recovery
+//! must find every row above the horizon, and none below it.
 //!
 //! `TIDEMARK_RUNS` sets the number of seeds.
 
@@ -72,7 +72,7 @@ fn on_a_bad_disk<R>(disk: &SimDisk, does: impl FnOnce() -> store::Result<R>) -> 
     done
 }
 
-/// Runs one process and leaves the disk as the process did.
+/// Runs one process on the disk until it ends or crashes.
 fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mut Sums) {
     let (current, store, mut log, durability) = start(disk);
     truth.check(&current.load(), "after a start");

@@ -1,5 +1,5 @@
-//! Tests of ring layouts in the log under concurrent writes. The test runs the steps of the commit
-//! thread one by one and writes between them.
+//! Tests of ring layouts in the log under concurrent writes. The tests run the steps of the commit
+//! thread one by one and write between them.
 
 use super::*;
 use crate::catalogue::Catalogue;
@@ -77,8 +77,8 @@ impl Site {
         bits
     }
 
-    /// Runs one commit round. `between` runs with the marks of each stripe after its state was
-    /// read, and without marks before the batch is encoded.
+    /// Writes one log batch. Calls `between` with the marks of each stripe after reading their
+    /// state, and with no marks before encoding the batch.
     fn round(&self, log: &mut Log, between: &mut dyn FnMut(&[Mark])) {
         let current = Current::new(self.engines.clone());
         let mut source =
@@ -130,7 +130,7 @@ fn applied(site: &Site, record: &Record<'_>) -> Result<(), String> {
     super::apply::apply_record(&site.engines, &site.durability.parts, record, u64::MAX)
 }
 
-/// Replays the log into an empty site; `each` runs after every batch.
+/// Replays the log into an empty site. Calls `each` after every batch.
 fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
     let site = Site::new();
     let mut apply = |_: &store::BatchHead, body: &[u8]| {
@@ -145,7 +145,7 @@ fn replayed(disk: &SimDisk, mut each: impl FnMut(&Site)) -> Site {
 }
 
 /// L1: some ids jump ahead and become outliers, and tables are closed. After each batch the
-/// replayed tables are a subset of the original's, and at the end their bits are equal.
+/// replayed tables must be a subset of the original tables. At the end all bits must be equal.
 #[test]
 fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     let here = Site::new();
@@ -157,7 +157,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
         for _ in 0..60 {
             now += rng.u64(0..40);
             // Some ids are beyond the window until others fill the gap. The log may contain them
-            // earlier than the tables took them.
+            // before they move to the tables.
             let id =
                 if rng.u32(0..6) == 0 { now + rng.u64(900..3000) } else { now - rng.u64(0..100) };
             here.like(round, id);
@@ -177,7 +177,7 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     here.round(&mut log, &mut |_| ());
     lows.extend(here.liked().layout().iter().map(|at| at.low));
     let replayed = replayed(&disk, |site| {
-        // Run maintenance as a replica does.
+        // Run maintenance, as a replica does.
         while site.engines.maintain() {}
         let other = site.liked().layout().into_iter().find(|at| !lows.contains(&at.low));
         assert_eq!(other, None, "a table the master never had");
@@ -189,8 +189,8 @@ fn tables_begin_where_they_did_whichever_batch_is_the_last() {
     }
 }
 
-/// L1: ids above 2^40 open a second range with a table of its own. Both ranges roll, and every
-/// prefix of the log contains the layout that its pairs need.
+/// L1: ids above 2^40 open a second range. Both ranges roll, and every prefix of the log must
+/// contain the layout that its pairs need.
 #[test]
 fn a_range_that_opens_is_in_the_log() {
     let here = Site::with(|existence| existence.max_aside = 2000);
@@ -232,8 +232,8 @@ fn a_range_that_opens_is_in_the_log() {
     }
 }
 
-/// Tables are recycled during a snapshot: none, some or all of those it began with. The log has
-/// flags of each table, set after the snapshot began.
+/// None, some or all tables are recycled during a snapshot. The log contains flags of each table,
+/// set after the snapshot began.
 #[test]
 fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
     let small = |existence: &mut Existence| {

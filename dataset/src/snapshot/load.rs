@@ -1,4 +1,4 @@
-//! Loads a snapshot: turns the files that the manifest names into engines, on all cores.
+//! Loads the files of a snapshot into the engines, on all cores.
 
 use crate::catalogue::{Catalogue, Unreadable};
 use crate::cold::PairFile;
@@ -14,7 +14,7 @@ use phantom::{Late, StoredTable, TableDecoder};
 use std::collections::HashMap;
 use store::{FileEntry, Progress, Role, Store, Tag};
 
-/// Returns the catalogue of the snapshot that the manifest names, or `None` without a snapshot.
+/// Returns the catalogue of the snapshot in the manifest, or `None` if there is no snapshot.
 pub(crate) fn read_catalogue(
     store: &Store,
 ) -> store::Result<Option<Result<Catalogue, Unreadable>>> {
@@ -55,7 +55,7 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
         });
     }
     let ranges = cut(&ranges, space.cold_end());
-    // Ranges that were spilled after the snapshot have no files in it.
+    // A spill removes its range's files from the snapshot.
     let files = space.cold().files();
     space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
         path,
@@ -65,8 +65,8 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
 }
 
 /// Splits ranges at `end`, below which rows may be cold. The newest table of the snapshot may have
-/// been closed and spilled since. A table must not cover both sides: DBSIZE and merges count its
-/// rows above `end` separately, because no cold file holds them.
+/// been closed and spilled later. No table may cover both sides, because DBSIZE and merges rely on
+/// rows above `end` not being in a cold file.
 fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
     let halves = ranges.iter().flat_map(|&range| {
         let is_cut = range.low < end && end <= range.last;
@@ -77,8 +77,8 @@ fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
     halves.collect()
 }
 
-/// Adds ranges for the gaps between the ascending `ranges`, split where a cold file begins. A table
-/// that covers several files would be merged with all of them.
+/// Adds ranges for the gaps between the ascending `ranges`, split at the start of each cold file. A
+/// table that covered several files would be merged with all of them.
 fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
     let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
     let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
@@ -100,7 +100,7 @@ fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadR
     all
 }
 
-/// Creates a table for each cold file of an empty space, and one above them, as after a snapshot.
+/// Creates a table for each cold file of an empty space, and one above them.
 pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
     for space in
         engines.counters().iter().filter(|space| space.rows() == 0 && space.ranges().len() == 1)
@@ -121,7 +121,8 @@ struct Restored {
     tables: Vec<StoredTable>,
     late: HashMap<u64, Late>,
     forgotten: Vec<(u64, u64)>,
-    /// Record of the ring after the tables were written; empty without a snapshot of the space.
+    /// Record of the ring, read after the tables were written; empty if the snapshot does not
+    /// contain the space.
     ring: Vec<u8>,
 }
 
@@ -138,8 +139,8 @@ impl Restored {
         for entry in files_of(store, number) {
             let (file, note) = PairFile::open(store, &entry, options, engines.cold.cache())?;
             let (low, _) = note.range();
-            // The table was closed and spilled after the snapshot; the cold file replaces the
-            // snapshot's.
+            // The table was closed and spilled after the snapshot. The cold file replaces its
+            // snapshot file.
             self.tables.retain(|table| table.range().0 != low);
             let is_later = file.covered() > 0 && file.covered() >= snapshot;
             self.tables.push(note.table(file.clone(), self.late.get(&low), is_later)?);
@@ -172,7 +173,7 @@ impl From<phantom::DecodeError> for RestoreError {
 }
 
 impl RestoreError {
-    /// Converts the error to the store's; damage is attributed to the file `name`.
+    /// Converts the error to one of the store. Damage is reported for the file `name`.
     fn of(self, store: &Store, name: &str) -> store::Error {
         match self {
             RestoreError::Store(error) => error,
@@ -189,7 +190,7 @@ fn options_of(engines: &Engines) -> HashMap<u32, phantom::Options> {
     known.map(|known| (known.number, existence_options(&known.made))).collect()
 }
 
-/// Attaches cold tables to the existence spaces that are empty and in no snapshot.
+/// Attaches cold tables to the existence spaces that are empty and not in the snapshot.
 pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Result<()> {
     for (number, options) in options_of(engines) {
         let is_head = |file: &FileEntry| {
@@ -211,7 +212,7 @@ pub(crate) fn attach_pairs(store: &Store, engines: &mut Engines) -> store::Resul
     Ok(())
 }
 
-/// Snapshot that is being read. Holds parts that belong together until all files were read.
+/// State of loading a snapshot: parts of spaces, until all files have been read.
 struct Loading<'a> {
     /// By number of the space.
     options: HashMap<u32, phantom::Options>,
@@ -223,10 +224,10 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Takes a chunk of a file. One thread passes all chunks of a file in order.
+    /// Loads a chunk of a file. One thread loads all chunks of a file, in order.
     fn take(&self, engines: &Engines, file: &FileEntry, chunk: &[u8]) -> Result<(), String> {
         let space = file.tag.space;
-        // The space was dropped during the snapshot, or its files were not removed yet.
+        // The space was dropped during the snapshot, or its files have not been removed yet.
         if engines.is_dropped(space) {
             return Ok(());
         }
@@ -300,8 +301,8 @@ impl Loading<'_> {
     }
 }
 
-/// Takes a chunk of a ledger's memory. `begin` is the log offset at which the snapshot began; runs
-/// that cover it are newer.
+/// Loads a chunk of a ledger's memory. `begin` is the log offset at which the snapshot began. Skips
+/// pairs if the runs of their range cover this offset.
 fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> {
     let is_news = |id: u64| begin > ledger.covered(id);
     match chunk.split_first() {
@@ -321,7 +322,7 @@ fn take_ledger(ledger: &Ledger, chunk: &[u8], begin: u64) -> Result<(), String> 
     }
 }
 
-/// Reads the snapshot into empty engines, on all cores. Returns the number of rows.
+/// Loads the snapshot into empty engines, on all cores. Returns the number of rows.
 pub(crate) fn load(
     store: &Store,
     engines: &mut Engines,
@@ -373,7 +374,7 @@ pub(crate) fn load(
 mod tests {
     use super::*;
 
-    /// F27: a range of a snapshot is split at the end of the cold rows.
+    /// Regression: a range of a snapshot is split at the end of the cold rows.
     #[test]
     fn no_range_covers_both_sides_of_the_line() {
         let range = |low, last, rows| LoadRange { low, last, rows };

@@ -1,22 +1,22 @@
-//! Snapshots: the engines' state as files, written while the server runs, so that old log segments
-//! can be removed.
+//! Snapshots: files with the engines' state, written while the server runs. Afterwards old log
+//! segments can be removed.
 //!
-//! Each table is one file; a table that has not changed since the last snapshot keeps its file. The
-//! walk takes no lock that a reader or a writer could wait for. Changes that it misses are in the
-//! log after the position where the snapshot began (`store/src/snapshot.rs` has the argument). It
-//! needs memory for one chunk.
+//! Each table is one file. A table that has not changed since the last snapshot keeps its file.
+//! Writing a snapshot never blocks readers or writers and needs memory for one chunk only. Changes
+//! that it misses are in the log after the position at which the snapshot began (see
+//! `store/src/snapshot.rs`).
 //!
-//! | file's kind | per | holds |
+//! | kind of file | one per | contents |
 //! |---|---|---|
 //! | catalogue | folder | the catalogue |
 //! | rows | table of a counter space | rows in chunks sorted by id |
-//! | table | table of an existence space | its filters and revoked pairs |
+//! | table | table of an existence space | its filters and unset pairs |
 //! | late | existence space | late changes to its cold tables |
-//! | ring | existence space | its tables and the pairs at which each closes |
+//! | ring | existence space | its tables, each with the number of pairs that closes it |
 //! | exact pairs | existence space with a ledger | the ledger's memory |
 //! | forgotten | existence space | forgotten ids with their generations |
-//! | tokens | folder | increments that count once |
-//! | offsets | folder | positions in the event streams of brokers |
+//! | tokens | folder | idempotency tokens |
+//! | offsets | folder | offsets of event streams of brokers |
 //! | groups | folder | cursors of consumer groups of streams |
 //! | head | space | its frontier; for an existence space also its outlier pairs |
 
@@ -30,19 +30,19 @@ use store::{Health, time};
 
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 
-/// Poll interval for a due snapshot.
+/// Interval between checks whether a snapshot is due.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Delay of the next scheduled snapshot after a failed one, as in Redis, because each attempt
-/// writes much data.
+/// Delay of the next scheduled snapshot after a failed one, because each attempt writes much data.
+/// Redis uses the same delay.
 const RETRY: Duration = Duration::from_secs(5);
-/// Bytes that a scheduled snapshot leaves free on the disk for the log.
+/// Disk space that a scheduled snapshot leaves free for the log, in bytes.
 const LOG_ROOM: u64 = 16 << 20;
 
-/// When snapshots are due.
+/// Conditions for scheduled snapshots.
 #[derive(Clone, Copy)]
 pub struct Due {
-    /// Growth of the log in bytes since the last snapshot; 0: never.
+    /// Growth of the log since the last snapshot, in bytes; 0: never.
     pub log_bytes: u64,
     /// Seconds since the last snapshot; 0: never.
     pub every_s: u64,
@@ -61,7 +61,8 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Waits up to [`LOOK_EVERY`] for a request or the stop. Returns whether there is a request.
+    /// Waits up to [`LOOK_EVERY`] for a request or for the server to stop. Returns whether there is
+    /// a request.
     pub fn wait(&self, snapshots: &Snapshots, is_stopped: &dyn Fn() -> bool) -> bool {
         let mut wanted = snapshots.wanted.lock();
         if !*wanted && !is_stopped() {
@@ -105,7 +106,7 @@ impl Schedule {
         });
     }
 
-    /// Whether a scheduled snapshot is due; if so, it counts as running.
+    /// Whether a scheduled snapshot is due. If so, marks it as running.
     fn begins(&self, live: &Live<'_>, due: Due) -> bool {
         let (snapshots, durability) = (live.snapshots, live.durability);
         let changed = snapshots.changes(durability) > 0;
@@ -122,7 +123,7 @@ impl Schedule {
     }
 }
 
-/// Removes the oldest log segment that is kept for absent replicas, while the disk is full.
+/// Removes the oldest log segment retained for disconnected replicas if the disk is full.
 fn make_room(live: &Live<'_>) {
     if live.durability.committer().health() != Health::Full {
         return;

@@ -1,4 +1,4 @@
-//! Writes a snapshot: every changed table becomes a file, concurrently with writes.
+//! Writes a snapshot: one file per changed table, concurrently with writes of clients.
 
 use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
@@ -14,15 +14,15 @@ use crate::tokens::Tokens;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileWriter, SnapshotWriter, Store, Tag, time};
 
-/// Number of rows sorted and written at once.
+/// Maximum number of rows per chunk.
 const CHUNK_ROWS: usize = 16 << 10;
 /// Number of rows between two calls of the CPU throttle.
 const STEP_ROWS: usize = 256;
-/// Number of rows sorted without a call of the CPU throttle.
+/// Maximum number of rows sorted without a call of the CPU throttle.
 const SORT_ROWS: usize = 2 << 10;
-/// Number of ids written at once.
+/// Maximum number of ids per chunk.
 const CHUNK_IDS: usize = 64 << 10;
-/// Bytes of a filter written at once.
+/// Maximum size of a filter's chunk in bytes.
 const CHUNK_BYTES: usize = 256 << 10;
 
 fn text(e: store::Error) -> String {
@@ -34,7 +34,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
     pub(crate) pace: &'a CpuThrottle<'a>,
-    /// Bytes to leave free on the disk.
+    /// Disk space to leave free, in bytes.
     pub(crate) keep_free: u64,
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
 
 impl Walk<'_> {
     /// Writes the files and commits the manifest. Other threads may write data files during
-    /// `between`. `flush` syncs the log with all changes made before it.
+    /// `between`. `flush` syncs all previous changes in the log.
     pub(crate) fn write(
         &self,
         between: &mut dyn FnMut(),
@@ -61,7 +61,7 @@ impl Walk<'_> {
     ) -> Result<u64, String> {
         let written = self.walk(between, flush);
         if written.is_err() {
-            // The new files are not in the manifest, so all parts must be written again.
+            // The manifest does not list the new files, so all parts must be written again.
             self.durability.parts.forget();
         }
         written
@@ -75,12 +75,13 @@ impl Walk<'_> {
         let Walk { current, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
-        // The synced end: after a failed sync the records up to the written end may be lost.
+        // Use the synced end: after a failed sync, records between it and the appended end may be
+        // lost.
         let mut writer = store.begin_snapshot(durability.positions().1);
         writer.keep_free(keep_free);
         let stamp = writer.replay().offset.max(1);
-        // Read after that position, so that the log contains every later change. Each space is
-        // loaded by itself, so that a space dropped during the walk is freed soon.
+        // Read the spaces after the position, so that the log contains every later change. Load
+        // each space separately, so that a space dropped during the snapshot is freed soon.
         let (counters, existences) = {
             let engines = current.load();
             let counters = engines.counters().iter().map(CounterSpace::number);
@@ -89,7 +90,7 @@ impl Walk<'_> {
         };
         let mut bytes = 0;
         let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
-            // Each file takes one or two syncs.
+            // Check for a stop here, because each file takes one or two syncs.
             pace.goes_on().map_err(text)?;
             let entry = file.finish().map_err(text)?;
             bytes += entry.bytes;
@@ -109,20 +110,19 @@ impl Walk<'_> {
         }
         write_small(current, &mut writer, stamp, &mut add)?;
 
-        // The catalogue is last, so that its schemas are not older than those of the rows.
+        // Write the catalogue last, so that its schemas are not older than those of the rows.
         let mut file = writer
             .file(Tag { kind: RecordKind::Catalogue as u32, ..Tag::default() })
             .map_err(text)?;
         file.write(&current.catalogue().encode(), 1).map_err(text)?;
         add(&mut writer, file)?;
-        // Loading skips spaces dropped after this point.
+        // Loading skips spaces that are dropped after this point.
         let now = current.load();
 
-        // Files of spilled ranges are left out: the cold file has their data, and the log all later
+        // Omit files of spilled ranges: the cold file contains their data, and the log all later
         // changes.
         writer.leave_out(|tag| parts.is_gone(tag) || now.is_dropped(tag.space));
-        // The log must contain all changes that the walk has seen before the manifest names its
-        // files.
+        // The log must contain all changes that the files contain before the manifest lists them.
         pace.goes_on().map_err(text)?;
         flush().map_err(text)?;
         writer.commit(durability.positions().1).map_err(text)?;
@@ -130,7 +130,7 @@ impl Walk<'_> {
     }
 }
 
-/// Function that completes a file of the snapshot.
+/// Completes a file of the snapshot.
 type Add<'s, 'a> = dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String> + 'a;
 
 /// Writes the state that a counter space has in memory.
@@ -153,7 +153,7 @@ fn write_counters<'s>(
         add(writer, file)?;
         between();
     }
-    // After the rows, so that rows written concurrently are not above the frontier.
+    // Encode the frontier after the rows, so that rows written concurrently are not above it.
     let tag = Tag { space: space.number(), kind: RecordKind::Head as u32, low: 0, high: 0, stamp };
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&space.encode_head(), 0).map_err(text)?;
@@ -161,7 +161,7 @@ fn write_counters<'s>(
     Ok(())
 }
 
-/// Writes tokens, offsets and cursors, which belong to no space.
+/// Writes tokens, offsets and cursors, which do not belong to a space.
 fn write_small<'s>(
     current: &Current,
     writer: &mut SnapshotWriter<'s>,
@@ -199,15 +199,15 @@ pub(crate) fn write_pairs<'s>(
     pace: &CpuThrottle<'_>,
     add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
-    // The head is encoded before the tables: an outlier that moves into a table concurrently is
-    // then in both. Such a move marks no part as dirty, so with outliers all tables count as
-    // changed.
+    // Encode the head before the tables, so that an outlier that concurrently moves to a table is
+    // in at least one of them. Such a move does not mark a part as dirty, so all tables of a space
+    // with outliers count as changed.
     let aside = space.outlier_pairs();
     let head = space.encode_head();
     if parts.had_outliers(space.number(), aside > 0) {
         parts.forget_space(space.number());
     }
-    // Cold tables are in the manifest already.
+    // The manifest already lists the cold tables.
     let (kind, mut tables) = (RecordKind::Table, space.ranges_in_memory());
     let mut to_write = plan(parts, writer, space.number(), kind, &tables, stamp);
     loop {
@@ -223,8 +223,8 @@ pub(crate) fn write_pairs<'s>(
         if !is_recycled {
             break;
         }
-        // Add the tables that replaced the recycled ones. A gap in the ring, or a missing end,
-        // would leave records of the log without a table.
+        // Add the tables that replaced recycled ones. If the ring had a gap or ended too low, some
+        // log records would have no table.
         tables = space.ranges_in_memory();
         to_write = parts.grow(space.number(), &tables, stamp);
     }
@@ -250,7 +250,7 @@ pub(crate) fn write_pairs<'s>(
     let mut file = writer.file(tag).map_err(text)?;
     file.write(&head, aside as u64).map_err(text)?;
     add(writer, file)?;
-    // After the tables, so that the record of the ring is at least as new as their files.
+    // Encode the ring after the tables, so that its record is at least as new as their files.
     let mut file = writer.file(Tag { kind: RecordKind::Ring as u32, ..tag }).map_err(text)?;
     file.write(&encode_ring(&space.layout()), 0).map_err(text)?;
     add(writer, file)?;
@@ -258,7 +258,7 @@ pub(crate) fn write_pairs<'s>(
         let file = writer.file(Tag { kind: RecordKind::ExactPairs as u32, ..tag }).map_err(text)?;
         add(writer, write_ledger(ledger, file, pace).map_err(text)?)?;
     }
-    // After the head: generations must not be older than those of its pairs.
+    // Encode the generations after the head: they must not be older than those of its pairs.
     let forgotten = space.forgotten(0, u64::MAX);
     if forgotten.is_empty() {
         return Ok(());
@@ -270,7 +270,7 @@ pub(crate) fn write_pairs<'s>(
     add(writer, file)
 }
 
-/// Writes the memory of a ledger; its runs are in the manifest already.
+/// Writes the memory of a ledger. The manifest already lists its runs.
 fn write_ledger(
     ledger: &PairLedger,
     mut file: FileWriter,
@@ -328,7 +328,7 @@ fn plan(
     to_write
 }
 
-/// Sorts with calls of the CPU throttle in between: quicksort down to `SORT_ROWS`.
+/// Sorts with quicksort down to `SORT_ROWS`, and calls the CPU throttle between the steps.
 fn sort(ids: &mut [(u64, usize)], pace: &CpuThrottle<'_>) {
     pace.step();
     if ids.len() <= SORT_ROWS {
@@ -349,7 +349,7 @@ fn write_rows(
 ) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
-    // Deleted rows come first, because rows recreated under the same ids follow.
+    // Write deleted rows first, because rows recreated under the same ids follow.
     for ids in space.tombs_in(low, high).chunks(CHUNK_ROWS) {
         let mut writer = RowsWriter::new(width);
         ids.iter().for_each(|&id| writer.row(id, None));
@@ -379,7 +379,7 @@ fn write_rows(
             return;
         }
         ids.push((id, values.len()));
-        // A field added during the walk is 0 here; the log has its values.
+        // A field added during the snapshot is stored as 0. The log contains its values.
         values.extend((0..width).map(|i| row.get(i).copied().unwrap_or(0)));
         if ids.len() % STEP_ROWS == 0 {
             pace.step();

@@ -1,5 +1,5 @@
-//! Decides what to spill or merge in a counter space. Spills the oldest tables when memory is
-//! short. Merges cold ranges with many changes, and small neighbouring files.
+//! Selects what to spill or merge in a counter space. Spills the oldest tables when memory is
+//! short. Merges cold ranges with many changes, and adjacent small files.
 
 use super::ground::{Ground, Spilled, alone_with, is_short};
 use crate::cold::files::Files;
@@ -10,22 +10,22 @@ use counter::RangeStats;
 use std::sync::Arc;
 use store::{ColdFile, FileEntry, NewFiles};
 
-/// Minimum size of rows that get a file of their own: this many bytes, or 1/`WORTHWHILE_PART` of
-/// the limit if that is less. Smaller runs are spilled only if there is no larger one.
+/// Minimum size of the rows in a new file, in bytes, or 1/`WORTHWHILE_PART` of the memory limit if
+/// that is less. Smaller runs of tables are spilled only if there is no larger one.
 const WORTHWHILE_BYTES: u64 = 64 << 10;
 const WORTHWHILE_PART: u64 = 64;
-/// Changes of cold rows are merged once they use 1/`OVERLAY` of the memory limit.
+/// Changed cold rows are merged when they use 1/`OVERLAY` of the memory limit.
 const OVERLAY: u64 = 16;
 /// A file is small if it has at most 1/`SMALL` of a table's rows.
 const SMALL: u64 = 4;
-/// Minimum number of small neighbouring files that are merged into one.
+/// Minimum number of adjacent small files to merge into one.
 const NEIGHBOURS: usize = 4;
 
 fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
 }
 
-/// Mergeable cold range whose changes use the most memory, and their bytes.
+/// Mergeable cold range whose changes use the most memory, and their size in bytes.
 fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     let files = space.cold().files();
     let is_cold = |range: &RangeStats| !range.open && files.overlap(range.low, range.last);
@@ -39,8 +39,8 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
 }
 
-/// Removes files whose rows are all retired. Returns whether there were any. No other thread may
-/// write files.
+/// Removes files whose rows are all below the horizon. Returns whether there were any. No other
+/// thread may write files.
 pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store::Result<bool> {
     let (cold, files) = (space.cold(), space.cold().files());
     let gone = files.below(space.horizon());
@@ -54,9 +54,9 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
     Ok(true)
 }
 
-/// Oldest run of neighbouring unspilled tables, taken from the id range with the most bytes in such
-/// tables. A run has the rows of one table, or `worthwhile` bytes if that is more. Returns the
-/// largest run if none has that size.
+/// Oldest run of adjacent unspilled tables, from the id range with the most bytes in such tables. A
+/// run has the rows of one full table, or more than `worthwhile` bytes if that is more. If no run
+/// is that large, returns the largest one.
 fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
@@ -87,8 +87,8 @@ fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     all.max_by_key(|(bytes, _)| *bytes).map(|(_, oldest)| oldest)
 }
 
-/// Frees memory: spills the oldest unspilled tables, or merges the most changed cold range if its
-/// changes use more memory. If neither frees memory, closes the open table of an old id range.
+/// Frees memory. Spills the oldest unspilled tables, or merges the cold range with the most changes
+/// if they use more memory. If neither is possible, closes the open table of an old id range.
 /// `None` if nothing could be done.
 pub(super) fn make_room(
     ground: &Ground<'_>,
@@ -102,8 +102,8 @@ pub(super) fn make_room(
     if let Some((range, _)) = changed {
         let before = space.memory_bytes();
         let spilled = ground.spill(space, range.low, range.last, 0)?;
-        // A range may seem to contain rows of its neighbour if memory is too short to separate
-        // them. Merging it repeatedly would block writers forever.
+        // If memory is too short to split a table, a range may also count rows of the adjacent
+        // range. Do not merge it repeatedly without effect, which would block writers forever.
         if spilled.left > 0 || space.memory_bytes() < before {
             return Ok(Some(spilled));
         }
@@ -114,7 +114,7 @@ pub(super) fn make_room(
     Ok(space.close_range().then(Spilled::default))
 }
 
-/// Merges the cold range with the most changes once changes use too much memory. Returns whether
+/// Merges the cold range with the most changes if changes use too much memory. Returns whether
 /// there was any work.
 fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let waiting = overlay_bytes(space, space.cold()) + space.tombstones().1;
@@ -127,7 +127,7 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
     Ok(true)
 }
 
-/// Merges small neighbouring files into one, as each file costs a descriptor and search time.
+/// Merges adjacent small files into one, because each file costs a descriptor and search time.
 /// Returns whether there were any.
 fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool> {
     let files = space.cold().files();
@@ -141,8 +141,7 @@ fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool
     Ok(true)
 }
 
-/// Range of neighbouring files that are small and not `damaged`, and have at most `most` rows
-/// together.
+/// Range of adjacent files that are small and not `damaged`, and have at most `most` rows in total.
 fn small_neighbours(
     files: &[Arc<ColdFile>],
     most: u64,
@@ -163,8 +162,8 @@ fn small_neighbours(
         })
 }
 
-/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short
-/// and nothing can free it.
+/// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
+/// short and nothing can free it.
 pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if !space.cold().files().below(space.horizon()).is_empty() {
         let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
@@ -174,7 +173,8 @@ pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result
         let Some(alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
         let made = make_room(&Ground::of(live), space, space.memory_limit_bytes())?;
         drop(alone);
-        // Tables are not joined across the start of a file, so merging files lets tables be joined.
+        // Tables are not joined across the start of a file. Merging the files allows joining the
+        // tables.
         return Ok((made.is_some() || merge_neighbours(live, space)?).then_some(true));
     }
     Ok(Some(space.spills() && (merge_most_changed(live, space)? || merge_neighbours(live, space)?)))
@@ -190,8 +190,8 @@ mod tests {
     use crate::recovery::recover_from;
     use store::SimDisk;
 
-    /// Writes one field of each row, spilling as recovery does whenever the space is short of
-    /// memory. Panics if a row is refused.
+    /// Writes one field of each row. Like recovery, spills whenever the space is short of memory.
+    /// Panics if a write is refused.
     fn write(engines: &Engines, ground: &Ground<'_>, ids: impl Iterator<Item = u64>, value: i64) {
         let space = &engines.counters()[0];
         for (n, id) in ids.enumerate() {
@@ -219,7 +219,7 @@ mod tests {
         test(&recovered.engines, &ground);
     }
 
-    /// Tables smaller than 1/64 of the limit, and smaller than 64 KiB.
+    /// Tests tables smaller than 1/64 of the limit, and tables smaller than 64 KiB.
     #[test]
     fn small_tables_are_spilled_when_memory_is_short() {
         for (rows_per_table, limit, rows) in [(1024, 900_000, 160_000), (2048, 4_000_000, 600_000)]

@@ -1,4 +1,4 @@
-//! Removal of the files of dropped spaces.
+//! Removes the files of dropped spaces.
 
 use crate::commit::dirty_parts::DirtyParts;
 use crate::engines::Engines;
@@ -7,8 +7,8 @@ use store::{FileEntry, Store};
 
 /// Removes the files of dropped spaces. Returns whether there were any.
 ///
-/// The caller makes the drop durable in the log first, since a start expects the files of all
-/// spaces in its catalogue. No other thread may write files.
+/// The drop must already be durable in the log, because recovery requires the files of all spaces
+/// in the catalogue. No other thread may write files.
 pub(crate) fn remove_dropped(
     store: &Store,
     engines: &Engines,

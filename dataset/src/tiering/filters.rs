@@ -1,18 +1,19 @@
 //! Moves tables of existence spaces to disk, following the procedure of `store/src/rewrite.rs`:
 //!
-//! - Step 1: `phantom::Space::begin_rewrite` freezes a table. Later changes are kept exactly, in
+//! - Step 1: `phantom::Space::begin_rewrite` freezes a table. Later changes are stored exactly, in
 //!   memory.
-//! - Step 2: the table's filters, merged with late pairs, become the pages of a file. Revoked pairs
-//!   go to the file's note.
-//! - Step 4: the manifest drops the old file and the snapshot's file of the table.
-//! - Step 5: `phantom::Space::end_rewrite` switches lookups to the file, and frees the table's
+//! - Step 2: writes the table's filters, merged with late pairs, as the pages of a file. Writes
+//!   unset pairs to the file's note.
+//! - Step 4: removes the old file and the snapshot's file of the table from the manifest.
+//! - Step 5: `phantom::Space::end_rewrite` makes lookups read the file, and frees the table's
 //!   memory.
 //!
-//! The manifest stores a log offset with each file (`stamp`). The file has all changes to its ids
-//! before that offset, so recovery skips those records. Ranges of other tables and the horizon come
-//! from the log and the snapshot's ring; a missing file is no evidence of either.
+//! The manifest stores a log offset with each file (`stamp`). The file contains all changes to its
+//! ids before that offset, so recovery skips those records. Recovery reads the ranges of all other
+//! tables and the horizon from the log and the snapshot's ring; it must not derive them from
+//! missing files.
 //!
-//! If a step fails, the frozen table stays in memory and answers as before. The next attempt reuses
+//! If a step fails, the frozen table stays in memory and remains readable. The next attempt reuses
 //! it.
 
 use super::ground::{Ground, Spilled, alone_with, no_room, to_spill};
@@ -39,7 +40,7 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        // The quarantine names a table by its lowest id.
+        // The quarantine identifies a table by its lowest id.
         space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
     }
 
@@ -49,7 +50,8 @@ impl Ground<'_> {
         low: u64,
         rate: u64,
     ) -> store::Result<Option<Spilled>> {
-        // Checks for room before freezing: a frozen table collects changes in memory.
+        // Check the free disk space before freezing, because a frozen table collects changes in
+        // memory.
         if let Some((oldest, bytes)) = space.oldest_in_memory()
             && oldest == low
             && self.room_for(bytes, 0)? < bytes
@@ -61,8 +63,9 @@ impl Ground<'_> {
         self.write_rewrite(space, rewrite, covered, rate).map(Some)
     }
 
-    /// Log offset up to which the table that starts at `low` has all changes of its ids. Returns 0
-    /// while pairs of these ids are outliers, since no log record marks their move into the table.
+    /// Log offset up to which the table that starts at `low` contains all changes of its ids.
+    /// Returns 0 while pairs of these ids are outliers, because no log record marks their move into
+    /// the table.
     fn covered(&self, space: &ExistenceSpace, low: u64) -> store::Result<u64> {
         let Some((low, last)) = space.range_over(low) else { return Ok(0) };
         while space.has_outliers(low, last) && space.move_on() {}
@@ -80,8 +83,8 @@ impl Ground<'_> {
         space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, 0, rate))
     }
 
-    /// Writes the file of a frozen table. `covered` is the log offset up to which the table has all
-    /// changes; the old file's offset is used if it is higher.
+    /// Writes the file of a frozen table. `covered` is the log offset up to which the table
+    /// contains all changes. The stamp is the higher of `covered` and the old file's offset.
     fn write_rewrite(
         &self,
         space: &ExistenceSpace,
@@ -180,14 +183,14 @@ impl Ground<'_> {
 
 impl Ground<'_> {
     /// Closes the open table of a range, so that it can be spilled. The log records this before a
-    /// file does: otherwise recovery would take ids in the gap for outliers. Does nothing in
-    /// recovery, where the log decides.
+    /// file contains the table. Otherwise recovery would treat ids in the gap as outliers. Does
+    /// nothing during recovery, which replays such records from the log.
     fn close_range(&self, space: &ExistenceSpace) -> bool {
         self.live().is_some_and(|live| live.current.load().close_range(space))
     }
 }
 
-/// Table with the most late pairs that can be merged, and their number.
+/// Table with the most late pairs, among those that can be merged, and their number.
 fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
@@ -201,8 +204,8 @@ fn wants_care(space: &ExistenceSpace) -> bool {
         || space.cold().files().first().is_some_and(|file| file.entry().tag.high < horizon)
 }
 
-/// Spills the oldest table in memory, else merges the table with the most late pairs. `None` if
-/// there is neither.
+/// Spills the oldest table in memory. If there is none, merges the table with the most late pairs.
+/// `None` if there is none either.
 pub(crate) fn spill_oldest(
     ground: &Ground<'_>,
     space: &ExistenceSpace,
@@ -218,8 +221,8 @@ pub(crate) fn merge_late(
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
-/// Does the most urgent work for a space. Returns whether there was any; `None` if memory is short
-/// and nothing can free it.
+/// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
+/// short and nothing can free it.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     if !wants_care(space) {
         return Ok(Some(false));
@@ -279,8 +282,8 @@ mod tests {
     use crate::recovery::{Commits, Held, Recovered, recover};
     use phantom::Member;
 
-    /// The log records the closing of a range by the spill thread: at the next start, its table may
-    /// be in a file.
+    /// The spill thread closes a range. The log must record it, because the next recovery may find
+    /// the table in a file.
     #[test]
     fn closed_range_is_in_the_log() {
         const FAR: u64 = 1 << 40;

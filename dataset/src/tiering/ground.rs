@@ -1,4 +1,4 @@
-//! Common parts of all spills: their files and log ([`Ground`]), when a space needs a spill, and
+//! Shared code of all spills: access to files and log ([`Ground`]), the conditions for a spill, and
 //! error reports.
 
 use crate::cold::Cold;
@@ -11,8 +11,8 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{FileEntry, NewFiles, Role, Store, Tag};
 
-/// A spill stops pausing once less than 1/`URGENT` of the space's free margin is left. Writers wait
-/// at half of that.
+/// A spill stops pausing when less than 1/`URGENT` of the margin below the memory limit is free.
+/// Writers start to wait when half of that is free.
 const URGENT: u64 = 2;
 
 pub(crate) fn no_room(store: &Store) -> store::Error {
@@ -25,22 +25,22 @@ pub(crate) fn no_room(store: &Store) -> store::Error {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spilled {
     pub(crate) rows: u64,
-    /// Rows or pairs that left memory.
+    /// Number of rows or pairs removed from memory.
     pub left: u64,
     pub(crate) bytes: u64,
 }
 
-/// Files, log and limits used by a spill.
+/// Files, log and limits of a spill.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
-    /// Limit of all cold files in bytes; 0 means the size of the disk.
+    /// Maximum size of all cold files in bytes; 0: limited only by the disk.
     pub(crate) most_bytes: u64,
     pub(crate) log: SpillLog<'a>,
 }
 
-/// Log that contains the changes written by a spill.
+/// The log that contains the changes of a spill's rows.
 #[derive(Clone, Copy)]
 pub(crate) enum SpillLog<'a> {
     /// Log of a running server, written by the commit thread.
@@ -69,14 +69,15 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Whether the spill should run at full speed: the server stops, or a space is short of memory.
+    /// Whether the rate limit is suspended because the server is stopping or a space is short of
+    /// memory.
     pub(crate) fn hurries(&self) -> bool {
         self.live().is_some_and(|live| {
             is_waited_for(&live, |space| is_short(space, space.memory_limit_bytes()))
         })
     }
 
-    /// Whether the spill must not pause: other threads wait for it, or writers soon will. Always
+    /// Whether the spill must not pause, because other threads wait for it or soon will. Always
     /// true in recovery.
     pub(crate) fn is_urgent(&self) -> bool {
         let is_nearly_full = |space: &CounterSpace| {
@@ -87,8 +88,9 @@ impl<'a> Ground<'a> {
             .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
     }
 
-    /// Syncs the log up to every change that a new file may contain. Returns the durable end for
-    /// the manifest: a log that ends before it has lost changes that the file has.
+    /// Syncs all changes in the log that a new file may contain. Returns the durable end of the log
+    /// for the manifest. If recovery finds a shorter log, the log has lost changes that the file
+    /// contains.
     pub(crate) fn flush(&self) -> store::Result<u64> {
         match self.log {
             SpillLog::Served(_) => {
@@ -102,7 +104,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Syncs the log. Returns the offset up to which all changes are both durable and in memory.
+    /// Syncs the log. Returns the offset up to which all changes are durable and applied in memory.
     pub(super) fn settle(&self) -> store::Result<u64> {
         match self.log {
             SpillLog::Served(_) => {
@@ -118,8 +120,8 @@ impl<'a> Ground<'a> {
     /// Runs steps 3 and 4 of a rewrite (`store/src/rewrite.rs`) for the range of `tag`. Returns the
     /// bytes of the new files.
     ///
-    /// - `is_old`: whether the new files replace a cold file.
-    /// - `is_part`: whether a snapshot file of this kind contains ids of the range only.
+    /// - `is_old`: whether the new files replace this cold file.
+    /// - `is_part`: whether a snapshot file with this tag contains only ids of the range.
     pub(super) fn publish(
         &self,
         files: NewFiles<'_>,
@@ -140,7 +142,7 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Bytes available to new files that replace `replaced` bytes. Returns an error if the disk has
+    /// Maximum size of new files that replace `replaced` bytes. Returns an error if the disk has
     /// less than `needed` bytes free.
     pub(crate) fn room_for(&self, needed: u64, replaced: u64) -> store::Result<u64> {
         if self.store.disk().free_bytes().is_ok_and(|free| free < needed) {
@@ -164,13 +166,13 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Acquires the exclusive right to write data files. Returns `None` if the space has been dropped.
+/// Acquires the lock for writing data files. Returns `None` if the space has been dropped.
 pub(super) fn alone_with<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
     let alone = live.snapshots.interrupt();
     live.current.now().has(number).then_some(alone)
 }
 
-/// Whether a counter space must spill: its memory use is above the limit minus the margin.
+/// Whether a counter space must spill, because its memory use exceeds the limit minus the margin.
 pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     let used = space.memory_bytes();
     if !space.spills() || used <= limit / 2 {
@@ -179,13 +181,15 @@ pub(super) fn is_short(space: &CounterSpace, limit: u64) -> bool {
     used > limit - space.spare(limit)
 }
 
-/// Lowest id of the table to spill if memory is short. The newest table stays in memory.
+/// Lowest id of the table to spill; `None` if memory is not short. The newest table stays in
+/// memory.
 pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
     let oldest = || space.oldest_in_memory().map(|(low, _)| low);
     if space.is_short() { oldest() } else { None }
 }
 
-/// Whether a stop or a space waits for the spill. `is_short` decides for counter spaces.
+/// Whether the server is stopping or a space is short of memory. `is_short` decides for counter
+/// spaces.
 fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
     let engines = live.current.load();
     let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
@@ -196,8 +200,8 @@ fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> b
             .any(|s| to_spill(s).is_some() || s.is_crowded())
 }
 
-/// Records and counts a failed spill. Logs the reason unless the last attempt failed with the same
-/// error, since spills are retried forever.
+/// Records and counts a failed spill. Spills are retried forever, so it logs the error only if the
+/// last attempt did not fail with the same one.
 pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
     if let Some((file, offset)) = place_of(error) {

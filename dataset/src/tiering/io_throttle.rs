@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 use store::time;
 
-/// Longest sleep between two checks for waiting writers.
+/// Maximum sleep between two checks for waiting writers.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Rate limit for one file operation.
@@ -15,13 +15,13 @@ pub struct IoThrottle<'a> {
 }
 
 impl<'a> IoThrottle<'a> {
-    /// Limits writes from now on to `rate` bytes per second; 0 means unlimited. The limit is
+    /// Limits the write rate to `rate` bytes per second, starting now; 0: unlimited. The limit is
     /// suspended while `hurries` returns true.
     pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
         IoThrottle { rate, started: time::now(), hurries }
     }
 
-    /// Sleeps until the rate allows `bytes` bytes in total since the start.
+    /// Sleeps until the rate allows a total of `bytes` bytes since the start of the operation.
     pub fn after(&self, bytes: u64) {
         if self.rate == 0 {
             return;
@@ -36,7 +36,7 @@ impl<'a> IoThrottle<'a> {
         }
     }
 
-    /// Time since the start.
+    /// Time since the start of the operation.
     pub fn elapsed(&self) -> Duration {
         time::now() - self.started
     }
@@ -51,7 +51,7 @@ mod tests {
     fn a_waiting_request_ends_the_slowness() {
         let looks = Cell::new(0);
         let hurries = || looks.replace(looks.get() + 1) == 2;
-        // At one byte per second this takes a year.
+        // Without the suspension this would take a year.
         IoThrottle::new(1, &hurries).after(1 << 25);
         assert_eq!(looks.get(), 3);
         let calm = || false;

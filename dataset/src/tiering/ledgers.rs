@@ -1,11 +1,12 @@
-//! Flushes and trims of ledgers. The spill thread runs them, since only one thread may write files.
+//! Flushes and trims of ledgers. The spill thread runs them, because only one thread may write
+//! files.
 
 use super::ground::{Ground, alone_with};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::live::Live;
 use ledger::Flush;
 
-/// Number of dropped ids above which ranges are rewritten without their pairs.
+/// Number of dropped ids above which a trim removes their pairs.
 const MOST_DROPS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +33,8 @@ impl Ground<'_> {
         let log = || self.flush();
         match due {
             Due::Flush => ledger.flush(self.store, Flush::Most, self.settle()?, log).map(|_| ()),
-            // Trims one range per step. The disk then needs room for a second copy of one range
-            // only, and flushes can run between steps.
+            // Trim one range per step. The disk thus needs free space for only one range, and
+            // flushes can run between the steps.
             Due::Trim => {
                 let Some(range) = ledger.ledger().most_dropped() else { return Ok(()) };
                 let trimmed = ledger.ledger().trim(self.store, range, |_| true, log);
@@ -51,9 +52,9 @@ pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::R
 /// Removes pairs of ids that `keep` rejects, in the ledger range that contains `first`. Returns the
 /// range's last id and the number of removed pairs; `None` if the space has been dropped.
 ///
-/// The removal is not logged: each replica drops pairs itself, and a replay of older log records
-/// restores pairs. `still` runs before the removal takes effect and can cancel it. Pairs set during
-/// the removal are kept.
+/// The removal is not logged. Each replica removes the pairs by itself, and replay of older log
+/// records restores them. `still` runs before the removal takes effect and can cancel it. Pairs
+/// that are set during the removal stay.
 pub fn drop_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -71,7 +72,7 @@ pub fn drop_pairs(
     Ok(Some((last, removed)))
 }
 
-/// Does the most urgent work for a ledger. Returns whether there was any.
+/// Performs the most urgent work of a ledger. Returns whether there was any.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     let Some(due) = due(space) else { return Ok(Some(false)) };
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };

@@ -1,18 +1,18 @@
-//! Spilling and merging. A spill writes the oldest table of a space to a cold file. A merge writes
-//! a new cold file with the later changes of an existing one. Both follow the procedure of
-//! `store/src/rewrite.rs`, for counters as follows:
+//! Spilling and merging. A spill writes the oldest table of a space to a cold file. A merge
+//! replaces a cold file by a new one that includes later changes. Both follow the procedure of
+//! `store/src/rewrite.rs`. For counters:
 //!
-//! - Step 1: `counter::Space::begin_spill` lists the range's ids in memory in ascending order,
-//!   piece by piece. Rows that are written later stay in memory and override those of the file.
-//! - Step 2: the new file gets the rows in memory, and the rows of the old files that are neither
-//!   in memory nor deleted.
-//! - Step 4: the manifest drops the old files and the snapshot's file of the range.
+//! - Step 1: `counter::Space::begin_spill` lists the ids of the range that are in memory, in
+//!   ascending order, piece by piece. Rows written later stay in memory and override the file.
+//! - Step 2: writes the new file with the rows in memory, and with the rows of the old files that
+//!   are neither in memory nor deleted.
+//! - Step 4: removes the old files and the snapshot's file of the range from the manifest.
 //!
-//! A rewrite starts only if the disk has room for everything it may write. Otherwise it could take
-//! the log's space on a nearly full disk. A failed rewrite is retried.
+//! A rewrite starts only if the disk has free space for the largest possible new files. Otherwise
+//! it could fill a disk that the log needs. A failed rewrite is retried.
 //!
-//! A replica spills on its own, according to its own memory: its files are independent of its
-//! master's, as are its snapshots.
+//! A replica spills independently, when its own memory is short. Its cold files and snapshots
+//! differ from its master's.
 
 pub(crate) mod counters;
 pub(crate) mod dropped;
@@ -42,13 +42,14 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
     let is_worth =
         |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
     let worth = space.ranges().into_iter().filter(|range| !range.open && is_worth(range));
-    // Prefers ranges that are not in quarantine. `min_by_key` returns the first minimum.
+    // Prefer ranges that are not quarantined. `min_by_key` returns the first minimum, which is the
+    // oldest range.
     let oldest = worth.min_by_key(|range| space.cold().damaged.has(range.low, range.last));
     oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
-/// Spills the oldest table of pairs in memory, else merges the table with the most late pairs.
-/// Flushes the ledger first, if there is one.
+/// Flushes the ledger, if there is one, then spills the oldest table of pairs in memory. If there
+/// is no such table, merges the table with the most late pairs.
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -58,8 +59,7 @@ pub fn spill_oldest_pairs(
     filters::spill_oldest(&Ground::of(live), space)
 }
 
-/// Merges the table with the most late pairs, which makes room for more of them. `None` if no table
-/// can be merged.
+/// Merges the table with the most late pairs. `None` if no table can be merged.
 pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
     filters::merge_late(&Ground::of(live), space)
@@ -76,7 +76,8 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => {
-                    // The space exceeds its limit now, and spills once the server runs.
+                    // The space now exceeds its limit. The spill thread retries when the server
+                    // runs.
                     note_trouble(&engines.cold, space.name(), &error);
                     return false;
                 }

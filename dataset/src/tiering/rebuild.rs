@@ -1,13 +1,13 @@
 //! Rebuilds filters from a ledger, table by table. `TM.SPACE ALTER space SET false_positive_rate`
-//! and `TM.REBUILD` cause rebuilds, for example after damage to a cold filter. So do tables whose
-//! filters do not fit their number of pairs (`cold/rebuilds.rs`).
+//! and `TM.REBUILD` start rebuilds, for example after damage to a cold filter. A table is also
+//! rebuilt if its filters are too small or too large (`cold/rebuilds.rs`).
 //!
-//! No list of pending work is kept: a table is rebuilt if its filters have another rate than its
-//! space's, or have extensions. A crash loses the work on one table only, and replicas rebuild
-//! their own tables. The old filters answer until the new ones have every pair
-//! (`phantom/src/rebuild.rs`).
+//! There is no list of pending rebuilds. A table needs one if its filters' rate differs from the
+//! rate of the space, or if it has extensions. A crash loses only the work on one table, and
+//! replicas rebuild their own tables. Lookups use the old filters until the new ones contain every
+//! pair (`phantom/src/rebuild.rs`).
 //!
-//! Steps are short, so that the spill thread can flush ledgers and spill tables in between.
+//! Steps are short, so that the spill thread can flush ledgers and spill tables between them.
 
 use super::ground::{Ground, alone_with};
 use crate::cold::cold_filters::refused;
@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use store::time;
 
 const PIECES: usize = 8;
-/// Pairs per piece. A piece spans several blocks, as its first and last block are decoded twice.
+/// Number of pairs per piece. A piece spans several blocks, because its first and last block are
+/// decoded twice.
 const PIECE_PAIRS: usize = 1024;
 
 /// Adds the next piece of pairs to the new filters. Returns whether it was the last one.
@@ -36,7 +37,8 @@ fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> st
     Ok(walk.after.is_none())
 }
 
-/// Begins a rebuild. Returns `None` if no table is due, the table is gone, or memory is short.
+/// Begins a rebuild. Returns `None` if no table is due, the table no longer exists, or memory is
+/// short.
 fn begin(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -49,12 +51,13 @@ fn begin(
         (None, None) => return Ok(None),
     };
     let Some(rebuild) = rebuild.map_err(refused)? else { return Ok(None) };
-    // A writer that does not yet see the new filters must finish before the ledger is read.
+    // A writer that began before the new filters existed must finish before the rebuild reads the
+    // ledger.
     live.current.load().pass_writers();
     Ok(Some(Walk { rebuild, after: None, resizes: resize.is_some() }))
 }
 
-/// Takes one step of a space's rebuilds. Returns whether there was any work.
+/// Performs one step of a space's rebuilds. Returns whether there was any work.
 pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
     let Some(ledger) = space.ledger() else { return Ok(Some(false)) };
     let rebuilds = &ledger.rebuilds;
@@ -62,7 +65,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     let (resize, resizes) = rebuilds.next_resize(&space.table_loads(), time::now());
     rebuilds.left.store(due.len() + resizes, Relaxed);
     let mut now = rebuilds.now.lock();
-    // An error drops the walk, so the next attempt restarts the table.
+    // An error discards the rebuild, so the next attempt starts over.
     let is_wanted = |walk: &Walk| walk.resizes || due.contains(&walk.rebuild.range().0);
     let mut walk = now.take().filter(|walk| is_wanted(walk) && space.may_end(&walk.rebuild));
     if walk.is_none() {
@@ -90,7 +93,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     Ok(Some(true))
 }
 
-/// Adds up to `PIECES` pieces of pairs to the new filters. Returns whether all pairs are in them.
+/// Adds up to `PIECES` pieces of pairs to the new filters. Returns whether they contain all pairs.
 fn put_pieces(
     live: &Live<'_>,
     space: &ExistenceSpace,
@@ -115,7 +118,7 @@ fn end(live: &Live<'_>, space: &ExistenceSpace, walk: Walk) -> store::Result<boo
     let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
     match space.end_rebuild(walk.rebuild) {
         Rebuilt::Outdated => return Ok(true),
-        // Marks the table as changed for the next snapshot.
+        // The next snapshot must write the table.
         Rebuilt::Done => live.durability.parts.touch(space.number(), low),
         Rebuilt::Elsewhere(written) => {
             Ground::of(live).write_rebuilt(space, written.rewrite, live.merge_bytes_per_s)?;

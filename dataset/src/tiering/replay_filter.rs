@@ -1,4 +1,4 @@
-//! Skips replayed log records whose rows are already in cold files.
+//! Skips rows during replay that are already in cold files.
 //!
 //! Loading such rows into memory again would only cause another spill of the same data.
 
@@ -7,10 +7,10 @@ use crate::engines::CounterSpace;
 use std::sync::Arc;
 use store::{BLOCK_BYTES, ColdFile};
 
-/// Minimum number of a record's rows in a block that justifies reading it.
+/// A block is read only if the record has at least this number of rows in it.
 const WORTH: usize = 16;
 
-/// Compares the rows of one log record, in ascending order of ids, with the cold files.
+/// Compares the rows of one log record with the cold files, in ascending order of ids.
 pub(crate) struct ReplayFilter<'a> {
     space: &'a CounterSpace,
     cold: Arc<crate::cold::files::Files>,
@@ -31,9 +31,10 @@ impl<'a> ReplayFilter<'a> {
         })
     }
 
-    /// Whether a cold file has the row with the values `told`, and memory has no newer version.
-    /// `rest` has the remaining ids of the record, starting with this row's. Returns false if
-    /// reading the block is not worthwhile or fails; the caller then applies the row.
+    /// Whether a cold file contains the row with the values `told`, and memory has no newer
+    /// version. `rest` is the list of the record's remaining ids, starting with this row's. Returns
+    /// false if too few rows are in the block, or if it cannot be read. The caller then applies the
+    /// row.
     pub(crate) fn is_there(&mut self, rest: &[u64], told: &[i64]) -> bool {
         let Some(place) = rest.first().and_then(|&id| self.cold.find(id)) else { return false };
         let is_it =
@@ -47,7 +48,7 @@ impl<'a> ReplayFilter<'a> {
             self.values.clear();
             self.block = Some((place.file.clone(), place.block));
             let mut buffer = [0; BLOCK_BYTES];
-            // Damage is reported when a request needs the block.
+            // Do not report damage before a request needs the block.
             let Ok(block) = place.file.read(place.block, &mut buffer) else { return false };
             if block.append_to(&mut self.ids, &mut self.values).is_err() {
                 self.ids.clear();
@@ -72,7 +73,8 @@ mod tests {
     use crate::recovery::recover;
     use crate::tiering::{Ground, SpillLog};
 
-    /// Rows may be merged while a record is replayed, so a match with the old files is not enough.
+    /// A merge may replace the files while a record is replayed, so a match with the old files is
+    /// not sufficient.
     #[test]
     fn what_a_merge_has_replaced_meanwhile_is_not_there() {
         let folder = tempfile::tempdir().unwrap();
@@ -86,7 +88,7 @@ mod tests {
         let ids: Vec<u64> = (0..20_000).collect();
         ids.iter().for_each(|&id| space.put(id, Some(&[1, 2, 3, 4])).unwrap());
         while space.maintain() {}
-        // As in recovery, which does not write to the log.
+        // Spill as recovery does, which does not write to the log.
         let (store, log) = (&opened.store, SpillLog::Replayed(0));
         let ground = Ground { store, durability: &durability, most_bytes: 0, log };
         let oldest = space.ranges()[0];

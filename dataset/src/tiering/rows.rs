@@ -11,11 +11,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use store::{ColdFile, ColdRows, ColdWriter, FileEntry, NewFiles, Store, Tag};
 
 const CHUNK_ROWS: usize = 1024;
-/// Rows between two calls of the CPU throttle.
+/// Number of rows between two calls of the CPU throttle.
 const PACED_ROWS: usize = 64;
 /// Minimum number of ids per piece. A piece takes 16 bytes of memory per id.
 const PIECE_IDS: usize = 1 << 16;
-/// Maximum number of pieces for the ids of one table. Each piece walks the range's tables once.
+/// Maximum number of pieces for the ids of one table. Each piece requires one scan of the range's
+/// tables.
 const PIECES: usize = 16;
 
 impl Ground<'_> {
@@ -53,8 +54,8 @@ impl Ground<'_> {
         let most = space.rows_per_table().saturating_mul(2);
         let tag =
             Tag { space: space.number(), kind: RecordKind::Rows as u32, low, high: last, stamp: 0 };
-        // During replay of log records older than an ALTER, files may have more columns than the
-        // schema. Keeps the additional columns.
+        // While recovery replays log records older than an ALTER, files may have more columns than
+        // the schema. Copy the additional columns.
         let columns = old.iter().map(|file| file.head().columns);
         let width = columns.fold(spill.width, usize::max);
         let new = NewFiles::new(store);
@@ -78,7 +79,7 @@ impl Ground<'_> {
         space.unbury(&spill);
         let spilled = drop_spilled(space, &fresh, width, &turns)?;
         if let Err(error) = space.end_spill(&spill) {
-            // The memory is freed later.
+            // The spill has succeeded. The memory is freed later.
             tracing::warn!(
                 "space '{}': cannot shrink the tables of spilled rows yet: {error}",
                 space.name()
@@ -96,8 +97,8 @@ impl Ground<'_> {
         Ok(spilled)
     }
 
-    /// Bytes available to new files of a range that replace `old`. Returns an error if the disk has
-    /// too little space.
+    /// Maximum size of new files of a range that replace `old`. Returns an error if the disk has
+    /// too little free space.
     fn room(
         &self,
         space: &CounterSpace,
@@ -106,7 +107,7 @@ impl Ground<'_> {
         old: &[Arc<ColdFile>],
     ) -> store::Result<u64> {
         let replaced = old.iter().map(|file| file.entry().bytes).sum::<u64>();
-        // A row takes fewer bytes in a file than in memory.
+        // A row is smaller in a file than in memory.
         let ranges = space.ranges();
         let ours =
             ranges.iter().filter(|range| range.low <= last && low <= range.last && range.rows > 0);
@@ -235,7 +236,7 @@ fn copy_rows(
                     before.skip()?;
                 }
                 if found[i] {
-                    // A field added after the start of the spill stays in memory.
+                    // Values of a field added after the start of the spill stay in memory.
                     out.push(id, &rows[i * width_now..][..out.width.min(width_now)])?;
                 }
             }

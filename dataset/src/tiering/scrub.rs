@@ -1,11 +1,12 @@
-//! The scrubber reads all cold files at a bounded rate and verifies their checksums. It finds
-//! damage while a replica or backup still has the lost data.
+//! The scrubber reads all cold files at a limited rate and verifies their checksums. It detects
+//! damage while a replica or a backup still has the data.
 //!
 //! The spill thread runs it. Between two steps of other work it reads one piece of a file,
-//! bypassing the page cache. Spills and merges delay pieces, and lost time is not made up for.
+//! bypassing the page cache. Spills and merges delay the scrubber, and it does not catch up
+//! afterwards.
 //!
-//! A pass covers the files that exist at its start, and starts one week after the start of the
-//! previous pass. A restart begins a new pass.
+//! A pass reads the files that exist at its start. Passes start one week apart. A restart of the
+//! server begins a new pass.
 
 use crate::cold::{Cold, WHAT_IS_LOST};
 use crate::engines::Engines;
@@ -18,8 +19,8 @@ use store::{Damage, FileEntry, Scrub, Store, time};
 
 /// Time between the starts of two passes.
 const PASS_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Maximum number of times a piece is deferred, each by a piece's duration, while requests wait for
-/// the disk.
+/// Maximum number of times that a piece is deferred while requests wait for the disk, each time by
+/// the duration of a piece.
 const MOST_DEFERRED: u32 = 3;
 
 #[derive(Default)]
@@ -55,16 +56,16 @@ impl Pace {
 }
 
 struct Pass {
-    /// Files that are still to be read, in reverse order.
+    /// Files to read, in reverse order.
     files: Vec<FileEntry>,
-    /// Current file, and whether damage was found in it.
+    /// Current file, and whether it is damaged so far.
     now: Option<(FileEntry, Scrub, bool)>,
     left_bytes: u64,
 }
 
 #[derive(Default)]
 pub(super) struct Scrubber {
-    /// Data set of the current pass. A full sync replaces it.
+    /// Data set of the current pass. A full sync replaces the data set.
     of: Weak<Cold>,
     pace: Pace,
     /// Rate of the last piece, in bytes per second.
@@ -86,7 +87,8 @@ impl Scrubber {
             return Duration::MAX;
         }
         if rate != self.rate {
-            // Resets the schedule: a piece at one byte per second would block for a day.
+            // Reset the schedule: a piece read at one byte per second would delay the next one for
+            // a day.
             (self.rate, self.pace) = (rate, Pace::default());
         }
         let now = time::now();
@@ -135,7 +137,7 @@ impl Pass {
         let mut found = Vec::new();
         let bytes = scrub.step(&mut found);
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
-        // Damage in a file that was removed during the read is not reported.
+        // Do not report damage in a file that was removed during the read.
         let is_damaged = was_damaged || !found.is_empty();
         if !found.is_empty() && is_named(&file) {
             report(&live.current.load(), &file, &found);
@@ -205,7 +207,7 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
         let space = engines.counter_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.high));
     } else if kind == RecordKind::Table as u32 {
-        // The quarantine names a table of pairs by its lowest id. Ledgers skip damaged ranges
+        // The quarantine identifies a table of pairs by its lowest id. Ledgers skip damaged ranges
         // themselves.
         let space = engines.existence_by_number(tag.space);
         space.inspect(|s| s.cold().damaged.add(tag.low, tag.low));
@@ -216,8 +218,8 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
 mod tests {
     use super::*;
 
-    /// Bytes read in ten simulated seconds: without requests, with requests waiting all the time,
-    /// and with a busy thread.
+    /// Measures the bytes read in ten simulated seconds: without requests, with requests that
+    /// always wait, and with a busy spill thread.
     #[test]
     fn the_rate_holds_and_requests_that_wait_have_three_quarters_of_it() {
         const PIECE: u64 = 1 << 17;
@@ -230,7 +232,8 @@ mod tests {
                     Duration::ZERO => {
                         pace.read(now, PIECE, RATE);
                         bytes += PIECE;
-                        // Duration of the read itself, which counts towards the piece.
+                        // The read itself takes 7 ms, which count towards the duration of the
+                        // piece.
                         now += Duration::from_millis(7) + busy;
                     }
                     wait => now += wait,
@@ -242,7 +245,7 @@ mod tests {
         // The first piece has no duration yet, so it is not deferred.
         let beside_requests = read_in(10, true, Duration::ZERO);
         assert!((0..=PIECE).contains(&(beside_requests - 10 * RATE / 4)), "{beside_requests}");
-        // The two seconds that a merge takes are not made up for.
+        // The scrubber does not catch up the two seconds that a merge takes.
         assert_eq!(read_in(10, false, Duration::from_secs(2)), 5 * PIECE);
         // A new rate applies from the next piece.
         let mut pace = Pace::default();

@@ -1,4 +1,5 @@
-//! The spill thread: does the background work of each space in turn, and retries after failures.
+//! The spill thread performs the background work of all spaces, one after the other, and retries
+//! after failures.
 
 use super::dropped::forget_dropped;
 use super::ground::note_trouble;
@@ -18,16 +19,17 @@ use store::time;
 /// Time between a failure and the next attempt on the same space.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Retry times of spaces whose last attempt failed, and the state of dropped spaces' cleanup.
+/// Retry times of spaces whose last attempt failed, and the state of the cleanup of dropped spaces.
 #[derive(Default)]
 struct Retries {
     due: HashMap<u32, Instant>,
-    /// Catalogue version at the last complete removal of dropped spaces' files.
+    /// Catalogue version at the last complete cleanup of dropped spaces.
     clean: Option<u64>,
 }
 
 impl Retries {
-    /// Works on one space unless it waits for a retry. Returns whether there was any work.
+    /// Performs the work of one space unless its retry time is in the future. Returns whether there
+    /// was any work.
     fn look_after(
         &mut self,
         cold: &Cold,
@@ -58,10 +60,10 @@ impl Retries {
         false
     }
 
-    /// Removes remaining files of dropped spaces, after a crash or after a drop by the master's
-    /// log. Returns whether there were any.
+    /// Removes the files of dropped spaces that remain after a crash, or after a drop replicated
+    /// from the master. Returns whether there were any.
     fn forget_dropped(&mut self, live: &Live<'_>, engines: &Engines) -> bool {
-        // No space has the number 0, so it serves as the key for this work.
+        // No space has the number 0, so 0 is the key of this work.
         let is_due = self.due.get(&0).is_none_or(|due| time::now() >= *due);
         if self.clean == Some(engines.version()) || !is_due {
             return false;
@@ -79,7 +81,7 @@ impl Retries {
 
     fn look_after_all(&mut self, live: &Live<'_>) -> bool {
         let engines = live.current.load();
-        // Clones the lists and releases the catalogue, so that a space dropped during the work is
+        // Clone the lists and release the catalogue, so that a space dropped during the work is
         // freed soon.
         let (counters, existences) = (engines.counters().to_vec(), engines.existences().to_vec());
         let mut worked = self.forget_dropped(live, &engines);
@@ -115,8 +117,8 @@ pub struct Spiller {
 }
 
 impl Spiller {
-    /// Works on all spaces of the data set, if there is one, and scrubs one piece. Returns how long
-    /// to sleep before the next step; `None` if there may be more work.
+    /// Performs the work of all spaces of the data set, if there is one, and scrubs one piece.
+    /// Returns the sleep time before the next step; `None` if there may be more work.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
         let worked = live.is_some_and(|live| self.retries.look_after_all(live));
         let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));

@@ -1,6 +1,6 @@
-//! Parses a story into steps. `tests/scripts/README.md` describes the format.
+//! Parses a transcript into steps. `tests/scripts/README.md` describes the format.
 
-/// One step: a line and the lines that belong to it.
+/// One step: its first line and the lines below it.
 #[derive(Debug)]
 pub(super) struct Step {
     /// Line number in the file, from 1.
@@ -8,7 +8,7 @@ pub(super) struct Step {
     /// Text of the line.
     pub(super) head: String,
     pub(super) kind: Kind,
-    /// Lines below it: a configuration, or the expected output.
+    /// Lines below the first one: a configuration, or the expected output.
     pub(super) body: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Command {
     pub(super) filters: Vec<Vec<String>>,
     /// `for n in 1..100 step 10:`
     pub(super) repeat: Option<(u64, u64, usize)>,
-    /// `&` at the end: does not wait for the reply.
+    /// `&` at the end of the line: do not wait for the reply.
     pub(super) in_background: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Step>, String> {
                 steps.push(Step { line: i + 1, head: line.to_owned(), kind, body: Vec::new() });
             }
             None => {
-                // Empty lines and comments inside a configuration.
+                // Inside a configuration, empty lines and comments belong to the step.
                 let texts = steps.iter().rev().take_while(|step| step.kind == Kind::Text).count();
                 let texts = steps.split_off(steps.len() - texts);
                 let step = steps
@@ -90,7 +90,7 @@ fn kind_of(line: &str) -> Result<Option<Kind>, String> {
     }
 }
 
-/// Removes a trailing comment, which starts with two blanks and a `#`.
+/// Removes a trailing comment, which starts with two spaces and a `#`.
 fn without_comment(text: &str) -> &str {
     text.split_once("  #").map_or(text, |(before, _)| before).trim_end()
 }

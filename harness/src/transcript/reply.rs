@@ -1,12 +1,12 @@
-//! RESP2 and RESP3 replies: read from a socket, filtered by the rules of a story, and formatted
-//! like redis-cli.
+//! RESP2 and RESP3 replies: reads them from a socket, applies the filters of a transcript, and
+//! formats them like redis-cli.
 //!
-//! redis-protocol stores maps in hash maps, which lose the order that a transcript shows.
+//! The crate redis-protocol is not used here, because its hash maps lose the order of a RESP3 map.
 
 use std::fmt::Write;
 use std::io::{self, BufRead, Error, ErrorKind};
 
-/// One reply. Strings are bytes, since a reply may contain any.
+/// One reply. Strings are byte vectors, because a reply may contain any byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A simple string such as `OK` or `PONG`.
@@ -33,7 +33,7 @@ pub enum Reply {
     Map(Vec<(Reply, Reply)>),
     /// RESP3: an out-of-band message.
     Push(Vec<Reply>),
-    /// Placeholder for a value that differs between runs: its name.
+    /// Name that replaces a value that differs between runs.
     Masked(String),
 }
 
@@ -103,7 +103,7 @@ impl Reply {
         }
     }
 
-    /// Describes type and length of the reply.
+    /// Returns the type and the length of the reply as text.
     pub fn describe(&self) -> String {
         match self {
             Reply::Array(items) => format!("(array of {})", items.len()),
@@ -174,8 +174,8 @@ impl Reply {
         };
     }
 
-    /// Replaces the values of these names: in maps, in lists of alternating names and values, and
-    /// in `name:value` or `name=value` texts.
+    /// Masks the values of these names in maps, in lists of alternating names and values, and in
+    /// `name:value` or `name=value` texts.
     pub fn mask(self, names: &[String]) -> Reply {
         let is_named = |reply: &Reply| reply.as_text().filter(|text| names.contains(text));
         match self {
@@ -198,8 +198,8 @@ impl Reply {
         }
     }
 
-    /// Keeps only these names and their values: of maps, of lists of alternating names and values,
-    /// of lists of those, and of the lines of a text.
+    /// Removes all names except these, and their values. Applies to maps, lists of alternating
+    /// names and values, lists of such lists, and lines of a text.
     pub fn show(self, names: &[String]) -> Reply {
         let is_named = |reply: &Reply| reply.as_text().is_some_and(|text| names.contains(&text));
         match self {
@@ -226,7 +226,7 @@ impl Reply {
         }
     }
 
-    /// Applies `change` to all strings, to replace ports and folders by names.
+    /// Applies `change` to all strings. Used to replace ports and folders by names.
     pub fn rename(self, change: &impl Fn(&str) -> String) -> Reply {
         let text = |bytes: Vec<u8>| match String::from_utf8(bytes) {
             Ok(text) => change(&text).into_bytes(),

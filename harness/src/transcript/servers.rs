@@ -1,4 +1,4 @@
-//! Server processes of a story, and connections to them.
+//! Server processes of a transcript, and connections to them.
 
 use super::reply::Reply;
 use crate::program::Program;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running server, or a stopped one that can be started on the same folder and port.
+/// A running server, or a stopped one that can be restarted with the same folder and port.
 pub(super) struct Server {
     pub(super) folder: tempfile::TempDir,
     pub(super) port: u16,
@@ -53,7 +53,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the server with SIGKILL or SIGTERM and waits for it.
+    /// Stops the server with SIGKILL or SIGTERM and waits until it has ended.
     pub(super) fn end(&mut self, kill: bool) -> Result<(), String> {
         let program = self.program.take().ok_or("the server does not run")?;
         if kill {
@@ -65,7 +65,7 @@ impl Server {
     }
 }
 
-/// A connection of a story.
+/// A connection of a transcript.
 pub(super) struct Connection {
     stream: BufReader<TcpStream>,
     /// Messages that arrived while waiting for a reply.
@@ -93,7 +93,7 @@ impl Connection {
                 bytes.extend_from_slice(b"\r\n");
             }
         }
-        // If the server has closed the connection, the next reply reports it.
+        // Ignore errors: if the server has closed the connection, the next read reports it.
         _ = self.stream.get_mut().write_all(&bytes);
     }
 
@@ -102,7 +102,7 @@ impl Connection {
     pub(super) fn reply(&mut self) -> Result<Reply, String> {
         loop {
             match Reply::read(&mut self.stream) {
-                // Subscriptions are confirmed by messages.
+                // A confirmation of a subscription is a push message, but counts as a reply.
                 Ok(Reply::Push(items)) if !is_confirmation(&items) => {
                     self.pushed.push_back(Reply::Push(items));
                 }
@@ -135,14 +135,14 @@ fn failure(error: &std::io::Error) -> String {
     }
 }
 
-/// All servers and connections of a story, by name.
+/// All servers and connections of a transcript, by name.
 #[derive(Default)]
 pub(super) struct Servers {
     pub(super) servers: BTreeMap<String, Server>,
     connections: BTreeMap<String, Connection>,
 }
 
-/// Server of connections whose name contains none.
+/// Server of a connection whose name does not contain a server's name.
 pub(super) const MAIN: &str = "main";
 
 impl Servers {
@@ -166,7 +166,7 @@ impl Servers {
         self.connections.get_mut(name).ok_or_else(|| "no connection".to_owned())
     }
 
-    /// Closes a connection; the next use of the name opens another one.
+    /// Closes a connection. The next use of its name opens a new one.
     pub(super) fn close(&mut self, connection: &str) {
         self.connections.remove(connection);
     }

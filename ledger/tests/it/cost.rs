@@ -10,7 +10,7 @@ fn pairs(n: usize, bits: u32) -> Vec<(u64, u64)> {
     let ids = n as f64 / 50.0;
     (0..n)
         .map(|_| {
-            // Approximates Zipf's law with an exponent of 1.
+            // Approximates a Zipf distribution with exponent 1.
             let rank = ids.powf(random.f64()) as u64;
             let id = (1 << 50) + rank.wrapping_mul(0x9e37_79b9) % ids as u64 * 4194;
             (id, random.u64(..) >> (64 - bits))
@@ -36,7 +36,7 @@ fn lookup(ledger: &Ledger, id: u64, member: u64) -> (u64, bool) {
 fn pairs_take_few_bytes_and_lookups_few_reads() {
     for (bits, most) in [(40, 6.0), (64, 10.0)] {
         let store = open(&SimDisk::new(1));
-        // `upper_pairs` in proportion to 100,000,000 pairs.
+        // Scale `upper_pairs` as if there were 100,000,000 pairs.
         let options = Options {
             memory_pairs: 20_000,
             range_pairs: 200_000,
@@ -58,7 +58,7 @@ fn pairs_take_few_bytes_and_lookups_few_reads() {
         let bytes = stats.run_bytes as f64 / n;
         assert!(bytes < most, "{bytes} bytes per pair of {bits} bits");
         let memory = stats.index_bytes as f64 * 8.0 / n;
-        // A run takes 600 bytes; the rest is index, checksums and filters.
+        // A run has a fixed size of 600 bytes; the rest is index, checksums and filters.
         let fixed = stats.runs as f64 * 600.0 * 8.0 / n;
         assert!(
             memory - fixed < 0.5,

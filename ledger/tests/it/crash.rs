@@ -1,11 +1,11 @@
-//! Crash tests on the simulated disk: log, snapshots, flushes and trims. Each life ends with a
-//! power cut or a kill at a random step. Afterwards all synced changes must be present, changes
-//! never written must be absent, and the ledger must equal the state of the log.
+//! Crash tests on the simulated disk: log, snapshots, flushes and trims. Each iteration ends with a
+//! power cut or a kill at a random step. After the restart all synced changes must be present,
+//! changes never written must be absent, and the ledger must equal the state of the log.
 //!
-//! The log is the store's own. A batch contains changes (pairs set or unset, ids dropped), and
-//! snapshots contain the ledger's memory. As in the data set, the log records the current state of
-//! a changed pair from memory. It records nothing if the pair has left memory. Writes continue
-//! during a flush. `TIDEMARK_RUNS=100000` runs more.
+//! The log is that of the crate `store`. A batch contains changes (pairs set or unset, ids
+//! dropped), and snapshots contain the ledger's memory. As in the crate `dataset`, a log record
+//! contains the current state of a changed pair, read from memory. A pair that has left memory gets
+//! no record. Writes continue during a flush. `TIDEMARK_RUNS=100000` runs more.
 
 use crate::model::{KIND, SPACE};
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
@@ -65,7 +65,7 @@ impl Change {
 
 #[derive(Default)]
 struct Model {
-    /// Changes written last under each sequence number.
+    /// Last changes written under each sequence number.
     batches: BTreeMap<u64, Vec<Change>>,
     synced: u64,
 }
@@ -95,7 +95,7 @@ impl Life {
         });
         let store = quiet(store, disk, seed)?;
         let ledger = quiet(Ledger::open(&store, SPACE, KIND, options), disk, seed)?;
-        // `end` is the log offset after the batch, or the offset at which the snapshot begins.
+        // `end` is the log offset after the batch, or the offset at which the snapshot began.
         let apply = |mut bytes: &[u8], end: u64, is_log: bool| {
             while !bytes.is_empty() {
                 match Change::take(&mut bytes) {
@@ -143,7 +143,7 @@ impl Life {
     }
 
     fn write(&self, random: &mut fastrand::Rng) {
-        // Some rounds change the same few pairs repeatedly.
+        // One call in four changes only a few pairs, most of them repeatedly.
         let (ids, members) = if random.u8(..4) == 0 { (2, 3) } else { (9, 60) };
         for _ in 0..random.usize(1..12) {
             let id = random.u64(0..ids) * 11;
@@ -233,7 +233,7 @@ impl Life {
         model: &mut Model,
         random: &mut fastrand::Rng,
     ) -> store::Result<()> {
-        // An older offset is valid too.
+        // An older offset is also valid.
         let covered = if random.u8(..4) > 0 { self.sync(model)? } else { 0 };
         (0..random.u8(..3)).for_each(|_| self.write(random));
         let log = || {

@@ -1,5 +1,5 @@
-//! Damaged runs: only lookups of the damaged block fail, with an error that names the file. No
-//! answer is wrong.
+//! Damaged runs: lookups in the damaged block return an error that names the file. All other
+//! lookups succeed.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Flush, Ledger, Member, Options};
@@ -47,7 +47,7 @@ fn flipped_bits_are_errors_of_their_own_pairs() {
         }
         assert!((1..2000).contains(&wrong), "byte {at}: {wrong} pairs");
         assert!(ledger.list((0, u64::MAX), None, usize::MAX).is_err(), "byte {at}");
-        // A merge must not give the damaged data a valid checksum.
+        // A merge must not copy damaged data into a block with a valid checksum.
         ledger.set(5, Member::Number(5), true);
         let before = damaged.list_names();
         assert!(ledger.trim(&store, (0, u64::MAX), |_| true, || Ok(0)).is_err());
@@ -70,7 +70,7 @@ fn damaged_run_keeps_no_pairs_in_memory() {
     // Most pairs are in the damaged range.
     (0..3000).for_each(|n| ledger.set(n % 500, Member::Number(50_000 + n), true));
     (0..600).for_each(|n| ledger.set(1500 + n % 500, Member::Number(50_000 + n), true));
-    // The pairs become a run above the damaged one; later flushes merge with that run.
+    // The first flush writes a run above the damaged one. Later flushes merge with the new run.
     for round in 0..6 {
         ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
         let error = ledger.take_unreadable();

@@ -5,7 +5,7 @@ use ledger::{Ledger, Member, Options, OwnedMember, Pair, RunWriter};
 use std::collections::BTreeMap;
 use store::{FileEntry, SimDisk, Store, Tag};
 
-/// Numbers and strings, set and unset, many and few per id.
+/// Returns numbers and strings, set and unset, few and many per id.
 fn pairs() -> BTreeMap<(u64, OwnedMember), bool> {
     let mut pairs = BTreeMap::new();
     for n in 0..5000u64 {

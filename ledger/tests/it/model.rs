@@ -1,4 +1,4 @@
-//! Random changes, flushes, merges, drops and restarts, compared with a `BTreeSet`.
+//! Compares random changes, flushes, merges, drops and restarts with a `BTreeSet`.
 
 use ledger::{Flush, Ledger, Member, Options, OwnedMember};
 use std::collections::BTreeSet;
@@ -155,8 +155,8 @@ impl World {
         }
     }
 
-    /// Ranges below the horizon are removed as a whole; callers do not ask for other pairs below
-    /// it.
+    /// The ledger removes only whole ranges below the horizon. Callers never look up the remaining
+    /// pairs below it.
     fn drop_below(&mut self) {
         let horizon = id(&mut self.random) / 4;
         let ranges = self.ledger.stats().ranges;
@@ -168,7 +168,7 @@ impl World {
         self.model.retain(|pair| pair.0 >= horizon || left.contains(pair));
     }
 
-    /// Restarts: memory is restored as from a snapshot.
+    /// Reopens the ledger and restores its memory as from a snapshot.
     fn reopen(&mut self) {
         let mut left = Vec::new();
         self.ledger.walk_memory(|pairs| {
@@ -232,8 +232,8 @@ fn members_of_an_id_come_in_pages() {
     assert!(!Ledger::takes(Member::Bytes(&[0; 513])) && Ledger::takes(Member::Bytes(&[0; 512])));
 }
 
-/// Drops without runs are forgotten, and a trim of the range with the most drops rewrites no other
-/// range.
+/// A trim removes drops that apply to no run. A trim of the range with the most drops does not
+/// rewrite other ranges.
 #[test]
 fn drops_are_forgotten_range_by_range() {
     let disk = SimDisk::new(1);

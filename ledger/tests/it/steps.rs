@@ -1,4 +1,4 @@
-//! Lookups in steps, with changes between a question and its answer.
+//! Lookups in steps, with changes between `Question::read` and `Ledger::settle`.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Answer, Flush, Ledger, Member, Options};
@@ -11,7 +11,7 @@ fn ledger(store: &Store) -> Ledger {
     Ledger::open(store, SPACE, KIND, options).unwrap()
 }
 
-/// Returns the answer to a question and the version that it is valid for.
+/// Looks up a pair step by step. Returns the answer and the version at the start of the lookup.
 fn asked(ledger: &Ledger, id: u64, member: Member<'_>) -> (bool, u64) {
     let Answer::Asks(mut question) = ledger.ask(id, member) else {
         panic!("the pair is in memory")
@@ -77,7 +77,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Runs a writer, a reader and a flushing thread. The reader must find every set pair.
+/// Runs a writing, a reading and a flushing thread. The reader must find every set pair.
 #[test]
 fn readers_beside_flushes_find_what_was_set() {
     let store = open(&SimDisk::new(3));
@@ -111,7 +111,7 @@ fn readers_beside_flushes_find_what_was_set() {
     assert_eq!(ledger.list((0, u64::MAX), None, usize::MAX).unwrap().len(), 39_999);
 }
 
-/// Changes arrive while the flush syncs the log, after it has copied memory.
+/// Pairs change while the flush syncs the log, after it has copied the memory.
 #[test]
 fn changes_in_the_middle_of_a_flush_stay() {
     let store = open(&SimDisk::new(6));
@@ -182,7 +182,7 @@ fn drops_beside_flushes_take_all_before_and_nothing_after() {
 fn full_disk_leaves_everything_as_it_was() {
     let disk = SimDisk::new(5);
     let store = open(&disk);
-    // Small ranges, so that some files are complete before the disk is full.
+    // Use small ranges, so that some files are complete before the disk is full.
     let options =
         Options { memory_pairs: 1000, range_pairs: 400, upper_pairs: 0, ..Options::default() };
     let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
@@ -209,8 +209,8 @@ fn full_disk_leaves_everything_as_it_was() {
     check(6000);
 }
 
-/// A pair changes and changes back after the flush has copied it. The log reads the pair's state
-/// from memory, so the pair must not leave memory.
+/// A pair changes twice after the flush has copied it, so its state is the same. The log reads the
+/// state from memory, so the pair must not leave memory.
 #[test]
 fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
     let store = open(&SimDisk::new(1));
@@ -232,7 +232,7 @@ fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
     }
 }
 
-/// An id is dropped while its range is divided, just before a file that would begin with it.
+/// A flush divides a range. The test drops an id just before the flush begins a file with it.
 #[test]
 fn id_that_is_dropped_between_two_files_stays_dropped() {
     for odd in [0, 1] {

@@ -2,8 +2,8 @@
 
 use crate::command::spec::{Spec, flag};
 
-/// All categories, in the order of ACL CAT. Includes Redis's categories without commands here, so
-/// that rules written for Redis are accepted.
+/// All categories, in the order of ACL CAT. Includes Redis categories that have no commands here,
+/// so that rules written for Redis are accepted.
 pub const CATEGORIES: [&str; 27] = [
     "keyspace",
     "read",

@@ -42,9 +42,9 @@ pub struct Entry {
     pub last_us: u64,
 }
 
-/// Maximum age of an entry to which a repetition is added, in microseconds.
+/// Period in which equal refusals share an entry, in microseconds.
 const TOGETHER_US: u64 = 60_000_000;
-/// Maximum stored bytes of an object or a name.
+/// Maximum length of a stored object or name, in bytes.
 const KEPT_BYTES: usize = 128;
 
 /// Refusals, newest first.
@@ -72,7 +72,7 @@ impl Log {
                 && e.user == user
                 && now.saturating_sub(e.first_us) < TOGETHER_US
         };
-        // Redis compares the same number of entries.
+        // As in Redis, only the newest 10 entries are compared.
         let known =
             self.entries.iter().take(10).position(same).and_then(|at| self.entries.remove(at));
         let entry = match known {
@@ -101,7 +101,7 @@ impl Log {
         self.entries.clear();
     }
 
-    /// Returns the newest entries.
+    /// Returns at most `most` entries, newest first.
     pub fn newest(&self, most: usize) -> impl ExactSizeIterator<Item = &Entry> {
         self.entries.iter().take(most)
     }

@@ -7,7 +7,7 @@
 //!
 //! `$home` extends Redis: it allows the space, view or action `home` in commands without keys
 //! (`CNT.GET post 17`). `$post` also allows the keys of the space post (`HGETALL post:17`). A user
-//! with all keys (`~*`) may use every space.
+//! with access to all keys (`~*`) may use every space.
 //!
 //! Rules may name commands of Redis that do not exist here (`redis_names`).
 //!
@@ -52,7 +52,7 @@ type Users = BTreeMap<String, Arc<User>>;
 /// All users, and the log of refusals.
 pub struct Acl {
     users: ArcSwap<Users>,
-    /// Held while users are changed.
+    /// Serializes changes of users.
     changing: Mutex<()>,
     /// Commands denied to every user: `security.deny_commands`.
     denied: ArcSwap<Commands>,
@@ -77,7 +77,7 @@ impl Default for Acl {
     }
 }
 
-/// Redis's error of ACL LOAD and ACL SAVE without an ACL file.
+/// Redis's error for ACL LOAD and ACL SAVE without an ACL file.
 const NO_FILE: &str = "This Redis instance is not configured to use an ACL file. You may want to \
                        specify users via the ACL SETUSER command and then issue a CONFIG REWRITE \
                        (assuming you have a Redis configuration file set) in order to store users \
@@ -123,7 +123,7 @@ impl Acl {
         self.users.load().values().cloned().collect()
     }
 
-    /// Returns the users as lines of a configuration file, without those that are there by default.
+    /// Returns the users as lines of a configuration file. Omits users that equal their defaults.
     pub fn lines(&self, security: &Security) -> Vec<String> {
         let plain = fresh(security);
         let differs =
@@ -154,8 +154,8 @@ impl Acl {
         })
     }
 
-    /// Updates rules that name a renamed space exactly. `stays` tells whether a view or action has
-    /// the old name. Returns whether any user changed.
+    /// Updates rules that name a renamed space without wildcards. `stays` returns whether a view or
+    /// action has the old name. Returns whether any user changed.
     pub(crate) fn follow_renames(
         &self,
         renamed: &[(String, String)],
@@ -193,7 +193,8 @@ impl Acl {
         })
     }
 
-    /// ACL LOAD: replaces all users by those of the file; no effect if the file has an error.
+    /// ACL LOAD: replaces all users with those in the file. Has no effect if the file contains an
+    /// error.
     pub fn load(&self, security: &Security) -> Result<(), String> {
         if security.acl_file.is_empty() {
             return Err(NO_FILE.to_owned());
@@ -220,8 +221,8 @@ impl Acl {
         })
     }
 
-    /// Returns the command of this request that `security.deny_commands` denies, if any: the
-    /// command itself, or one that an option runs.
+    /// Returns the command that `security.deny_commands` denies, if any. It is the request's own
+    /// command or one that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
         let also = request.also_runs().map(|(number, _)| number).filter(|n| denied.has(*n));
@@ -291,7 +292,7 @@ fn changed(known: Option<&Arc<User>>, name: &str, rules: &[&str]) -> Result<User
     Ok(user)
 }
 
-/// Adds the user of one line: a name, followed by rules.
+/// Parses a line (a name followed by rules) and adds the user.
 fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), String> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next().ok_or("missing user name")?;
@@ -299,7 +300,7 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
         return Err(format!("too many users: security.max_users is {}", security.max_users));
     }
     let rules: Vec<&str> = words.collect();
-    // The line is complete: its rules do not extend those of the initial default user.
+    // The rules start from an empty user, even for the initial default user.
     let user = changed(None, name, &rules)?;
     let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_as_made());
     if users.insert(name.to_owned(), Arc::new(user)).is_some() && !made_here {

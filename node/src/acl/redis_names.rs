@@ -3,12 +3,12 @@
 //!
 //! Rules written for Redis (`-eval`, `-script|load`, `-@search`) are accepted and stored unchanged,
 //! so that users and ACL files can be migrated. They have no effect here. A name that Redis does
-//! not know either is refused.
+//! not have is refused.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Categories of module commands. Those with commands here are in
+/// Categories of module commands. Module categories that have commands here are in
 /// [`CATEGORIES`](crate::acl::CATEGORIES).
 pub const MODULE_CATEGORIES: [&str; 6] = ["search", "tdigest", "cms", "topk", "timeseries", "json"];
 
@@ -98,7 +98,8 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.contains(name)
 }
 
-/// Whether Redis has a command of this name without subcommands, whose first argument is arbitrary.
+/// Whether Redis has a command with this name and without subcommands, so that a rule can name its
+/// first argument.
 pub(super) fn takes_first_arg(name: &str) -> bool {
     is_known(name) && !CONTAINERS.contains(name)
 }

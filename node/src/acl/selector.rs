@@ -26,7 +26,7 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Whether every client may send it, such as AUTH.
+    /// Whether every client may send the command, for example AUTH.
     pub(super) fn applies_to_all_users(&self) -> bool {
         self.spec.has(flag::NO_AUTH)
     }
@@ -188,8 +188,8 @@ impl Pattern {
         }
     }
 
-    /// Whether the pattern allows `text`. `needs` returns whether it is read and whether it is
-    /// written.
+    /// Whether the pattern allows `text`. `needs` returns whether the request reads the object, and
+    /// whether it writes it.
     fn allows(&self, text: &[u8], needs: impl Fn() -> (bool, bool)) -> bool {
         let suffices = |(read, write): (bool, bool)| (self.read || !read) && (self.write || !write);
         glob::matches(self.glob.as_bytes(), text, false)
@@ -211,7 +211,7 @@ pub struct Selector {
     commands: Commands,
     /// Whether the rules start from all commands, including future ones, instead of none.
     all_commands: bool,
-    /// First arguments, in lower case, that are allowed for a command that is not in `commands`
+    /// Allowed first arguments, in lower case, of commands that are not in `commands`
     /// (`+select|0`).
     first_args: Vec<(usize, String)>,
     /// Rules that produced `commands`, without overridden ones.
@@ -296,7 +296,7 @@ impl Selector {
             .filter(|(_, arg)| !name.starts_with('@') && !is_ours(name) && !arg.contains('|'));
         let Some((command, arg)) = first_arg else {
             self.commands.set_named(name, on)?;
-            // A rule about the whole command overrides those about first arguments.
+            // A rule about the whole command overrides rules about its first arguments.
             let (named, category) = (table::numbers_named(name), name.strip_prefix('@'));
             let is_in = |number: usize, category: &str| {
                 let spec = table::with_numbers().nth(number);
@@ -311,13 +311,13 @@ impl Selector {
         if on && arg.is_empty() {
             return Err("Syntax error");
         }
-        // In Redis DEBUG takes first arguments.
+        // Redis accepts any first argument for DEBUG.
         let takes_any = if command == "debug" {
             true
         } else if number.is_empty() {
             redis_names::takes_first_arg(command)
         } else {
-            // A command with subcommands takes none.
+            // Rules cannot name first arguments of a command with subcommands.
             number.len() == 1
         };
         if !(redis_names::is_known(name) || on && takes_any) {
@@ -358,7 +358,7 @@ impl Selector {
         if let Some(flags) = rule.strip_prefix('%') {
             let at = flags.find(['~', '$']).filter(|at| *at > 0).ok_or("Syntax error")?;
             let (flags, pattern) = flags.split_at(at);
-            // As in Redis, each letter may occur once.
+            // As in Redis, each letter may occur at most once.
             let (reads, writes) =
                 (flags.matches(['r', 'R']).count(), flags.matches(['w', 'W']).count());
             if reads > 1 || writes > 1 || reads + writes < flags.len() {
@@ -379,8 +379,8 @@ impl Selector {
         Ok(())
     }
 
-    /// Updates rules that name a renamed space exactly. If `stays`, a view or action has the old
-    /// name, and the rule continues to grant that too.
+    /// Updates rules that name a renamed space without wildcards. If a view or action has the old
+    /// name, `stays` returns true, and the old rule also remains.
     pub(super) fn follow_renames(
         &mut self,
         renamed: &[(String, String)],
@@ -477,7 +477,7 @@ impl Selector {
             let first = 1 + usize::from(is_later);
             let write = spec.has(flag::WRITE);
             let needs = || (!write || spec.has(flag::READS), write || spec.sets_flags(args));
-            // Also the new name, since the space keeps its rules when it is renamed.
+            // Renaming needs permission for both names, because rules follow a renamed space.
             let names = first..first + 1 + usize::from(spec.name == "tm.space|rename");
             let mut names = names.filter(|at| spec.has(flag::NAMED) && *at < args.len());
             if let Some(at) = names.find(|at| !self.allows_name(args.at(*at), needs)) {

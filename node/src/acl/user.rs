@@ -25,7 +25,7 @@ pub struct User {
     on: bool,
     nopass: bool,
     passwords: Vec<Digest>,
-    /// The root selector, followed by those in parentheses.
+    /// The root selector, followed by the selectors in parentheses.
     selectors: Vec<Selector>,
     /// Whether this is the unchanged initial default user.
     as_made: bool,
@@ -53,8 +53,8 @@ impl User {
         user
     }
 
-    /// Creates a user whose password cannot match. It stands in for an unknown user, so that both
-    /// take the same time.
+    /// Creates a user whose password cannot match. A login with an unknown name checks this user's
+    /// password, so that the time does not reveal which users exist.
     pub(super) fn without_rights() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
@@ -119,7 +119,7 @@ impl User {
         Err(worst)
     }
 
-    /// Applies rules of ACL SETUSER. After an error some of the rules may be applied.
+    /// Applies rules of ACL SETUSER. If it fails, some of the rules may already be applied.
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
         self.as_made = false;
         for rule in joined(rules)? {
@@ -127,7 +127,7 @@ impl User {
             if rule.is_empty() {
                 continue;
             }
-            // A password may have control characters, because only its digest is stored.
+            // A password may contain control characters, because only its digest is stored.
             let is_password = rule.starts_with(['>', '<']);
             let spoils = !is_password && rule.chars().any(char::is_control);
             if rule.len() > MAX_RULES_BYTES || spoils {
@@ -166,7 +166,7 @@ impl User {
                         .ok_or("Syntax error")?;
                     let mut selector = Selector::new();
                     for word in inner.split_ascii_whitespace() {
-                        // It would end the selector when the rules are parsed again.
+                        // The parenthesis would end the selector when the stored rules are parsed.
                         if word.ends_with(')') {
                             return Err("Syntax error".to_owned());
                         }
@@ -219,7 +219,7 @@ impl User {
         self.passwords.iter().map(|p| hex(p))
     }
 
-    /// Returns the root selector, and those in parentheses.
+    /// Returns the root selector and the selectors in parentheses.
     pub fn selectors(&self) -> (&Selector, &[Selector]) {
         (&self.selectors[0], &self.selectors[1..])
     }
@@ -346,7 +346,8 @@ mod tests {
         }
     }
 
-    /// Names that only Redis has are stored unchanged; rules that Redis refuses are refused.
+    /// Rules with names that exist only in Redis are stored unchanged. Rules that Redis rejects are
+    /// rejected.
     #[test]
     fn rules_may_name_what_only_redis_has() {
         for rule in [
@@ -404,7 +405,7 @@ mod tests {
         assert_eq!(user.describe(), "on resetchannels -@all");
     }
 
-    /// F7: only a removed channel rule requires a check of the subscriptions.
+    /// Only a removed channel rule requires a check of the subscriptions.
     #[test]
     fn rules_about_channels_are_compared_as_they_stand() {
         use crate::runtime::pubsub::Kind::{Channel, Pattern, Shard};

@@ -47,8 +47,8 @@ impl Client {
         self.waiting
     }
 
-    /// Whether [`Client::IN_FLIGHT`] replies are pending; then the caller must take some before it
-    /// pushes more.
+    /// Whether [`Client::IN_FLIGHT`] replies are pending. The caller must then read replies before
+    /// it pushes more commands.
     pub fn is_full(&self) -> bool {
         self.waiting >= Client::IN_FLIGHT
     }

@@ -24,30 +24,29 @@ pub struct ConnectArgs {
     /// The server's port.
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// The user to log in as; without it `default`.
+    /// User to authenticate as. Default: `default`.
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// The password. Other users of this machine see it in the list of processes: the environment
-    /// variable REDISCLI_AUTH, which redis-cli reads too, does not show it.
+    /// Password. The process list shows it to other users of this machine. To hide it, set the
+    /// environment variable REDISCLI_AUTH, as for redis-cli.
     #[arg(short = 'a', long = "pass", visible_alias = "password", value_name = "PASSWORD")]
     pub pass: Option<String>,
-    /// Speak TLS.
+    /// Connect with TLS.
     #[arg(long)]
     pub tls: bool,
-    /// TLS: the authorities that the server's certificate must be signed by (PEM); without it the
-    /// system's.
+    /// TLS: file with trusted CA certificates (PEM). Default: the system's.
     #[arg(long, value_name = "FILE", requires = "tls")]
     pub cacert: Option<String>,
-    /// TLS: the certificate to show to the server (PEM).
+    /// TLS: client certificate (PEM).
     #[arg(long, value_name = "FILE", requires_all = ["tls", "key"])]
     pub cert: Option<String>,
-    /// TLS: the key of that certificate (PEM).
+    /// TLS: private key of the client certificate (PEM).
     #[arg(long, value_name = "FILE", requires_all = ["tls", "cert"])]
     pub key: Option<String>,
-    /// TLS: the name that the server's certificate must be for, if not --host.
+    /// TLS: host name to verify in the server's certificate. Default: --host.
     #[arg(long, value_name = "HOST", requires = "tls")]
     pub sni: Option<String>,
-    /// Whether the server is a cluster node or a Sentinel, whose replies are short.
+    /// Whether the server is a cluster node or a Sentinel. Limits replies to 16 MiB.
     #[arg(skip)]
     pub is_peer: bool,
 }
@@ -176,7 +175,7 @@ impl ConnectArgs {
     }
 }
 
-/// Runs `work` with the timeout of a reply.
+/// Runs `work` with the reply timeout.
 pub async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     within(PATIENCE, work).await
 }
@@ -192,8 +191,8 @@ pub async fn within<T>(
     })
 }
 
-/// Returns a TLS configuration for other client libraries, with the authorities of `ca_file`, or
-/// the system's if empty.
+/// Returns a TLS configuration for other client libraries. It trusts the authorities in `ca_file`,
+/// or the system's if `ca_file` is empty.
 #[cfg(feature = "kafka")]
 pub fn client_tls(ca_file: &str) -> Result<tokio_rustls::rustls::ClientConfig, String> {
     let roots = if ca_file.is_empty() { system_roots() } else { tls::roots("ca_file", ca_file) };
@@ -255,7 +254,7 @@ pub fn closed() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
-/// Returns the error for a reply above the limit.
+/// Returns the error for a reply longer than the limit.
 pub fn too_long(most: usize) -> io::Error {
     let why = format!("the server's reply exceeds {most} bytes");
     io::Error::new(ErrorKind::InvalidData, why)
@@ -299,7 +298,7 @@ impl Link {
         }
     }
 
-    /// Sends requests. The caller must take replies before both sockets' buffers are full.
+    /// Sends requests. The caller must read replies before the buffers of both sockets are full.
     pub async fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         self.socket.write_all(requests).await?;
         self.socket.flush().await

@@ -11,22 +11,22 @@ use std::time::Duration;
 
 /// Timeout for a node's answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Number of nodes asked concurrently; bounds memory, as each request has a copy of the topology.
+/// Maximum number of concurrent requests. Bounds memory, since each request contains the topology.
 const AT_ONCE: usize = 64;
-/// Error codes of nodes that may know a later topology but cannot say so.
+/// Error codes of nodes that cannot answer. Such a node may know a later topology.
 const MUTE: [&str; 4] = ["LOADING", "NOAUTH", "NOPERM", "WRONGPASS"];
 
-/// Whether the refusal is final: another node knows a later topology, rather than being unable to
-/// answer.
+/// Whether another node knows a later topology, so that a retry is useless. False if a node was
+/// unable to answer.
 pub fn is_final(refusal: &Refusal) -> bool {
     String::from_utf8_lossy(refusal.text()).contains(VERSION)
 }
 
-/// Refuses a topology that another of its nodes would refuse. A delayed message may carry a
-/// topology from before this master was replaced. Then other nodes know a later one, or a different
-/// one of the same version. Unreachable nodes are ignored. A node that is loading, or denies
-/// access, could know a later topology, so it counts as a refusal. `check` sends the topology to
-/// one node (`CLUSTERX SETNODES ... CHECK`).
+/// Fails if another node of the topology refuses it. A delayed message may carry a topology that
+/// predates the replacement of this master. Other nodes then know a later topology, or a different
+/// one of the same version. Unreachable nodes are ignored. A node that is loading or denies access
+/// counts as a refusal, because it could know a later topology. `check` sends the topology to one
+/// node (`CLUSTERX SETNODES ... CHECK`).
 pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result<()>) -> Outcome {
     let others: Vec<&Member> = next.members().iter().filter(|it| it.id != next.own_id).collect();
     let ask = async |member: &Member| {

@@ -6,11 +6,11 @@
 //!   version 7
 //!   id <own id>                or -
 //!   lease 3 10000              highest election of a HEARTBEAT, and the lease in milliseconds; 0 0
-//!                              without one
-//!   giving                     it has given slots away in this topology, and not all new owners
-//!                              have confirmed it
+//!                              if there is none
+//!   giving                     this node has given slots away in this topology, and not all new
+//!                              owners have confirmed it
 //!   node <a line of the topology's text>
-//!   check 1f2e3d4c             CRC-32C of the lines before
+//!   check 1f2e3d4c             CRC-32C of the lines above
 //! ```
 
 use crate::cluster::topology::{Topology, is_id};

@@ -1,29 +1,31 @@
 //! Hand-over of slots from a master to its replicas under load, to split or move a shard. This
-//! module has the order of the steps; [`Giver`] implements each step.
+//! module defines the sequence of steps; [`Giver`] implements each step.
 //!
 //! The replicas already have the rows, so nothing is copied.
 //!
-//! 1. The master asks all nodes whether they know another topology of its version, or a later one.
-//!    It asks the replicas that will get slots whether they accept the next topology and can write
-//!    it to disk. They must be in sync. Nothing has changed yet, nor if the second step fails.
-//! 2. Writes are paused until these replicas have the whole log, and then until the end. No
-//!    timeout ends the pause early, since a write accepted then could be lost.
+//! 1. The master asks all nodes whether they know a later topology, or a different one of the same
+//!    version. It asks the replicas that will get slots whether they accept the next topology and
+//!    can write it to disk. These replicas must be in sync. If step 1 or 2 fails, nothing has
+//!    changed.
+//! 2. Writes are paused until the hand-over ends, and the master waits until these replicas have
+//!    the whole log. The pause has no timeout, because a write accepted after a timeout could be
+//!    lost.
 //! 3. All requests are paused. The master adopts the next topology durably. From now on it never
 //!    serves these slots again.
-//! 4. Its other replicas receive the topology, if reachable, so that none of them is promoted with
-//!    these slots should the master crash. Then the new owners receive it and become masters.
-//! 5. Requests resume, and those for these slots are redirected. All other nodes receive the
+//! 4. The other reachable replicas receive the topology. If the master crashes, none of them is
+//!    promoted with these slots. Then the new owners receive the topology and become masters.
+//! 5. Requests resume. Requests for these slots are redirected. All other nodes receive the
 //!    topology.
 //!
-//! So no two nodes serve a slot at any time. If the master or a new owner crashes after step 3, the
-//! slots are unavailable until the command is repeated on the master, or the new owner receives the
-//! topology (CLUSTERX SETNODES). The new owner has all acknowledged writes, or gets them from the
-//! master.
+//! At any time, at most one node serves a slot. If the master or a new owner crashes after step 3,
+//! the slots are unavailable until the command is repeated on the master, or the new owner receives
+//! the topology (CLUSTERX SETNODES). The new owner has all acknowledged writes, or gets them from
+//! the master.
 //!
-//! Until all new owners have confirmed, the master persists that it is giving slots away. If it
-//! crashes, they may never receive the topology, and a controller may give one of them all slots of
-//! the master. So after a restart the master is fenced until the command is repeated and received
-//! by all masters and by its replicas.
+//! The master records on disk that it is giving slots away, until all new owners have confirmed. If
+//! it crashes, the new owners may never receive the topology, and a controller may assign all slots
+//! of the master to one of them. After a restart the master is therefore fenced until the command
+//! is repeated, and all masters and its replicas have received the topology.
 //!
 //! `tidemark cluster split` uses this; a simulator crashes both sides at every step
 //! (`cli/src/cluster/simulation`).
@@ -80,7 +82,7 @@ pub trait Giver {
     async fn caught_up(&self, fed: &Self::Fed);
 
     /// Adopts the next topology if this node's version is `version`. It is durable when this
-    /// returns, and visible to every later turn.
+    /// returns, and every later event-loop iteration sees it.
     async fn adopt(&self, version: i64, next: Topology) -> Outcome;
 
     /// Records durably that all new owners know this topology, and applies it to this node's role.
@@ -97,8 +99,8 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     if next.version == now.version && next.agrees_with(&now) {
         let is_giving = giver.cluster().is_giving();
         let told = tell_all(giver, &next).await;
-        // All masters, which include the new owners, and all replicas of this node must have
-        // received it. A node that refuses it knows a later topology.
+        // All masters, including the new owners, and all replicas of this node must receive the
+        // topology. A node that refuses it knows a later topology.
         let is_needed = |(member, error): &&(&Member, String)| {
             member.master.is_none()
                 || member.master.as_ref() == Some(&next.own_id)
@@ -137,7 +139,7 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     }
     giver.pause(Paused::All);
     giver.adopt(now.version, next.clone()).await?;
-    // Concurrently, so that a silent node does not delay the others.
+    // Sends concurrently, so that a silent node does not delay the others.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
         async move { within(TAKE_OVER, G::tell(&mut link, next, b"")).await }
@@ -223,8 +225,8 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     Ok(takers)
 }
 
-/// Fails if another node knows a later topology or a different one of this version, from a failover
-/// for instance, which the next version would undo.
+/// Fails if another node knows a later topology, or a different one of this version. The next
+/// version would revert it, for example a failover.
 async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
     let others = now.members().iter().filter(|member| member.id != now.own_id);
     let asked = others.map(|member| async move {
@@ -269,7 +271,7 @@ async fn reach_others<G: Giver>(giver: &G, now: &Topology, takers: &[Member]) ->
     join_all(reached).await.into_iter().flatten().collect()
 }
 
-/// Sends the topology to all other nodes. Returns those that failed, with the reasons.
+/// Sends the topology to all other nodes. Returns the nodes that failed, with the reasons.
 async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Member, String)> {
     let others = next.members().iter().filter(|member| member.id != next.own_id);
     let told = others.map(|member| async move {

@@ -17,7 +17,7 @@ pub enum State {
     Failed,
 }
 
-/// Poll state of one node. Times are in milliseconds since 1970.
+/// Poll state of one node. Times are in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulse {
     /// Time of the oldest unanswered poll; 0 if none.
@@ -46,7 +46,7 @@ impl Pulse {
 pub struct Health(Mutex<HashMap<String, Pulse>>);
 
 impl Health {
-    /// Records a poll. The time of an older unanswered poll is kept.
+    /// Records a poll. If an older poll is unanswered, its time remains.
     pub fn asked(&self, id: &str, now_ms: u64) {
         let mut all = self.0.lock();
         let pulse = all.entry(id.to_owned()).or_default();
@@ -61,7 +61,7 @@ impl Health {
         self.0.lock().insert(id.to_owned(), pulse);
     }
 
-    /// Forgets nodes that are not in this topology.
+    /// Removes nodes that are not in this topology.
     pub fn follow(&self, topology: &Topology) {
         let members: std::collections::HashSet<&str> =
             topology.members().iter().map(|member| member.id.as_str()).collect();

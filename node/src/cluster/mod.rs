@@ -1,8 +1,8 @@
 //! Cluster state of a node: slots, the topology, and their persistence.
 //!
-//! No code here decides which node is a master. A controller does, and sends whole topologies with
-//! versions by Kvrocks' CLUSTERX commands. A topology is durable before it is published, and older
-//! versions are refused. So a stale controller or a delayed message cannot revert anything.
+//! A controller decides which node is a master, and sends complete, versioned topologies with
+//! Kvrocks' CLUSTERX commands. A topology is durable before it is published. Older versions are
+//! refused, so a stale controller or a delayed message cannot revert a change.
 
 pub mod confirm;
 pub mod file;
@@ -47,7 +47,7 @@ impl From<ClusterError> for Refusal {
 pub struct Lease {
     /// Election that granted it.
     pub election: u64,
-    /// Duration from each HEARTBEAT on, in milliseconds.
+    /// Duration after each HEARTBEAT, in milliseconds.
     pub ms: u64,
 }
 
@@ -70,11 +70,11 @@ pub struct Cluster {
     pub asked: AtomicU64,
     /// Number of partial requests that failed, by a timeout or without a connection.
     pub unanswered: AtomicU64,
-    /// Held while the state changes, including the write to disk.
+    /// Serializes changes of the state, including the write to disk.
     changing: Mutex<()>,
-    /// Held while slots of this node go to its replicas.
+    /// Locked during a hand-over of slots to replicas.
     pub handing: tokio::sync::Mutex<()>,
-    /// Held while other nodes are asked to confirm a topology.
+    /// Locked while other nodes confirm a topology.
     pub confirming: Mutex<()>,
     /// Token and deadline of CLUSTERX HOLD.
     held: Mutex<Option<(Vec<u8>, Instant)>>,
@@ -102,7 +102,7 @@ impl Cluster {
         *self.lease.lock()
     }
 
-    /// Restores the state at a start.
+    /// Restores the state at startup.
     pub fn recall(&self, dir: &Path) -> io::Result<()> {
         if !self.enabled {
             return Ok(());
@@ -186,8 +186,8 @@ impl Cluster {
     }
 
     /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
-    /// another command holds it. A zero time releases it. The hold is advisory and lost on restart:
-    /// it keeps two operators apart, not two masters.
+    /// another command holds it. A zero time releases it. The hold is advisory and lost on restart.
+    /// It prevents concurrent commands of two operators, but does not fence masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
         let mut held = self.held.lock();
         let now = Instant::now();
@@ -215,9 +215,9 @@ impl Cluster {
     }
 
     /// CLUSTERX SETNODES. Refuses an older version, and a different topology of the same version;
-    /// an equal topology changes nothing. A node without an id finds itself by `is_here`, which
-    /// tells whether a host and port are its own. The topology is refused if that matches several
-    /// nodes.
+    /// an equal topology changes nothing. A node without an id finds its line with `is_here`, which
+    /// returns whether a host and port belong to this node. The topology is refused if several
+    /// lines match.
     pub fn set_nodes(
         &self,
         dir: &Path,
@@ -248,9 +248,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether this node is a master without replicas in its topology. Then no other node can have
-    /// its slots, unless it was giving slots away: a replica that did not receive the topology may
-    /// have been given all of them.
+    /// Whether this node is a master without replicas in its topology. If so, no other node can
+    /// serve its slots. During a hand-over this is false, because a controller may have assigned
+    /// all of them to a replica that did not receive the topology.
     pub fn rules_alone(&self) -> bool {
         let topology = self.topology();
         !self.giving.load(SeqCst)
@@ -275,9 +275,9 @@ pub struct Nodes<'a> {
     pub text: &'a str,
     /// Version of the topology.
     pub version: i64,
-    /// FORCE: replaces whatever this node has.
+    /// Option FORCE: replaces the current topology regardless of its version.
     pub forced: bool,
-    /// Whether this node lacks data of its master. Then it may become a master only by FORCE.
+    /// Whether this node lacks data of its master. Such a node becomes a master only with FORCE.
     pub lacks_data: bool,
 }
 
@@ -296,7 +296,7 @@ impl Nodes<'_> {
             next
         };
         next.check()?;
-        // May need DNS lookups, so only if the own id is unknown.
+        // `is_here` may need DNS lookups, so it is called only if the node's id may change.
         let mut here = Vec::new();
         if now.own_id.is_empty() || forced {
             let members = next.members().iter();
@@ -329,8 +329,8 @@ impl Nodes<'_> {
     }
 }
 
-/// Returns the next topology, or `None` if it equals the current one. Different topologies of one
-/// version conflict: one of them was made without knowledge of the other.
+/// Returns the next topology, or `None` if it equals the current one. Different topologies of the
+/// same version conflict: the author of one did not know the other.
 fn taken(now: &Topology, text: &str, version: i64) -> Result<Option<Topology>, String> {
     if version < 0 || version < now.version {
         return Err(topology::VERSION.to_owned());

@@ -2,7 +2,7 @@
 //!
 //! Each failover has a higher configuration epoch, so a lower epoch marks a stale Sentinel. Within
 //! one epoch the majority decides. The topology's version is the sum of the epochs. It never
-//! decreases, not even by a restart, since the data folder has it.
+//! decreases, even after a restart, because the data folder stores it.
 
 use crate::cluster::Topology;
 use crate::cluster::slot::{SLOTS, parse_ranges};
@@ -20,7 +20,7 @@ pub struct Said {
     pub epoch: u64,
     /// Master.
     pub master: Place,
-    /// Replicas that this Sentinel reaches.
+    /// Replicas that this Sentinel can reach.
     pub replicas: Vec<Place>,
 }
 
@@ -99,8 +99,8 @@ impl Sentinels {
         !is_older
     }
 
-    /// Returns the master that most Sentinels name in the highest epoch; a tie is resolved for the
-    /// present master.
+    /// Returns the master that most Sentinels name in the highest epoch. In a tie the current
+    /// master wins.
     fn of_shard(&self, shard: usize, now: Option<&Place>) -> Option<Said> {
         let said = || self.said.iter().filter(|((_, of), _)| *of == shard).map(|(_, said)| said);
         let epoch = said().map(|said| said.epoch).max()?;
@@ -115,8 +115,9 @@ impl Sentinels {
         Some(Said { epoch, master: master.clone(), replicas })
     }
 
-    /// Returns the topology if it differs from `now`. Returns `None` also while a shard has no
-    /// view, or if the views are older. `is_here` tells whether an address is this node's.
+    /// Returns the topology if it differs from `now`. Also returns `None` if a shard has no view,
+    /// or if the views are older than `now`. `is_here` returns whether an address belongs to this
+    /// node.
     pub fn topology(
         &self,
         shards: &[Shard],
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!((first.version, first.server_of(0)), (0, Server::Own));
         assert!(matches!(first.server_of(16_383), Server::Other(m) if m.port == 3));
         assert_eq!(next(&all, &first), None, "an equal reply changes nothing");
-        // A failover that only one Sentinel knows of.
+        // Only one Sentinel knows about this failover.
         assert!(all.hear(1, 0, said(7, 2, 1)));
         let second = next(&all, &first).unwrap();
         assert!(matches!(second.server_of(0), Server::OwnMaster(m) if m.port == 2));
@@ -221,7 +222,7 @@ mod tests {
         let mut stale = Sentinels::default();
         assert!(stale.hear(0, 0, said(0, 1, 2)) && stale.hear(0, 1, said(0, 3, 4)));
         assert_eq!(next(&stale, &second), None);
-        // Within an epoch the majority wins, and a tie keeps the present master.
+        // Within an epoch the majority wins. In a tie the current master wins.
         assert!(all.hear(0, 0, said(7, 1, 2)));
         assert_eq!(next(&all, &second), None, "one Sentinel against one");
         assert!(all.hear(2, 0, said(7, 1, 2)));

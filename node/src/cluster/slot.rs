@@ -1,8 +1,8 @@
 //! Hash slots: 16,384 parts of the ids, which are distributed over shards as in Redis.
 //!
-//! The slot of a key is that of its hash tag, the text in its first braces. The slot of an id is
-//! that of its decimal text. So `post:{1001}`, `liked:{1001}` and the argument `1001` share a slot.
-//! A key without a hash tag is refused, since its slot would differ from that of its id.
+//! The slot of a key is the hash of its tag, the text in its first braces. The slot of an id is the
+//! hash of its decimal text. So `post:{1001}`, `liked:{1001}` and the argument `1001` share a slot.
+//! A key without a hash tag is refused, since it would be in a different slot than its id.
 
 /// Number of slots.
 pub const SLOTS: u16 = 16_384;
@@ -45,7 +45,7 @@ pub fn tag_of(key: &[u8]) -> Option<&[u8]> {
     rest.iter().position(|&b| b == b'}').filter(|&length| length > 0).map(|end| &rest[..end])
 }
 
-/// Returns the slot of a key, from its hash tag or else from the whole key, as in Redis.
+/// Returns the slot of a key. As in Redis, hashes the whole key if it has no hash tag.
 pub fn of_key(key: &[u8]) -> u16 {
     crc16(tag_of(key).unwrap_or(key)) % SLOTS
 }

@@ -51,8 +51,8 @@ impl Member {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Returns the node's line in a topology's text. `slots` are a master's, each with a leading
-    /// space.
+    /// Returns the node's line in a topology's text. `slots` lists the slots of a master, each with
+    /// a leading space.
     pub fn line(&self, slots: &str) -> String {
         let Member { id, host, port, master } = self;
         match master {
@@ -241,7 +241,7 @@ impl Topology {
         id: &str,
         version: i64,
     ) -> Result<Topology, String> {
-        // The change is relative, so it needs the version before it.
+        // The change applies to the current topology, so its version must be the next one.
         if version <= 0 || Some(version) != self.version.checked_add(1) {
             return Err(VERSION.to_owned());
         }
@@ -296,8 +296,8 @@ impl Topology {
         self.own().is_some_and(|own| own.master.is_none())
     }
 
-    /// Returns the role of this node. `None`, which keeps the current role, if the node or its
-    /// master is not in the topology.
+    /// Returns the role of this node. Returns `None` if the node or its master is not in the
+    /// topology. The node then keeps its role.
     pub fn own_role(&self) -> Option<Role<'_>> {
         match self.own()?.master {
             None => Some(Role::Master),

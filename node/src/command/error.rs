@@ -150,8 +150,8 @@ impl From<WriteError> for Refusal {
             WriteError::Counter(Counter::KeyTooBig) | WriteError::Phantom(Phantom::KeyTooBig) => {
                 refuse!("ERR key too big: the id is too far above the highest one (max_ahead)")
             }
-            // Redis's text, by which clients recognize the error. The limit is the space's own or
-            // its share.
+            // Clients recognize the error by Redis's text. The limit is the space's own or its
+            // share of the memory limit.
             WriteError::Counter(Counter::Full { .. }) => {
                 refuse!("OOM command not allowed when used memory > 'maxmemory': {error}")
             }

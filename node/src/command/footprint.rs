@@ -1,9 +1,8 @@
 //! Rows and pairs that a request touches, derived from the ids and keys among its arguments.
 //!
-//! All users of this information share this module. Before a request runs it tells what to prefetch
-//! into the cache, what to read from disk, how much log space to reserve, which writers a
-//! transaction excludes, which permissions are needed, and what CLIENT TRACKING records. After a
-//! read it tells what was shown.
+//! Before a request runs, the footprint determines what to prefetch, what to read from disk, how
+//! much log space to reserve, which stripes a transaction locks, and which permissions are needed.
+//! It also determines which keys CLIENT TRACKING records, and which objects a read has shown.
 
 use crate::command::id_list::Ids;
 use crate::command::spec::{KeyArgs, MEMBER, Of, Spec, flag};
@@ -20,7 +19,7 @@ pub enum Touch<'a> {
     Row(&'a CounterSpace, u64),
     /// A pair; `None` stands for all pairs of the id.
     Pair(&'a ExistenceSpace, u64, Option<Member<'a>>),
-    /// The fields that a view shows of an id to a viewer. Read-only.
+    /// The fields that a view returns for an id and a viewer. Read-only.
     Shown(&'a View, u64, Member<'a>),
 }
 
@@ -125,8 +124,8 @@ impl<'a> Footprint<'a> {
                 || exact(self.spec, self.args).is_some())
     }
 
-    /// Like [`Footprint::each`], without ids newer than all data on disk. Most requests only touch
-    /// such ids, which this filters with one comparison. `is_exact` is the result of
+    /// Like [`Footprint::each`], but skips ids newer than all data on disk. Most requests only
+    /// touch such ids, and one comparison filters them. `is_exact` is the result of
     /// [`Footprint::is_exact`].
     pub fn old(&self, is_exact: bool, mut each: impl FnMut(Touch<'a>)) {
         self.walk(|named| Some(self.cold_end(named, is_exact)), |_, touch| each(touch));
@@ -189,7 +188,7 @@ impl<'a> Footprint<'a> {
         self.engines.resolve_for(self.spec.is_about_pairs(), self.args.at(at))
     }
 
-    /// Calls `each` for each touched object. `end`, if any, is an exclusive upper bound for ids.
+    /// Calls `each` for each touched object. `end` may return an exclusive upper bound for ids.
     fn walk(&self, end: impl Fn(Named<'a>) -> Option<u64>, mut each: impl FnMut(usize, Touch<'a>)) {
         match self.keys {
             KeyArgs::None | KeyArgs::Streams(_) => {}
@@ -238,7 +237,7 @@ impl<'a> Footprint<'a> {
         Some((self.engines.view(self.args.at(2))?, id))
     }
 
-    /// Calls `each` for the key at this position; `members` are those in the request.
+    /// Calls `each` for the key at this position; `members` are the members in the request.
     #[inline]
     fn touch_key<M: ExactSizeIterator<Item = &'a [u8]>>(
         &self,
@@ -337,8 +336,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Returns the exclusive upper bound of ids on disk. A ledger on disk that is consulted has no
-    /// bound.
+    /// Returns the exclusive upper bound of ids on disk. There is no bound if the request consults
+    /// a ledger on disk.
     fn cold_end(&self, named: Named<'a>, is_exact: bool) -> u64 {
         let engines = self.engines;
         let of_pairs = |space: &ExistenceSpace| match space.ledger() {

@@ -10,8 +10,8 @@ use resp::Args;
 pub struct KeySpec {
     /// Positions, as in [`Spec::keys`].
     pub keys: KeyArgs,
-    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by what is done with the content.
-    /// Words are separated by spaces.
+    /// `RO`, `RW`, `OW` (overwrite) or `RM` (remove), followed by words for the access to the
+    /// content, separated by spaces.
     pub uses: &'static str,
 }
 
@@ -72,7 +72,7 @@ impl Uses {
     }
 
     /// Whether the request reads, and whether it changes, the content of the key at this position.
-    /// These are the permissions that it needs. A test for existence needs neither.
+    /// These are the permissions that it needs. An existence check needs neither.
     pub(crate) fn needs(&self, position: usize) -> (bool, bool) {
         let uses = self.at(position);
         let has = |word| uses.split(' ').any(|used| used == word);

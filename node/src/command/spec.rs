@@ -81,7 +81,7 @@ pub enum KeyArgs {
     /// Stream keys after the word STREAMS, which is at this position or later. An equal number of
     /// ids follows them.
     Streams(u8),
-    /// The key of a row, followed by a view, which shows other data of that id, and a viewer.
+    /// The key of a row, a view and a viewer. The view may return other data of that id.
     Shown,
     /// Ids of the space, view or action in the first argument: position of the first id, and the
     /// step. Options may follow them.
@@ -145,7 +145,7 @@ pub type Outcome = Result<(), Refusal>;
 pub enum Cost {
     /// Constant time.
     Constant,
-    /// Time linear in the number of these.
+    /// Time linear in the number of these items.
     Linear(&'static str),
     /// A free text.
     Other(&'static str),
@@ -178,7 +178,7 @@ pub struct Spec {
     /// Hints for cluster clients: request and response policy, and whether replies are
     /// deterministic.
     pub tips: &'static [&'static str],
-    /// Subcommands, chosen by the first argument. If empty, the command itself executes.
+    /// Subcommands, chosen by the first argument. If empty, the command has no subcommands.
     pub subcommands: &'static [Spec],
 }
 
@@ -189,7 +189,7 @@ impl Spec {
         self.flags & flag != 0
     }
 
-    /// Whether this request may change data, or what others receive.
+    /// Whether this request may change data or has an effect on other nodes or clients.
     pub fn may_write(&self, args: Args<'_>) -> bool {
         self.has(flag::WRITE | flag::MAY_REPLICATE)
             || self.mark(args).is_some()
@@ -209,19 +209,18 @@ impl Spec {
         if !self.has(flag::MAY_WRITE) || self.keys == KeyArgs::ids_of(Of::Pairs) {
             return None;
         }
-        // Starts after the view and the viewer, which may be called MARK themselves.
+        // Starts after the view and the viewer, since either may be named MARK.
         let mut words = MEMBER + 1..args.len().saturating_sub(1);
         words.find(|at| args.at(*at).eq_ignore_ascii_case(b"MARK")).map(|at| at + 1)
     }
 
-    /// Whether the keys can only be pairs (BFSET and related commands), although counters share the
-    /// key space.
+    /// Whether all keys name pairs, as in BFSET, even if a counter space has the same key.
     pub(crate) fn is_about_pairs(&self) -> bool {
         self.group == "weibo" && self.name.starts_with("bf")
     }
 
-    /// Whether the keys may be sets with a ledger, each of which may need a disk read. String
-    /// commands touch counters only.
+    /// Whether the keys may be sets with a ledger, which may need disk reads. String commands only
+    /// access counters.
     pub fn may_read_sets(&self) -> bool {
         self.keys.are_keys() && self.group != "string"
     }
@@ -233,7 +232,7 @@ impl Spec {
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 
-    /// Returns the name without that of the parent command.
+    /// Returns the name without the parent command.
     pub fn own_name(&self) -> &'static str {
         self.name.split_once('|').map_or(self.name, |(_, own)| own)
     }

@@ -20,7 +20,8 @@ pub struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Parses the options as Redis does. No other code determines which arguments are keys.
+    /// Parses the options as Redis does. This is the only code that determines which arguments are
+    /// keys.
     pub fn read(spec: &Spec, args: Args<'a>) -> Result<Options<'a>, Refusal> {
         let name = spec.name;
         let is_group = name == "xreadgroup";

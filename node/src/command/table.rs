@@ -66,7 +66,7 @@ fn slot_of(name: &[u8]) -> usize {
 /// Number and specification of a command.
 pub type Found = Option<(u16, &'static Spec)>;
 
-/// Finds a command by name, case-insensitive.
+/// Finds a command by its case-insensitive name.
 #[inline]
 pub fn find(name: &[u8]) -> Found {
     let table = table();
@@ -84,7 +84,8 @@ pub fn find(name: &[u8]) -> Found {
 /// Maximum length of a name that [`Lookup`] caches, in bytes.
 const KNOWN_BYTES: usize = 16;
 
-/// [`find`] with a cache of one entry, for a connection, which tends to repeat commands.
+/// [`find`] with a cache of one entry. Each connection has one, because clients tend to repeat a
+/// command.
 #[derive(Default)]
 pub struct Lookup {
     name: [u8; KNOWN_BYTES],
@@ -153,8 +154,8 @@ pub(crate) fn name_of_bit(bit: usize) -> &'static str {
     with_numbers().nth(bit).map_or("NULL", |(_, spec)| spec.name)
 }
 
-/// Returns a name by numbers: the command in the low 16 bits, and its subcommand (from 1) above
-/// them.
+/// Returns the name of a command. `numbers` has the command in the low 16 bits and its subcommand
+/// (from 1) in the high bits.
 pub fn name_of(numbers: u32) -> &'static str {
     let Some(spec) = table().specs.get((numbers & 0xffff) as usize) else { return "NULL" };
     match (numbers >> 16).checked_sub(1) {
@@ -222,8 +223,8 @@ mod tests {
         }
     }
 
-    /// Covers repeated names, other cases, prefixes, extensions, unknown names and names too long
-    /// to cache.
+    /// Covers repeated names, upper and lower case, prefixes, extensions, unknown names, and names
+    /// too long to cache.
     #[test]
     fn what_is_known_again_is_what_is_found() {
         let mut names: Vec<Vec<u8>> =

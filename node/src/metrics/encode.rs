@@ -7,7 +7,7 @@ use prometheus_client::registry::Unit as Suffix;
 use std::fmt::Result;
 
 pub(super) trait Labels {
-    /// Returns the label, in addition to the metric's own one.
+    /// Returns a label in addition to the label of the metric.
     fn label(&self) -> Option<(&'static str, &str)>;
 }
 
@@ -31,7 +31,8 @@ fn suffix_of(unit: Unit) -> Option<Suffix> {
     }
 }
 
-/// Writes metrics, each for all samples, so that the samples of a family are adjacent.
+/// Writes each metric for all samples before the next metric, so that the samples of a family are
+/// adjacent.
 pub(super) fn write_all<S: ?Sized, L: Labels>(
     metrics: &[Metric<S>],
     encoder: &mut DescriptorEncoder<'_>,

@@ -1,4 +1,5 @@
-//! Groups of metrics without a space, source, command or replica, in the order of INFO's sections.
+//! Groups of metrics that are not per space, source, command or replica, in the order of INFO's
+//! sections.
 
 use super::cold::COLD;
 use super::encode::{Distribution, Durations};

@@ -84,12 +84,12 @@ pub struct Metric<S: ?Sized> {
     pub(crate) field: &'static str,
     /// Name in `/metrics`, without the suffixes of unit and kind.
     pub(super) name: &'static str,
-    /// Label that distinguishes neighbouring metrics of one name.
+    /// Label that distinguishes adjacent metrics with the same name.
     pub(super) label: Option<(&'static str, &'static str)>,
     pub(super) unit: Unit,
     pub(super) kind: Kind,
     pub(super) help: &'static str,
-    /// Number of INFO's units in one `unit`.
+    /// Number of units of the INFO field in one `unit`.
     pub(super) per_unit: f64,
     read: fn(&S) -> Value,
 }
@@ -175,7 +175,7 @@ pub struct Described {
     pub help: &'static str,
     /// Field of INFO with the same value; empty if there is none.
     pub field: &'static str,
-    /// Number of INFO's units in one unit of the metric.
+    /// Number of units of the INFO field in one unit of the metric.
     pub per_unit: f64,
 }
 

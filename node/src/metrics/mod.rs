@@ -31,8 +31,8 @@ pub use text::{Format, encode};
 
 use metric::Value;
 
-/// Returns the values of all metrics that are not per space, command or replica, by their fields of
-/// INFO. A metric without a field has its name and label in `/metrics`.
+/// Returns the values of all metrics that are not per space, command or replica, by INFO field. A
+/// metric without a field appears under its name and label in `/metrics`.
 pub fn values(sample: &Sample) -> impl Iterator<Item = (String, serde_json::Value)> {
     groups::GROUPS.iter().copied().flatten().map(|metric| {
         let name = match (metric.field, metric.label) {
@@ -84,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Compares docs/metrics.md; `TIDEMARK_PRINT=1` writes it.
+    /// Compares docs/metrics.md with the declarations; `TIDEMARK_PRINT=1` writes the file.
     #[test]
     fn the_documentation_lists_every_metric() {
         let mut text = "# Metrics\n\n\

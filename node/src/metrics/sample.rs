@@ -167,7 +167,7 @@ fn cold_sums(node: &Node) -> ColdSums {
     sums
 }
 
-/// Bytes of a connection in addition to its buffers: its task and its entry in the list of clients.
+/// Bytes of a connection without its buffers: its task and its entry in the client list.
 pub const CONNECTION_BYTES: usize = 8 << 10;
 
 /// Returns the bytes of a client's buffers.

@@ -13,7 +13,7 @@ type C = Metric<CounterSpace>;
 type E = Metric<ExistenceSpace>;
 type L = Metric<PairLedger>;
 
-/// Returns the fill ratio of the newest table: 1 means that it rolls.
+/// Returns the fill ratio of the newest table. At 1 the table rolls.
 fn newest(space: &CounterSpace) -> f64 {
     let rows = space.ranges().last().map_or(0, |range| range.rows);
     rows as f64 / space.rows_per_table().max(1) as f64
@@ -301,7 +301,7 @@ impl Labels for &str {
     }
 }
 
-/// Writes the metrics of all spaces; nothing before the data are loaded.
+/// Writes the metrics of all spaces. Writes nothing before the data are loaded.
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
     let Some(engines) = node.loaded() else { return Ok(()) };
     let counters: Vec<_> = engines.counters().iter().map(|space| (space.name(), space)).collect();

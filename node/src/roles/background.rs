@@ -4,7 +4,7 @@ use crate::roles::node::Host;
 use dataset::snapshot::{Due, LOOK_EVERY, Schedule};
 use dataset::tiering::Spiller;
 
-/// The snapshot thread: waits until a snapshot is requested or due.
+/// The snapshot thread: writes a snapshot when one is requested or due.
 pub fn snapshots(host: &Host) {
     let mut schedule = Schedule::default();
     let is_stopped = || host.stop.is_stopped();

@@ -19,8 +19,7 @@ use store::{
     ARCHIVE, Archive, Backup, BackupProgress, Disk, Error, Lineage, Position, RealDisk, TEMPORARY,
 };
 
-/// Interval between two copies of the log to the archive; `TRIM_EVERY` is that of removing old
-/// parts.
+/// Interval for copying the log to the archive.
 const FOLLOW_EVERY: Duration = Duration::from_secs(2);
 const TRIM_EVERY: Duration = Duration::from_secs(60);
 /// Delay after a failed scheduled backup.
@@ -115,7 +114,7 @@ pub fn backups(host: &Host) {
     }
 }
 
-/// Copies the rest of the log to the archive, after the log is closed.
+/// Copies the rest of the log to the archive after the log is closed.
 pub fn finish(host: &Host) {
     let node = host.node();
     let config = node.config().backup.clone();
@@ -164,7 +163,8 @@ impl Keeper {
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
             autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
-        // If the clock was set back, a backup is due at once instead of after the difference.
+        // If the clock was set back, a backup is due immediately. Otherwise the next one could be
+        // delayed by hours.
         let now_ms = unix_ms();
         now_ms.saturating_sub(last_ms) >= config.every_s * 1_000 || now_ms < last_ms
     }
@@ -215,7 +215,7 @@ impl Keeper {
     fn attempt(&mut self, host: &Host, node: &Node, folder: &Path) -> Result<Backup, Error> {
         let config = node.config().backup.clone();
         let root = self.take_root(&config.dir)?;
-        // An empty backup would look like a good one.
+        // A backup of an empty replica would look complete.
         if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
             return Err(Error::Refused(
                 "this replica has not received its master's data yet".to_owned(),
@@ -275,7 +275,7 @@ impl Keeper {
         };
     }
 
-    /// Copies the log to the archive and returns the offset up to which the archive has it.
+    /// Copies the log to the archive. Returns the end offset of the archived log.
     fn follow(
         &mut self,
         node: &Node,
@@ -308,7 +308,7 @@ impl Keeper {
     }
 }
 
-/// Whether work on this node must be cancelled.
+/// Whether work for this node must be cancelled.
 fn is_over(host: &Host, node: &Node) -> bool {
     host.stop.is_stopped() || host.now().generation != node.generation
 }

@@ -1,4 +1,4 @@
-//! State of backups: the one that runs, the last one, and the log archive.
+//! State of the running backup, the last backup and the log archive.
 
 use dataset::clock::unix_us;
 use parking_lot::{Condvar, Mutex};
@@ -16,7 +16,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 pub enum Fate {
     /// Complete.
     Made {
-        /// Its files and position.
+        /// Files and log position of the backup.
         backup: Arc<Backup>,
         /// Bytes copied. The rest is shared by hard links.
         copied: u64,
@@ -45,7 +45,7 @@ pub struct Ended {
     pub folder: PathBuf,
     /// Outcome.
     pub fate: Fate,
-    /// End, in seconds since 1970.
+    /// End, in seconds since the Unix epoch.
     pub ended_s: u64,
     /// Duration.
     pub took: Duration,
@@ -57,7 +57,7 @@ pub enum Kept {
     /// No archive.
     #[default]
     Off,
-    /// Has the log up to this offset.
+    /// The archive contains the log up to this offset.
     UpTo(u64),
     /// Cannot be written.
     Failed(Arc<str>),
@@ -81,7 +81,7 @@ pub(super) struct Shared {
     /// Folder and start of a requested or running backup.
     pub(super) running: Option<(PathBuf, Instant)>,
     pub(super) last: Option<Ended>,
-    /// End of the last complete backup, in seconds since 1970; 0: none.
+    /// End of the last complete backup, in seconds since the Unix epoch; 0 if none.
     pub(super) made_s: u64,
     pub(super) kept: Kept,
 }
@@ -90,7 +90,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub struct Backups {
     pub(super) shared: Mutex<Shared>,
-    /// State of the backup thread, and of the last step of a shutdown.
+    /// State of the backup thread. The last step of a shutdown also uses it.
     pub(super) keeper: Mutex<Keeper>,
     pub(super) nudge: Condvar,
     pub(super) stopped: AtomicBool,
@@ -117,7 +117,7 @@ pub struct Status {
 }
 
 impl Backups {
-    /// Requests a backup into this folder. Returns false if another one runs.
+    /// Requests a backup into this folder. Returns false if another backup is running.
     pub fn begin(&self, folder: PathBuf) -> bool {
         let mut shared = self.shared.lock();
         if shared.running.is_some() {
@@ -215,7 +215,7 @@ pub(super) struct Keeper {
     /// Whether the folder's existing backups were listed.
     pub(super) is_known: bool,
     pub(super) trimmed: Option<Instant>,
-    /// End of the last scheduled backup, in milliseconds since 1970.
+    /// End of the last scheduled backup, in milliseconds since the Unix epoch.
     pub(super) last_auto_ms: Option<u64>,
     pub(super) not_before: Option<Instant>,
 }

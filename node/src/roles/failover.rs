@@ -10,18 +10,18 @@
 //! As in Redis, the master steps down before its replica is promoted. If the replica refuses, or on
 //! FAILOVER ABORT, this node becomes the master again and executes the paused writes. If the
 //! replica is unreachable, this node retries until it answers. During a failover REPLICAOF is
-//! refused. The exception is a failover in progress under Sentinel: it may have chosen another
-//! master by the time the replica answers.
+//! refused. Under Sentinel it is allowed in the state failover-in-progress, because Sentinel may
+//! have chosen another master.
 //!
-//! There are never two masters. Once the request to take over is sent, the replica may have obeyed.
-//! So this node sends it only to a replica that has just answered a PING, since a frozen replica
-//! would find it in its socket later. While the answer is missing (`Asked`), neither ABORT nor a
-//! transient refusal makes this node the master again. Only -NOFAILOVER does, or REPLICAOF NO ONE
-//! by an operator.
+//! There are never two masters. Once the request to take over is sent, the replica may execute it
+//! at any time. A frozen replica could execute it much later, so this node sends it only to a
+//! replica that has just answered a PING. While the answer is missing (`Asked`), neither ABORT nor
+//! a transient refusal makes this node the master again. Only -NOFAILOVER, or REPLICAOF NO ONE by
+//! an operator, does.
 //!
-//! A node ordered to be a master (REPLICAOF NO ONE, or a refusal by its replica) becomes one once
-//! its log has a new segment, which takes a sync or two. Until then writes wait instead of failing
-//! with a role error. If the disk fails, they fail with the disk's error until it recovers.
+//! On REPLICAOF NO ONE, or after a refusal by its replica, a node becomes a master when its log has
+//! a new segment. That takes one or two disk syncs. Until then writes wait instead of failing with
+//! a role error. If the disk fails, writes fail with the disk's error until it recovers.
 
 use crate::roles::failover_state::{Asked, Failover, Stage};
 pub use crate::roles::failover_state::{HANDING, WAITING};
@@ -39,14 +39,14 @@ use tokio::time::Instant;
 
 /// Timeout of a failover or pause without a deadline.
 pub const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Poll interval for conditions without a notification.
+/// Poll interval for conditions that cannot be awaited.
 const LOOK: Duration = Duration::from_millis(1);
 /// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Error code of a replica that has not taken over and rejects all requests so far.
+/// Error code of a replica that rejects this and all earlier requests to take over.
 pub const NO: &str = "NOFAILOVER";
-/// Error codes of replicas that may accept a later request.
+/// Error codes of replicas that may accept a retry.
 const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
 /// Error of FAILOVER on a fenced master.
 pub const FENCED: &str = "another node may have become the master";
@@ -65,8 +65,8 @@ pub struct Wanted {
 }
 
 impl Failover {
-    /// Whether REPLICAOF must be refused. It is allowed when the replica's answer was lost, or when
-    /// Sentinels decide on the master.
+    /// Whether REPLICAOF must be refused. It is allowed if the replica's answer was lost, or if
+    /// Sentinels choose the master.
     pub fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
             Stage::Nothing | Stage::Settling => false,
@@ -85,14 +85,14 @@ impl Failover {
             return None;
         }
         let mut stage = self.stage.lock();
-        // If the order fails, the request under way may have ended in the meantime without being
-        // recorded.
+        // If the role change fails, an unfinished request may have ended unrecorded. Its answer
+        // counts as lost.
         stage.answered(Asked::Lost);
         Some(self.give(node, order, stage))
     }
 
-    /// Makes this node a replica of `successor`, which was ordered to be the master. Fails if this
-    /// node follows another master.
+    /// Makes this node a replica of `successor`, which is becoming the master. Fails if this node
+    /// follows another master.
     fn step_down(&self, node: &Node, successor: &Master) -> Result<(), String> {
         let _one = self.ordering.lock();
         let replication = &node.replication;
@@ -110,7 +110,7 @@ impl Failover {
                 tracing::info!("{successor} takes over: this node no longer accepts writes");
             }
             Err(error) => {
-                // The next start is fenced in any case, because the role file lists other nodes.
+                // A restart is fenced too, because the role file lists other nodes.
                 replication.raise_fence(&node.config());
                 tracing::error!(
                     "{successor} takes over, but the new role cannot be saved: this node is \
@@ -121,9 +121,9 @@ impl Failover {
         Ok(())
     }
 
-    /// Makes a former master a master again if it can never follow `master`: it still has all its
-    /// data. It is fenced if it had replicas, one of which may have replaced it. Returns false if
-    /// this node was no master or if the role cannot be persisted.
+    /// Makes this node a master again if it was one and can never follow `master`. It still has all
+    /// its data. It is fenced if it had replicas, because one of them may have replaced it. Returns
+    /// false if this node was not a master, or if the role cannot be persisted.
     pub(crate) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
         let _one = self.ordering.lock();
         let replication = &node.replication;
@@ -139,8 +139,8 @@ impl Failover {
         is_given
     }
 
-    /// Gives an order, which ends a failover. Until the order is on disk no replica is asked to
-    /// take over, as that could create a second master. The caller holds `ordering`.
+    /// Changes the role, which ends a failover. Until the new role is on disk, no replica is asked
+    /// to take over. A restart could otherwise create a second master. The caller holds `ordering`.
     fn give(
         &self,
         node: &Node,
@@ -154,7 +154,7 @@ impl Failover {
         drop(stage);
         let is_master = order.master.is_none();
         let given = node.replication.order(&node.config(), order, || {
-            // Runs before the `log` thread obeys the order, which ends the pause.
+            // Runs before the `log` thread applies the role change and ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
                 *stage = Stage::Settling;
@@ -166,7 +166,7 @@ impl Failover {
         });
         let mut stage = self.stage.lock();
         if *stage == Stage::Aborting {
-            // The order failed or changed nothing.
+            // The role change failed or had no effect.
             *stage = was;
         }
         drop(stage);
@@ -214,14 +214,14 @@ impl Failover {
             Stage::Nothing | Stage::Settling | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
-            // The previous failover was aborted just now, and this node is not yet a master again.
+            // The previous failover was aborted, and this node is not a master again yet.
             Stage::Waiting(_) if !node.replication.is_settled() => {
                 *stage = Stage::Settling;
                 drop(stage);
                 self.ended.notify_waiters();
             }
             Stage::Waiting(_) => {
-                // Under the lock, so that no other thread hands the role over.
+                // Changed under the lock, so that no other thread hands the role over.
                 *stage = Stage::Nothing;
                 drop(stage);
                 self.ended.notify_waiters();
@@ -231,16 +231,16 @@ impl Failover {
                 return Err(IN_DOUBT.to_owned());
             }
             Stage::Handing { .. } => {
-                // After a lost answer another replica may have been promoted, so this node starts
-                // fenced.
+                // If an answer was lost, another replica may have been promoted, so this node
+                // starts fenced.
                 let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
                 let unwritten =
                     |error| format!("ERR cannot write the role to the data folder: {error}");
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
                 if refused == Some(Asked::Lost) {
-                    // Disconnects all replicas. A replica that reconnects lifts the fence where no
-                    // Sentinel does.
+                    // Disconnects all replicas. Without Sentinel, a replica that reconnects lifts
+                    // the fence.
                     let is_fed = |client: &Arc<Client>| client.flags.load(SeqCst) & REPLICA != 0;
                     node.clients.list().into_iter().filter(is_fed).for_each(|client| client.kill());
                 }
@@ -257,7 +257,7 @@ impl Failover {
         self.take_back(node, why, None)
     }
 
-    /// Ends the pause once the log matches the role, unless another order is pending.
+    /// Ends the pause when the log matches the role, unless another role change is pending.
     pub(crate) fn settled(&self, node: &Node) {
         let mut stage = self.stage.lock();
         if *stage == Stage::Settling && node.replication.is_settled() {
@@ -266,8 +266,8 @@ impl Failover {
         }
     }
 
-    /// Handles a failure to begin the log of a new master: `error` becomes the reply to writes and
-    /// aborts a failover that waits. Returns true if the error is new.
+    /// Handles a failure to begin the log of a new master. `error` becomes the reply to writes and
+    /// aborts a waiting failover. Returns true if the error is new.
     pub(crate) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // A node that has become a replica reports disk errors through its link.
@@ -290,8 +290,8 @@ pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
     format!("{verb} failed: {reply}")
 }
 
-/// A request to take over, from before it is sent until it is answered. Dropping it without an
-/// answer records the answer as lost.
+/// A request to take over. Created before the request is sent, and dropped after the answer.
+/// Dropping it without an answer records the answer as lost.
 pub(crate) struct Asking<'a> {
     failover: &'a Failover,
     before: Asked,
@@ -302,7 +302,7 @@ impl Asking<'_> {
     /// final refusal. Returns the text to log.
     pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
-        // A transient refusal says nothing about an earlier request whose answer is still missing.
+        // A transient refusal does not answer an earlier request whose answer is still missing.
         let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
         let why = was_answered("TM.REPLICATE", reply);
         let failed =
@@ -319,7 +319,8 @@ impl Drop for Asking<'_> {
 }
 
 /// Starts a failover. The caller has validated the arguments. Returns false if another failover or
-/// order came first. Returns `None` if an order is being written to disk and `may_wait` is false.
+/// role change is in progress. Returns `None` if a role is being written to disk and `may_wait` is
+/// false.
 pub fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
     let _one = if may_wait { failover.ordering.lock() } else { failover.ordering.try_lock()? };
@@ -349,7 +350,7 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
             Some(to) if wanted.force => (to, 0, false),
             _ if !is_wanted() => return,
             _ => {
-                // Cannot fail, as the role has not been handed over.
+                // Cannot fail, because the role has not been handed over.
                 let _ = failover.abort(&node, "no replica caught up before the timeout");
                 return;
             }
@@ -367,8 +368,8 @@ async fn run(node: Arc<Node>, wanted: Wanted, number: u64) {
 
 fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
-    // Held until the order is on disk. Otherwise an ABORT in between would revoke an order that is
-    // not given yet, and this node would stay a replica.
+    // Held until the new role is on disk. Otherwise a concurrent ABORT would restore the master
+    // before the role has changed, and this node would then become a replica.
     let _one = failover.ordering.lock();
     let is_fenced = node.replication.is_fenced();
     {
@@ -394,8 +395,8 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     }
 }
 
-/// Steps down for a replica that was ordered to be the master, and waits until no change is on its
-/// way to the log. Returns the log's end offset, or the reason for a refusal.
+/// Steps down for a replica that is becoming the master, and waits until all changes are in the
+/// log. Returns the log's end offset, or the reason for a refusal.
 pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64, String> {
     let at = node.clone();
     let given = apart(move || at.replication.failover.step_down(&at, &successor)).await;
@@ -404,13 +405,13 @@ pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64,
     while !replication.is_master() && !replication.is_settled() {
         tokio::time::sleep(LOOK).await;
     }
-    // A fenced master, unlike a replica, still commits its own log in rounds.
+    // A fenced master still commits its own log, so this also waits for its last changes.
     Ok(all_written(&node, true).await)
 }
 
 /// Waits until all changes made before the pause are in the log and visible to replicas. Returns
-/// the log's end offset. Retries while the disk fails, unless `gives_up`: then it returns the
-/// current end.
+/// the log's end offset. Retries while the disk fails. If `gives_up`, returns the current end
+/// instead.
 pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
@@ -454,7 +455,7 @@ mod tests {
     use crate::roles::node::Host;
     use crate::runtime::shutdown::Stop;
 
-    /// FAILOVER on a node that was ordered to be a master, before its log has begun.
+    /// FAILOVER on a node that is becoming a master and has not begun its log.
     #[tokio::test]
     async fn a_failover_of_a_node_whose_log_cannot_begin_is_aborted() {
         let node = Host::new(Config::default(), Vec::new(), Stop::new()).node();

@@ -7,17 +7,17 @@ use tokio::sync::Notify;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Nothing,
-    /// Waits for a replica to catch up; the number identifies the attempt. An aborted attempt may
-    /// still run.
+    /// Waits for a replica to catch up. The number identifies the attempt, since the task of an
+    /// aborted attempt may still run.
     Waiting(u64),
-    /// Hands the role to a replica that has the log up to `offset`.
+    /// Hands the role to a replica, which must have the log up to `offset`.
     Handing {
         offset: u64,
         asked: Asked,
     },
     /// The replica receives no further requests; the restored role is not on disk yet.
     Aborting,
-    /// No FAILOVER, but this node is becoming a master and writes wait.
+    /// No FAILOVER. This node is becoming a master, and writes wait.
     Settling,
 }
 
@@ -28,12 +28,12 @@ pub(super) enum Asked {
     No,
     /// Sent and not answered yet.
     Now,
-    /// Answer lost, or sent by an earlier process.
+    /// The answer was lost, or an earlier process sent the request.
     Lost,
 }
 
 impl Stage {
-    /// Sets the state of an open request.
+    /// Records the state of a request that is sent and unanswered.
     pub(super) fn answered(&mut self, now: Asked) {
         if let Stage::Handing { asked: asked @ Asked::Now, .. } = self {
             *asked = now;
@@ -45,7 +45,7 @@ impl Stage {
 pub struct Failover {
     /// Never held across a wait.
     pub(super) stage: Mutex<Stage>,
-    /// Held from an order until it is on disk. Never by workers.
+    /// Held during a role change until the role is on disk. Workers never lock it.
     pub(super) ordering: Mutex<()>,
     pub(super) attempts: AtomicU64,
     pub(super) ended: Notify,
@@ -84,7 +84,7 @@ impl Failover {
         *self.stage.lock() = Stage::Handing { offset, asked: Asked::Lost };
     }
 
-    /// Waits until the current order is on disk.
+    /// Waits until a role change in progress is on disk.
     pub fn wait_for_order(&self) {
         drop(self.ordering.lock());
     }

@@ -11,28 +11,28 @@
 //! Every two seconds each Sentinel publishes the master's address and its configuration epoch on
 //! the channel `__sentinel__:hello`. Every failover increments the epoch, so a lower epoch marks a
 //! stale hello. Sentinel demotes a restarted master only after about ten seconds, and the writes
-//! accepted in between would be lost. A replica that restarts with its old master is as stale as
-//! that master. Therefore, once a Sentinel has been heard, only Sentinels and operators lift the
-//! fence. The epochs are on disk ([`crate::roles::role`]) before they lift it, so a restart never
-//! accepts an older epoch.
+//! accepted in between would be lost. A replica that restarts together with its old master is as
+//! stale as that master. Therefore, after the first hello of a Sentinel, only Sentinels and
+//! operators lift the fence. An epoch is on disk ([`crate::roles::role`]) before it lifts the
+//! fence, so a restarted node never accepts an older one.
 //!
 //! Epochs are compared within a *group*: the Sentinels that watch a master under one name. Groups
-//! have independent epochs. If two groups watch this node, either can depose it, and only the same
-//! group can revoke that.
+//! have independent epochs. If two groups watch this node, either can depose it, and only the group
+//! that deposed it can reinstate it.
 //!
-//! A node that becomes the master again starts a term later than that of any master in between
+//! A node that becomes the master again starts a later term than every master since its last term
 //! ([`Fence::missed`]). Otherwise its replicas would consider their own history newer and refuse to
-//! follow. Sentinel may promote a deposed master before it has demoted it to a replica.
+//! follow. Sentinel may promote a deposed master again before the node has become a replica.
 //!
 //! Two Sentinels may name two masters in one epoch. A Sentinel that is still finishing a failover
 //! adopts a higher epoch from another Sentinel's hello, and keeps naming its own choice. Hence a
-//! deposition is revoked only by a later epoch. If this node's epoch rose without an order to
-//! become the master, another master named in the same epoch deposes it.
+//! deposition is revoked only by a later epoch. If this node's epoch rose without an explicit
+//! promotion, another master named in the same epoch deposes it.
 //!
 //! An unknown address may be another name of this node, such as a host name or an address outside a
-//! container. So a group can depose this node only after it has named it by a known address. If all
-//! Sentinels are gone, an operator lifts the fence with REPLICAOF NO ONE, which discards all
-//! epochs.
+//! container. Therefore a group can depose this node only after it has named the node by a known
+//! address. If all Sentinels are gone, an operator lifts the fence with REPLICAOF NO ONE, which
+//! discards all epochs.
 
 use crate::roles::role::Epoch;
 use parking_lot::Mutex;
@@ -40,7 +40,7 @@ use parking_lot::Mutex;
 /// Maximum number of groups; later groups are ignored. Bounds the memory that senders of hellos can
 /// allocate.
 pub(crate) const MOST_GROUPS: usize = 16;
-/// Number of promotions to assume when this node may have missed some.
+/// Number of missed promotions to assume when the number is unknown.
 const UNHEARD: u64 = 1000;
 /// Maximum length of a group's name, in bytes.
 pub(crate) const MOST_NAME: usize = 255;
@@ -48,7 +48,7 @@ pub(crate) const MOST_NAME: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fenced {
     No,
-    /// Since the start, neither a Sentinel nor a replica has confirmed this node as the master.
+    /// Neither a Sentinel nor a replica has confirmed this node as the master since it started.
     Unknown,
     /// A Sentinel has named another master.
     Deposed,
@@ -60,13 +60,13 @@ struct Group {
     /// Highest configuration epoch heard; `kept` is the highest one on disk.
     epoch: Option<u64>,
     kept: Option<u64>,
-    /// Whether the group has named this node by a known address since its last order.
+    /// Whether the group has named this node by a known address since the last role change.
     named: bool,
-    /// Whether the epoch rose without an order to become the master.
+    /// Whether the epoch rose without an explicit promotion.
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
     ruled: Option<u64>,
-    /// Whether the group names this node and lifts the fence once the epoch is on disk.
+    /// Whether the group names this node, so that the fence lifts when the epoch is on disk.
     lifts: bool,
     deposes: bool,
 }
@@ -75,7 +75,7 @@ struct Group {
 struct Heard {
     groups: Vec<Group>,
     is_raised: bool,
-    /// Number of topologies that this node has missed; each may have had another master.
+    /// Number of topologies that this node has missed. Each may have named another master.
     skipped: u64,
 }
 
@@ -104,8 +104,9 @@ impl Heard {
         }
     }
 
-    /// A replica can lift the fence only if no Sentinel was heard and no topology was missed.
-    /// Missed topologies require an order, which starts a new term.
+    /// Whether a replica can lift the fence. It cannot after a hello of a Sentinel, or if
+    /// topologies were missed. Missed topologies require an explicit role change, which starts a
+    /// new term.
     fn believes_replicas(&self) -> bool {
         self.is_raised && self.groups.is_empty() && self.skipped == 0
     }
@@ -148,7 +149,7 @@ impl Fence {
         heard.groups.iter().filter_map(of).collect()
     }
 
-    /// Restores the epochs at a start.
+    /// Restores the epochs at startup.
     pub(crate) fn recall(&self, epochs: &[Epoch]) {
         let of = |said: &Epoch| Group {
             name: said.name.clone(),
@@ -171,7 +172,7 @@ impl Fence {
         (heard.is_raised, heard.skipped) = (true, topologies);
     }
 
-    /// Clears the fence after an order; epochs remain.
+    /// Clears the fence after an explicit role change. The epochs remain.
     pub(crate) fn ordered(&self) {
         let mut heard = self.heard.lock();
         (heard.is_raised, heard.skipped) = (false, 0);
@@ -182,10 +183,10 @@ impl Fence {
     }
 
     /// Returns the number of promotions of other nodes that may have happened since this node was
-    /// last the master. The new term must exceed theirs, and each promotion has its own epoch.
-    /// Returns 0 for an undisputed master: a needless new term would lock out another master of the
-    /// same term. After a restart or in a doubtful epoch the choosing Sentinel may not have
-    /// announced its epoch yet, so the result is a generous guess.
+    /// last the master. Each promotion has its own epoch, and the new term must exceed their terms.
+    /// Returns 0 for an undisputed master, because a needless new term would reject another master
+    /// of the same term. After a restart or in a doubtful epoch, the Sentinel that chose the master
+    /// may not have announced its epoch yet. The result is then a large estimate.
     pub(crate) fn missed(&self) -> u64 {
         let heard = self.heard.lock();
         let missed = heard.missed();
@@ -194,7 +195,7 @@ impl Fence {
         if missed == 0 && in_doubt { UNHEARD } else { missed }
     }
 
-    /// Like `missed`, if the epochs heard lift the fence once they are on disk; otherwise 0.
+    /// Like `missed`, if the fence lifts as soon as the received epochs are on disk; otherwise 0.
     pub(crate) fn missed_when_lifted(&self) -> u64 {
         let heard = self.heard.lock();
         if heard.groups.iter().any(|group| group.lifts) { heard.missed() } else { 0 }
@@ -215,8 +216,7 @@ impl Fence {
         self.heard.lock().believes_replicas()
     }
 
-    /// Handles a hello of a group: `is_ours` if it names this node, otherwise it names another
-    /// master.
+    /// Handles a hello of a group. `is_ours` is whether it names this node as the master.
     pub(crate) fn named(&self, name: &str, is_ours: bool, epoch: u64, is_master: bool) -> Effect {
         let nothing = Effect { change: None, is_news: false };
         // The role file stores one name per line.
@@ -267,7 +267,7 @@ impl Fence {
 mod tests {
     use super::*;
 
-    /// Delivers a hello of the default group, and persists its epoch at once.
+    /// Delivers a hello of the default group and persists its epoch immediately.
     fn named(fence: &Fence, is_ours: bool, epoch: u64, is_master: bool) -> Option<Fenced> {
         by(fence, "mymaster", is_ours, epoch, is_master)
     }
@@ -297,9 +297,9 @@ mod tests {
         assert_eq!(named(&fence, true, 6, true), None);
     }
 
-    /// Regression test from the soak. One Sentinel had promoted this node in epoch 6 and was not
-    /// finished when another Sentinel promoted a different node in epoch 7. The first Sentinel
-    /// adopted epoch 7 and named this node with it.
+    /// Regression test from the soak. One Sentinel promoted this node in epoch 6. Before it
+    /// finished, another Sentinel promoted a different node in epoch 7. The first Sentinel adopted
+    /// epoch 7 and named this node with it.
     #[test]
     fn of_two_masters_of_one_epoch_the_one_that_was_ordered_is_it() {
         let (old, new) = (Fence::default(), Fence::default());
@@ -322,7 +322,7 @@ mod tests {
         // The node believed that it was the master of epoch 7, so it starts a later term when
         // promoted.
         assert_eq!((old.now(), old.missed()), (Fenced::Deposed, UNHEARD));
-        // A node with an explicit order has no doubtful epoch.
+        // After an explicit role change, no epoch is doubtful.
         old.ordered();
         named(&old, true, 8, true);
         assert_eq!((old.now(), old.missed()), (Fenced::No, 0));
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(named(&again, true, 4, true), None, "a Sentinel that was away");
         assert_eq!(again.now(), Fenced::Unknown);
         assert_eq!(named(&again, true, 5, true), Some(Fenced::No));
-        // Replicas cannot lift the fence either while a Sentinel group names another master.
+        // Replicas also cannot lift the fence while a Sentinel group names another master.
         let late = Fence::default();
         late.raise();
         named(&late, false, 6, true);
@@ -438,8 +438,8 @@ mod tests {
         assert_eq!(by(&fence, "group 3", true, 9, true), Some(Fenced::No));
     }
 
-    /// On a slow or full disk an epoch that lifts the fence waits for the disk. An epoch that
-    /// raises it applies at once.
+    /// An epoch that lifts the fence waits for a slow or full disk. An epoch that raises the fence
+    /// applies immediately.
     #[test]
     fn what_lifts_the_fence_is_on_the_disk_first() {
         let fence = Fence::default();

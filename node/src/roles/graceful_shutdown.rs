@@ -1,15 +1,16 @@
 //! Graceful shutdown, by SHUTDOWN or by a signal.
 //!
-//! A node with a long log writes a snapshot first, as Redis does, and serves clients during that
-//! time. It makes the next start fast. Then a master pauses writes, while reads continue, and sends
-//! its replicas the rest of its log, since one of them may be promoted before this node restarts.
-//! It waits until all replicas have everything, for at most `server.shutdown_timeout_s`. SHUTDOWN
-//! ABORT cancels the shutdown. A replica does not wait, because its master has all of its data.
+//! A node with a long log first writes a snapshot, as Redis does, and serves clients during that
+//! time. The snapshot makes the next startup fast. Then a master pauses writes and continues to
+//! serve reads. It sends its replicas the rest of its log, because one of them may be promoted
+//! before this node restarts. It waits until all replicas have everything, for at most
+//! `server.shutdown_timeout_s`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
+//! because its master has all of its data.
 //!
 //! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive
 //! the request to take over, and no node would be the master until this one restarts. Redis does
-//! not wait for that. After a timeout the next start repeats the request, or leaves the decision to
-//! Sentinel.
+//! not wait for a FAILOVER. After a timeout, the restarted node repeats the request, or leaves the
+//! decision to Sentinel.
 
 use crate::roles::failover;
 use crate::roles::failover::FAR;
@@ -27,19 +28,19 @@ pub struct How {
     pub now: bool,
     /// Whether to stop even if acknowledged writes are lost.
     pub forced: bool,
-    /// Whether the next order is forced if this one is refused because it would lose writes.
+    /// Whether a refusal to lose writes makes the next request forced.
     pub insists: bool,
 }
 
-/// Minimum length of a log worth a snapshot, in bytes. A shorter one is replayed in a fraction of a
-/// second.
+/// Minimum log length for writing a snapshot, in bytes. A shorter log is replayed in a fraction of
+/// a second.
 const WORTH_LOG_BYTES: u64 = 16 << 20;
 /// Maximum ratio of memory to log length. Above it, writing a snapshot takes longer than replaying
 /// the log.
 const WORTH_RATIO: u64 = 4;
 
-/// Whether to write a snapshot before stopping: it must save more time at the next start than it
-/// costs now.
+/// Whether to write a snapshot before stopping. It must save more time at the next startup than
+/// writing it takes.
 pub fn saves_first(node: &Node) -> bool {
     let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
     let begin = store.manifest().replay.offset;
@@ -54,8 +55,8 @@ pub async fn save(node: &Node, cause: &str) -> Result<(), String> {
     node.snapshots.save().await
 }
 
-/// Handles a signal to stop. If stopping would lose acknowledged writes, it is delayed until they
-/// are safe, unless SHUTDOWN ABORT cancels it. A second signal does not wait for the snapshot.
+/// Handles a signal to stop. If stopping would lose acknowledged writes, the shutdown waits until
+/// they are safe or SHUTDOWN ABORT cancels it. A second signal does not wait for the snapshot.
 pub fn signalled(node: &Arc<Node>, signal: &str) {
     if saves_first(node) && node.stop.begin_save() {
         let (node, signal) = (node.clone(), signal.to_owned());
@@ -92,7 +93,7 @@ async fn follow_later(node: Arc<Node>, signal: String) {
     }
 }
 
-/// Stops the server, at once or when its replicas have everything
+/// Stops the server, immediately or when its replicas have the whole log
 /// ([`Stop::leaves`](crate::runtime::shutdown::Stop)). Returns false, and does not stop, if
 /// acknowledged writes would be lost. Must be called in a runtime. `cause` names the signal or
 /// command in the log.
@@ -101,7 +102,7 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
         node.stop.while_loading(cause);
         return true;
     }
-    // As in Redis, a second order waits with the first one, even with NOW.
+    // As in Redis, a second request joins the shutdown in progress, even with NOW.
     if node.stop.leaves().is_some() {
         tracing::info!("{cause}: already stopping, waiting for replicas");
         return true;
@@ -139,7 +140,7 @@ pub fn abort(node: &Node) -> bool {
     node.stop.forget_warning() | node.stop.end_save() | stay(node)
 }
 
-/// Cancels a stop that waits for replicas. Returns false if there is none.
+/// Cancels a shutdown that waits for replicas. Returns false if there is none.
 fn stay(node: &Node) -> bool {
     node.stop.stay(|| node.pause.end(By::Stop))
 }
@@ -165,7 +166,7 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     let end = tokio::select! {
         end = over(&node, how) => end,
         () = tokio::time::sleep_until(until.into()) => node.durability.shown().offset,
-        // Aborted, or forced by another order.
+        // Aborted, or forced by another request.
         () = node.stop.waited(until) => return,
     };
     // The disk may have failed while this task waited.
@@ -181,10 +182,10 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     node.stop.left(until);
 }
 
-/// Waits until all replicas in sync have the whole log, and no FAILOVER is in progress. Returns the
+/// Waits until all replicas in sync have the whole log and no FAILOVER is in progress. Returns the
 /// log's end offset.
 async fn over(node: &Node, how: How) -> u64 {
-    // A failing disk may recover before the timeout. A forced stop does not wait for that.
+    // A failing disk may recover before the timeout. A forced shutdown does not wait for the disk.
     let end = failover::all_written(node, how.forced).await;
     let replication = &node.replication;
     let is_over = || {
@@ -234,8 +235,8 @@ mod tests {
     use crate::roles::node::Host;
     use replication::Peer;
 
-    /// The disk fails after the order to stop. The master keeps running, because only its memory
-    /// has the last writes. A second order stops it.
+    /// The disk fails during a shutdown. The master keeps running, because the last writes are only
+    /// in its memory. A second request stops it.
     #[tokio::test]
     async fn a_stop_that_would_lose_something_by_now_is_none() {
         let mut config = Config::default();
@@ -273,14 +274,14 @@ mod tests {
         assert!(!abort(&node));
     }
 
-    /// F29. With `always` every acknowledged write is in the log.
+    /// With `always` every acknowledged write is in the log.
     #[tokio::test]
     async fn a_stop_is_refused_only_where_something_acknowledged_is_not_synced() {
         for (policy, changes, later) in [
             (Fsync::Always, true, None),
             (Fsync::Everysec, false, None),
             (Fsync::Everysec, true, None),
-            // Writes acknowledged before the change of policy are not synced yet.
+            // Writes acknowledged before the policy changed are not synced yet.
             (Fsync::Everysec, true, Some(Fsync::Always)),
             (Fsync::Always, true, Some(Fsync::Everysec)),
         ] {

@@ -26,9 +26,9 @@ pub struct Link {
     pub local: Option<SocketAddr>,
     /// Time of the master's last message.
     pub heard: Instant,
-    /// Last time at which this node had the master's whole log.
+    /// Last time when this node had the master's whole log.
     pub in_step: Option<Instant>,
-    /// Time at which the link was lost; `None` while it is up and before the first connection.
+    /// Time when the link was lost. `None` while it is up or before the first connection.
     pub down_since: Option<Instant>,
     /// Last error.
     pub error: String,

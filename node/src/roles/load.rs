@@ -1,4 +1,4 @@
-//! Loading of the data folder, at a start and after a full sync.
+//! Loads the data folder at startup and after a full sync.
 
 use crate::roles::node::Node;
 use crate::runtime::service_manager;
@@ -21,8 +21,8 @@ pub fn load(node: &Node) -> Result<Held, RecoverError> {
     load_from(node, disk)
 }
 
-/// Waits up to [`FOLDER_TIMEOUT`] for another process to release the folder: a server that was
-/// stopped may still be writing. If it keeps the lock, opening the store fails.
+/// Waits up to [`FOLDER_TIMEOUT`] for another process to release the folder, because a stopping
+/// server may still be writing. If that process keeps the lock, opening the store fails.
 fn wait_for_folder(node: &Node, disk: &dyn Disk) {
     let (began, mut is_said) = (Instant::now(), false);
     while disk.lock().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -41,12 +41,12 @@ fn wait_for_folder(node: &Node, disk: &dyn Disk) {
     }
 }
 
-/// Like [`load`], from any disk.
+/// Like [`load`], but reads from `disk`.
 pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError> {
     let started = Instant::now();
     let said = Mutex::new(started);
-    // A node that stopped before it could begin its log as a master still has its last master's
-    // log, and must begin a higher term.
+    // A node that stopped during its promotion still has its last master's log, and must begin a
+    // higher term.
     let follows = !node.replication.is_master() || node.replication.promoting() > 0;
     let recovered =
         recover_from(disk, &node.config().data_set(), &node.durability, follows, |progress| {
@@ -82,14 +82,14 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     for difference in differences {
         tracing::warn!("configuration: {difference}");
     }
-    // INFO shows the log's end from the start. A replica's log has no commit rounds: a spill that
-    // waited for one would wait until a promotion.
+    // Makes the end of the log visible to INFO and to spills. A replica has no commit rounds, so a
+    // spill that waits for one would wait until a promotion.
     let end = recovered.log.end();
     match recovered.log {
         Held::Own(_) => node.durability.reach(end, end),
         Held::Follows(_) => node.durability.followed(end, end),
     }
-    // Before clients are served: a node that asks this one to take over compares terms.
+    // Set before clients are served, because a node that asks this one to take over compares terms.
     node.replication.term.store(recovered.log.term(), Relaxed);
     node.store.fill(recovered.store);
     node.fill(recovered.engines);

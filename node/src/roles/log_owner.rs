@@ -1,13 +1,13 @@
-//! The thread `log`, which owns the log in either role. Commits write a master's log; the link to
-//! the master writes a replica's. A change between the two reopens the log's files, and a promotion
-//! begins a segment with a higher term.
+//! The thread `log`, which owns the log in both roles. Commits write the log of a master; the link
+//! to the master writes the log of a replica. A role change reopens the log's files, and a
+//! promotion begins a segment with a higher term.
 //!
 //! ```text
-//!   master --REPLICAOF host port--> the gate rejects writes, all turns end, last commit (again
-//!       until the disk accepts it, as only memory has the acknowledged writes) --> replica
+//!   master --REPLICAOF host port--> the write gate closes, workers finish their changes, last
+//!       commit (repeated until it succeeds, to save acknowledged writes) --> replica
 //!   replica --REPLICAOF NO ONE--> writes wait (failover.rs) --> its master steps down and sends
 //!       the rest of its log (replica.rs) --> a segment with a higher term is durable
-//!       --> gate opens
+//!       --> the write gate opens
 //!   master --NO ONE, or named by Sentinel, after other masters--> like a replica's promotion
 //!   replica --full sync complete--> the node is retired, the folder is opened as a new node
 //!       --> replica
@@ -31,7 +31,7 @@ use store::{FollowLog, Log};
 /// Time between two attempts after a disk error.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Time that clients blocked on a replaced node may take to finish.
+/// Time after which clients that still use a replaced node are disconnected.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Runs the thread until the server stops.
@@ -87,8 +87,8 @@ fn end(node: &Node, held: &Held) -> store::Result<()> {
     }
 }
 
-/// Closes a master's log after its last round, which had this `outcome`. A full disk is no error if
-/// no acknowledged write is lost.
+/// Closes a master's log after its last log batch, whose result is `outcome`. A full disk is not an
+/// error if no acknowledged write is lost.
 fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<()> {
     match outcome.and_then(|()| node.store.note_durable(log)) {
         Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
@@ -102,7 +102,7 @@ fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<(
     }
 }
 
-/// Marks the log as a master's or a replica's, which opens the gate if it matches the role.
+/// Records the kind of the log. Opens the write gate if the log matches the role.
 fn settle(node: &Node, is_master: bool, term: u64) {
     if node.replication.settle(&node.config(), is_master, term) {
         node.replication.failover.settled(node);
@@ -110,7 +110,7 @@ fn settle(node: &Node, is_master: bool, term: u64) {
     }
 }
 
-/// Announces this master to Sentinels unless one of them has ordered the change.
+/// Announces this master to Sentinels, unless a Sentinel made the change.
 pub fn announce(node: &Node) {
     for hello in node.replication.take_announcements() {
         tracing::info!("announced to Sentinels: {hello}");
@@ -119,7 +119,7 @@ pub fn announce(node: &Node) {
     }
 }
 
-/// Notifies the waiting thread when dropped, also by a panic: otherwise the scope would never end.
+/// Notifies the waiting thread when dropped, even by a panic. Otherwise the scope would never end.
 struct Told<'a>(&'a tokio::sync::Notify);
 
 impl Drop for Told<'_> {
@@ -130,8 +130,8 @@ impl Drop for Told<'_> {
 
 /// Makes the node a master with this log.
 pub fn lead(node: &Node, log: &Log) {
-    // Before the gate opens and before any order to follow: from here on this node has writes that
-    // no replica has.
+    // Runs before the write gate opens and before a change to the replica role. From now on this
+    // node may have writes that no replica has.
     node.durability.begin(log);
     node.engines().lead();
     settle(node, true, log.term());
@@ -139,13 +139,13 @@ pub fn lead(node: &Node, log: &Log) {
     replica::forget_full_sync(node);
 }
 
-/// Commits until the role changes or the server stops. Returns an error if the last commit failed
-/// and the server stops or the node stays a master.
+/// Commits until the role changes or the server stops. Returns the error of the last commit if the
+/// server stops or the node stays a master.
 fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
     committer.reopen();
     if host.stop.is_stopped() {
-        // The committer may have received the stop before `reopen` discarded it.
+        // `reopen` may have discarded a stop that arrived before it.
         committer.stop();
     }
     let mut orders = node.replication.subscribe();
@@ -155,10 +155,10 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let watch = || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else { return };
             runtime.block_on(async {
-                // Any order counts, even one that was revoked: it has shut the gate, and only
-                // beginning again as a master opens it. The guard from `wait_for` locks the orders.
-                // It must be dropped before waiting for turns, because a turn may be giving an
-                // order.
+                // Reacts to every role change, even to a reverted one. The change has closed the
+                // write gate, and only a new term as a master opens it. The guard from `wait_for`
+                // locks `orders`. It must be dropped before waiting for the workers, because a
+                // worker may be changing the role.
                 let is_ordered =
                     |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };
@@ -166,8 +166,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                     () = over.notified() => {}
                     () = ordered => {
                         host.wait_for_turns();
-                        // A change of the catalogue checks the gate first and is logged before it
-                        // ends.
+                        // A change of the catalogue checks the write gate first, and completes
+                        // after it is logged.
                         node.current.pass_changes();
                         node.engines().follow();
                         committer.step_down();
@@ -184,8 +184,8 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         let _ = watcher.join();
         ended
     });
-    // Acknowledged writes are only in memory, so the commit is repeated. The gate is shut, and a
-    // new master's data could not be written to this disk either.
+    // Acknowledged writes are only in memory, so the commit is repeated. The write gate is closed.
+    // The disk could not store a new master's data either.
     while let Err(error) = &outcome {
         if host.stop.is_stopped() || goes_on(node) {
             break;
@@ -198,7 +198,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     (log, outcome)
 }
 
-/// Reports that the last commit before a role change failed, and waits for the next attempt.
+/// Reports that the last commit before a role change failed, and waits before the next attempt.
 fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     let why = format!("the last commit as a master failed, trying again: {error}");
     let is_news = {
@@ -246,7 +246,7 @@ pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
     }
 }
 
-/// Turns a master's log into one that follows, for a replica or for another term.
+/// Converts a master's log into a replica's log, for a role change or a new term.
 fn through_files(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
     let end = log.durable();
     drop(log);
@@ -276,17 +276,18 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
     }
 }
 
-/// Retires the node and opens its folder again, possibly with another data set. As in Redis,
-/// clients stay connected and receive -LOADING. Replicas are disconnected, since they would follow
-/// another history. Clients blocked on the old node are disconnected after [`PATIENCE`].
+/// Retires the node and reopens its folder, possibly with another data set. As in Redis, clients
+/// stay connected and receive -LOADING. Replicas are disconnected, because the history may differ.
+/// Clients that still use the old node are disconnected after [`PATIENCE`].
 fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     host.replace_node();
     let began = now();
     let mut said = Duration::from_secs(5);
-    // Waits until nothing uses the old node, which frees its memory and its folder.
+    // Waits until the last reference to the old node is dropped, which frees its memory and unlocks
+    // its folder.
     let mut node = node;
     loop {
-        // A FAILOVER that waits for a replica holds the node too.
+        // A FAILOVER that waits for a replica also uses the old node.
         node.replication.failover.end(&node);
         let is_over = since(began) >= PATIENCE;
         let keeps_it = |client: &&Arc<Client>| {
@@ -338,7 +339,7 @@ mod tests {
     use crate::runtime::shutdown::Stop;
     use store::{Position, SEGMENT_HEAD_BYTES, SegmentHead, SimDisk, Store, StoreOptions};
 
-    /// A master may report any term. Its former replica can still be promoted, and more than once.
+    /// A master may report any term. Its former replica can still be promoted, even repeatedly.
     #[test]
     fn a_term_that_a_master_names_stops_no_promotion() {
         let folder = tempfile::tempdir().unwrap();

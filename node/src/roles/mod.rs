@@ -9,7 +9,7 @@
 //! ```
 //!
 //! FAILOVER hands the role to a replica (`failover.rs`). `replicas.rs` lists the replicas and their
-//! progress; `link_status.rs` has the state of the link to the master.
+//! progress; `link_status.rs` describes the link to the master.
 
 pub mod background;
 pub mod backup;

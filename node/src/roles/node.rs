@@ -1,8 +1,9 @@
 //! The node and its process: the state that all connections share.
 //!
 //! A [`Process`] exists once. A [`Node`] is one data set within it; a full sync replaces the node.
-//! The [`Host`] holds the process and the current node. A turn of a worker takes the engines once,
-//! so that a change of the catalogue does not affect it midway ([`Now`], [`Moment`]).
+//! The [`Host`] holds the process and the current node. An event-loop iteration of a worker loads
+//! the engines once, so that a change of the catalogue does not affect it midway ([`Now`],
+//! [`Moment`]).
 
 use crate::acl::Acl;
 use crate::cluster::Cluster;
@@ -36,12 +37,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Poll interval of a long change while changes are paused.
+/// Poll interval of [`Node::begin_long_change`] while changes are paused.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const NOT_LOADED: &str = "commands that need the data set are rejected while loading";
 
-/// A value that is available once the data are loaded. Until then the dispatcher rejects commands
-/// that need it.
+/// A value that is available after the data are loaded. Before that, the dispatcher rejects
+/// commands that need it.
 pub struct Loaded<T>(OnceLock<T>);
 
 impl<T> Default for Loaded<T> {
@@ -103,7 +104,8 @@ pub struct Process {
     pub tallies: Vec<Tallies>,
     /// Read-locked by [`Node::begin_long_change`].
     pub(crate) long_changes: RwLock<()>,
-    /// Values of the tallies at the last reset: only a worker writes its own tallies.
+    /// Values of the tallies at the last reset. The tallies themselves are not reset, because only
+    /// their worker writes them.
     totals_base: Mutex<Totals>,
     /// Statistics of each command.
     pub calls: AllCalls,
@@ -119,7 +121,7 @@ pub struct Process {
     pub run_id: String,
     /// Operations and bytes per second.
     pub rates: Rates,
-    /// Longest turns of the workers.
+    /// Longest event-loop iterations of the workers.
     pub turns: LongestTurns,
 }
 
@@ -127,7 +129,7 @@ pub struct Process {
 pub struct Node {
     /// Number of nodes that this process had before.
     pub generation: u64,
-    /// Spaces, views and actions. Work that needs a consistent set takes it once: [`Node::moment`].
+    /// Spaces, views and actions. Code that needs a consistent set calls [`Node::moment`] once.
     pub current: Loaded<Current>,
     /// Files of the data set.
     pub store: Loaded<store::Store>,
@@ -149,7 +151,7 @@ impl Deref for Node {
     }
 }
 
-/// A node with its engines at one point in time: the view of one turn of a worker.
+/// A node with its engines at one point in time, for one event-loop iteration of a worker.
 #[derive(Clone, Copy)]
 pub struct Now<'a> {
     node: &'a Arc<Node>,
@@ -195,7 +197,8 @@ impl<'a> Now<'a> {
     }
 }
 
-/// An owned [`Now`] for long work. Engines dropped in the meantime stay in memory until it ends.
+/// An owned [`Now`] for long operations. Engines replaced during the operation stay in memory until
+/// it ends.
 pub struct Moment {
     node: Arc<Node>,
     engines: Option<Arc<Engines>>,
@@ -282,14 +285,14 @@ impl Host {
         node
     }
 
-    /// Returns the current node for one turn. Do not hold the guard across a wait.
+    /// Returns the current node for one event-loop iteration. Do not hold the guard across a wait.
     #[inline]
     pub fn now(&self) -> Guard<Arc<Node>> {
         self.node.load()
     }
 
-    /// Returns the current node. Release it soon: a replacement waits until no thread holds the old
-    /// node.
+    /// Returns the current node. Release it soon, because a replacement waits until no thread uses
+    /// the old node.
     pub fn node(&self) -> Arc<Node> {
         self.node.load_full()
     }
@@ -380,8 +383,9 @@ impl Node {
         self.current.get().is_some()
     }
 
-    /// Returns the error for writes, if they are refused. A disk error takes precedence over the
-    /// role's, as in Redis, also on a new master that cannot begin its log.
+    /// Returns the error for writes, or `None` if they are accepted. As in Redis, a disk error
+    /// takes precedence over an error of the role. So does the error of a new master that cannot
+    /// begin its log.
     #[inline]
     pub fn refusal(&self) -> Option<Refusal> {
         if let Some(text) = self.durability.refusal() {
@@ -390,8 +394,8 @@ impl Node {
         self.replication.refusal().map(|text| Refusal::new(text.as_bytes().to_vec()))
     }
 
-    /// Begins a change in many parts on a thread that is no worker. A role change, a FAILOVER and a
-    /// hand-over of slots wait until the guard is dropped, so they see all parts or none. Waits
+    /// Begins a change of many parts on a thread other than a worker. A role change, a FAILOVER and
+    /// a hand-over of slots wait until the guard is dropped, so they see all parts or none. Waits
     /// while changes are paused.
     ///
     /// # Errors
@@ -411,10 +415,10 @@ impl Node {
         }
     }
 
-    /// Applies a changed configuration to the components that hold copies of it.
+    /// Applies a changed configuration to the components that have copies of it.
     ///
     /// # Errors
-    /// If a value is refused; then the configuration must stay unchanged.
+    /// If a value is refused. The configuration must then stay unchanged.
     pub fn apply(&self, before: &Config, after: &Config, certificates: bool) -> Result<(), String> {
         let wanted = after.server.max_clients;
         let allowed = allowed_clients(wanted);
@@ -443,13 +447,15 @@ impl Node {
 }
 
 impl Process {
-    /// Returns the turn counter of each thread that makes changes; it is odd during a turn.
+    /// Returns the iteration counter of each thread that makes changes. It is odd during an
+    /// iteration.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &AtomicU64> {
         self.tallies.iter().chain([&self.ingest.tallies]).map(|tallies| &tallies.turn)
     }
 
-    /// Waits until every worker and the ingest thread have finished their current turns, and all
-    /// long changes have ended. Every later change sees what was decided before this call.
+    /// Waits until every worker and the ingest thread have finished their current iterations, and
+    /// all long changes have ended. Every later change sees the state that the caller published
+    /// before this call.
     pub fn wait_for_turns(&self) {
         for turn in self.turns() {
             let seen = turn.load(SeqCst);
@@ -493,7 +499,7 @@ impl Process {
         self.addresses.first().map_or(0, SocketAddr::port)
     }
 
-    /// Returns the workers' totals since the start or the last CONFIG RESETSTAT.
+    /// Returns the workers' totals since startup or the last CONFIG RESETSTAT.
     pub fn totals(&self) -> Totals {
         let (all, base) = (self.totals_ever(), *self.totals_base.lock());
         Totals {

@@ -89,7 +89,7 @@ async fn step<T: Send + 'static>(
     let (end, term) = origin_of(node);
     let origin = LogSource { store: &node.store, end, term };
     if taken.is_at_hand(&origin) {
-        // Switching threads would take longer than the step, and delay WAIT.
+        // Switching threads would take longer than the step and delay WAIT.
         let result = work(&mut taken, &origin);
         *feed = Some(taken);
         return result.map_err(Ended::Link);
@@ -110,7 +110,7 @@ async fn push(writer: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::
     if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
-/// Waits for the task that makes this node step down; never returns without one.
+/// Waits for the task that makes this node step down. Never returns if there is no task.
 async fn done(steps_down: &mut Option<JoinHandle<Result<u64, String>>>) -> Result<u64, String> {
     match steps_down {
         Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
@@ -153,19 +153,19 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             })
             .await?;
             sent = 0;
-            // A step that produced bytes may have produced only a part.
+            // A step may have produced only a part of the pending output.
             fill = !out.is_empty();
         }
         let end = out.len().min(sent + WRITE_BYTES);
         let read = tokio::select! {
-            // Biased for a reproducible simulation. The first two arms are rarely ready, and the
-            // timer must not starve while there is always something to write.
+            // Biased for a reproducible simulation. The first two arms are rarely ready. The timer
+            // must not starve while output is always pending.
             biased;
             _ = ticks.tick() => {
                 fill = true;
                 let unread = read_available(&mut reader, &mut input).await.map_err(Ended::Io)?;
                 if let Some(feed) = &mut feed {
-                    // A replica that reads nothing never lets `fill` run.
+                    // `fill` never runs for a replica that does not read.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
                         feed.hears(elapsed_ms(started)).map_err(Ended::Link)?;
@@ -219,7 +219,8 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             }
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
-                // In a cluster the other nodes must confirm first: `peer::ask_to_rule`.
+                // In a cluster the other nodes must confirm this master first
+                // (`peer::ask_to_rule`).
                 node.replication.followed(&node.config(), !node.cluster.is_enabled());
             }
             if feed.take_step_down()
@@ -239,7 +240,7 @@ mod tests {
     use crate::roles::node::Host;
     use store::{Check, frame_head};
 
-    /// A replica freezes in the middle of a message: its socket accepts no bytes, and no packet
+    /// A replica freezes in the middle of a message. Its socket accepts no bytes, and no packet
     /// reports the loss.
     #[tokio::test]
     async fn a_replica_that_neither_reads_nor_speaks_is_given_up() {
@@ -268,7 +269,7 @@ mod tests {
     }
 
     /// A slow disk may block the sender for longer than the timeout. It reads the pending messages
-    /// before it gives up.
+    /// before it closes the link.
     #[tokio::test]
     async fn a_replica_whose_words_wait_unread_is_not_given_up() {
         let folder = tempfile::tempdir().unwrap();

@@ -54,10 +54,9 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
 
 /// Lifts the fence of a cluster master, if possible. Called periodically while it is fenced. A
 /// connected replica, or a topology without replicas, suggests that this node is still the master.
-/// But a controller may have replaced it in a newer topology, so the other nodes must confirm
-/// first.
+/// A controller may have replaced it in a newer topology, so the other nodes must confirm first.
 ///
-/// Returns whether they were asked.
+/// Returns whether the other nodes were asked.
 pub async fn ask_to_rule(
     process: &Arc<Process>,
     topology: &Arc<Topology>,
@@ -66,7 +65,7 @@ pub async fn ask_to_rule(
         return Ok(false);
     }
     confirm_topology(process, topology).await?;
-    // The replica may have been promoted in the meantime.
+    // A replica may have been promoted during the await.
     let is_same = Arc::ptr_eq(&process.cluster.topology(), topology);
     if is_same && has_word(process, topology).await {
         process.replication.followed(&process.config(), true);
@@ -74,9 +73,11 @@ pub async fn ask_to_rule(
     Ok(true)
 }
 
-/// Whether there is evidence, other than its topology, that this node is the master.
+/// Whether a connected replica, or the lack of other candidates, suggests that this node is the
+/// master.
 async fn has_word(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
-    // A node that stopped while giving slots away may have replicas that do not know of it.
+    // After a restart during a hand-over of slots, connected replicas may not know the new
+    // topology.
     if !process.replication.waits_for_replica() || process.cluster.is_giving() {
         return false;
     }

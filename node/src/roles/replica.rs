@@ -1,17 +1,17 @@
-//! Replica side of replication: the link to the master, which applies the master's log to the own
-//! log and to the engines.
+//! Replica side of replication: the link to the master. It applies the master's log to this node's
+//! log and engines.
 //!
-//! **Taking over.** A connected replica that is ordered to be the master loses no write of its
-//! master's. Before it begins its own log it asks the master to step down (`StepDown`). The master
-//! stops accepting writes, follows this node, and reports the end of its log (`SteppedDown`). This
-//! node applies the log up to that end while its clients' writes wait. It stops waiting after 1.5 s
-//! without a message from the master, which may be dead or frozen. The request stays in a frozen
-//! master's socket, so that master steps down when it resumes.
+//! **Taking over.** The promotion of a connected replica loses no write of its master. Before the
+//! replica begins its own log, it asks the master to step down (`StepDown`). The master stops
+//! accepting writes, follows this node, and reports the end of its log (`SteppedDown`). This node
+//! applies the log up to that end while its clients' writes wait. It stops waiting after 1.5 s
+//! without a message from the master, which may be dead or frozen. A frozen master finds the
+//! request in its socket when it resumes, and steps down.
 //!
 //! Under Sentinel the request is delayed, by up to 1.3 s, until a Sentinel names this node as the
-//! master. Until then clients only know the old master, which serves them.
+//! master. Until that time clients only know the old master, which serves them.
 //!
-//! Long: the steps of one link, in their order.
+//! Long: the steps of one link, in sequence.
 
 use crate::config::Fsync;
 use crate::roles::failover::was_answered;
@@ -37,16 +37,17 @@ use tokio::net::TcpStream;
 
 /// Interval between two attempts to connect.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// Maximum interval after a refusal that each attempt may pay for with a full sync: incompatible or
-/// damaged data, or no room. The interval doubles up to this limit.
+/// Maximum interval after an error that each attempt may repeat after a full sync, such as damaged
+/// data or a full disk. The interval doubles up to this limit.
 const MOST_RECONNECT: Duration = Duration::from_secs(60);
-/// Time that received batches wait for a spill. Then they are applied above the memory limit.
+/// Maximum wait of received batches for a spill. After that, they are applied above the memory
+/// limit.
 const SPILLED_WITHIN: Duration = Duration::from_secs(1);
 /// Timeout for connecting, and for each reply of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Silence after which a master that must step down is given up. It sends a message every second.
+/// Maximum silence of a master that must step down. A live master sends a message every second.
 const SILENT: Duration = Duration::from_millis(1500);
-/// Time limit of the whole take-over, which includes disk writes.
+/// Timeout of the whole take-over, including disk writes.
 const TAKE_OVER: Duration = Duration::from_secs(10);
 /// Time to wait for a Sentinel to name this node. During a failover Sentinels poll the promoted
 /// node every second.
@@ -54,9 +55,11 @@ const NAMED_WITHIN: Duration = Duration::from_millis(1300);
 /// Poll interval while waiting to be named.
 const NAMED_TICK: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_millis(100);
-/// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] it stays under a second.
+/// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] the total is under a
+/// second.
 const SYNC_AFTER_MS: u64 = 800;
-/// Bytes per read; `ROUND_BYTES` bounds the bytes read before they are synced and acknowledged.
+/// Bytes per read. `ROUND_BYTES` bounds the bytes that are read before a sync and an
+/// acknowledgement.
 const READ_BYTES: usize = 256 << 10;
 /// Maximum length of a logged link error, in characters.
 const MOST_SAID: usize = 512;
@@ -73,14 +76,15 @@ pub enum FollowEnd {
     },
 }
 
-/// State of the link, and the data that it changes.
+/// The link's state and the data that it changes.
 struct Here {
     node: Arc<Node>,
     log: FollowLog,
     /// Last catalogue received over this link.
     told: Option<Catalogue>,
     is_whole: bool,
-    /// Deadline of the current turn's wait for room; set by the first batch that waits.
+    /// Deadline of [`wait_for_room`](Here::wait_for_room), which the batches before one sync share.
+    /// Set by the first batch that waits.
     waits_until: Option<Instant>,
 }
 
@@ -131,7 +135,7 @@ impl ReplicaHost for Here {
             return Ok(());
         };
         if staged.is_whole() {
-            // Checks that the catalogue can be opened here, without loading rows.
+            // Checks that this node can open the catalogue. Loads no rows.
             let mut engines = Engines::empty(&options, self.node.durability.clone());
             let opened = engines.adopt(&told.filled(&options));
             opened.map_err(|e| format!("cannot adopt the master's data: {e}"))?;
@@ -144,8 +148,8 @@ impl ReplicaHost for Here {
         if self.apply_once(head, body).is_ok() {
             return Ok(true);
         }
-        // A replica applies all that its master has accepted, even above its own memory limit, as
-        // in Redis. Applying a record twice is harmless.
+        // As in Redis, a replica applies all writes that its master has accepted, even above its
+        // own memory limit. Applying a record twice is harmless.
         self.node.engines().lift_limits();
         let applied = self.apply_once(head, body);
         self.node.engines().set_limits();
@@ -178,8 +182,8 @@ impl ReplicaHost for Here {
 }
 
 impl Here {
-    /// Waits for a spill to free memory, up to [`SPILLED_WITHIN`] per turn. Stops waiting when this
-    /// node's role is about to change.
+    /// Waits for a spill to free memory, up to [`SPILLED_WITHIN`] between two syncs. Stops waiting
+    /// when this node's role is about to change.
     fn wait_for_room(&mut self) {
         let node = &self.node;
         while node.engines().is_spilling()
@@ -187,7 +191,7 @@ impl Here {
             && !node.stop.is_stopped()
         {
             // A spill waits until the log of its rows is durable (`Durability::flush`). Only this
-            // thread can sync the log, so not syncing here would be a deadlock.
+            // thread can sync the log, so it must sync here to avoid a deadlock.
             if self.log.durable() != self.log.written() {
                 // The link reports the error at its next sync.
                 let _ = self.log.sync();
@@ -201,7 +205,7 @@ impl Here {
         }
     }
 
-    /// Applies a batch. After an error a part of it may be applied.
+    /// Applies a batch. If it fails, a part of the batch may be applied.
     fn apply_once(&self, head: &BatchHead, body: &[u8]) -> Result<(), String> {
         let node = &self.node;
         let (mut engines, parts) = (node.engines(), &node.durability.parts);
@@ -243,7 +247,7 @@ pub(crate) fn run(
         }
     };
     let followed = runtime.block_on(follow(host, node, log, master, dial));
-    // A DNS lookup may still be running; a promotion does not wait for it.
+    // A DNS lookup may still be running. A promotion does not wait for it.
     runtime.shutdown_background();
     followed
 }
@@ -262,8 +266,8 @@ pub async fn follow(
     (here.log, end)
 }
 
-/// Links to the master again and again.
-// Long: one loop; any of its steps may end it.
+/// Connects to the master, and reconnects after errors.
+// Long: any step of the loop may end it.
 async fn keep_up(
     host: &Host,
     here: &mut Here,
@@ -272,7 +276,7 @@ async fn keep_up(
 ) -> FollowEnd {
     let mut orders = here.node.replication.subscribe();
     let node = here.node.clone();
-    // REPLICAOF ... FORCE of the same master also counts as a new order.
+    // REPLICAOF ... FORCE with the same master is also a role change.
     let seen = *orders.borrow_and_update();
     let is_new = |n: &u64| *n != seen || node.replication.master().as_ref() != Some(master);
     let ordered = async {
@@ -298,7 +302,7 @@ async fn keep_up(
                     } else {
                         None
                     };
-                    // Any error ends the link; all received data are applied.
+                    // Any error ends the link. All received data are applied.
                     ended.filter(Result::is_ok)
                 }
                 result = &mut linked => Some(result),
@@ -332,15 +336,15 @@ async fn keep_up(
         if is_unfit {
             node.replication.refuses(&node.config(), master);
         }
-        // Not permanent: another server may have this address later.
+        // Not permanent, because another server may have this address later.
         let is_refused = match &error {
             LinkError::Foreign(_) => {
                 patience = MOST_RECONNECT;
                 true
             }
             LinkError::Unready(_) | LinkError::Damaged => true,
-            // For instance because of a full disk. Files that were already received are verified at
-            // each attempt.
+            // For example, the disk is full. Each attempt verifies the files that were already
+            // received.
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
             _ => false,
         };
@@ -376,7 +380,7 @@ async fn keep_up(
     }
 }
 
-/// Waits until `due` and returns true. Returns false early if the configuration changes.
+/// Waits until `due` and returns true. Returns false as soon as the configuration changes.
 async fn stays_until(node: &Node, due: Instant) -> bool {
     let version = node.settings.version();
     while node.settings.version() == version {
@@ -411,7 +415,7 @@ async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkE
     }
 }
 
-/// Sends a request and reads a simple reply; the inner error is the master's error reply.
+/// Sends a request and reads a simple reply. The inner error is the master's error reply.
 async fn ask(stream: &mut Socket, words: &[&str]) -> Result<Result<(), String>, LinkError> {
     let mut request = format!("*{}\r\n", words.len());
     for word in words {
@@ -484,9 +488,9 @@ async fn connect(
             })?;
         }
         Some(offset) => {
-            // A frozen node must not find the request after this node has become the master again,
-            // so it must answer a PING first. An error also fails, unless the node continues to
-            // read requests: a loading node may have taken over before, and a node at its client
+            // A frozen node could execute the request after this node has become the master again,
+            // so it must answer a PING first. Errors that do not stop a node from reading requests
+            // are ignored. A loading node may already have taken over, and a node at its client
             // limit closes the connection.
             let is_read = |reply: &str| {
                 ["-NOAUTH ", "-NOPERM ", "-MISCONF "].iter().any(|code| reply.starts_with(code))
@@ -553,8 +557,8 @@ async fn link(
     Ok(())
 }
 
-/// Carries bytes between the socket and the follower. Cancellation-safe: all received batches are
-/// applied at every await point.
+/// Copies bytes between the socket and the follower. Cancellation-safe, because all received
+/// batches are applied at every await point.
 // Long: the arms of its loop share buffers and timestamps.
 async fn carry(
     here: &mut Here,
@@ -647,8 +651,8 @@ async fn carry(
         }
         let is_up = follower.is_following() && !was_following;
         if is_up {
-            // Before the link is shown as up, so that a reader of that state finds this node
-            // promotable.
+            // Recorded before INFO shows the link as up, so that this node is promotable by that
+            // time.
             replication.synced(&node.config());
         }
         {
@@ -686,14 +690,15 @@ pub(crate) fn forget_full_sync(node: &Node) {
     }
 }
 
-/// Waits until this node must take over, and then until clients know it or the wait times out.
+/// Waits until this node must take over. Then waits until a Sentinel has named it, or until a
+/// timeout.
 async fn takes_over(node: &Node) {
     node.replication.takes_over().await;
     let began = now();
     let is_due = || {
         let replication = &node.replication;
         let silent = since(replication.link.lock().heard);
-        // Another order or a shutdown ends the link without a request.
+        // Another role change or a shutdown ends the link without a request.
         let is_over = !replication.is_taking_over() || node.stop.is_stopped();
         is_over
             || replication.is_named()
@@ -768,7 +773,7 @@ mod tests {
     }
 
     /// A slow disk may block the link for longer than the timeout. The replica reads the pending
-    /// messages before it gives up.
+    /// messages before it closes the link.
     #[test]
     fn a_master_whose_words_wait_unread_is_not_given_up() {
         const TIMEOUT_S: u64 = 2;
@@ -792,7 +797,7 @@ mod tests {
         }
     }
 
-    /// Batches wait for a spill, but neither forever nor across a role change.
+    /// Batches wait for a spill, but only until a timeout or a role change.
     #[test]
     fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
         let folder = tempfile::tempdir().unwrap();

@@ -12,11 +12,11 @@ use store::time::{now, since};
 /// A connected replica.
 #[derive(Clone, Debug)]
 pub struct Fed {
-    /// Announced address, or else the peer address of its connection.
+    /// Announced address, or the peer address of its connection.
     pub ip: String,
     /// Announced port; 0 until it is known.
     pub port: u16,
-    /// What it is being sent.
+    /// Kind of data that is being sent to the replica.
     pub sending: Sending,
     /// End offset of its log, which its clients can read.
     pub written: u64,
@@ -24,13 +24,13 @@ pub struct Fed {
     pub durable: u64,
     /// Time of its last message.
     pub heard: Instant,
-    /// End of its log, if this node's log does not continue from there.
+    /// End of its log, if this node's log does not contain that history.
     diverged_at: Option<u64>,
 }
 
-/// Time after which a refusing replica is forgotten. It reconnects every second.
+/// Time after which a refusing replica is removed. It reconnects every second.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which a lasting refusal is logged.
+/// Interval for logging a refusal that persists.
 pub(crate) const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REFUSING: usize = 64;
 
@@ -63,13 +63,14 @@ impl Fed {
 #[derive(Default)]
 pub struct Feeds {
     all: Mutex<BTreeMap<u64, Fed>>,
-    /// Number of links that began with a full sync; `by_log` counts those that needed the log only.
+    /// Number of links that began with a full sync. `by_log` counts the links that needed only the
+    /// log.
     pub(crate) by_files: AtomicU64,
     pub(crate) by_log: AtomicU64,
     refusing: Mutex<BTreeMap<(String, u16), Refusing>>,
     /// Number of full syncs forced by a diverged replica.
     pub(crate) refused_log: AtomicU64,
-    /// Bytes sent to replicas; `bytes_in` counts those received from the master.
+    /// Bytes sent to replicas. `bytes_in` counts the bytes received from the master.
     pub(crate) bytes_out: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
 }
@@ -119,8 +120,8 @@ impl Feeds {
         grown
     }
 
-    /// Removes a replica. If its log diverges and it left without requesting data, it keeps its own
-    /// data instead of following.
+    /// Removes a replica. If its log diverges and it disconnected without requesting data, it is
+    /// recorded as refusing to follow.
     pub(crate) fn end(&self, client: u64) {
         let Some(fed) = self.all.lock().remove(&client) else { return };
         if let Some(end) = fed.diverged_at.filter(|_| fed.sending == Sending::Nothing) {
@@ -154,10 +155,10 @@ impl Feeds {
         refusing.values().filter(|it| since(it.heard) < REFUSAL_TIMEOUT).count()
     }
 
-    /// Whether this master, whose log ends at `end`, has probably lost data: a replica with a
-    /// longer log refuses to follow, and no other replica follows.
+    /// Whether this master, whose log ends at `end`, has probably lost data. This is so if a
+    /// replica with a longer log refuses to follow, and no other replica follows.
     pub fn is_behind_replica(&self, end: u64) -> bool {
-        // Never takes both locks at once.
+        // Never holds both locks.
         if self.count(|_| true) > 0 {
             return false;
         }
@@ -175,8 +176,8 @@ impl Feeds {
         self.all.lock().values().filter(|fed| fed.is_close(max_lag_s)).count()
     }
 
-    /// Returns the replicas that have announced a port. Sentinel would remember any other address
-    /// forever.
+    /// Returns the replicas that have announced a port. Sentinel never removes an address, so
+    /// others must not be listed.
     pub fn reachable(&self) -> Vec<Fed> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
@@ -233,7 +234,7 @@ mod tests {
             assert!(feeds.admit(client, host, 9));
             feeds.update(client, &peer(sending, diverged_at), now());
         };
-        // It has not even sent the end of its log.
+        // It has not sent the end of its log.
         connects(1, Sending::Nothing, None);
         feeds.end(1);
         assert_eq!(feeds.refusing(), 0);

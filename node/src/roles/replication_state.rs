@@ -1,10 +1,10 @@
 //! Replication state of a node: its role, its master, its replicas, and whether it accepts writes.
 //!
-//! The role is on disk before any client or thread sees it. The disk may be slow, so a worker never
-//! changes the role (`Call::answer_later`), and readers never wait. The gate is one atomic: it is
-//! shut on a replica, on a fenced master, and on a master with too few replicas.
+//! The role is on disk before any client or thread sees it. Because the disk may be slow, workers
+//! never change the role (`Call::answer_later`), and readers never wait. The write gate is one
+//! atomic. It is closed on a replica, on a fenced master, and on a master with too few replicas.
 //!
-//! Long: most of it are short questions to one state.
+//! Long: most functions are short queries of one state.
 
 use crate::config::Config;
 use crate::roles::failover_state::Failover;
@@ -27,26 +27,26 @@ use tokio::sync::watch;
 pub struct Order {
     /// Master to follow; `None` makes the node a master.
     pub master: Option<Master>,
-    /// Whether the node discards its data for the master's.
+    /// Whether the node discards its data and copies the master's.
     pub forced: bool,
     /// FAILOVER: `master` is a replica of this node and must take over.
     pub handing: Option<Handing>,
-    /// Whether the new master starts fenced, as another node may have replaced it.
+    /// Whether the new master starts fenced, because another node may have replaced it.
     pub fenced: bool,
     /// How a connected replica becomes a master.
     pub promotion: Promotion,
-    /// Whether a former master has all data that its next master starts with, so that it may be
-    /// promoted before it has synced with that master.
+    /// Whether a former master has all data of its new master, so that it may be promoted before it
+    /// has synced with that master.
     pub fit: bool,
 }
 
 /// How a replica becomes a master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promotion {
-    /// Keeps its present data.
+    /// Promotes immediately with the current data.
     #[default]
     AtOnce,
-    /// Its master has handed the role over, so it has all data.
+    /// Its master has handed the role over, so the replica has all data.
     HandedOver,
     /// If its link is up, its master steps down first and sends the rest of its log (replica.rs).
     TakesOver,
@@ -57,7 +57,8 @@ pub enum Promotion {
 pub struct Handing {
     /// Log offset that the replica must have.
     pub(crate) offset: u64,
-    /// Whether the replica has all data of this node, which may then be promoted again at once.
+    /// Whether the replica has all data of this node. If so, this node may be promoted again
+    /// immediately.
     pub(crate) has_all: bool,
 }
 
@@ -76,28 +77,29 @@ pub struct Hello<'a> {
 /// The replication state of a process.
 pub struct Replication {
     role: ArcSwap<Role>,
-    /// Held while the role changes and is written to disk.
+    /// Serializes role changes, including the write to disk.
     changing: Mutex<()>,
     gate: Gate,
-    /// Held while the gate is set, so that no stale state is set after an order. Never across a
-    /// wait.
+    /// Held while the write gate is set, so that no stale state is set after a role change. Never
+    /// held across a wait.
     gating: Mutex<()>,
     fence: Fence,
     /// Whether a thread is about to persist the Sentinels' epochs.
     keeping: AtomicBool,
-    /// Whether the log matches the role: the node's own log, or its master's.
+    /// Whether the log matches the role: a master's own log, or a copy of its master's log.
     settled: AtomicBool,
     /// Whether the node has not yet synced with its master in this process.
     unmet: AtomicBool,
-    /// Whether the last order made a master follow another node.
+    /// Whether the last role change made a master follow another node.
     was_master: AtomicBool,
-    /// Permanent error since the last order, such as REPLICAOF of a Redis. One line; empty if none.
+    /// Permanent error since the last role change, such as a master that is a Redis server. One
+    /// line; empty if none.
     pub last_error: Mutex<String>,
     /// Whether this node waits for its master to step down before it becomes the master.
     taking_over: AtomicBool,
-    /// Whether Sentinels must be notified that it took over from a living master.
+    /// Whether Sentinels must be notified that this node took over from a live master.
     announces: AtomicBool,
-    /// Whether it stepped down for a replica.
+    /// Whether this node stepped down for a replica.
     stepped_down: AtomicBool,
     sentinels: Sentinels,
     /// Master that it followed before its promotion.
@@ -155,8 +157,8 @@ impl Replication {
         }
     }
 
-    /// Restores the role at a start, from the data folder or else from the configuration.
-    /// `is_alone`: no replica can have been promoted in the meantime.
+    /// Restores the role at startup, from the data folder or from the configuration. `is_alone` is
+    /// whether no replica can have been promoted since the node stopped.
     pub fn recall(&self, config: &Config, is_alone: bool) -> io::Result<()> {
         let role = match Role::read(&config.durability.dir)? {
             Some(role) => role,
@@ -224,7 +226,7 @@ impl Replication {
         self.orders.subscribe()
     }
 
-    /// Waits until this node becomes a replica. Other nodes may then lack its last writes.
+    /// Waits until this node becomes a replica. Other nodes may lack its last writes.
     pub async fn demoted(&self) {
         // An error means that no sender is left, and `self` is one.
         let _ = self.subscribe().wait_for(|_| !self.is_master()).await;
@@ -250,7 +252,7 @@ impl Replication {
         Ok(true)
     }
 
-    /// Like `change`, for a fact that takes effect even if the disk fails.
+    /// Like `change`, but takes effect even if the disk fails.
     fn note(&self, config: &Config, next: impl Fn(&Role) -> Option<Role>) {
         if let Err(error) = self.change(config, &next, || ()) {
             tracing::error!("cannot save the role: {error}");
@@ -261,9 +263,10 @@ impl Replication {
         }
     }
 
-    /// Executes an order of REPLICAOF or FAILOVER. The role is durable when this returns; the
-    /// thread `log` obeys it. Returns false if nothing changes. A former master must sync with its
-    /// master before it may be promoted, since their histories may differ. `told`: see `change`.
+    /// Changes the role for REPLICAOF or FAILOVER. The role is durable when this returns, and the
+    /// thread `log` then applies it. Returns false if nothing changes. A former master must sync
+    /// with its master before it may be promoted, since their histories may differ. `told`: see
+    /// `change`.
     pub fn order(&self, config: &Config, order: Order, told: impl FnOnce()) -> io::Result<bool> {
         let Order { master, forced, handing, fenced, promotion, fit } = order;
         let mut told = Some(told);
@@ -286,7 +289,7 @@ impl Replication {
             let handing_to = handing.map(|handing| handing.offset);
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
             if forced {
-                // The discarded data are not those of the next master.
+                // The node's data differ from the next master's.
                 next = next.among_others();
                 next.synced = false;
             }
@@ -326,15 +329,15 @@ impl Replication {
         Ok(is_new)
     }
 
-    /// REPLICAOF NO ONE on a master, by an operator or by a Sentinel that chooses it again. Returns
-    /// `None` on a replica, otherwise whether it begins a new term.
+    /// REPLICAOF NO ONE on a master, by an operator or by a Sentinel that chooses this node again.
+    /// Returns `None` on a replica, otherwise whether the master begins a new term.
     fn remains_master(&self, config: &Config, told: &mut dyn FnMut()) -> io::Result<Option<bool>> {
         let missed = self.fence.missed();
         let forget = |role: &Role| {
             let next = Role { sentinels: Vec::new(), ..role.clone() }.renewed(missed);
             (role.master.is_none() && next != *role).then_some(next)
         };
-        // Under the lock of `change`, so that no other thread persists the epochs again.
+        // Runs under the lock of `change`, so that no other thread persists the epochs again.
         self.change(config, forget, || {
             self.fence.forget();
             if missed > 0 {
@@ -368,8 +371,8 @@ impl Replication {
         let _ = self.subscribe().wait_for(|_| self.is_taking_over()).await;
     }
 
-    /// Records that the old master has stepped down. `is_ordered`: by order of a Sentinel, which
-    /// needs no announcement.
+    /// Records that the old master has stepped down. `is_ordered` is whether a Sentinel requested
+    /// it, which needs no announcement.
     pub(crate) fn took_over(&self, is_ordered: bool) {
         self.announces.store(!is_ordered, SeqCst);
     }
@@ -379,13 +382,13 @@ impl Replication {
         self.stepped_down.store(true, SeqCst);
     }
 
-    /// Fences this master: another node is the master, and the role could not be persisted.
+    /// Fences this master, because another node is the master and the role could not be persisted.
     pub(crate) fn raise_fence(&self, config: &Config) {
         self.fence.raise();
         self.judge(config);
     }
 
-    /// Returns, once, the hellos that notify Sentinels of this master.
+    /// Returns the hellos that notify Sentinels of this master, and clears them.
     pub(crate) fn take_announcements(&self) -> Vec<String> {
         let is_due = self.announces.swap(false, SeqCst) && self.is_master();
         if !is_due {
@@ -402,7 +405,7 @@ impl Replication {
         self.sentinels.have_named()
     }
 
-    /// Number of Sentinels heard within the last seconds.
+    /// Number of Sentinels that published a hello within the last five seconds.
     pub fn sentinels_heard(&self) -> usize {
         self.sentinels.count()
     }
@@ -412,9 +415,9 @@ impl Replication {
         self.sentinels.lonely()
     }
 
-    /// Records a hello that a Sentinel published here. `named`: address of the master; `is_ours`:
-    /// it is this node. Returns true if the Sentinel has missed the announcement, which must be
-    /// repeated (`take_announcements`).
+    /// Records a hello that a Sentinel published on this node. `named` is the address of the
+    /// master, and `is_ours` is whether it is this node. Returns true if the Sentinel has missed
+    /// the announcement, which must be repeated (`take_announcements`).
     pub fn heard(&self, said: Sentinel<'_>, named: &str, is_ours: bool) -> bool {
         self.sentinels.hear(said);
         if is_ours && self.is_master() {
@@ -428,26 +431,26 @@ impl Replication {
         self.renews.load(SeqCst) && self.is_master()
     }
 
-    /// Whether the node must discard its data for the master's, once.
+    /// Whether the node must discard its data and copy the master's. Cleared after the next sync.
     pub(crate) fn is_forced(&self) -> bool {
         self.role.load().forced
     }
 
-    /// Records that the log is now a master's or a replica's. Returns false if the role has changed
-    /// since, so that the log does not match it.
+    /// Records the kind of the log: a master's or a replica's. Returns false if the log does not
+    /// match the role, which may have changed again.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
         let _gate = self.gating.lock();
         let is_role = self.is_master() == is_master && !self.renews();
         self.look(config, is_role || self.settled.load(SeqCst));
-        // Stored after the gate is open.
+        // Stored after the write gate is open.
         if is_role {
             self.settled.store(true, SeqCst);
         }
         is_role
     }
 
-    /// Waits until the log matches the role, at most for `time`. Never call it on a worker.
+    /// Waits up to `time` until the log matches the role. Must not be called on a worker.
     pub fn wait_settled(&self, time: Duration) -> bool {
         let began = store::time::now();
         while !self.is_settled() {
@@ -479,8 +482,7 @@ impl Replication {
         });
     }
 
-    /// Records that a full sync is complete. The replica may be promoted even if the master is lost
-    /// now.
+    /// Records that a full sync is complete. The replica may now be promoted without its master.
     pub(crate) fn is_whole(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
             (role.master.as_ref() == Some(master) && !role.synced)
@@ -488,13 +490,13 @@ impl Replication {
         });
     }
 
-    /// Whether it has synced with its present master in this process.
+    /// Whether the node has synced with its current master in this process.
     pub fn has_met_its_master(&self) -> bool {
         !self.unmet.load(SeqCst)
     }
 
-    /// Whether it was a master when this process was ordered to follow `master`, and has synced
-    /// with no master since.
+    /// Whether this process was a master before it was ordered to follow `master`, and has not
+    /// synced since.
     pub(crate) fn was_master_before(&self, master: &Master) -> bool {
         let is_its_master = self.role.load().master.as_ref() == Some(master);
         is_its_master && self.was_master.load(SeqCst) && !self.has_met_its_master()
@@ -515,8 +517,8 @@ impl Replication {
         }
     }
 
-    /// Number of promotions by which the term must rise when the log becomes a master's; 0 if the
-    /// log is one.
+    /// Number of promotions by which the term must rise when this node begins a master's log; 0 if
+    /// it has begun.
     pub(crate) fn promoting(&self) -> u32 {
         self.role.load().promoting
     }
@@ -526,14 +528,15 @@ impl Replication {
         self.renews.store(false, SeqCst);
     }
 
-    /// Records that the log is a master's.
+    /// Records that this node has begun its log as a master.
     pub(crate) fn promoted(&self, config: &Config) {
         self.note(config, |role| {
             (role.promoting > 0 && !self.renews()).then(|| Role { promoting: 0, ..role.clone() })
         });
     }
 
-    /// Records that the replica discards its data for its master's. Durable when this returns.
+    /// Records that the replica discards its data and copies its master's. Durable when this
+    /// returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
             role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
@@ -542,7 +545,7 @@ impl Replication {
     }
 
     /// Records that the replica's history diverges from its master's. Only an operator may promote
-    /// it, also after a restart.
+    /// it, even after a restart.
     pub(crate) fn refuses(&self, config: &Config, master: &Master) {
         self.note(config, |role| {
             (role.master.as_ref() == Some(master) && !role.unfit)
@@ -550,7 +553,8 @@ impl Replication {
         });
     }
 
-    /// Whether a promotion of this node would lose no data of others.
+    /// Whether promoting this node loses no writes. True for a master, and for a replica that has
+    /// all data of its master.
     pub fn is_fit(&self) -> bool {
         let role = self.role.load();
         role.master.is_none() || (role.synced && !role.unfit)
@@ -561,17 +565,17 @@ impl Replication {
         self.role.load().unfit
     }
 
-    /// Whether it is fenced: it refuses writes, as another node may be the master.
+    /// Whether the node is fenced. It refuses writes, because another node may be the master.
     pub fn is_fenced(&self) -> bool {
         self.fence.now() != Fenced::No
     }
 
-    /// Number of groups of Sentinels heard.
+    /// Number of Sentinel groups that have published hellos.
     pub fn sentinel_groups(&self) -> usize {
         self.fence.groups()
     }
 
-    /// Whether it is fenced until a replica follows.
+    /// Whether the node is fenced until a replica connects.
     pub(crate) fn waits_for_replica(&self) -> bool {
         self.is_master() && self.fence.believes_replicas()
     }
@@ -585,8 +589,8 @@ impl Replication {
         self.judge(config);
     }
 
-    /// Handles a hello of a Sentinel. Returns true if the caller must persist it by
-    /// [`Replication::keep_epochs`], on a thread that may wait for the disk.
+    /// Handles a hello of a Sentinel. Returns true if the caller must persist it with
+    /// [`Replication::keep_epochs`], on a thread that may block.
     pub fn named(&self, config: &Config, hello: &Hello<'_>) -> bool {
         if !config.replication.fence {
             return false;
@@ -604,8 +608,8 @@ impl Replication {
         effect.is_news && !self.keeping.swap(true, SeqCst)
     }
 
-    /// Fences a master that has missed this many topologies, until an order confirms it with a new
-    /// term.
+    /// Fences a master that has missed this many topologies, until an explicit role change begins a
+    /// new term.
     pub fn skipped(&self, topologies: u64) {
         if topologies > 0 && self.is_master() {
             self.fence.skipped(topologies);
@@ -637,13 +641,13 @@ impl Replication {
         }
     }
 
-    /// Decides again whether writes are accepted. Called after each change, and periodically.
+    /// Reevaluates whether writes are accepted. Called after each change, and periodically.
     pub fn judge(&self, config: &Config) {
         let _gate = self.gating.lock();
         self.look(config, self.settled.load(SeqCst));
     }
 
-    /// Sets the gate; the caller holds `gating`.
+    /// Sets the write gate. The caller holds `gating`.
     fn look(&self, config: &Config, is_settled: bool) {
         let settings = &config.replication;
         let (wanted, max_lag_s) = (settings.min_replicas_to_write, settings.min_replicas_max_lag_s);
@@ -659,7 +663,7 @@ impl Replication {
         });
     }
 
-    /// Grants a lease for writes. `is_again`: renews a lease that may have expired
+    /// Grants a lease for writes. `is_again` is whether it renews a lease that may have expired
     /// (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
         let gate = self.gating.lock();
@@ -674,7 +678,7 @@ impl Replication {
         }
     }
 
-    /// Ends the lease: writes need none.
+    /// Ends the lease. Writes no longer need one.
     pub fn end_lease(&self, config: &Config) {
         self.leased.store(false, SeqCst);
         self.judge(config);
@@ -685,13 +689,13 @@ impl Replication {
         self.fence.now() == Fenced::Deposed
     }
 
-    /// Returns the master by which Sentinel has replaced this node.
+    /// Returns the master that Sentinel has chosen instead of this node.
     pub fn deposed_by(&self) -> Option<Master> {
         self.deposed_by.lock().clone().filter(|_| self.is_deposed())
     }
 
-    /// Whether clients with refused writes should look for another node: this one is fenced or has
-    /// stepped down, and a Sentinel knows the master.
+    /// Whether clients should ask Sentinel for the master after a refused write. This node is
+    /// fenced or has stepped down, and a Sentinel knows the master.
     pub fn sends_writers_away(&self) -> bool {
         match self.gate.shut() {
             Shut::Deposed => true,
@@ -701,7 +705,7 @@ impl Replication {
         }
     }
 
-    /// Returns the error for writes, if they are refused.
+    /// Returns the error for writes, or `None` if they are accepted.
     #[inline]
     pub fn refusal(&self) -> Option<&'static str> {
         self.gate.refusal()

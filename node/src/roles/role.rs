@@ -5,15 +5,15 @@
 //!   tidemark role 3
 //!   master -                   or: master <host> <port>, for a replica
 //!   synced no                  whether a replica has all of its master's data, as far as it knows
-//!   replicated yes             whether there are other nodes: it had replicas, or was one itself
+//!   replicated yes             whether there are other nodes: it had replicas, or was a replica
 //!   sentinel 7 mymaster        highest epoch heard from the Sentinels of this group; one line each
 //!   handing 4711               FAILOVER: the new master, formerly this node's replica, must have
 //!                              the log up to this offset, and has not confirmed its promotion
-//!   forced                     discards its data for its master's, until it has them
-//!   promoting                  a master whose log has yet to begin a higher term; a number follows
-//!                              if several promotions happened in between
-//!   unfit                      its history diverges from its master's
-//!   check 1f2e3d4c             CRC-32C of the lines before
+//!   forced                     a replica that must discard its data and copy its master's
+//!   promoting                  a master that has not begun a higher term of the log yet; a number
+//!                              follows if it missed several promotions
+//!   unfit                      a replica whose history diverges from its master's
+//!   check 1f2e3d4c             CRC-32C of the lines above
 //! ```
 //!
 //! Older versions are readable: version 2 had one epoch without a name, version 1 had no check.
@@ -65,7 +65,7 @@ pub(crate) struct Epoch {
 pub struct Role {
     /// Master to follow; `None` for a master.
     pub master: Option<Master>,
-    /// Whether a replica has its master's whole data set, as far as it knows.
+    /// Whether a replica has its master's whole data set, as far as the replica knows.
     pub(crate) synced: bool,
     /// Whether there are other nodes: it had replicas, or it was a replica and is no longer
     /// `synced`.
@@ -74,11 +74,11 @@ pub struct Role {
     /// FAILOVER: offset up to which `master` must have the log. Set until it confirms that it took
     /// over.
     pub(crate) handing: Option<u64>,
-    /// Whether the node discards its data for its master's. Cleared once it has them, so that it
-    /// does not happen twice.
+    /// Whether the node discards its data and copies its master's. Cleared after the copy, so that
+    /// a restart does not discard data again.
     pub(crate) forced: bool,
-    /// Number of promotions by which the log's next term must rise; 0 if the log is already a
-    /// master's.
+    /// Number of promotions by which the log's next term must rise; 0 if a master has begun its
+    /// log.
     pub(crate) promoting: u32,
     pub(crate) unfit: bool,
 }
@@ -89,7 +89,8 @@ impl Role {
         Role { replicated: self.replicated || self.synced, ..self }
     }
 
-    /// Returns the role of a master that is chosen again after `missed` promotions of others.
+    /// Returns the role of a master that becomes the master again after `missed` promotions of
+    /// other nodes.
     pub(crate) fn renewed(self, missed: u64) -> Role {
         let later = if missed == 0 { 0 } else { missed.min(MOST_MISSED) as u32 + 1 };
         Role { promoting: self.promoting.saturating_add(later), ..self }
@@ -151,7 +152,7 @@ impl Role {
         let (mut forced, mut promoting, mut unfit) = (false, 0, false);
         for line in lines {
             match line.split_once(' ').unwrap_or((line, "")) {
-                // Version 1 has no further lines, so this is a damaged later version.
+                // Version 1 has no further lines, so this is a damaged file of a later version.
                 _ if first == "tidemark role 1" => return None,
                 ("sentinel", said) => {
                     let (epoch, name) = said.split_once(' ').unwrap_or((said, ""));

@@ -1,11 +1,11 @@
-//! Salvage of the log tail that a replica drops for its master's history, in a folder
-//! `dropped-<from>-<end>-<chain>` of the data folder.
+//! Saves the log tail that a replica discards when its history diverges from its master's. The tail
+//! is stored in a folder `dropped-<from>-<end>-<chain>` of the data folder.
 //!
-//! The folder holds the log segments with the dropped part (`tidemark dump` prints them). If the
-//! log does not reach back far enough, it also holds the snapshot and is a complete data folder for
-//! `tidemark serve --dir`. Immutable files are hard links, which use space only once the originals
-//! are removed. A link that restarts finds the folder and makes no second one. The operator removes
-//! it.
+//! The folder contains the log segments with the discarded part (`tidemark dump` prints them). If
+//! the discarded part begins before the log, the folder also contains the snapshot and is a
+//! complete data folder for `tidemark serve --dir`. Immutable files are hard links, which use no
+//! extra space while the originals exist. A replica that reconnects reuses an existing folder. The
+//! operator removes it.
 
 use crate::roles::node::Node;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use store::{MANIFEST, Position, SegmentName, parse_segment_name};
 
-/// Name of the folder while it is written. An existing one is left over from a failed attempt.
+/// Name of the folder while it is written. A failed attempt may leave one.
 const UNFINISHED: &str = ".tidemark-dropped.tmp";
 
 /// Saves the log from offset `from` to its end, durably. Returns the folder, or `None` if it exists
@@ -79,7 +79,7 @@ pub(crate) fn keep(node: &Node, from: u64, end: Position) -> Result<Option<PathB
     match made() {
         Ok(()) => Ok(Some(kept)),
         Err(error) => {
-            // Frees the space; the disk may be full.
+            // Frees space, because the disk may be full.
             let _ = std::fs::remove_dir_all(&unfinished);
             Err(io(error))
         }

@@ -1,4 +1,4 @@
-//! Sentinels that watch this node, and the announcement of a failover that no Sentinel has ordered.
+//! Sentinels that watch this node, and the announcement of a failover that no Sentinel started.
 //!
 //! Every two seconds each Sentinel publishes a hello on each node that it watches:
 //! `ip,port,runid,current-epoch,group,master-ip,master-port,config-epoch`. A Sentinel accepts
@@ -7,10 +7,11 @@
 //!
 //! So after FAILOVER the new master publishes such a hello itself to the Sentinels subscribed here,
 //! under the identity of one of them. A Sentinel ignores hellos with its own identity, so the
-//! master publishes a second one under another identity. The epoch is one more than any Sentinel
-//! has used, which excludes epochs of failovers under way. A node that hands its role over counts
-//! that epoch too, as it may be the master again before a Sentinel has published the next hello. If
-//! a Sentinel still names the old master, the new one repeats the announcement with a later epoch.
+//! master publishes a second one under another identity. The epoch is one more than the highest
+//! epoch of any Sentinel, including failovers in progress. A node that hands its role over also
+//! reserves that epoch, because it may become the master again before a Sentinel publishes the next
+//! hello. If a Sentinel still names the old master, the new one repeats the announcement with a
+//! later epoch.
 
 use crate::roles::Master;
 use crate::roles::fence::{MOST_GROUPS, MOST_NAME};
@@ -21,7 +22,7 @@ use store::time::{now, since};
 /// Channel for hellos.
 pub const CHANNEL: &[u8] = b"__sentinel__:hello";
 
-/// Silence after which a Sentinel counts as gone. It publishes every two seconds.
+/// Maximum silence of a live Sentinel. It publishes every two seconds.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// Maximum number of Sentinels remembered per group.
@@ -35,7 +36,7 @@ pub struct Sentinel<'a> {
     pub group: &'a str,
     /// Highest epoch that it knows.
     pub epoch: u64,
-    /// Address of this node, as the Sentinel reaches it.
+    /// Address under which the Sentinel reaches this node.
     pub own: (String, u16),
 }
 
@@ -54,9 +55,9 @@ struct State {
     heard: Vec<Heard>,
     /// Highest epoch by group, including Sentinels that are gone.
     epochs: Vec<(String, u64)>,
-    /// Whether a Sentinel has named this node as the master since its last order.
+    /// Whether a Sentinel has named this node as the master since the last role change.
     has_named: bool,
-    /// Master that this node replaced, from its announcement until a Sentinel names this node.
+    /// Master that this node replaced. Set from the announcement until a Sentinel names this node.
     replaced: Option<Master>,
 }
 
@@ -87,7 +88,7 @@ impl Sentinels {
         (state.has_named, state.replaced) = (true, None);
     }
 
-    /// Records an order. `hands_over`: the next master will announce itself.
+    /// Records a role change. `hands_over` is whether the next master will announce itself.
     pub(crate) fn ordered(&self, hands_over: bool) {
         let mut state = self.0.lock();
         (state.has_named, state.replaced) = (false, None);
@@ -96,7 +97,7 @@ impl Sentinels {
         }
     }
 
-    /// Whether `address` is the replaced master: a Sentinel that names it has missed the
+    /// Whether `address` is the replaced master. A Sentinel that names it has missed the
     /// announcement.
     pub(crate) fn is_replaced(&self, address: &str) -> bool {
         let state = self.0.lock();
@@ -142,12 +143,12 @@ impl Sentinels {
 }
 
 impl State {
-    /// Reserves the epoch of an announcement, made here or by another node.
+    /// Reserves the epoch of an announcement by this node or another one.
     fn raise_epochs(&mut self) {
         self.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
     }
 
-    /// Returns the live groups and their Sentinels, most recently heard first.
+    /// Returns the groups with live Sentinels and these Sentinels, most recent hello first.
     fn live_groups(&self) -> Vec<(&str, Vec<&Heard>)> {
         let mut groups: Vec<(&str, Vec<&Heard>)> = Vec::new();
         for heard in self.heard.iter().rev().filter(|heard| since(heard.at) <= HEARD_WITHIN) {

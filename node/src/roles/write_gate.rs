@@ -1,12 +1,12 @@
-//! Write gate: one atomic that says whether writes are accepted, and if not, why.
+//! Write gate: an atomic with the reason why writes are refused, if they are.
 //!
 //! With a lease (CLUSTERX HEARTBEAT) the gate is open until a deadline, and each write reads the
-//! clock. A timer could fire late, especially in a process that was frozen.
+//! clock. A timer could fire late, for example after the process was frozen.
 //!
-//! A renewal may be stale too: it may have waited in the socket of a frozen process or in a
-//! partitioned network. So an expired lease is renewed only by a message that arrives at least one
-//! lease duration after the first late one, when all stale messages have been read, or by a new
-//! election.
+//! A renewal may also be stale, because it may have waited in the socket of a frozen process or in
+//! a partitioned network. Once a lease has expired, a new election grants another one. A HEARTBEAT
+//! of the same election does so only if it arrives at least one lease duration after the first late
+//! message. All stale messages have been read by that time.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ pub(crate) enum Shut {
     No,
     /// The node is a replica, or is becoming a master.
     Replica,
-    /// The node may have been replaced: it was one of several, has restarted, and no order has
-    /// confirmed it as the master since.
+    /// The node was one of several and has restarted, so it may have been replaced. It has not been
+    /// confirmed as the master yet.
     Fenced,
-    /// Too few replicas have a small enough lag.
+    /// Fewer than `min_replicas_to_write` replicas have a small enough lag.
     FewReplicas,
     /// Sentinel has chosen another master.
     Deposed,
@@ -60,8 +60,8 @@ impl Gate {
         self.lease_end_ms.store(elapsed_ms(self.began).saturating_add(ms), SeqCst);
     }
 
-    /// Renews the lease, unless it has expired and the message may be stale. Callers must not
-    /// overlap.
+    /// Renews the lease, unless it has expired and the message may be stale. The caller serializes
+    /// the calls.
     pub(crate) fn renew(&self, time: Duration) {
         let (now, late) = (elapsed_ms(self.began), self.late_ms.load(SeqCst));
         let is_over = now >= self.lease_end_ms.load(SeqCst);
@@ -74,8 +74,8 @@ impl Gate {
 
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        // Needs no further synchronization: a thread that shuts the gate waits for the turns that
-        // began before.
+        // Needs no further synchronization. A thread that closes the gate waits for the event-loop
+        // iterations that began earlier.
         match self.shut.load(SeqCst) {
             0 => None,
             _ => self.text(),
@@ -151,7 +151,7 @@ mod tests {
         assert!(gate.refusal().is_some(), "the lease has expired");
     }
 
-    /// A process that was frozen reads all stale messages at once.
+    /// After a freeze, a process reads all stale messages in one iteration.
     #[test]
     fn late_messages_renew_no_lease() {
         let gate = Gate::new();

@@ -1,9 +1,10 @@
-//! Earliest time at which a request may have arrived, for requests with a duration from the
-//! sender's point of view, such as a lease.
+//! Earliest time at which a request may have arrived. Leases need it, because their duration begins
+//! when the sender sends the request.
 //!
 //! A process that was stopped (SIGSTOP, a suspended machine) finds old requests in its sockets and
-//! cannot tell their age. So each worker records the time periodically. A late tick shows that it
-//! was stopped. Then all input of the next moment may have arrived when the stop began.
+//! cannot determine their age. So each worker records the time periodically. A late tick shows that
+//! the process was stopped. Input read within `SETTLED` after the stop may have arrived when the
+//! stop began.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ const SETTLED: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy)]
 struct Watch {
     last: Instant,
-    /// Tick before the last one, or the last one before a stop.
+    /// The tick before `last`, or the last tick before a stop.
     before: Instant,
     /// Time at which the last stop was detected.
     resumed: Option<Instant>,
@@ -49,8 +50,8 @@ thread_local! {
 }
 
 /// Returns the earliest time at which a request just read by this thread may have arrived. That is
-/// at most a tenth of a second ago, unless the thread was stopped. Without [watch] on this thread
-/// it is now.
+/// at most 0.1 s ago, unless the thread was stopped. Returns the current time if [watch] does not
+/// run on this thread.
 pub fn came() -> Instant {
     let now = Instant::now();
     WATCH.get().map_or(now, |watch| watch.came(now))

@@ -6,14 +6,13 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use tempfile::NamedTempFile;
 
-/// Prefix and suffix of a temporary file; random characters are between them.
+/// Prefix and suffix of a temporary file, with random characters between them.
 const UNFINISHED: [&str; 2] = [".tidemark-", ".tmp"];
-/// Held while a temporary file of this process may exist.
+/// Locked while a temporary file of this process may exist.
 static REPLACING: Mutex<()> = Mutex::new(());
 
-/// Replaces a file atomically and durably: after a crash it has either the old text or the new one.
-/// The permissions are preserved. A new file is readable by its owner only, since it may hold
-/// passwords.
+/// Replaces a file atomically and durably. After a crash it has either the old or the new text. The
+/// permissions are preserved. Only the owner can read a new file, because it may contain passwords.
 pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     // Follows a symbolic link instead of replacing it.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -42,7 +41,7 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let random = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix));
-        // Exactly the length that tempfile uses. Similar names belong to other programs.
+        // The exact length that tempfile uses. Similar names belong to other software.
         let is_ours = random.is_some_and(|random| {
             random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric())
         });

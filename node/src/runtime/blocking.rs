@@ -1,5 +1,5 @@
 //! State of a client that waits for the reply to WAIT, WAITAOF or SHUTDOWN. CLIENT UNBLOCK or a
-//! role change may end the wait early.
+//! role change may end the wait before its timeout.
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;
@@ -22,12 +22,12 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Begins a wait. `may_be_let_go`: whether CLIENT UNBLOCK may end it.
+    /// Begins a wait. `may_be_let_go` is whether CLIENT UNBLOCK may end it.
     pub fn begin(&self, may_be_let_go: bool) {
         self.state.store(if may_be_let_go { WAITS } else { STAYS }, SeqCst);
     }
 
-    /// Ends the wait. `leaves`: the connection ends with this reply.
+    /// Ends the wait. `leaves` is whether the connection ends with this reply.
     pub fn end(&self, leaves: bool) {
         self.state.store(if leaves { LEAVES } else { NOT }, SeqCst);
     }

@@ -1,4 +1,4 @@
-//! Long work, such as scanning all rows or syncing a file, on a thread that may block.
+//! Runs long work, such as scanning all rows or syncing a file, on a thread that may block.
 
 use tokio::sync::oneshot;
 
@@ -11,8 +11,8 @@ where
     apart_for(true, work)
 }
 
-/// Like [`apart`]. With `changes` false the work is skipped if the future is dropped before it
-/// starts, so that requests of disconnected clients do not delay others.
+/// Like [`apart`]. If `changes` is false and the future is dropped before the work starts, the work
+/// is skipped. Requests of disconnected clients then do not delay other requests.
 pub fn apart_for<T, W>(
     changes: bool,
     work: W,

@@ -10,7 +10,7 @@ pub(crate) fn sealed(lines: &str) -> String {
     format!("{lines}check {:08x}\n", crc32c::crc32c(lines.as_bytes()))
 }
 
-/// Returns the lines before the check line, if that is last and correct.
+/// Returns the lines before the check line, or `None` if the last line is not a correct check line.
 pub(crate) fn unsealed(text: &str) -> Option<&str> {
     let (lines, _) = text.rsplit_once("check ")?;
     (text == sealed(lines)).then_some(lines)
@@ -31,7 +31,7 @@ pub(crate) fn read<T>(
             decode(&text).map(Some).ok_or_else(unsound)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        // Opening the folder reports that it is no folder.
+        // Opening the store reports this error.
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(None),
         Err(e) => Err(io::Error::new(e.kind(), format!("reading {}: {e}", path.display()))),
     }

@@ -1,9 +1,9 @@
 //! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
-//! theirs could exhaust the memory. So the sum has a limit too (`max_clients_memory_bytes`, Redis's
-//! `maxmemory-clients`), and the largest client is disconnected when it is exceeded.
+//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory_bytes`,
+//! Redis's `maxmemory-clients`). When it exceeds the limit, the largest client is disconnected.
 //!
 //! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.
-//! Buffers of a usual turn are smaller, so they cause no writes to the shared total.
+//! Typical buffers are smaller, so they cause no writes to the shared total.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -47,7 +47,7 @@ impl Budget {
     }
 }
 
-/// Share of one owner in a [`Budget`]; released when dropped. Only one thread at a time may change
+/// One owner's share of a [`Budget`], released when dropped. Only one thread at a time may change
 /// it.
 #[derive(Default)]
 pub struct Share {
@@ -121,7 +121,7 @@ mod tests {
         let budget = Arc::new(Budget::default());
         let share = Share::of(&budget);
         share.set(1 << 20);
-        // The limit is set afterwards.
+        // The limit is set after the buffers have grown.
         budget.set_most(1);
         budget.exceeded().await;
         share.set(0);

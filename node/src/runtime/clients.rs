@@ -1,7 +1,7 @@
 //! Connected clients: the state that CLIENT LIST shows, and a handle to disconnect them.
 //!
 //! The list is locked when a client connects, disconnects or is looked up, but not for commands.
-//! State that changes with every turn is in atomics that only the client's own worker writes.
+//! State that changes with every request is in atomics that only the client's own worker writes.
 
 use crate::runtime::blocking::Blocked;
 use crate::runtime::client_memory::{Budget, Share};
@@ -86,11 +86,11 @@ pub struct Client {
     pub output_bytes: AtomicUsize,
     /// Bytes of commands queued by MULTI.
     pub queued_bytes: AtomicUsize,
-    /// Share of its buffers in the memory of all clients.
+    /// Its buffers' share of the memory of all clients.
     pub buffers: Share,
     /// Bytes of its subscriptions and watched keys, in its own lists and in shared ones.
     pub kept_bytes: AtomicUsize,
-    /// Share of these bytes in the memory of all clients.
+    /// Share of `kept_bytes` in the memory of all clients.
     kept: Share,
     /// Pushed messages not yet sent.
     pub inbox: Inbox,
@@ -103,8 +103,8 @@ pub struct Client {
     /// Id of the client that receives its invalidations; 0 without redirection, -1 without
     /// tracking.
     pub redirect: AtomicI64,
-    /// Whether its inbox must be polled without subscriptions: it tracks, or another client
-    /// redirects invalidations to it.
+    /// Whether its inbox must be polled even without subscriptions. It uses tracking, or another
+    /// client redirects invalidations to it.
     pub hears: AtomicBool,
     /// Whether it waits in WAIT or WAITAOF.
     pub blocked: Blocked,
@@ -112,7 +112,7 @@ pub struct Client {
     pub waits: AtomicBool,
     /// Whether it waits for the end of a pause.
     pub paused: AtomicBool,
-    /// Whether its pending task may hold the node's data set.
+    /// Whether its pending task may use the node's data set.
     pub away: AtomicBool,
     /// Whether authentication and the TLS handshake are complete, where required.
     entered: AtomicBool,
@@ -129,13 +129,13 @@ pub struct Client {
 pub struct Ended {
     /// Requests above `max_query_buffer_bytes`.
     pub by_input: AtomicU64,
-    /// Replies above `max_output_buffer_bytes`, or messages above `max_push_buffer_bytes`.
+    /// Replies exceeded `max_output_buffer_bytes`, or messages exceeded `max_push_buffer_bytes`.
     pub by_output: AtomicU64,
     /// No authentication or TLS handshake within `handshake_timeout_s`.
     pub by_handshake: AtomicU64,
     /// No input for `idle_timeout_s`.
     pub by_idleness: AtomicU64,
-    /// The largest client when all together exceeded `max_clients_memory_bytes`.
+    /// The client was the largest when the sum exceeded `max_clients_memory_bytes`.
     pub(crate) by_memory: AtomicU64,
 }
 
@@ -179,8 +179,8 @@ impl Client {
         }
     }
 
-    /// Returns the seconds for which authentication or the TLS handshake has been due, or `None` if
-    /// they are complete.
+    /// Returns the seconds since authentication or the TLS handshake became due, or `None` if both
+    /// are complete.
     pub fn outside_s(&self, now: Instant) -> Option<u64> {
         (!self.has_entered())
             .then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
@@ -220,7 +220,7 @@ impl Client {
         !is_here_to_hear && !self.waits.load(Relaxed) && self.idle_s(now) >= most_s
     }
 
-    /// Returns its bytes in the memory of all clients.
+    /// Returns its counted bytes in the memory of all clients.
     fn memory(&self) -> usize {
         self.buffers.counted() + self.inbox.counted() + self.kept.counted()
     }
@@ -258,7 +258,7 @@ impl Client {
     /// Sets the task that serves it.
     pub fn served_by(&self, task: AbortHandle) {
         let _ = self.abort.set(task);
-        // It may have been killed before the task was set.
+        // The client may have been killed before the task was set.
         if self.killed.load(SeqCst) {
             self.kill();
         }
@@ -324,8 +324,8 @@ impl Client {
         if marks.is_empty() { "N".to_owned() } else { marks }
     }
 
-    /// Writes its line of CLIENT LIST in Redis's format, without the line end. Names have no spaces
-    /// or line ends, which SETNAME refuses.
+    /// Writes its line of CLIENT LIST in Redis's format, without the line end. Names contain no
+    /// spaces or line ends, because SETNAME refuses them.
     pub fn describe(&self, now: Instant, out: &mut Vec<u8>) {
         use std::io::Write as _;
         let names = self.names.lock();
@@ -364,7 +364,7 @@ impl Client {
 /// Prefix of the names of Sentinels' connections.
 const SENTINEL: &[u8] = b"sentinel-";
 
-/// Minimum age of a client that counts as silent.
+/// Minimum age of a client that may be disconnected because it has sent no request.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// All connected clients.
@@ -382,9 +382,9 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Adds a client. At `most` clients the oldest one that has not authenticated, or else the
-    /// oldest that has never sent a request, is disconnected first. So idle connections cannot
-    /// exclude other clients. Returns `None` if there is no such client.
+    /// Adds a client. If there are already `most` clients, disconnects the oldest client that has
+    /// not authenticated. If all have, disconnects the oldest one that has never sent a request. So
+    /// idle connections cannot exclude other clients. Returns `None` if there is no such client.
     pub fn admit(&self, peer: SocketAddr, local: SocketAddr, most: usize) -> Option<Arc<Client>> {
         let mut all = self.all.lock();
         if all.len() >= most {
@@ -392,7 +392,8 @@ impl Clients {
             let never_asked = |c: &&Arc<Client>| {
                 c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK
             };
-            // Of any age: otherwise frequent reconnections could exclude other clients.
+            // Its age does not matter. Otherwise frequent reconnections could exclude other
+            // clients.
             let stranger = all.values().find(|c| !c.has_entered());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);
@@ -458,10 +459,10 @@ impl Clients {
         }
     }
 
-    /// Disconnects normal and Pub/Sub clients, as Sentinel does after a change of the role (CLIENT
-    /// KILL TYPE normal, TYPE pubsub), so that their libraries ask Sentinel for the master. Spares
-    /// Sentinels, which are recognized by their names, and the client `except`. Returns the number
-    /// of disconnected clients.
+    /// Disconnects normal and Pub/Sub clients, so that their libraries ask Sentinel for the master.
+    /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). Keeps the
+    /// client `except`, and Sentinels, which it recognizes by their names. Returns the number of
+    /// disconnected clients.
     pub fn part_with_users(&self, except: u64) -> usize {
         let mut users = self.list();
         users.retain(|client| {
@@ -483,7 +484,7 @@ impl Clients {
         self.all.lock().remove(&id);
     }
 
-    /// Returns all clients in ascending order of ids, without those being disconnected.
+    /// Returns all clients in ascending order of ids. Omits clients that are being disconnected.
     pub fn list(&self) -> Vec<Arc<Client>> {
         self.all.lock().values().filter(|client| !client.killed.load(SeqCst)).cloned().collect()
     }

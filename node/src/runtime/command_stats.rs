@@ -1,10 +1,11 @@
-//! Statistics by command: calls, rejections, failures, durations and errors. They are the source of
-//! INFO commandstats, latencystats and errorstats, and of LATENCY HISTOGRAM.
+//! Statistics by command: calls, rejections, failures, durations and errors. INFO commandstats,
+//! latencystats and errorstats and LATENCY HISTOGRAM show them.
 //!
-//! Each worker has its own cells, which no other thread writes. Counts are exact, times are
-//! sampled: two clock reads cost as much as a small command. One in `SAMPLED` calls of
-//! constant-time commands is timed, and every call of other commands. All calls are timed while a
-//! threshold of SLOWLOG or LATENCY is set. Reported times extrapolate from the timed calls.
+//! Each worker has its own cells, which no other thread writes. Counts are exact. Durations are
+//! sampled, because two clock reads cost as much as a small command. One in `SAMPLED` calls of
+//! constant-time commands is timed, and every call of the other commands. All calls are timed while
+//! a threshold of SLOWLOG or LATENCY is set. Reported durations are extrapolated from the timed
+//! calls.
 
 use crate::command::table;
 use crate::runtime::counters::Tally;
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 /// Sampling interval for constant-time commands, in calls.
 const SAMPLED: u64 = 64;
-/// Maximum number of distinct error codes. All codes are the server's own, and there are fewer.
+/// Maximum number of distinct error codes. The server has fewer, and clients cannot add any.
 const MAX_ERRORS: usize = 128;
 /// Number of duration classes: four per octave, from 64 ns to a minute.
 const CLASSES: usize = 4 * 30;
@@ -221,15 +222,15 @@ impl Sums {
         self.timed -= base.timed;
         self.ns -= base.ns;
         self.classes.iter_mut().zip(&base.classes).for_each(|(count, base)| *count -= base);
-        // As in Redis, a call in progress at the reset (CONFIG RESETSTAT itself, or its EXEC)
-        // counts as one after it.
+        // As in Redis, a call that is running during the reset (CONFIG RESETSTAT itself, or its
+        // EXEC) is counted after the reset.
         self.calls = self.calls.max(self.timed);
         self
     }
 }
 
-/// Statistics of all workers, and their values at the last CONFIG RESETSTAT: only a worker writes
-/// its own cells.
+/// Statistics of all workers, and their values at the last CONFIG RESETSTAT. The cells themselves
+/// are not reset, because only their worker writes them.
 pub struct AllCalls {
     by_worker: Vec<Calls>,
     base: Mutex<Vec<Sums>>,
@@ -249,8 +250,8 @@ impl AllCalls {
     fn ever(&self, number: usize) -> Sums {
         let mut sums = Sums::NOTHING;
         for cell in self.by_worker.iter().filter_map(|calls| calls.cells.get(number)) {
-            // Times are read before calls, so that a concurrent call is never timed without being
-            // counted.
+            // Timed calls are read before calls, so that a concurrent call is never timed without
+            // being counted.
             sums.timed += cell.timed.get();
             sums.ns = sums.ns.saturating_add(cell.ns.get());
             if let Some(histogram) = cell.histogram.get() {
@@ -351,7 +352,7 @@ mod tests {
         assert_eq!(all.sums(3).rejected, 1);
     }
 
-    /// F11: the first call of each command after a reset is timed, and a call in progress counts.
+    /// The first call of each command after a reset is timed, and a call in progress counts.
     #[test]
     fn what_was_timed_since_a_reset_was_called() {
         let all = AllCalls::new(1);

@@ -38,10 +38,10 @@ pub struct Tallies {
     pub hits: Tally,
     /// Reads by key that did not find the row.
     pub misses: Tally,
-    /// Number of turn boundaries: odd during a turn.
+    /// Incremented at the start and the end of each event-loop iteration, so it is odd during one.
     pub(crate) turn: AtomicU64,
-    /// Longest turn in microseconds, since the start; `recent_turn_us` is that since
-    /// [`LongestTurns::measure`].
+    /// Longest event-loop iteration since startup, in microseconds. `recent_turn_us` is the longest
+    /// since [`LongestTurns::measure`].
     longest_turn_us: AtomicU64,
     recent_turn_us: AtomicU64,
 }
@@ -55,7 +55,7 @@ impl Tallies {
         self.misses.add((found.len() - hits) as u64);
     }
 
-    /// Records the duration of a turn. Only the owning worker may call this.
+    /// Records the duration of an event-loop iteration. Only the owning worker may call this.
     #[inline]
     pub fn note_turn(&self, took: Duration) {
         let us = took.as_micros() as u64;
@@ -67,7 +67,7 @@ impl Tallies {
         }
     }
 
-    /// Marks the worker as in a turn until the guard is dropped.
+    /// Marks the begin of an event-loop iteration. Dropping the guard marks the end.
     #[inline]
     pub fn enter(&self) -> InTurn<'_> {
         self.turn.fetch_add(1, SeqCst);
@@ -75,7 +75,7 @@ impl Tallies {
     }
 }
 
-/// Guard of a turn: [`Tallies::enter`].
+/// Guard of an event-loop iteration: [`Tallies::enter`].
 pub struct InTurn<'a>(&'a AtomicU64);
 
 impl Drop for InTurn<'_> {
@@ -85,12 +85,12 @@ impl Drop for InTurn<'_> {
     }
 }
 
-/// Longest turn of all workers in each of the last sixty seconds, in microseconds.
+/// Longest event-loop iteration of all workers in each of the last 60 seconds, in microseconds.
 #[derive(Default)]
 pub struct LongestTurns(Mutex<VecDeque<u64>>);
 
 impl LongestTurns {
-    /// Records a second. Called once per second.
+    /// Records the last second. Called once per second.
     pub fn measure(&self, workers: &[Tallies]) {
         let turns = workers.iter().map(|worker| worker.recent_turn_us.swap(0, Relaxed));
         let longest = turns.max().unwrap_or(0);
@@ -99,7 +99,7 @@ impl LongestTurns {
         seconds.push_front(longest);
     }
 
-    /// Returns the longest turn of the last minute, including the current second.
+    /// Returns the longest event-loop iteration of the last minute, including the current second.
     pub(crate) fn last_minute_us(&self, workers: &[Tallies]) -> u64 {
         let now = workers.iter().map(|worker| worker.recent_turn_us.load(Relaxed)).max();
         now.max(self.0.lock().iter().copied().max()).unwrap_or(0)
@@ -120,7 +120,7 @@ pub struct Totals {
     pub(crate) bytes_out: u64,
     pub(crate) hits: u64,
     pub(crate) misses: u64,
-    /// Bytes received from a master; `link_bytes_out` counts those sent to replicas.
+    /// Bytes received from a master. `link_bytes_out` counts the bytes sent to replicas.
     pub(crate) link_bytes_in: u64,
     pub(crate) link_bytes_out: u64,
 }
@@ -150,7 +150,7 @@ impl Rates {
             (&self.link_bytes_in, before.link_bytes_in, after.link_bytes_in),
             (&self.link_bytes_out, before.link_bytes_out, after.link_bytes_out),
         ] {
-            // CONFIG RESETSTAT may occur in between.
+            // CONFIG RESETSTAT may have reset the sums between the two samples.
             let more = u128::from(after.saturating_sub(before));
             rate.store(u64::try_from(more * 1_000_000 / elapsed_us).unwrap_or(u64::MAX), Relaxed);
         }

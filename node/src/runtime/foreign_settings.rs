@@ -1,9 +1,9 @@
 //! Settings that only Redis has, for CONFIG GET and CONFIG SET.
 //!
-//! A *fixed* setting has a value that follows from what this server is. It accepts that value, and
-//! refuses others with a reason. An *idle* setting tunes a mechanism that does not exist here
-//! (encodings, eviction samples, active defragmentation). It accepts and shows any value of its
-//! type, without effect.
+//! The design of this server determines the value of a *fixed* setting. It accepts that value, and
+//! refuses others with a reason. An *idle* setting belongs to a Redis mechanism that this server
+//! lacks (encodings, eviction samples, active defragmentation). It accepts and returns any value of
+//! its type, without effect.
 
 use crate::config::Config;
 
@@ -61,7 +61,7 @@ const IDLE: &[(&str, &str)] = &[
 
 pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 
-/// Maximum output buffer in bytes; the value 0 (no limit) is replaced by it.
+/// Maximum output buffer in bytes. It also replaces 0, which means no limit in Redis.
 const MOST_BUFFER_BYTES: u64 = 2 << 30;
 
 /// Idle settings with their values.
@@ -79,7 +79,7 @@ impl Idle {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 
-    /// Sets an idle setting, case-insensitive. Returns `None` if there is none of this name.
+    /// Sets an idle setting by its case-insensitive name. Returns `None` if the name is unknown.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Option<Result<(), &'static str>> {
         let (_, slot) = self.0.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(name))?;
         let is_switch = |text: &str| ["yes", "no"].iter().any(|w| text.eq_ignore_ascii_case(w));

@@ -1,7 +1,7 @@
 //! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]` and `\` for quoting. Matching is not recursive,
-//! so a pattern from a client costs at most its length times the text's length, and no stack.
+//! so it uses constant stack. Its time is at most the pattern's length times the text's length.
 
-/// Whether all of `text` matches. With `fold`, the comparison is case-insensitive.
+/// Whether all of `text` matches. If `fold` is true, the comparison is case-insensitive.
 pub fn matches(pattern: &[u8], text: &[u8], fold: bool) -> bool {
     let (mut p, mut t) = (0, 0);
     // Pattern position after the last star, and the start of the text matched after it. On a

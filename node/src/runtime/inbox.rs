@@ -1,8 +1,8 @@
 //! Inbox of a client: messages of channels, invalidations, and lines of MONITOR. Any thread may
-//! push. The client's own worker writes them to the socket between two turns.
+//! push. The client's own worker writes them to the socket between two event-loop iterations.
 //!
-//! The inbox of a client that does not read grows up to a limit. Then the client is disconnected;
-//! the publisher never waits.
+//! The inbox of a client that does not read grows up to a limit. At the limit the client is
+//! disconnected. The publisher never waits.
 
 use crate::runtime::client_memory::Share;
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use std::task::Waker;
 #[derive(Default)]
 struct State {
     bytes: Vec<u8>,
-    /// Waker of the task that serves the client, once it has polled.
+    /// Waker of the task that serves the client; set by its first poll.
     waker: Option<Waker>,
 }
 
@@ -20,9 +20,9 @@ struct State {
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<State>,
-    /// Length of `bytes`, readable without the lock.
+    /// Length of `bytes`. Can be read without the lock.
     waiting: AtomicUsize,
-    /// Changed under the lock only.
+    /// Changed only under the lock.
     share: Share,
 }
 

@@ -1,4 +1,4 @@
-//! Shared state of event sources: configuration, progress and operators' orders. The thread that
+//! Shared state of event sources: configuration, progress and operators' commands. The thread that
 //! reads the sources is in `server/src/ingest`.
 
 use crate::config::{Broker, Ingest, Mapped};
@@ -21,11 +21,12 @@ pub enum State {
     Paused,
     /// Connects to the broker.
     Connecting,
-    /// Waits until changes are accepted: the log fails, a space is full, or CLIENT PAUSE.
+    /// Waits until changes are accepted, for example after a log failure, a full space or CLIENT
+    /// PAUSE.
     Waiting,
-    /// Reading from the broker fails; it is retried.
+    /// Reading from the broker fails. The reader retries.
     Failing,
-    /// Stopped until an operator's order.
+    /// Stopped until an operator's command.
     Halted,
 }
 
@@ -49,8 +50,8 @@ impl State {
 pub struct Standing {
     /// State of its reader.
     pub state: State,
-    /// Number of unread messages when the broker last reported it; `None` if it never has. A pause
-    /// does not change it.
+    /// Number of unread messages in the broker's last report; `None` before the first report. A
+    /// pause does not change it.
     pub lag: Option<u64>,
 }
 
@@ -63,9 +64,9 @@ pub struct Source {
     /// Event types.
     pub mapped: Vec<Mapped>,
     paused: AtomicBool,
-    /// Number of orders (RESUME, SETOFFSET). A halted reader retries when it changes.
+    /// Number of commands (RESUME, SETOFFSET). A halted reader retries when it changes.
     orders: AtomicU64,
-    /// Wakes the readers after an order.
+    /// Wakes the readers after a command.
     pub told: Notify,
     /// Progress by partition.
     pub partitions: Mutex<BTreeMap<u32, Standing>>,
@@ -73,7 +74,7 @@ pub struct Source {
     pub messages: AtomicU64,
     /// Events applied.
     pub events: AtomicU64,
-    /// Actions without effect: already done, or nothing to undo.
+    /// Actions without effect, because the pair was already set or already unset.
     pub repeated: AtomicU64,
     /// Actions on ids below the horizon.
     pub unknown: AtomicU64,
@@ -81,7 +82,7 @@ pub struct Source {
     pub poison: AtomicU64,
     /// Unparsable messages that were not written to a dead-letter file.
     pub poison_dropped: AtomicU64,
-    /// Number of times that the broker had already deleted the next messages.
+    /// Number of times that the broker had deleted the next messages before they were read.
     pub gaps: AtomicU64,
     /// Messages lost in these gaps.
     pub gap_messages: AtomicU64,
@@ -89,7 +90,7 @@ pub struct Source {
     pub reconnects: AtomicU64,
     /// Events in the last second.
     pub rate: AtomicU64,
-    /// Timeout for the broker's answers, in seconds; 0 for the default.
+    /// Timeout for the broker's replies, in seconds; 0 for the default.
     pub patience_s: AtomicU64,
     last_error: Mutex<String>,
     troubles: Mutex<BTreeMap<u32, String>>,
@@ -138,12 +139,12 @@ impl Source {
         self.told.notify_waiters();
     }
 
-    /// Number of orders, by which a reader detects a new one.
+    /// Number of commands. A reader detects a new command by comparing it.
     pub fn orders(&self) -> u64 {
         self.orders.load(SeqCst)
     }
 
-    /// Sets the state of a partition's reader. Running clears its problem.
+    /// Sets the state of a partition's reader. The state `Running` clears its problem.
     pub fn stand(&self, partition: u32, state: State) {
         let before = {
             let mut partitions = self.partitions.lock();
@@ -154,7 +155,8 @@ impl Source {
         }
     }
 
-    /// Marks a lag of 0 as unknown after the broker was lost; a positive lag is kept.
+    /// Marks a lag of 0 as unknown after the connection to the broker is lost. Retains a positive
+    /// lag.
     pub fn lag_is_unknown(&self, partition: u32) {
         let mut partitions = self.partitions.lock();
         let lag = &mut partitions.entry(partition).or_default().lag;
@@ -188,7 +190,8 @@ impl Source {
         }
     }
 
-    /// Sets a partition's problem, which lasts until it runs. Returns true if it is new.
+    /// Sets a partition's problem, which is shown until its reader runs again. Returns true if it
+    /// is new.
     pub fn note_trouble(&self, partition: u32, why: &str) -> bool {
         let text = match self.broker {
             Broker::Kafka => format!("partition {partition}: {why}"),
@@ -198,7 +201,8 @@ impl Source {
         before.is_none_or(|before| !before.ends_with(why))
     }
 
-    /// Sets the last error that no later success clears, such as a gap. Returns true if it is new.
+    /// Sets the last permanent error, such as a gap. Later successes do not clear it. Returns true
+    /// if it is new.
     pub fn note_error(&self, error: &str) -> bool {
         let mut last = self.last_error.lock();
         let is_new = *last != error;
@@ -208,7 +212,7 @@ impl Source {
         is_new
     }
 
-    /// Returns a current problem, or else the last error, as one line.
+    /// Returns a current problem as one line. Returns the last error if there is none.
     pub fn last_error(&self) -> String {
         let trouble = self.troubles.lock().values().next().cloned();
         let text = trouble.unwrap_or_else(|| self.last_error.lock().clone());
@@ -254,7 +258,7 @@ impl Source {
 pub struct Ingests {
     /// Sources in the order of the configuration.
     pub sources: Vec<Arc<Source>>,
-    /// Counters of the ingest thread, whose turns are like a worker's.
+    /// Counters of the ingest thread, which counts iterations like a worker.
     pub tallies: Tallies,
 }
 

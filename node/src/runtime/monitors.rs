@@ -1,4 +1,4 @@
-//! MONITOR. Without monitoring clients it costs a command one atomic load.
+//! MONITOR. Without monitoring clients, a command costs one additional atomic load.
 
 use crate::runtime::clients::{Client, MONITOR};
 use dataset::clock::unix_us;
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Maximum bytes shown of an argument.
+/// Maximum shown length of an argument, in bytes.
 const SHOWN_BYTES: usize = 4096;
 
 /// Clients in MONITOR mode.
@@ -35,7 +35,7 @@ impl Monitors {
         self.count.store(clients.len(), Relaxed);
     }
 
-    /// Whether there are any.
+    /// Whether any client is in MONITOR mode.
     #[inline]
     pub fn any(&self) -> bool {
         self.count.load(Relaxed) != 0

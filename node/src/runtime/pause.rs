@@ -1,8 +1,8 @@
-//! Pauses of all requests, or of those that may change something: CLIENT PAUSE, FAILOVER, a
-//! promotion, a hand-over of slots, and a shutdown.
+//! Pauses of all requests, or of requests that may change data. CLIENT PAUSE, FAILOVER, a
+//! promotion, a hand-over of slots, and a shutdown begin them.
 //!
-//! A paused connection leaves its input unread, and nothing is refused. Without a pause a turn
-//! costs one atomic load.
+//! A paused connection leaves its input unread. No request is refused. Without a pause, an
+//! event-loop iteration costs one additional atomic load.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -16,13 +16,13 @@ pub enum Paused {
     Nothing,
     /// Requests that may change data.
     Changes,
-    /// Requests that may change data, or what others receive.
+    /// Requests that may change data or have an effect on other nodes or clients.
     Writes,
     /// All requests.
     All,
 }
 
-/// The origin of a pause. Each origin ends only its own.
+/// Origin of a pause. Each origin ends only its own pause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     /// CLIENT PAUSE.
@@ -70,8 +70,8 @@ impl Pause {
     }
 
     /// Begins a pause until `end`. As in Redis, the later end and the wider extent of two pauses by
-    /// the same origin apply. A turn that does not see the pause began before this returns, so a
-    /// wait for turns covers it.
+    /// the same origin apply. An event-loop iteration that does not see the pause began before this
+    /// returns. The caller can wait for such iterations.
     pub fn begin(&self, by: By, kind: Paused, end: Instant) {
         let _ = self.now();
         self.change(|pauses| {
@@ -88,8 +88,9 @@ impl Pause {
         self.changed.notify_waiters();
     }
 
-    /// Waits until the extent is smaller than now. A task that waits for the end of a FAILOVER must
-    /// not be woken by other pauses: its request would be refused while the role changes.
+    /// Waits until the extent is smaller than at the time of the call. A client that waits for the
+    /// end of a FAILOVER must not be woken when another pause ends. Its request would be refused
+    /// during the role change.
     pub async fn eased(&self) {
         let was = self.now();
         loop {

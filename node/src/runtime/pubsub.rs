@@ -3,7 +3,7 @@
 //!
 //! All workers share one registry. A publisher writes the message into the inbox of each subscriber
 //! and wakes its worker. A subscriber that does not keep up is disconnected. Messages are not
-//! stored for later subscribers.
+//! stored for future subscribers.
 
 use crate::runtime::clients::Client;
 use crate::runtime::glob;
@@ -34,11 +34,11 @@ impl Kind {
     pub const ALL: [Kind; 3] = [Kind::Channel, Kind::Pattern, Kind::Shard];
 }
 
-/// Estimated cost of delivery to a subscriber, in nanoseconds, in addition to one per byte of the
-/// message.
+/// Estimated cost of a delivery to one subscriber, in nanoseconds. Each byte of the message adds
+/// one.
 const PER_LISTENER: usize = 256;
 /// Estimated cost of comparing a byte of a channel with a byte of a pattern, in nanoseconds. A
-/// hostile pattern compares each byte with each.
+/// malicious pattern causes a comparison of every pair of bytes.
 const PER_COMPARISON: usize = 3;
 /// Maximum bytes copied to subscribers while the registry is locked.
 const SENT_AT_ONCE: usize = 1 << 20;
@@ -76,8 +76,9 @@ impl Channels {
         name
     }
 
-    /// Returns the clients with a subscription that they may not have. `may` tells whether the
-    /// client with this id may have it. Takes time linear in the number of subscriptions.
+    /// Returns the clients with a subscription that they may not have. `may` returns whether the
+    /// client with this id may have the subscription. Takes time linear in the number of
+    /// subscriptions.
     pub fn denied(&self, may: impl Fn(u64, Kind, &[u8]) -> bool) -> Vec<Arc<Client>> {
         let mut denied = BTreeMap::new();
         for kind in Kind::ALL {
@@ -122,7 +123,8 @@ impl Channels {
 
     /// Sends a message to all subscribers. Returns the number of deliveries; a client with two
     /// matching subscriptions counts twice. A subscriber whose inbox would exceed `most` bytes is
-    /// disconnected. Takes time linear in [`Channels::effort`], and holds no lock throughout.
+    /// disconnected. Takes time linear in [`Channels::effort`]. Locks the registry for at most
+    /// `SENT_AT_ONCE` bytes at a time.
     pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
         let mut got = self.send(kind, channel, &[word, channel, message], most);
@@ -144,8 +146,8 @@ impl Channels {
         let at_once = (SENT_AT_ONCE / length).max(1);
         let (mut got, mut written, mut from) = (0, Written::default(), 0);
         loop {
-            // Under the lock, so that a client receives nothing after its unsubscription was
-            // confirmed.
+            // Delivers under the lock, so that a client receives no message after a confirmed
+            // unsubscription.
             let all = self.of(kind).read();
             let Some(listeners) = all.get(name) else { return got };
             let mut left = at_once;
@@ -179,7 +181,7 @@ impl Channels {
     }
 }
 
-/// A message, encoded once per protocol.
+/// A message, encoded at most once per protocol.
 #[derive(Default)]
 struct Written {
     resp2: Vec<u8>,

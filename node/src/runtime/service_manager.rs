@@ -13,7 +13,7 @@ pub(crate) fn status(text: &str) {
     tell(&[NotifyState::Status(text)]);
 }
 
-/// Reports that the server is stopping; it may still wait for replicas.
+/// Reports that the server is stopping. It may still wait for replicas.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }

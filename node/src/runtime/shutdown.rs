@@ -22,20 +22,20 @@ struct Shared {
     /// Handler of signals to stop.
     leave: OnceLock<Box<Leave>>,
     reload: OnceLock<Box<Reload>>,
-    /// Whether signals are handled: the server owns its process.
+    /// Whether the server handles signals, because it owns its process.
     has_signals: AtomicBool,
     /// Whether a stop was refused because acknowledged writes would be lost.
     warned: AtomicBool,
     /// Whether a stop waits for a snapshot.
     saves: AtomicBool,
-    /// Sockets of clients that sent SHUTDOWN; kept open until the data folder is released.
+    /// Sockets of clients that sent SHUTDOWN. They stay open until the data folder is released.
     kept_open: Mutex<Vec<OwnedFd>>,
-    /// Whether the data folder is released, so that such sockets close at once.
+    /// Whether the data folder is released, so that such sockets close immediately.
     is_folder_free: AtomicBool,
     signalled: Mutex<Option<(&'static str, Instant)>>,
 }
 
-/// Time within which an equal signal is the same request. `timeout`, shells and process managers
+/// Period in which equal signals count as one request. `timeout`, shells and process managers
 /// signal a process and then its group, and wrappers forward ctrl-C.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
@@ -43,8 +43,8 @@ const SAME_REQUEST: Duration = Duration::from_millis(500);
 enum Stage {
     #[default]
     Runs,
-    /// Waits for its replicas (`graceful_shutdown.rs`), until this time at the latest. The time
-    /// also identifies the wait.
+    /// Waits for its replicas until this time (`graceful_shutdown.rs`). The time also identifies
+    /// the wait.
     Leaves(Instant),
     Stopped,
 }
@@ -96,7 +96,7 @@ impl Stop {
 
     fn wake_sleepers(&self) {
         let (lock, woken) = &self.0.sleepers;
-        // Taking the lock ensures that a thread that saw the old stage is already waiting.
+        // Locking ensures that a thread that read the old stage is already waiting.
         drop(lock.lock());
         woken.notify_all();
     }
@@ -127,7 +127,8 @@ impl Stop {
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage == Stage::Stopped).await;
     }
 
-    /// Records that a stop was refused because writes would be lost. The next signal is obeyed.
+    /// Records that a stop was refused because writes would be lost. The next signal stops the
+    /// server.
     pub(crate) fn warn(&self) {
         self.0.warned.store(true, Relaxed);
     }
@@ -151,8 +152,8 @@ impl Stop {
         !self.is_stopped() && self.0.warned.swap(false, Relaxed)
     }
 
-    /// Stops a server that is loading, at once, since no write can be lost. A server embedded in
-    /// another program stops after loading.
+    /// Stops a server that is loading immediately, because no write can be lost. A server embedded
+    /// in another process stops after loading.
     pub(crate) fn while_loading(&self, cause: &str) {
         tracing::info!("{cause} while loading: exiting now");
         if self.0.has_signals.load(Relaxed) {
@@ -207,7 +208,7 @@ impl Stop {
         let _ = self.0.stage.subscribe().wait_for(|stage| *stage != Stage::Leaves(until)).await;
     }
 
-    /// Sets the handler of signals to stop. It returns false if the server must stop at once.
+    /// Sets the handler of signals to stop. It returns false if the server must stop immediately.
     pub fn on_signal(&self, leave: impl Fn(&str) -> bool + Send + Sync + 'static) {
         // Only the first handler is kept.
         let _ = self.0.leave.set(Box::new(leave));
@@ -221,9 +222,9 @@ impl Stop {
     /// Handles the process's signals (`Act`). By default most of them would end the process and
     /// lose the writes of the last second.
     ///
-    /// Signals to stop trigger a graceful shutdown; a SIGINT during the wait for replicas stops at
-    /// once. As in Redis, a further SIGINT exits a process whose stop hangs. Further SIGTERMs are
-    /// ignored, because scripts repeat them.
+    /// Signals to stop trigger a graceful shutdown. A SIGINT during the wait for replicas stops the
+    /// server immediately. As in Redis, another SIGINT exits a process whose shutdown hangs.
+    /// Repeated SIGTERMs are ignored, because scripts repeat them.
     pub fn on_signals(&self) -> std::io::Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -283,14 +284,14 @@ enum Act {
     Reload,
     /// Writes a log line.
     Say,
-    /// Does nothing. Even a log line might cause the next such signal.
+    /// Does nothing. Even a log line could cause the same signal again.
     Ignore,
 }
 
 /// All signals that end a process by default and that are sent by another process, a terminal or a
-/// system limit. The remaining ones indicate a broken process (SIGSEGV, SIGABRT, ...). Rust's
-/// runtime ignores SIGPIPE. With SIGXFSZ ignored, a write beyond the file-size limit fails as on a
-/// full disk.
+/// system limit. The other fatal signals indicate a bug (SIGSEGV, SIGABRT, ...). Rust's runtime
+/// ignores SIGPIPE. With SIGXFSZ ignored, a write beyond the file-size limit fails as on a full
+/// disk.
 const SIGNALS: &[(Signal, &str, Act)] = &[
     (Signal::INT, "SIGINT", Act::Stop),
     (Signal::TERM, "SIGTERM", Act::Stop),

@@ -1,7 +1,7 @@
 //! SLOWLOG entries, and LATENCY's history of events.
 //!
 //! The dispatcher records commands that exceeded a threshold. These are rare, so a lock suffices.
-//! It times commands that do not take constant time and commands with many arguments. It times all
+//! It times commands that do not take constant time, and commands with many arguments. It times all
 //! commands while LATENCY has a threshold or SLOWLOG's is below `COARSE_US`.
 
 use crate::config::Server;
@@ -12,12 +12,12 @@ use resp::Args;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Threshold in microseconds from which constant-time commands are not timed, since they cannot
-/// exceed it.
+/// Minimum threshold in microseconds that constant-time commands cannot exceed, so that they need
+/// not be timed.
 pub(crate) const COARSE_US: i64 = 10_000;
 /// Number of arguments above which a command is timed even if each takes constant time.
 pub const MANY_ARGS: usize = 64;
-/// Maximum number of arguments in an entry, and bytes of each, as in Redis.
+/// Maximum number of arguments in an entry and bytes of each argument, as in Redis.
 const KEPT_ARGS: usize = 32;
 const KEPT_BYTES: usize = 128;
 /// Maximum number of latencies per event, as in Redis.
@@ -31,7 +31,7 @@ pub fn times_all(server: &Server) -> bool {
 /// A slow command.
 #[derive(Clone)]
 pub struct Entry {
-    /// Number of the entry; SLOWLOG RESET does not reset it.
+    /// Number of the entry. SLOWLOG RESET does not reset the numbering.
     pub id: u64,
     /// Time in seconds since 1970.
     pub at_s: u64,

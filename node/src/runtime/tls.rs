@@ -1,7 +1,7 @@
 //! TLS by rustls, for the TLS port and for outgoing connections.
 //!
-//! Certificates are loaded at the start, on SIGHUP, and when CONFIG SET changes a key of `[tls]`.
-//! Only new connections use them. If loading fails, the old ones remain in use.
+//! Certificates are loaded at startup, on SIGHUP, and when CONFIG SET changes a key of `[tls]`.
+//! Only new connections use reloaded certificates. If loading fails, the old ones remain in use.
 
 use crate::config::{AuthClients, Tls as Settings};
 use arc_swap::ArcSwapOption;
@@ -22,7 +22,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig, crypto::ring};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Error of a replication link with TLS but without authorities.
+/// Error of a replication link with TLS but without trusted authorities.
 const NO_AUTHORITIES: &str = "tls.ca_file is empty, but replication.tls = true needs it: set it to \
     a PEM file with the CA certificates that sign the master's certificate";
 
@@ -77,8 +77,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Names of the settings or options with PEM files, for errors. The command line has other names
-/// than the configuration.
+/// Names of the settings or options with PEM files, for errors. Command-line options and the
+/// configuration use different names.
 pub(crate) struct Names {
     pub(crate) cert_file: &'static str,
     pub(crate) key_file: &'static str,
@@ -232,7 +232,7 @@ pub enum Socket {
     Plain(TcpStream),
     /// TLS over TCP, as a client or as a server.
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
-    /// Both ends are in this process (simulator).
+    /// An in-process connection, for the simulator.
     Memory(DuplexStream),
 }
 

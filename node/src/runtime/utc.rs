@@ -38,16 +38,16 @@ pub(crate) fn name(unix_ms: u64) -> String {
     seconds.chars().filter(|c| !matches!(c, '-' | ':')).chain(['Z']).collect()
 }
 
-/// Whether a text has the form of [`name`].
+/// Whether a text has the format of [`name`].
 pub(crate) fn is_name(text: &str) -> bool {
     let form = b"00000000T000000Z";
     text.len() == form.len()
         && text.bytes().zip(form).all(|(b, &f)| if f == b'0' { b.is_ascii_digit() } else { b == f })
 }
 
-/// Parses `2026-11-25T03:06:19Z` to milliseconds since 1970. A space may replace the T. Seconds may
-/// be missing or have a fraction. An offset (`+02:00`) may replace the Z; without either the time
-/// is UTC.
+/// Parses `2026-11-25T03:06:19Z` to milliseconds since 1970. A space may replace the T. The seconds
+/// are optional and may have a fraction. An offset (`+02:00`) may replace the Z. Without both, the
+/// time is UTC.
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (date, rest) = text.split_at_checked(10)?;

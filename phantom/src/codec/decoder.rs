@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Next {
     Header,
-    /// Words of the filter `link`, from index `at` on.
+    /// Words of the filter `link`, starting at index `at`.
     Words {
         link: usize,
         at: usize,
@@ -41,8 +41,8 @@ pub struct TableDecoder {
 }
 
 impl TableDecoder {
-    /// Returns a decoder for a table of the space that `options` describe. The table may take
-    /// `limit_bytes` of memory.
+    /// Returns a decoder for a table of the space with these `options`. `limit_bytes` bounds the
+    /// memory of the table.
     pub fn new(options: &Options, limit_bytes: u64) -> TableDecoder {
         TableDecoder {
             seed: Seed::new(options.seed),
@@ -181,7 +181,7 @@ impl TableDecoder {
         let (claimed, early) = (header.pairs, header.early);
         let mut links = vec![];
         for (i, filter) in self.filters.into_iter().enumerate() {
-            // D4: the set bits give the number of pairs.
+            // D4: derive the number of pairs from the number of set bits.
             let counted = filter.sizing().pairs_of(filter.ones(), filter.pages());
             let slack = uncertainty(counted);
             // A filter may exceed its capacity: replay may order late pairs differently. The table

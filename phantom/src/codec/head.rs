@@ -19,7 +19,7 @@ const ASIDE_PAIR: usize = 24;
 
 impl Space {
     /// Encodes the state outside of tables: the frontier and the outliers. Call it before encoding
-    /// the tables, so that a pair which moves into a table in between is in both.
+    /// the tables, so that a pair that moves into a table during the snapshot is in both.
     pub fn encode_head(&self) -> Vec<u8> {
         let (frontier, seed) = (&self.frontier, self.seed);
         let ranges = Range::encode(&frontier.ranges());
@@ -41,8 +41,8 @@ impl Space {
         bytes
     }
 
-    /// Encodes the table that begins at `low`, in pieces of at most 64 KiB plus checksum.
-    /// Concurrent writes are allowed. Returns `false` if there is no such table, or if it is on
+    /// Encodes the table that begins at `low`, in pieces of at most 64 KiB plus a checksum. Other
+    /// threads may write concurrently. Returns `false` if there is no such table, or if it is on
     /// disk.
     pub fn encode_table<E>(
         &self,
@@ -64,8 +64,9 @@ impl Space {
     /// until [`Space::lead`].
     ///
     /// `tables` may be newer than `head` and `layout`, and may be incomplete. Uncovered ids get an
-    /// empty table, whose pairs come from the log. Only `layout` and the log determine which tables
-    /// were recycled. An empty `layout` means that the log starts with the space.
+    /// empty table, whose pairs come from the log. The decision which tables were recycled comes
+    /// only from `layout` and the log. An empty `layout` means that the log begins at the creation
+    /// of the space.
     pub fn restore(
         options: Options,
         head: &[u8],

@@ -175,10 +175,10 @@ fn damage_is_found_and_named() {
         assert!(Space::restore(options(), &damaged, &[], vec![]).is_err());
         assert!(Space::restore(options(), &head[..at], &[], vec![]).is_err());
     }
-    // All tables of the snapshot may have been spilled and recycled since.
+    // Since the snapshot, all its tables may have been spilled and recycled.
     let none_left = Space::restore(options(), &head, &[], vec![]).unwrap();
     assert_eq!(none_left.horizon(), 0);
-    // Pairs written concurrently with the snapshot precede the layout in the log.
+    // The log has the pairs written concurrently with the snapshot before the layout.
     let pair = none_left.pair(7, &Member::Number(1));
     assert_eq!(none_left.contains_pair(&pair), Ok(Answer::No));
     assert!(none_left.put(&pair, true).is_ok());

@@ -1,5 +1,5 @@
-//! Metadata of a cold table. A note is stored with the pages ([`Note`]); a snapshot holds what has
-//! changed since ([`Late`]).
+//! Data of a cold table besides its pages. A note ([`Note`]) is stored with the pages; a snapshot
+//! stores what changed since then ([`Late`]).
 
 use super::Rewrite;
 use crate::bytes::u64_at;
@@ -59,7 +59,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// Decodes a note for the space that `options` describe.
+    /// Decodes a note for the space with these `options`.
     pub fn decode(options: &Options, bytes: &[u8]) -> Result<Note, DecodeError> {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
@@ -99,8 +99,8 @@ impl Note {
     }
 
     /// Returns a table whose filters are in `below`. `late` comes from a snapshot and applies only
-    /// if it refers to the same pages. `is_later` says that the pages are newer than the snapshot's
-    /// head, so no pair of their ids is an outlier any more.
+    /// if it refers to the same pages. `is_later` means that the pages are newer than the
+    /// snapshot's head, so they contain all outliers of their ids.
     pub fn table(
         self,
         below: Arc<dyn ColdBackend>,
@@ -159,7 +159,8 @@ impl Space {
             for (kind, set) in [(0u64, &cold.late), (1, &*entry.table().revoked)] {
                 let mut hashes = vec![];
                 set.for_each(|hash| hashes.push(hash));
-                // At least one piece, even if empty: an empty set differs from a missing one.
+                // Write at least one piece, even an empty one: an empty set differs from a missing
+                // one.
                 for hashes in hashes.chunks(HASHES).chain(hashes.is_empty().then_some(&[][..])) {
                     let head = [entry.slot().low(), cold.identity(), kind];
                     let mut bytes: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -171,8 +172,8 @@ impl Space {
         Ok(())
     }
 
-    /// Puts late pairs into the filters of tables that were frozen, but not on disk yet, when the
-    /// snapshot was taken.
+    /// Inserts late pairs into the filters of tables that were frozen, but not yet on disk, when
+    /// the snapshot was taken.
     pub fn put_late(&self, all: &HashMap<u64, Late>) -> Result<(), DecodeError> {
         for (&low, late) in all.iter().filter(|(_, late)| late.identity == 0) {
             if self.table_at(low).is_none_or(|(_, table)| table.cold().is_some()) {

@@ -1,5 +1,5 @@
-//! Writing a table to disk page by page: a spill of a table in memory, or a merge of late pairs
-//! into a cold table.
+//! Writes a table to disk page by page: a spill of a table in memory, or a merge of late pairs into
+//! a cold table.
 
 use crate::Error;
 use crate::filter::{Filter, PAGE_BYTES};
@@ -12,13 +12,13 @@ use crate::table::{Cold, Lower, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Table that is being written to disk: its pages in order, then a note that is needed to read
-/// them.
+/// Table that is being written to disk: first its pages in order, then the note that is needed to
+/// read them.
 pub struct Rewrite {
     pub(super) range: (u64, u64),
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
-    /// Pages and late pairs to write. The chain counts the pairs written so far.
+    /// Pages and late pairs to write. The chain counts the pairs that the written pages contain.
     pub(super) contents: Contents,
     at: usize,
     pub(super) next_pages: usize,
@@ -80,8 +80,8 @@ impl Rewrite {
 
 impl Space {
     /// Begins a rewrite of the table that begins at `low`, and freezes the table if it is in
-    /// memory. A space runs one rewrite at a time. Returns `None` if there is no such table or it
-    /// is the newest.
+    /// memory. A space runs one rewrite at a time. Returns `None` if there is no such table or if
+    /// it is the newest.
     pub fn begin_rewrite(&self, low: u64) -> Result<Option<Rewrite>, Error> {
         let Some((range, mut table)) = self.table_at(low).filter(|(range, _)| range.1 < u64::MAX)
         else {
@@ -100,7 +100,7 @@ impl Space {
             ));
             frozen.set_outdated(table.is_outdated());
             let _alone = self.merging.lock();
-            // C2: the rewrite of the ring keeps the id range, so no pair moves.
+            // C2: the ring replaces the table by one with the same id range, so no pair moves.
             let Ok(old) = self.ring.rewrite(low, vec![(low, frozen.clone())]) else {
                 return Ok(None);
             };
@@ -143,13 +143,13 @@ impl Space {
     /// Ends a rewrite. `below` contains all pages and serves lookups from now on.
     pub fn end_rewrite(&self, rewrite: Rewrite, below: Arc<dyn ColdBackend>) {
         let Some(cold) = rewrite.table.cold() else { return };
-        // C1: a merge must not see a pair both late and in the lower filters.
+        // C1: a concurrent merge must not treat a pair as late after its page was written.
         let _alone = self.merging.lock();
         let lower = Lower::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.contents.late);
-        // Readers may still hold the table; its memory is reused after the last one.
+        // Readers may still use the table; the pool reuses its memory after the last one.
         let retire = |lower: &Lower| match lower {
             Lower::Memory(table) => self.upkeep.retire(table.clone()),
             Lower::Disk(..) => {}

@@ -294,8 +294,8 @@ fn a_check_reads_one_page_of_each_filter() {
         0,
         "replaying the log again"
     );
-    // More pairs than planned extend the chain. A lookup of a pair in the last filter reads all
-    // filters.
+    // More pairs than planned add filters to the chain. A lookup of a pair in the last filter reads
+    // a page of every filter.
     (0..2000).for_each(|n| space.put(&space.pair(102, &member(n)), true).unwrap());
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
@@ -347,8 +347,8 @@ fn merging_again_and_again_keeps_the_rate() {
         assert_eq!(space.late().0, 0);
         let chain = shelf.tables.lock()[&0].chain.clone();
         assert!(viewer > 25_000 && most_links > 3, "{viewer} pairs in {most_links} filters");
-        // The chain may be one filter longer than in memory: only the last filter may be nearly
-        // empty.
+        // The chain on disk may have one filter more than in memory, because only its last filter
+        // may be nearly empty.
         let memory =
             Table::new(rate, Filter::new(Table::first_sizing(rate), chain.first_pages()).unwrap());
         (0..viewer)
@@ -397,8 +397,8 @@ fn a_log_that_is_read_again_makes_a_table_elsewhere_no_larger() {
     }
 }
 
-/// A failed read is an error of the lookup or write and changes nothing. In a batch only the
-/// affected id fails.
+/// A failed read makes the lookup or write fail, and changes nothing. In a batch, only the affected
+/// id fails.
 #[test]
 fn what_cannot_be_read_is_not_taken_for_a_no() {
     let (shelf, space) = (Shelf::default(), filled(0.001, 500));
@@ -419,8 +419,8 @@ fn what_cannot_be_read_is_not_taken_for_a_no() {
     assert_eq!(space.contains(107, &member(7)).unwrap(), Answer::Yes);
 }
 
-/// If the host does not spill, the ring stops rolling and the newest table grows. At the memory
-/// limit writes fail; after a spill they succeed again. Late pairs behave the same.
+/// While the host does not spill, the ring stops rolling and the newest table grows. At the memory
+/// limit writes fail; after a spill they succeed again. Late pairs behave in the same way.
 #[test]
 fn without_room_elsewhere_there_is_an_error_and_nothing_is_lost() {
     let (shelf, space) = (Shelf::default(), Space::new(options(0.01)).unwrap());
@@ -494,8 +494,8 @@ fn a_frozen_table_survives_a_restart() {
     assert!(right(&space) && right(&shelf.restored(&space)));
 }
 
-/// Late pairs exceed the capacity of the next filter. All filters but the last are filled, the rate
-/// holds, and replay adds no pages.
+/// Late pairs exceed the capacity of the next filter. All filters but the last are filled, the
+/// false-positive rate is met, and replay adds no pages.
 #[test]
 fn late_pairs_leave_no_filter_empty_before_another() {
     let options = Options { pairs_per_table: 1 << 17, max_tables: 60, ..options(0.001) };
@@ -516,7 +516,7 @@ fn late_pairs_leave_no_filter_empty_before_another() {
     let wrong = (0..200_000).filter(|n| never(n) == Answer::Yes).count();
     assert!(wrong < 260, "{wrong} false positives in 200,000 at a rate of 0.001");
     assert!((0..number).all(|n| space.contains_pair(&late(n)).unwrap() == Answer::Yes));
-    // Replay delivers the pairs again; few reads suffice to recognize them.
+    // Replay delivers the pairs again; the rewrite recognizes them with few reads.
     let stored = shelf.tables.lock()[&0].clone();
     (0..number).for_each(|n| space.put(&late(n), true).unwrap());
     let before = stored.reads.load(Relaxed);
@@ -534,7 +534,7 @@ fn version_1_is_written() {
     (0..40).for_each(|n| assert_eq!(space.remove(100 + n, &member(n)).unwrap(), Change::Changed));
     shelf.write(&space, 0, || ());
     let stored = shelf.tables.lock()[&0].clone();
-    // Excludes the deleted pairs, whose order is undefined.
+    // Excludes the deleted pairs, whose order is not defined.
     let head = &stored.note[..Header::BYTES + 8];
     assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECK);
     assert_eq!(

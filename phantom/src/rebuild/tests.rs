@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Exact list of all pairs, as the host keeps it.
+/// Exact list of all pairs, like the host's ledger.
 #[derive(Default)]
 struct List(Mutex<BTreeSet<(u64, u64)>>);
 
@@ -49,7 +49,7 @@ fn unset(space: &Space, list: &List, id: u64, viewer: u64) {
     _ = space.remove_with(id, &Member::Number(viewer), remove);
 }
 
-/// Forgets an id as the host does: the list first (R6). Returns its pairs.
+/// Forgets an id in the host's order: the list first (R6). Returns its pairs.
 fn forget(space: &Space, list: &List, id: u64) -> Vec<(u64, u64)> {
     let mut pairs = vec![];
     space.forget_with(id, || {
@@ -94,8 +94,8 @@ fn outliers_are_in_no_new_filter() {
     assert!((100..200).all(|id| is_set(&space, (id, 1))));
 }
 
-/// R5: a rebuild must not begin during a move. The moved pair might not be passed on, and would
-/// still count as an outlier when the list is put.
+/// R5: a rebuild must not begin during the move of an outlier. The successor might miss the moved
+/// pair, which would still count as an outlier when the list is put.
 #[test]
 fn rebuild_begins_behind_moves_of_outliers() {
     const FAR: u64 = 1 << 40;
@@ -123,8 +123,8 @@ fn rebuild_begins_behind_moves_of_outliers() {
     assert!(begins.recv().is_ok(), "it starts after the change");
 }
 
-/// R6: ids are forgotten before a rebuild, between the list and the put, and after the put; some
-/// are liked again.
+/// R6: ids are forgotten before a rebuild, between the reading of the list and the put, and after
+/// the put. Some are liked again.
 #[test]
 fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
     let (space, list) = (Space::new(options(1e-7)).unwrap(), List::default());
@@ -152,13 +152,14 @@ fn forgotten_pairs_stay_forgotten_after_a_rebuild() {
 
 /// Checks P1 while all tables are rebuilt repeatedly for different rates, concurrently with two
 /// writers that track their pairs, each for its own ids, and forget ids (R6). The number of
-/// rebuilds limits the writers, so that machine speed does not affect the size of the space.
+/// rebuilds limits the writers, so that the size of the space does not depend on the machine's
+/// speed.
 #[test]
 fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
     const WRITERS: u64 = 2;
     let forgotten = Mutex::new(BTreeSet::new());
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
-    // Writers hold the read lock; the host takes the write lock to wait for them.
+    // Writers hold the read lock; the host acquires the write lock to wait for them.
     let (inside, is_over, rounds) = (RwLock::new(()), AtomicBool::new(false), AtomicU64::new(0));
     let write = |number: u64| {
         let mut rng = fastrand::Rng::with_seed(number);
@@ -225,8 +226,8 @@ fn concurrent_rebuilds_keep_set_pairs_and_forget_others() {
     assert!(wrong < gone.len() / 30, "{wrong} of {} at a rate of 1 %", gone.len());
 }
 
-/// After all tables are rebuilt, the new rate holds, also after a restart. Deleted pairs leave the
-/// set of deleted pairs.
+/// After all tables are rebuilt, and after a restart, the new rate is met. The rebuild removes
+/// deleted pairs from the set of deleted pairs.
 #[test]
 fn tables_have_the_other_rate_then() {
     let (space, list) = (Space::new(options(0.05)).unwrap(), List::default());
@@ -259,8 +260,8 @@ fn tables_have_the_other_rate_then() {
     assert_eq!(space.ask_rebuild(), space.to_rebuild().len());
 }
 
-/// Pairs of few ids enlarge a table. After a resize one filter holds all its pairs, and the horizon
-/// does not rise earlier.
+/// Many pairs of few ids enlarge a table. After a resize one filter holds all its pairs, and the
+/// horizon does not rise earlier.
 #[test]
 fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
     let options = Options { max_tables: 4, spill: false, ..options(0.001) };
@@ -285,7 +286,7 @@ fn a_resized_table_has_one_filter_and_keeps_the_horizon() {
     assert!(space.table_loads().len() > 2 && space.horizon() == 0);
 }
 
-/// A resize needs memory for the old filters and the new one together.
+/// A resize needs memory for the old filters and the new filter at the same time.
 #[test]
 fn a_resize_needs_memory() {
     let limit = |bytes| Options { memory_limit_bytes: Some(bytes), spill: false, ..options(0.001) };
@@ -298,8 +299,8 @@ fn a_resize_needs_memory() {
     assert!(space.begin_resize(0, 0).unwrap().is_some());
 }
 
-/// R3, plus late pairs, pairs deleted and set again after the list was read, and false positives of
-/// the old filters.
+/// R3, together with late pairs, with pairs deleted and set again after the list was read, and with
+/// false positives of the old filters.
 #[test]
 fn a_table_elsewhere_is_built_anew() {
     let options = |rate| Options { pairs_per_table: 64_000, ..options(rate) };
@@ -314,7 +315,7 @@ fn a_table_elsewhere_is_built_anew() {
     space.set_options(&options(0.001)).unwrap();
     assert_eq!(space.to_rebuild().len(), 2);
     let rebuild = space.begin_rebuild(0).unwrap().unwrap();
-    // Deleted when the list is read, set again afterwards.
+    // These pairs are deleted when the list is read, and set again afterwards.
     (0..20).for_each(|n| unset(&space, &list, 100 + n, 1 << 20 | n));
     (40..60).for_each(|n| unset(&space, &list, 100 + n, n));
     list.put_all(&space, &rebuild);

@@ -13,7 +13,8 @@ pub trait ColdBackend: Send + Sync {
     /// Returns whether a filter has all bits of the pair. May block on a disk read.
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable>;
 
-    /// Fills `pages` from page number `first` on. May block on several disk reads.
+    /// Fills `pages` with pages of the file, starting at page number `first`. May block on several
+    /// disk reads.
     fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable>;
 
     /// Returns an identity that is not 0 and is unique among all backends.
@@ -52,8 +53,8 @@ impl Chain {
         self.parts.last().map_or(0, |part| part.first + part.pages)
     }
 
-    /// Returns the page number of a pair in each filter. The pair is set if one of the pages has
-    /// it.
+    /// Returns the page number of a pair in each filter. The pair is set if one of these pages
+    /// contains it.
     pub fn places(&self, pair: &Pair) -> impl Iterator<Item = usize> {
         self.parts.iter().map(|part| part.first + page_of(pair, part.pages))
     }
@@ -67,7 +68,7 @@ impl Chain {
         self.parts.iter().rposition(|part| part.first <= page).unwrap_or(0)
     }
 
-    /// Returns the number of filters. A lookup reads one page of each.
+    /// Returns the number of filters. A lookup reads one page of each filter.
     pub fn links(&self) -> usize {
         self.parts.len()
     }

@@ -5,14 +5,14 @@
 //!   [ C pairs ]  ->  [ C/8 ]      ->  [ C/4 ]     -> ...    { exact }
 //! ```
 //!
-//! A table normally has one filter. It closes early enough to leave room for late pairs, as
-//! estimated from earlier tables. If late pairs fill it nevertheless, the table chains an extension
+//! A table normally has one filter. The table closes early enough to leave room for late pairs, as
+//! estimated from earlier tables. If late pairs exceed that room, the table appends an extension
 //! filter. The rates of all filters add up to at most the configured rate (`sizing`). New pairs go
 //! to the first filter with room.
 //!
-//! The filters of an old table may be on disk ([`Cold`]). Then `first` is an empty page.
+//! The filters of an old table may be on disk ([`Cold`]). In that case `first` is an empty page.
 //!
-//! - **T1** A lookup finds every pair that was set and not deleted since, at any time.
+//! - **T1** A lookup finds every pair that was set and not deleted since.
 //! - **T2** No filter exceeds its capacity by more than one pair per concurrent writer.
 
 pub(crate) mod cold_table;
@@ -49,7 +49,7 @@ impl Link {
         Link { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
-    /// Number of pairs, including deleted ones. At capacity the filter accepts no more.
+    /// Number of pairs, including deleted ones. A filter at capacity accepts no more.
     pub(crate) fn pairs(&self) -> u64 {
         self.pairs.load(Relaxed)
     }
@@ -67,8 +67,8 @@ pub(crate) enum State {
     DeletedPairs,
 }
 
-/// Table of one id range. The first two fields share a cache line. A lookup needs no others, and a
-/// page request touches the tables of all its ids.
+/// Table of one id range. The first two fields share a cache line. A lookup needs no other fields,
+/// and a page request touches the tables of all its ids.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     last: AtomicUsize,
@@ -77,8 +77,8 @@ pub(crate) struct Table {
     more: [OnceLock<Link>; LINKS - 1],
     growing: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
-    /// Filters on disk, if any. `first` is then an empty page and `last` is 1. The table looks like
-    /// one with an extension, so lookups in other tables need no extra test.
+    /// Filters on disk, if any. `first` is then an empty page and `last` is 1. The table then looks
+    /// like one with an extension, so lookups in other tables need no additional test.
     cold: Option<Box<Cold>>,
     /// Number of pairs when the table was closed; 0 while it is open.
     early: AtomicU64,
@@ -196,7 +196,7 @@ impl Table {
         self.first.filter
     }
 
-    /// Counts a change that leaves the number of pairs unchanged.
+    /// Counts a change that does not alter the number of pairs.
     pub(crate) fn touch(&self) {
         self.touched.fetch_add(1, Relaxed);
     }
@@ -239,8 +239,8 @@ impl Table {
         *held = successor;
     }
 
-    /// Sets the pair in the successor, if any. The caller holds the pair's stripe and calls this
-    /// before it sets the pair here.
+    /// Sets the pair in the successor, if any. The caller holds the pair's stripe, and sets the
+    /// pair in this table afterwards.
     #[inline]
     pub(crate) fn pass_on(&self, pair: &Pair) -> Result<(), Error> {
         if self.has_successor.load(Relaxed) { self.pass_on_now(pair) } else { Ok(()) }
@@ -293,7 +293,7 @@ impl Table {
         self.roll_at.store(pairs, Relaxed);
     }
 
-    /// Closes the table with the pair count that the log recorded.
+    /// Closes the table at the pair count that the log recorded.
     pub(crate) fn set_closed_at(&self, pairs: u64) {
         self.early.store(pairs, Relaxed);
         self.roll_at.store(pairs, Relaxed);
@@ -314,7 +314,7 @@ impl Table {
     pub(crate) fn filter_bytes(&self) -> usize {
         match self.cold() {
             None => self.links().map(|link| link.filter.size_bytes()).sum(),
-            // The table's own filter is one untouched page.
+            // The filter of a cold table is one untouched page.
             Some(cold) => cold.memory().map_or(0, |table| table.filter_bytes()),
         }
     }
@@ -350,7 +350,7 @@ impl Table {
         self.last.load(Acquire) > 0
     }
 
-    /// Number of filters after the first, in memory or on disk.
+    /// Number of filters after the first one, in memory or on disk.
     pub(crate) fn extensions(&self) -> usize {
         self.cold().map_or_else(|| self.last.load(Acquire), |cold| cold.chain().links() - 1)
     }
@@ -406,8 +406,8 @@ impl Table {
         Ok(self.found(found, pair))
     }
 
-    /// Returns the first filter with room. If all are full, chains another one if `may_grow` allows
-    /// its size in bytes.
+    /// Returns the first filter with room. If all filters are full, appends another one if
+    /// `may_grow` allows its size in bytes.
     #[inline]
     pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
         loop {
@@ -473,7 +473,7 @@ pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
 
 /// Source of the filters of a cold table.
 pub(crate) enum Lower {
-    /// The former table, until its filters are on disk.
+    /// The former table, while its filters are not on disk yet.
     Memory(Arc<Table>),
     Disk(Arc<dyn ColdBackend>, Arc<Chain>),
 }
@@ -481,7 +481,7 @@ pub(crate) enum Lower {
 impl Lower {
     pub(crate) fn chain(&self) -> Arc<Chain> {
         match self {
-            // Counted on each call: writers that were active when the table froze may have added
+            // Computed on each call: writers that were active when the table froze may have added
             // pairs.
             Lower::Memory(table) => Arc::new(table.layout_of_filters()),
             Lower::Disk(_, chain) => chain.clone(),
@@ -609,7 +609,7 @@ mod tests {
         }
     }
 
-    /// Checks T1, T2 and P6 with forty times the planned number of pairs.
+    /// Checks T1, T2 and P6 with forty times as many pairs as planned.
     #[test]
     fn an_overrun_table_keeps_its_rate_and_finds_all() {
         for rate in [0.01, 0.001] {
@@ -630,8 +630,8 @@ mod tests {
         }
     }
 
-    /// A filter skips pairs that it already reports as set. If capacity ignored this, a full table
-    /// would have more bits set than its count implies, and the decoder would reject it.
+    /// A filter skips pairs that it already reports as set. If the capacity ignored this, a full
+    /// table would have more bits set than its count implies, and the decoder would reject it.
     #[test]
     fn a_full_table_is_as_full_as_its_count_says() {
         for (rate, pages) in [(0.25, 100), (0.05, 100)] {

@@ -1,8 +1,8 @@
 //! Pages of a table's filters plus its late pairs: the input of a rewrite.
 //!
-//! Late pairs fill the filters of the chain in order. Their hashes decide which pairs go to which
-//! filter, so that late pairs spread evenly over pages. The chain grows as needed, and only the
-//! last filter may have room left.
+//! Late pairs fill the filters of the chain in order. Their hashes select the filter, so that late
+//! pairs spread evenly over the pages. The chain grows as needed; only its last filter may have
+//! room left.
 
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, mix};
@@ -35,7 +35,7 @@ impl Contents {
         let Some(cold) = table.cold() else {
             return Ok(Contents::below(Arc::new(Lower::Memory(table.clone()))));
         };
-        // C1: before the lower filters.
+        // C1: read the late pairs before the lower filters.
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
         let mut contents = Contents { late, ..Contents::below(cold.lower()) };
@@ -59,7 +59,7 @@ impl Contents {
     }
 
     /// Returns the late pairs that no filter contains. Replay delivers pairs that the filters
-    /// already contain; without this check every restart would enlarge the chain. A single filter
+    /// already contain. Without this check, every restart would enlarge the chain. A single filter
     /// with room needs no check, because the rewrite skips existing pairs. For several filters this
     /// reads each affected page once, in order.
     fn fresh(&self) -> Result<Vec<u128>, Unreadable> {
@@ -123,8 +123,8 @@ impl Contents {
         self.placed.sort_unstable();
     }
 
-    /// Adds the late pairs of page `at`. Returns the filter and the number of pairs that were not
-    /// set in it before.
+    /// Adds the late pairs of page `at` to `page`. Returns the filter and the number of pairs that
+    /// were not set in it before.
     pub(crate) fn complete(&self, at: usize, page: &mut [u8; PAGE_BYTES]) -> (usize, u64) {
         let link = self.chain.link_of(at);
         let part = &self.chain.parts[link];

@@ -69,7 +69,7 @@ fn the_order_of_ids_does_not_matter() {
             .count();
         assert!(wrong < 200 + 4 * 15, "{name}: {wrong} false positives in 200000 at 0.001");
         assert_eq!(space.outlier_pairs(), 0, "{name}");
-        // New ids still go to new tables.
+        // New ids still get new tables.
         let before = space.layout().len();
         for i in n..2 * n {
             add(&space, pair(i).0, pair(i).1);
@@ -80,8 +80,8 @@ fn the_order_of_ids_does_not_matter() {
     }
 }
 
-/// Lowered limits recycle tables without a roll, and the change is logged. A follower waits for the
-/// log.
+/// Lowered limits recycle tables without a roll, and the log records the change. A follower
+/// recycles only when the log says so.
 #[test]
 fn lowered_limits_recycle_at_once() {
     let filled = || {
@@ -148,8 +148,8 @@ fn absurd_ids_leave_other_ids_as_they_are() {
     assert_eq!(contains(&space, u64::MAX, 1000), Answer::No);
 }
 
-/// Pairs of one id do not affect other tables. They extend the id's own table up to the memory
-/// limit, where writes fail.
+/// Pairs of one id do not affect the tables of other ids. They extend the id's own table up to the
+/// memory limit, where writes start to fail.
 #[test]
 fn one_id_moves_no_horizon() {
     let options = Options {
@@ -214,7 +214,7 @@ fn max_ahead_refuses_ids_too_far_ahead() {
     assert!(matches!(space.add(u64::MAX, &Member::Number(1)), Err(Error::KeyTooBig)));
     assert_eq!(contains(&space, u64::MAX, 1), Answer::No);
     assert_eq!(add(&space, FIRST + (1 << 29), 1), Change::Changed);
-    // Replay is not subject to the limit.
+    // The limit does not apply to replay.
     space.put(&space.pair(u64::MAX, &Member::Number(1)), true).unwrap();
     assert_eq!(contains(&space, u64::MAX, 1), Answer::Yes);
 }
@@ -227,7 +227,7 @@ fn tables_learn_to_leave_room_for_late_pairs() {
         let space = space(4000, 1000);
         let mut rng = fastrand::Rng::with_seed(late);
         for i in 0..200_000u64 {
-            // Late pairs go to ids from before the last roll or two.
+            // Late pairs go to ids of the last one or two closed tables.
             let behind = if rng.u64(0..100) < late { 3000 } else { 0 };
             add(&space, FIRST + (i + 3000 - behind), i);
         }
@@ -278,7 +278,7 @@ fn the_forecast_comes_true() {
         *i += 1;
         add(&space, FIRST + *i, *i)
     };
-    // A few rolls are needed to learn that no pair is late.
+    // The space needs a few rolls to learn that no pair is late.
     while space.changes() < 25 {
         next(&mut i);
     }
@@ -312,7 +312,7 @@ fn bad_options_are_refused() {
     assert!(bad(|o| o.max_aside = 0));
 }
 
-/// Random invalid ids do not keep valid ids that jump ahead out of the tables.
+/// Random invalid ids do not prevent tables for valid ids that jump ahead.
 #[test]
 fn strays_anywhere_let_traffic_move_on() {
     let options = Options {
@@ -359,7 +359,7 @@ fn beside_strays(strays: u64, max_aside: usize) -> Space {
     space
 }
 
-/// F26: all new ids jump by 2^52 while nearly all writes go to old ids.
+/// All new ids jump by 2^52 while nearly all writes go to old ids.
 #[test]
 fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     let space = Space::new(Options { seed: 1, ..Options::default() }).unwrap();
@@ -374,7 +374,7 @@ fn new_posts_that_jump_are_taken_in_beside_likes_of_old_ones() {
     assert!((0..20_000).all(|i| contains(&space, post(i), i) == Answer::Yes));
 }
 
-/// 30 % of the pairs are for one id, far more than a single id may count for.
+/// 30 % of the pairs are for one id, far more than one id may contribute to the quorum.
 #[test]
 fn a_popular_id_keeps_no_traffic_out_of_the_tables() {
     for (strays, max_aside) in [(600, 500), (70_000, 1 << 16)] {
@@ -424,7 +424,7 @@ fn small_space_takes_small_clusters_far_apart() {
     assert!(ids().all(|id| contains(&space, id, 7) == Answer::Yes));
 }
 
-/// At the memory limit the space refuses further outliers, and other writes still succeed.
+/// At the memory limit the space refuses further outliers, but other writes succeed.
 #[test]
 fn outlying_ids_are_refused_at_the_memory_limit() {
     let limit = 4 << 20;
@@ -478,7 +478,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
         assert_eq!(tables.iter().filter(|table| table.early == 0).count(), 2, "open tables");
         assert!((0..1_000_000).all(|i| contains(&space, id(i), i) == Answer::Yes));
         assert_eq!(space.oldest_in_memory().map(|(low, _)| low), Some(0));
-        // Both ranges continue after a restart from a snapshot alone.
+        // Both ranges continue to roll after a restart from a snapshot alone.
         let copy = crate::copies::copy(&space);
         copy.lead();
         assert_eq!(
@@ -495,7 +495,7 @@ fn two_ranges_of_ids_roll_side_by_side() {
 }
 
 /// If all tables in memory are open, the space closes the table of the least used range. A spill
-/// takes the oldest table of the range with the most tables in memory.
+/// selects the oldest table of the range with the most tables in memory.
 #[test]
 fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     let options = Options {
@@ -534,7 +534,7 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (2, Some(upper)));
 }
 
-/// The horizon does not pass ids of any range in use. It rises again once a range is idle.
+/// The horizon does not pass any id of a range in use. It rises again once that range is idle.
 #[test]
 fn the_horizon_passes_no_range_in_use() {
     let space = space(2000, 8);
@@ -567,7 +567,7 @@ fn the_horizon_passes_no_range_in_use() {
     assert_eq!(contains(&space, lower(1), 0), Answer::Unknown);
 }
 
-/// A new space derives its frontier from its first pairs, even if they have few distinct ids.
+/// A new space derives its frontier from its first pairs, even if these have few distinct ids.
 #[test]
 fn a_space_begins_however_few_pairs_may_be_aside() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 5000] {
@@ -588,7 +588,8 @@ fn a_space_begins_however_few_pairs_may_be_aside() {
     }
 }
 
-/// A single invalid id near the top of the range fills the outliers before any id is regular.
+/// Pairs of a single invalid id near the top of the range fill the outliers before there is a
+/// regular id.
 #[test]
 fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     for max_aside in [1, 2, 10, 63, 64, 100, 1000, 4000] {
@@ -600,8 +601,8 @@ fn a_space_begins_behind_an_aside_that_one_id_has_filled() {
     }
 }
 
-/// Deletes are no evidence of traffic. Deleting an unset pair far ahead moves nothing, and
-/// `max_ahead` does not apply to it.
+/// Deletions do not count as traffic. Deleting an unset pair far ahead does not move the frontier,
+/// and `max_ahead` does not apply to it.
 #[test]
 fn removals_move_no_frontier() {
     for max_ahead in [None, Some(10)] {
@@ -625,7 +626,7 @@ fn removals_move_no_frontier() {
     }
 }
 
-/// Holds even while no table has pairs and all pairs are outliers.
+/// This holds even while no table has pairs and all pairs are outliers.
 #[test]
 fn a_new_space_may_begin_above_id_0() {
     let space = Space::new(Options { first_id: 10, ..Options::default() }).unwrap();

@@ -68,7 +68,7 @@ impl Run {
         }
     }
 
-    /// Returns a new, recent, old or invalid id, with the frequencies of real traffic.
+    /// Returns a new, recent, old or invalid id, each as frequent as in real traffic.
     fn id(&mut self) -> u64 {
         let kind = if self.backfill { self.rng.u32(35..100) } else { self.rng.u32(0..100) };
         match kind {
@@ -164,7 +164,7 @@ impl Run {
                         "step {}: ({id}, {member}) was set and not unset: a false negative",
                         self.step
                     );
-                    // A false positive counts as set from now on.
+                    // From now on, a false positive counts as set.
                     self.wrong += 1;
                     self.model.insert((id, member), true);
                 }
@@ -262,7 +262,7 @@ fn random_operations_agree_with_a_map() {
             run.wrong, run.asked, run.events
         );
         let expected = run.options.false_positive_rate * run.asked as f64;
-        // Some pairs are looked up repeatedly, hence more than four standard deviations.
+        // The bound exceeds four standard deviations, because some pairs are looked up repeatedly.
         let bound = expected + 8.0 * expected.sqrt() + 10.0;
         assert!(
             (run.wrong as f64) < bound,

@@ -1,6 +1,6 @@
-//! P2 with adversarial pair shapes and full tables, measured on unset pairs. The bound is the
-//! expected rate plus four standard deviations. A full table has 95.2 % of the configured rate by
-//! the derivation.
+//! Checks P2 with adversarial pair shapes and full tables, measured on unset pairs. The bound is
+//! the expected rate plus four standard deviations. By the derivation, a full table has 95.2 % of
+//! the configured rate.
 
 use phantom::{Answer, Member, Options, Space};
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ fn measure(
     };
     let space = Space::new(options).expect("memory for one table");
     let capacity = space.tables()[0].capacity;
-    // Highest ids first: the table closes above them, and all other ids are late.
+    // Highest ids first: the table closes above them, so all other ids are late.
     let mut set = vec![];
     for i in (n - n.min(5000)..n).chain(0..n - n.min(5000)).chain(n..) {
         if space.pairs() == capacity {
@@ -68,10 +68,10 @@ fn a_full_table_errs_as_often_as_a_textbook_filter_of_its_rate() {
     let n = if cfg!(debug_assertions) { 200_000 } else { 2_000_000 };
     for rate in [0.01, 0.001] {
         let pair = |i: u64| ((1 << 40) + i / 8, i * 7919);
-        // Unset members of the same ids.
+        // Unset pairs: other members of the same ids.
         let never = |i: u64| (pair(i % n).0, (1 << 50) + i);
         let (ours, asked) = measure(rate, n, pair, (0..2 * n).map(never));
-        // The crate needs two different keys.
+        // The crate requires two different keys.
         let seed = std::array::from_fn(|i| i as u8);
         let mut textbook =
             bloomfilter::Bloom::new_for_fp_rate_with_seed(n as usize, rate, &seed).unwrap();
@@ -116,7 +116,7 @@ fn pairs_of_every_shape_meet_the_rate() {
     }
 }
 
-/// F19: generated pairs with the shape of the real data.
+/// Generated pairs with the shape of real data.
 #[test]
 fn generated_pairs_of_a_microblog_meet_the_rate() {
     check_pairs(&generated_pairs());
@@ -147,7 +147,7 @@ fn check_pairs(pairs: &[(u64, u64)]) {
         let (yes, asked) = measure(rate, count * 19 / 20, |i| pairs[(i % count) as usize], never);
         let expected = rate * SHARE_WHEN_FULL * asked as f64;
         println!("{rate}: {yes} of {asked}, {expected:.0} expected");
-        // Few pages, so the rate varies between filters.
+        // There are few pages, so the rate varies between filters.
         assert!(
             (yes - expected).abs() < 4.0 * expected.sqrt() + 0.15 * expected,
             "{yes} positives, expected {expected}"

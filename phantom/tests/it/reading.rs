@@ -1,14 +1,15 @@
 //! Reads of a feed: posts arrive at a steady rate, and each is read at exponentially distributed
-//! ages. A table must be planned for the reads that come after it was closed.
+//! ages. A table must leave room for the reads that come after it was closed.
 
 use phantom::{Member, Options, Space, TableStats};
 
-/// First id, as of a clock in microseconds.
+/// First id, like a clock in microseconds.
 const FIRST_ID: u64 = 5_000_000_000_000_000;
 const PAGE_POSTS: u64 = 20;
 
-/// Adds `pairs` reads with a mean age in posts, `reads` per post, in pages of neighbouring posts.
-/// Returns the tables. The numbers are a hundredth of a real feed's, as are the tables.
+/// Adds `pairs` reads of posts: `reads` per post, at a mean age of `mean_age` posts, in pages of
+/// neighbouring posts. Returns the tables. The numbers and the tables have a hundredth of the size
+/// of a real feed.
 fn read_feed(reads: u64, mean_age: f64, pairs: u64) -> Vec<TableStats> {
     let options = Options { pairs_per_table: 84_000, max_tables: 64, ..Options::default() };
     let limit = Some(64 << 20);
@@ -31,12 +32,12 @@ fn read_feed(reads: u64, mean_age: f64, pairs: u64) -> Vec<TableStats> {
     space.tables()
 }
 
-/// The first tables are closed before the space has seen late reads.
+/// Number of tables that close before the space has seen late reads.
 const FIRST_TABLES: usize = 4;
 
 #[test]
 fn tables_are_planned_for_late_reads() {
-    // Reads per post, mean age in posts, reads in all, bits per pair.
+    // Reads per post, mean age in posts, total reads, maximum bits per pair.
     for (reads, mean_age, pairs, most_bits) in
         [(400, 100.0, 1_200_000, 29.0), (200, 1000.0, 1_800_000, 28.0)]
     {

@@ -20,7 +20,7 @@ struct Traffic {
     model: BTreeMap<(u64, u64), bool>,
     rng: fastrand::Rng,
     now: u64,
-    /// Whether a second service exists, and the id at which it stops.
+    /// Whether there is a second service, and the id at which it stops.
     two: bool,
     until: u64,
     /// Pairs written and ids forgotten since the last commit.
@@ -69,7 +69,7 @@ impl Traffic {
         self.now += self.rng.u64(0..3);
         self.events.ranges = self.events.ranges.max(self.space.course(0).ranges.len());
         let id = match self.rng.u32(0..200) {
-            // Second service; in some runs temporary.
+            // The second service, which is temporary in some runs.
             60..80 if self.two && self.now < self.until => {
                 FIRST + (1 << 38) + (self.now - FIRST) / 8
             }
@@ -92,7 +92,8 @@ impl Traffic {
         }
     }
 
-    /// A false positive suppresses the write. It is then not logged and need not be found later.
+    /// A false positive suppresses the write of a pair. The pair is then not logged, and later
+    /// lookups may miss it.
     fn write(&mut self, id: u64, member: u64, set: bool) {
         let (space, text) = (&self.space, Member::Number(member));
         let done = if set { space.add(id, &text) } else { space.remove(id, &text) };
@@ -107,8 +108,8 @@ impl Traffic {
         self.forgotten.push(id);
     }
 
-    /// Mirrors the log writer: reads the states of changed pairs by id, then the course, and logs
-    /// the course first.
+    /// Mirrors the log writer: reads the states of changed pairs by id, reads the course, and then
+    /// logs the course before the pairs.
     fn commit(&mut self) {
         self.dirty.sort_unstable();
         let mut states: Vec<Record> = vec![];
@@ -157,7 +158,7 @@ impl Traffic {
     }
 }
 
-/// Replays the log. With `serves` the space also maintains itself, like a replica.
+/// Replays the log. With `serves` the space also runs its own maintenance, like a replica.
 fn replay(space: &Space, log: &[Record], serves: bool) {
     for record in log {
         match record {
@@ -178,7 +179,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
     for seed in 0..if cfg!(debug_assertions) { 8 } else { 100 } {
         let mut traffic = Traffic::new(seed);
         (0..20_000).for_each(|_| traffic.step());
-        // Snapshot during writes; replay starts at the log position before it.
+        // Takes a snapshot during writes; replay starts at the log position before it.
         let position = traffic.log.len();
         traffic.commit();
         let position = position.min(traffic.log.len());
@@ -187,7 +188,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
         for at in traffic.space.layout() {
             let mut decoder = TableDecoder::new(traffic.space.options(), 1 << 30);
             let whole = traffic.space.encode_table(at.low, |piece| decoder.feed(piece));
-            // The table was recycled in between.
+            // The table was recycled during the snapshot.
             if whole == Ok(true) {
                 tables.push(decoder.finish().expect("the encoded table decodes"));
             }
@@ -230,7 +231,7 @@ fn a_log_brings_all_back_from_any_earlier_position() {
             traffic.space.course(0).ranges
         );
         let Events { forgotten, ranges } = traffic.events;
-        // Outliers may open a range as well when they use much memory.
+        // Outliers may also open a range when they use much memory.
         assert!(ranges > 1 || !traffic.two, "seed {seed}: {ranges} ranges of ids");
         happened.ranges += ranges;
         happened.forgotten += forgotten;

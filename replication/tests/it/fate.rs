@@ -1,5 +1,5 @@
-//! Events of the simulation: crashes, power cuts, promotions, reconfigurations, faults of disks and
-//! network.
+//! Events of the simulation: crashes, power cuts, promotions, changed masters, faults of disks and
+//! of the network.
 
 use super::node::{Kind, Life, Node};
 use super::world::World;
@@ -7,12 +7,12 @@ use replication::{next_term, promotions};
 use store::{Faults, FollowLog};
 
 impl World {
-    /// Adjusts the expectations after a power or disk failure of a node: data that was not durable
-    /// is gone.
+    /// Adjusts the expectations after a power or disk failure of a node, in which it loses data
+    /// that was not durable.
     ///
     /// WAIT promises only that a write is in memory and in the file, as in Redis. The node may
-    /// therefore be promoted without such a write. It must still have everything durable, and
-    /// everything it acknowledged as durable.
+    /// therefore be promoted without such a write. The node must still have all durable data, and
+    /// all writes that it acknowledged as durable.
     pub(crate) fn forgive(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let safe = node.durable().map_or(node.safe, |end| end.offset);
@@ -61,7 +61,7 @@ impl World {
         let Some(life) = node.life.take() else { return };
         let Life { store, map, kind: Kind::Replica(mut log) } = life else { return };
         if log.sync().is_err() {
-            // The promotion failed; restart the node.
+            // The promotion failed, so restart the node.
             node.life = Some(Life { store, map, kind: Kind::Replica(log) });
             self.forgive(best);
             return self.crash(best);
@@ -107,7 +107,7 @@ impl World {
         let Some(life) = node.life.take() else { return };
         let Life { store, map, kind } = life;
         node.life = match kind {
-            // An unsynced write leaves memory ahead of the log, so a failed sync requires a
+            // After a failed sync, memory may contain writes that the log lacks, so the node must
             // restart.
             Kind::Master(mut log) => {
                 node.safe = log.durable().offset;
@@ -141,7 +141,7 @@ impl World {
         }
         if self.chance(15) && !self.links.is_empty() {
             let i = self.random.usize(0..self.links.len());
-            // Either end or both notice the cut.
+            // One end or both detect the cut.
             match self.random.u32(0..3) {
                 0 => self.links[i].sender = None,
                 1 => self.links[i].follower = None,
@@ -163,8 +163,7 @@ impl World {
         if self.chance(25) {
             let mut random = self.random.fork();
             if self.nodes[n].snapshot(&mut random).is_err() {
-                // The failed step may have been a sync of the log, whose durable end is then
-                // unknown.
+                // The failed step may have been a sync of the log. Its durable end is then unknown.
                 self.reopen(n);
             }
         }

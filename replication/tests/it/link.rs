@@ -1,4 +1,4 @@
-//! Links between nodes: messages are delayed, split, and lost with the link.
+//! Links between nodes. Messages are delayed and split, and are lost if the link is cut.
 
 use super::TIMEOUTS;
 use super::node::{Here, Kind, Life};
@@ -21,13 +21,13 @@ pub(crate) struct Link {
     pub(crate) answered: Option<Place>,
     /// [`Node::data_sets`] of the replica at the start of the link.
     pub(crate) data_sets: u64,
-    /// Offset after which the replica has lost data since. Older acknowledgements of that data may
-    /// still be in flight.
+    /// Offset after which the replica has lost data since the link began. Acknowledgements of that
+    /// data may still be in flight.
     pub(crate) kept: u64,
 }
 
 impl Link {
-    /// Asserts that the replica has all data that the master considers durable there.
+    /// Asserts that the replica has all data that the master considers durable on the replica.
     pub(crate) fn check_durable(&self) {
         if let Some(sender) = &self.sender
             && sender.peer().sending == replication::Sending::Log
@@ -90,7 +90,7 @@ impl World {
     pub(crate) fn reopen(&mut self, n: usize) {
         let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
         if log.secure().is_err() {
-            // Memory is ahead of the log: restart the node.
+            // Memory contains writes that the log lacks, so restart the node.
             self.forgive(n);
             self.crash(n);
         }
@@ -138,7 +138,7 @@ impl World {
                     }
                 }
                 let mut out = Vec::new();
-                // A narrow link sends only after all earlier bytes have arrived.
+                // A narrow link sends only if all earlier bytes have arrived.
                 let is_full = self.links[i].narrow && !self.links[i].to_replica.is_empty();
                 let filled = result.and_then(|()| f.hears(self.now)).and_then(|()| {
                     f.tick(end);
@@ -170,7 +170,7 @@ impl World {
                 sender = None;
             }
             for (before, after) in acknowledged {
-                // Ignore acknowledgements from before the replica replaced or lost its data.
+                // Ignore acknowledgements sent before the replica replaced or lost its data.
                 if self.links[i].data_sets == self.nodes[r].data_sets {
                     self.acknowledged(m, r, before, after.min(self.links[i].kept));
                 }
@@ -202,7 +202,7 @@ impl World {
             .filter(|w| w.0 == master_term && w.1 > before && w.1 <= after)
             // Offsets do not distinguish branches of one term. A chained replica's master may have
             // lost power and written different data at these offsets since. So compare with the
-            // chained replica's data. A master's own writes are always what it sent.
+            // chained replica's data. A master always sends its own writes.
             .filter(|w| chained.is_none_or(|map| map.get(&w.2).is_some_and(|value| *value >= w.3)))
             .map(|w| (w.1, w.2, w.3))
             .collect();

@@ -1,21 +1,21 @@
 //! Simulation of several nodes, a network and faulty disks, driven by one seed.
 //!
-//! Nodes write, follow, take snapshots, lose links, processes or power, and are promoted, sometimes
-//! while the old master still runs. Bytes are delayed. A cut may affect only one end of a link, so
-//! the other end continues to send. Disks fail and fill up.
+//! Nodes write, replicate, write snapshots, lose links, crash, lose power, and are promoted,
+//! sometimes while the old master is still running. Bytes are delayed. A cut may affect only one
+//! end of a link, so the other end continues to send. Disks fail and fill up.
 //!
 //! `node.rs` is a node with its disk, `link.rs` the network, `fate.rs` the faults, `truth.rs` a
 //! record of all batches, `world.rs` the main loop.
 //!
 //! Assertions:
 //!
-//! - A promoted node has all writes that it acknowledged as written. Exceptions: it has replaced
-//!   its data since, or its power or disk failed before the write was durable.
+//! - A promoted node has all writes that it acknowledged as written. Exceptions: the node has
+//!   replaced its data, or its power or disk failed before the write was durable.
 //! - A power cut never destroys writes that a node acknowledged as durable.
 //! - The logs of connected nodes are equal byte for byte (positions and chain values are compared
 //!   at every acknowledgement).
-//! - Without further faults all nodes become equal in state, offset and chain value, and none
-//!   refuses the newest master.
+//! - When faults end, all nodes reach the same state, offset and chain value, and no node refuses
+//!   the newest master.
 //! - A replica saves its diverged batches before it drops them, even if the master's log no longer
 //!   contains the divergence.
 //!
@@ -34,7 +34,7 @@ use world::World;
 const TIMEOUTS: Timeouts = Timeouts { heartbeat_ms: 1_000, timeout_ms: 5_000 };
 const STEP_MS: u64 = 100;
 
-/// Number of events in the runs.
+/// Numbers of events in all runs.
 #[derive(Debug, Default)]
 struct Figures {
     pub(crate) writes: u64,
@@ -45,8 +45,8 @@ struct Figures {
     pub(crate) promotions: u64,
     pub(crate) crashes: u64,
     pub(crate) dropped: u64,
-    /// Full syncs that dropped diverged batches, those that saved them from the exact divergence,
-    /// and those with an unknown divergence.
+    /// Number of full syncs that dropped diverged batches. Of these, number with an exact
+    /// divergence, and with an unknown one.
     pub(crate) parted: u64,
     pub(crate) exactly: u64,
     pub(crate) untold: u64,

@@ -28,15 +28,15 @@ pub(crate) struct Node {
     pub(crate) life: Option<Life>,
     /// Index of the master; `None` for a master. Survives crashes.
     pub(crate) follows: Option<usize>,
-    /// Whether the node was ever a master or followed one.
+    /// Whether the node has ever been a master or has followed one.
     pub(crate) has_data: bool,
     pub(crate) starts_at: u64,
     pub(crate) connects_at: u64,
     /// Whether data must be durable before other nodes see it.
     pub(crate) always: bool,
-    /// Durable end of the log when the node last ran. A power cut may still destroy data after it.
+    /// Durable end of the log when the node stopped. A power cut may still destroy data after it.
     pub(crate) safe: u64,
-    /// Writes that the node acknowledged as a replica and still holds: offset, key, value.
+    /// Writes that the node acknowledged as a replica and still has: offset, key, value.
     pub(crate) acknowledged: BTreeSet<(u64, u64, u64)>,
     pub(crate) dropped: Vec<u64>,
     /// Number of times that the node replaced its data.

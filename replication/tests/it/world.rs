@@ -1,4 +1,4 @@
-//! Main loop: steps with faults, then steps without until all nodes are equal.
+//! Main loop: steps with faults, followed by steps without faults until all nodes are equal.
 
 use super::link::Link;
 use super::node::{Kind, Life, Map, Node, row};
@@ -118,7 +118,8 @@ impl World {
                     );
                     self.crash(n);
                 } else if let Some(Life { kind: Kind::Master(log), .. }) = &self.nodes[n].life {
-                    // Writes lost in a power cut are gone; later writes will reuse their offsets.
+                    // Forget the writes that were lost in a power cut, because later writes reuse
+                    // their offsets.
                     let (term, end) = (log.term(), log.written().offset);
                     self.writes.retain(|w| w.0 != term || w.1 <= end);
                 }
@@ -141,7 +142,7 @@ impl World {
             }
             self.step();
         }
-        // All faults end; the newest master remains.
+        // End all faults. Only the newest master remains a master.
         self.calm = true;
         self.parted.clear();
         for n in 0..self.nodes.len() {
@@ -149,7 +150,7 @@ impl World {
             self.nodes[n].starts_at = 0;
         }
         self.step();
-        // The operator chooses the branch with the most promotions, and preferably its master.
+        // The operator selects the branch with the most promotions, and prefers its master.
         let rank = |n: &usize| {
             let node = &self.nodes[*n];
             (
@@ -176,7 +177,7 @@ impl World {
                 log.seal(self.now).unwrap();
             }
             let end = self.nodes[last].durable();
-            // Wait until everything visible is durable, then compare the durable ends.
+            // Wait until everything visible is durable before comparing the durable ends.
             let settled = self.nodes.iter().all(|n| n.shown() == n.durable());
             let equal = end.is_some()
                 && settled

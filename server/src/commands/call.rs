@@ -1,4 +1,4 @@
-//! Execution context of one command: its arguments, its reply, and the ways to wait.
+//! Execution context of one command: arguments, reply, and functions to wait for other work.
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
@@ -26,14 +26,15 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
     out
 }
 
-/// Guard that excludes other writers; `None` inside EXEC, which holds its own.
+/// Lock that excludes other writers. `None` inside EXEC, which already holds the lock.
 pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
 
 pub(crate) struct Call<'a> {
     pub(crate) spec: &'static Spec,
     /// The whole request, including the command name.
     pub(crate) args: Args<'a>,
-    /// The request reduced to the items of this turn; see [`Turn`](crate::commands::turn::Turn).
+    /// The request reduced to the items of this handler call; see
+    /// [`Turn`](crate::commands::turn::Turn).
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
     /// Maximum number of items in this turn of a long request.
@@ -47,8 +48,8 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Returns the arity error for cases that the arity alone cannot detect, such as a field
-    /// without a value.
+    /// Returns the arity error. Used where the declared arity is not sufficient, for example for a
+    /// field without a value.
     pub(crate) fn wrong_arity(&self) -> Refusal {
         refuse!("ERR wrong number of arguments for '{}' command", self.spec.name)
     }
@@ -69,7 +70,7 @@ impl<'a> Call<'a> {
         if let Some(admitted) = &self.session.admitted {
             return admitted.clone();
         }
-        // A refusal changes nothing, so its reply need not wait for the disk.
+        // A refused command changes nothing, so its reply need not wait for the disk.
         if let Some(refusal) = self.node.refusal() {
             return Err(refusal);
         }
@@ -77,10 +78,10 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Excludes other writers of these ids until the guard is dropped, for a group of changes.
-    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). EXEC already holds the
-    /// locks, which are not reentrant. Returns `None` if the log has no room; the request is then
-    /// executed again later.
+    /// Locks these ids against other writers until the guard is dropped, for a group of changes.
+    /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Locks nothing inside
+    /// EXEC: EXEC already holds the locks, and they are not reentrant. Returns `None` if the log
+    /// has no room; the request is then executed again later.
     pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
         if self.session.in_exec {
             return Some(None);
@@ -89,14 +90,14 @@ impl<'a> Call<'a> {
         Some(Some(self.node.engines().exclusive(Some(ids), Some(reserved))))
     }
 
-    /// Waits until almost nothing else is reserved in the log, and keeps it so until the
-    /// reservation is dropped. Returns `None` if the request has to wait. EXEC has done this
-    /// already ([`log_size::reshapes`](crate::commands::log_size::reshapes)).
+    /// Reserves the maximum size of a log batch. Other groups of changes find almost no room in the
+    /// log until it is dropped. Returns `None` if the request has to wait. EXEC reserves the batch
+    /// before its first command ([`log_size::reshapes`](crate::commands::log_size::reshapes)).
     pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
         if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
     }
 
-    /// Reserves room in the log for a group of changes. Returns `None` if there is none; the
+    /// Reserves room in the log for a group of changes. Returns `None` if there is no room; the
     /// request is then executed again later.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
         // Discards the result of an earlier wait.
@@ -114,8 +115,8 @@ impl<'a> Call<'a> {
     }
 
     /// Runs slow work (a scan, reading a filter, an fsync) on another thread and answers when it is
-    /// done. Later requests of this client wait. Inside EXEC the following commands wait as well.
-    /// If EXEC holds locks, the work runs inline instead.
+    /// done. Later requests of this client wait. Inside EXEC the following commands also wait. If
+    /// EXEC holds locks, the work runs on this thread.
     pub(crate) fn answer_later(
         &mut self,
         work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -137,8 +138,8 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Like [`Call::answer_later`], for work that loads the engines itself and keeps none alive.
-    /// Must not be called inside EXEC.
+    /// Like [`Call::answer_later`], but holds no reference to the engines; `work` loads them
+    /// itself. Must not be called inside EXEC.
     pub(crate) fn answer_apart(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
@@ -151,8 +152,8 @@ impl<'a> Call<'a> {
         self.answer_when(async move { work.await.unwrap_or_else(failed) });
     }
 
-    /// Runs work on another thread before this request is executed. Returns `None` the first time:
-    /// the handler must return, and is executed again with the result.
+    /// Runs work on another thread before this request is executed. Returns `None` on the first
+    /// call. The handler must then return, and runs again when the result is available.
     pub(crate) fn suspension(
         &mut self,
         work: impl FnOnce(Now<'_>) -> SuspendResult + Send + 'static,
@@ -168,9 +169,9 @@ impl<'a> Call<'a> {
         came
     }
 
-    /// Returns whether this request may show the end of the log. If not, the request runs again
-    /// when the log contains every acknowledged write. A request inside EXEC with writes never
-    /// waits.
+    /// Returns whether this request may report the end of the log now. If not, the request runs
+    /// again when the log contains every acknowledged write. A request in a transaction with writes
+    /// never waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
         let is_back = self.session.suspension.come().is_some();
         let may_wait = !self.session.in_exec || self.session.may_leave;
@@ -185,7 +186,7 @@ impl<'a> Call<'a> {
         false
     }
 
-    /// Executes this request again after some work on another thread.
+    /// Runs `done` on another thread, then executes this request again.
     pub(crate) fn again_when(&mut self, done: impl FnOnce(&Node) + Send + 'static) {
         // Discards the result of an earlier wait.
         self.session.suspension.come();
@@ -196,7 +197,7 @@ impl<'a> Call<'a> {
     }
 
     /// Defers this request's reply until the future resolves ([`answer`] produces its bytes).
-    /// Earlier replies of the turn are delayed but stay unchanged.
+    /// Earlier replies of the same pipeline wait as well, unchanged.
     pub(crate) fn answer_when(&mut self, reply: impl Future<Output = Vec<u8>> + Send + 'static) {
         let wanted = self.session.replies == Replies::On;
         self.session.later = wanted;
@@ -213,8 +214,8 @@ impl<'a> Call<'a> {
         if found { &tallies.hits } else { &tallies.misses }.add(1);
     }
 
-    /// Resolves a key for a command that adds nothing. Returns `None` for a key outside all spaces,
-    /// which counts as absent. An unknown field is still an error.
+    /// Resolves a key for a command that creates no data. Returns `None` for a key outside all
+    /// spaces, which counts as absent. An unknown field is still an error.
     #[inline]
     pub(crate) fn known(&self, key: &[u8]) -> Result<Option<KeyRef<'a>>, Refusal> {
         match self.node.engines().resolve(key) {
@@ -233,7 +234,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Like [`Call::row`], for a command that adds nothing; see [`Call::known`].
+    /// Like [`Call::row`], for a command that creates no data; see [`Call::known`].
     #[inline]
     pub(crate) fn known_row(
         &self,
@@ -256,7 +257,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Like [`Call::cell`], for a command that adds nothing; see [`Call::known`].
+    /// Like [`Call::cell`], for a command that creates no data; see [`Call::known`].
     #[inline]
     pub(crate) fn known_cell(
         &self,
@@ -279,7 +280,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Like [`Call::pairs`], for a command that adds nothing; see [`Call::known`].
+    /// Like [`Call::pairs`], for a command that creates no data; see [`Call::known`].
     #[inline]
     pub(crate) fn known_pairs(
         &self,

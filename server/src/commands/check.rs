@@ -13,13 +13,13 @@ use node::roles::node::Now;
 use resp::{Args, Protocol};
 
 /// A member longer than `LONG_MEMBER` bytes may be combined with at most `MOST_HASHED / length`
-/// ids, because it is hashed for each id. This bounds the time of a request (promise 9).
+/// ids, because it is hashed for each id. This bounds the execution time of a request (promise 9).
 const LONG_MEMBER: usize = 1 << 10;
 
 const MOST_HASHED: usize = 4 << 20;
 
-/// Finds the command of a request and checks whether the client may send it now. Returns its
-/// numbers as well (see [`name_of`]).
+/// Finds the command of a request and checks whether the client may send it now. Also returns the
+/// numbers of the command and its subcommand (see [`name_of`]).
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
@@ -58,7 +58,7 @@ pub(crate) fn checked(
     Ok((u32::from(number) | sub << 16, spec))
 }
 
-/// Bounds the time that a request may block others (promise 9).
+/// Bounds the time that a request may block other clients (promise 9).
 #[cold]
 fn too_many(most: usize) -> Refusal {
     refuse!("ERR too many arguments: at most {most} per request (max_request_args)")
@@ -68,7 +68,7 @@ fn too_many(most: usize) -> Refusal {
 #[cold]
 fn check_member(of: Of, args: Args<'_>) -> Outcome {
     let length = args.at(MEMBER).len();
-    // Counts the ids of compound entries too; options do not start with a digit.
+    // Also counts the ids within compound entries. Options do not start with a digit.
     let rest = args.from(MEMBER + 1);
     let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
     let ids = words.map(|word| word.split(|byte| *byte == b'/').count()).sum::<usize>()
@@ -94,7 +94,7 @@ pub(crate) fn note_rejected(found: Found, args: Args<'_>, session: &Session, nod
 fn unknown(args: Args<'_>, session: &mut Session) -> Refusal {
     let name = args.at(0);
     // First words of an HTTP request, which a malicious web page may send. The connection closes
-    // without a reply, so that the page cannot read one.
+    // without a reply, so that the page learns nothing.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         tracing::warn!(
             "client {} sent HTTP: connection closed (possibly a cross-site attack); find the \

@@ -1,10 +1,10 @@
 //! Determines which cold rows a request needs, so that they can be read concurrently before it
 //! runs.
 //!
-//! A page is an exception. It records missing rows while it runs and is repeated after they were
-//! read, because a separate pass would double the cost of a page whose rows are cached.
+//! A page is an exception. It records missing rows while it runs, and runs again after they were
+//! read. A separate pass would double the cost of a page whose rows are in memory.
 //!
-//! A request with unknown footprint still works: it reads its cold rows synchronously.
+//! A request with an unknown footprint reads its cold rows synchronously.
 
 use crate::session::Session;
 use dataset::cold::fetch::Fetching;
@@ -17,12 +17,12 @@ use node::command::spec::{KeyArgs, Of, Spec};
 use node::command::table::{Found, find};
 use resp::Args;
 
-/// Maximum number of words of a page that records its missing rows. In longer pages, deduplicating
-/// them would cost too much.
+/// Maximum number of words of a page request that records its missing rows. Deduplicating the rows
+/// of a longer page would cost too much.
 const PAGE_WORDS: usize = 256;
 
-/// Returns the cold rows to read before a request runs, if there are any. A page instead gets
-/// [`Session::notes_missing`].
+/// Returns the cold rows to read before a request runs, if there are any. For a page, sets
+/// [`Session::notes_missing`] instead.
 #[inline]
 pub(crate) fn before(
     found: Found,
@@ -47,7 +47,7 @@ fn is_page(found: Found, args: Args<'_>, session: &Session, engines: &Engines) -
         return false;
     }
     let footprint = Footprint::new(spec, args, engines);
-    // Actions and exact ledgers need more than the page records.
+    // Actions and exact ledgers need blocks that the page does not record.
     footprint.marked().is_none() && !footprint.is_exact()
 }
 
@@ -94,7 +94,7 @@ fn ask_one(
     }
 }
 
-/// Returns whether this node owns an id; other nodes read their own.
+/// Returns whether this node owns an id. Other nodes read the cold rows of their own ids.
 #[cold]
 fn is_here(topology: &Topology, id: u64) -> bool {
     topology.server_of(of_id(id)).is_here(|| true)

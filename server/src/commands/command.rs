@@ -1,4 +1,4 @@
-//! Definition of a command: its table row together with its handler.
+//! Definition of a command: its row in the command table and its handler.
 //!
 //! A family's file starts with a [`Group`], the properties shared by its commands, and a list of
 //! [`Command`]s. `families.rs` lists all families. [`install`] registers the rows in the
@@ -101,7 +101,7 @@ impl Command {
         self
     }
 
-    /// Declares a time linear in the number of these items.
+    /// Declares a complexity of O(N), where N is the number of `items`.
     pub(crate) const fn linear(mut self, items: &'static str) -> Command {
         self.spec.cost = Cost::Linear(items);
         self
@@ -112,12 +112,12 @@ impl Command {
         self
     }
 
-    /// Describes the use of the keys where flags do not determine it ([`Spec::uses`]).
+    /// Sets the flags of key usage for COMMAND INFO ([`Spec::uses`]).
     pub(crate) const fn uses(self, uses: &'static str) -> Command {
         self.two_uses(uses, uses)
     }
 
-    /// Describes the use of the first key and of the others.
+    /// Sets the flags of key usage of the first key and of the other keys.
     pub(crate) const fn two_uses(mut self, first: &'static str, others: &'static str) -> Command {
         self.spec.uses = (first, others);
         self
@@ -133,7 +133,8 @@ impl Command {
         self
     }
 
-    /// Returns the row with its subcommands' rows, leaked for the lifetime of the process.
+    /// Returns the row and the rows of its subcommands, which are leaked because they live as long
+    /// as the process.
     fn whole_row(&self) -> Spec {
         let subcommands: Vec<Spec> = self.subcommands.iter().map(|sub| sub.spec).collect();
         Spec { subcommands: Vec::leak(subcommands), ..self.spec }

@@ -1,4 +1,4 @@
-//! Execution of one request: checks, queueing in a transaction, and bookkeeping of the outcome.
+//! Executes one request: checks it, queues it in a transaction or runs it, and records the result.
 
 use crate::commands::check::{checked, note_rejected};
 use crate::commands::cluster::{gather, shape};
@@ -56,7 +56,7 @@ pub(crate) fn execute(
     reply.set_protocol(session.client.protocol());
     session.notes_missing = false;
     if session.suspension.is_asked() {
-        // The request runs again later and answers then.
+        // The request runs again later and writes its reply then.
         reply.rewind(mark);
         if is_tracked {
             node.tracking.end(node.loaded());
@@ -64,8 +64,8 @@ pub(crate) fn execute(
         return true;
     }
     if session.suspension.is_back() {
-        // The handler was refused before it took the result, which must not leak to another
-        // command.
+        // The request was refused before its handler took the result. Discard it, so that the next
+        // command does not take it.
         session.suspension.come();
     }
     let fine = match outcome {
@@ -129,7 +129,7 @@ fn answer_in_parts(
     gather::answer(number, spec, args, told, reply, session, node, scratch)
 }
 
-/// Returns whether a request has to wait during a pause.
+/// Returns whether a request must wait for the end of a pause.
 #[cold]
 pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node: Now<'_>) -> bool {
     let Some((number, spec)) = find(args.at(0)) else { return false };
@@ -138,7 +138,7 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     if !session.access.allows(&node.acl, node.loaded(), &request) {
         return false;
     }
-    // As in Redis, a request that will be refused anyway does not wait.
+    // As in Redis, a request that will be refused does not wait.
     if session.client.kind() == Kind::Replica || (!node.is_loaded() && !spec.has(flag::LOADING)) {
         return false;
     }
@@ -154,8 +154,8 @@ pub(crate) fn must_wait(args: Args<'_>, session: &Session, paused: Paused, node:
     }
 }
 
-/// Returns whether a write has to wait because a space is nearly full and being spilled. Without
-/// the wait it could be refused.
+/// Returns whether a write must wait because a nearly full space is being spilled. Without the wait
+/// the space might refuse it.
 #[inline]
 pub(crate) fn waits_for_room(
     found: Found,
@@ -219,8 +219,8 @@ fn queue(
     Ok(())
 }
 
-/// Marks the transaction as failed after a command that could not be queued. A refused EXEC ends
-/// the transaction.
+/// Marks the transaction as failed because a command could not be queued. If the command is EXEC,
+/// ends the transaction.
 #[cold]
 fn spoil(args: Args<'_>, session: &mut Session, node: Now<'_>, refusal: Refusal) -> Refusal {
     if args.at(0).eq_ignore_ascii_case(b"exec") {

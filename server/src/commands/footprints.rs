@@ -12,7 +12,7 @@ use phantom::Member;
 use resp::Kept;
 use std::sync::Arc;
 
-/// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` a page line.
+/// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
 fn text(touch: &Touch<'_>) -> String {
     let member = |member: &Member<'_>| match member {
         Member::Number(number) => number.to_string(),

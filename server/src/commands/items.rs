@@ -1,4 +1,4 @@
-//! Loop of commands over many items: ids, keys or set members.
+//! Loop over the items of a command: ids, keys or set members.
 //!
 //! A handler checks all items before it executes the first. For a short request both happen in one
 //! call. A long request yields the worker: the handler returns [`Answer::Continue`] after
@@ -13,7 +13,7 @@ use node::command::spec::Outcome;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Maximum number of items per turn of a long request.
+/// Maximum number of items per handler call of a long request.
 pub(crate) const TURN_ITEMS: usize = 512;
 /// The same for tests of packed ids in memory: 0.1 ms of work.
 pub(crate) const TURN_TESTS: usize = 4096;
@@ -22,7 +22,8 @@ const TURN_TIME: Duration = Duration::from_millis(2);
 pub(crate) const FEW: usize = 8;
 
 impl Call<'_> {
-    /// Checks the items of this turn. [`Call::do_each`] starts only after all items are checked.
+    /// Checks the items of this handler call. [`Call::do_each`] starts only after all items are
+    /// checked.
     #[inline]
     pub(crate) fn check_each(
         &mut self,
@@ -39,7 +40,7 @@ impl Call<'_> {
         check(self, from..end)
     }
 
-    /// Executes items in groups of `together` until the turn's budget is spent.
+    /// Executes items in groups of `together` until the budget of this handler call is spent.
     #[inline]
     pub(crate) fn do_each(
         &mut self,
@@ -66,7 +67,7 @@ impl Call<'_> {
         Ok(if at < items { Answer::Continue(Step::Do(at)) } else { Answer::Done })
     }
 
-    /// Returns the items of this turn; the last ones may be deferred to the next turn.
+    /// Returns the items of this handler call. The last ones may be deferred to the next call.
     #[inline]
     pub(crate) fn items_of_turn(&self, items: usize) -> Range<usize> {
         match self.step {

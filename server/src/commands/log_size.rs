@@ -3,12 +3,13 @@
 //!
 //! The bound is computed before the first change, from the encodings in
 //! `dataset/src/log_records.rs`, and reserved in the next batch
-//! ([`Call::alone`](crate::commands::call::Call::alone)). A refused group might have fitted.
+//! ([`Call::alone`](crate::commands::call::Call::alone)). It is an upper bound, so a refused group
+//! might have fitted.
 //!
 //! Splitting a group into several batches with an end mark was rejected. Every log reader
 //! (recovery, replica, `check`) would have to buffer incomplete groups of any size, and a snapshot
-//! could not start in the middle of one. Redis accepts an MSET of that size, at the cost of its
-//! memory.
+//! could not start in the middle of one. Redis accepts an MSET of any size, and uses memory for all
+//! of it.
 
 use crate::commands::run::select;
 use dataset::commit::MOST_BYTES;
@@ -21,7 +22,7 @@ use node::command::spec::flag;
 use node::command::table::find;
 use resp::Args;
 
-/// Below this bound no exact computation is needed.
+/// A rough estimate up to this size is used as it stands.
 const ROUGH_BYTES: usize = 1 << 20;
 /// Encoded token: hash, time, hash of the increment, number of values.
 const TOKEN_BYTES: usize = 16 + 5 + 4 + 1;
@@ -32,15 +33,15 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     engines: &Engines,
     requests: impl Fn() -> I,
 ) -> Result<usize, Refusal> {
-    // Counts each argument and packed id as a pair plus an id with a row in every space.
+    // Rough estimate: each argument may change a pair, and a row in every space.
     let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len() + count_packed(args)).sum();
     if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
 }
 
-/// Returns whether a request may change a schema, and so the size of other rows waiting for the
-/// log. Nothing else may then be reserved.
+/// Returns whether a request may change a schema. Rows already waiting for the log may then grow,
+/// so no other group may have log space reserved.
 pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
@@ -49,7 +50,7 @@ pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
     })
 }
 
-/// Exact bound: counts each row once.
+/// Exact estimate: counts each row once.
 #[cold]
 fn closely<'a>(
     engines: &Engines,

@@ -1,4 +1,4 @@
-//! Requests with many ids, keys or members, which run in several turns.
+//! Requests with many ids, keys or members, which take several handler calls.
 //!
 //! The request loop calls the handler repeatedly (`items.rs`). Between two calls the replies are
 //! sent, other connections of the worker run, and a write may wait for room. An error before the
@@ -28,15 +28,15 @@ use node::roles::node::Now;
 use resp::{Args, Kept, Reply};
 use std::time::{Duration, Instant};
 
-/// Requests with fewer arguments run in one turn.
+/// Requests with fewer arguments run in one handler call.
 const LONG_ARGS: usize = 1024;
-/// The same limit for keys when a space has an exact ledger: a lookup in its files takes up to 0.3
-/// ms.
+/// The same limit for keys if a space has an exact ledger, because a lookup in its files takes up
+/// to 0.3 ms.
 const LONG_LEDGER_ARGS: usize = 32;
 /// Maximum number of options after the ids of a page.
 const OPTIONS: usize = 4;
 
-/// A request that runs in several turns, with its progress.
+/// A request that takes several handler calls, and its progress.
 pub(crate) struct LongRequest {
     pub(crate) found: Found,
     spec: &'static Spec,
@@ -45,7 +45,7 @@ pub(crate) struct LongRequest {
     most_items: usize,
     scratch: Scratch,
     took: Duration,
-    /// Hash of the schema that the request's names referred to in its first turn.
+    /// Hash of the schema at the first handler call.
     shape: Option<u64>,
     /// Error for all remaining items, after a failure.
     refusal: Option<Refusal>,
@@ -70,7 +70,7 @@ fn is_of_ledger(found: Found, node: Now<'_>) -> bool {
 }
 
 impl LongRequest {
-    /// Returns `None` if the request must run in one turn.
+    /// Returns `None` if the request must run in one handler call.
     pub(crate) fn new(
         found: Found,
         args: Args<'_>,
@@ -106,7 +106,7 @@ impl LongRequest {
         })
     }
 
-    /// Returns the request reduced to the items of the next turn, plus the options.
+    /// Returns the request reduced to the items of the next handler call, plus the options.
     pub(crate) fn part(&self, args: Args<'_>) -> Kept {
         if let Some(at) = id_list::packed(self.spec, args) {
             return self.part_of_packed(args, at);
@@ -151,7 +151,7 @@ impl LongRequest {
         }
     }
 
-    /// Returns whether an array is partly sent; no push message may be inserted there.
+    /// Returns whether an array is partly sent. A push message must not be inserted into it.
     pub(crate) fn is_amid_reply(&self) -> bool {
         matches!(self.step, Step::Do(1..)) && self.scratch.elements > 0
     }
@@ -160,8 +160,8 @@ impl LongRequest {
         self.scratch.bytes()
     }
 
-    /// Fails if the schema changed since the first turn: all rows of a reply have the same shape,
-    /// and checked changes must keep their meaning.
+    /// Fails if the schema has changed since the first handler call. All rows of a reply have the
+    /// same columns, and the changes were checked against that schema.
     fn check_shape(&mut self, part: Args<'_>, engines: &Engines) -> Outcome {
         let shape = match self.spec.keys {
             KeyArgs::Ids(Of::Rows, ..) => Some(counter_space(engines, part.at(1))?.shape_of_rows()),
@@ -175,8 +175,8 @@ impl LongRequest {
         Ok(())
     }
 
-    /// Answers remaining items with an error, up to the limit of a turn. Returns true once the
-    /// reply is complete.
+    /// Writes an error for the remaining items, at most [`TURN_ITEMS`] of them. Returns true once
+    /// the reply is complete.
     fn refuse(&mut self, refusal: Refusal, reply: &mut Reply<'_>) -> bool {
         if !self.is_amid_reply() {
             reply.error(refusal.text());
@@ -189,16 +189,17 @@ impl LongRequest {
         end == self.scratch.elements
     }
 
-    /// Handles a turn whose changes were not durable. Its array elements have already become
-    /// errors; an integer or packed reply not yet sent becomes this error.
+    /// Handles a failed sync of the changes of one handler call. The connection has already
+    /// replaced its array elements by errors. If the reply is an integer or a packed page, which is
+    /// sent at the end, it is replaced by this error.
     pub(crate) fn fail(&mut self, text: &str) {
         if self.scratch.elements == 0 {
             self.refusal = Some(Refusal::new(text.as_bytes().to_vec()));
         }
     }
 
-    /// Returns the number of replies or array elements that a turn has written, and the number of
-    /// bytes before them. `before` is the turn's first step.
+    /// Returns the number of replies or array elements that a handler call has written, and the
+    /// number of bytes before them. `before` is the step at which the call began.
     pub(crate) fn written(&self, before: Step, is_done: bool, out: &[u8]) -> (usize, usize) {
         let from = if let Step::Do(from) = before { from } else { 0 };
         let is_array = self.scratch.elements > 0 && (from > 0 || out.starts_with(b"*"));
@@ -211,7 +212,7 @@ impl LongRequest {
     }
 }
 
-/// Executes the next turn of a long request; returns true once its reply is complete.
+/// Makes the next handler call of a long request. Returns true if its reply is complete.
 #[cold]
 pub(crate) fn execute_turn(
     long: &mut LongRequest,
@@ -247,11 +248,11 @@ pub(crate) fn execute_turn(
         session.messages_due |= node.tracking.end(node.loaded());
     }
     if session.suspension.is_asked() {
-        // This turn runs again later and answers then.
+        // The handler is called again with the same items, and writes its reply then.
         reply.rewind(mark);
         return false;
     }
-    // If the handler was refused before taking a result, discard that result.
+    // Discard the result of a wait that the handler has not taken.
     session.suspension.come();
     let is_done = match answer {
         Ok(Answer::Done) => true,
@@ -466,11 +467,11 @@ mod tests {
         assert_eq!(rest, format!("{}$3\r\nend\r\n", ":1\r\n".repeat(IDS as usize)));
     }
 
-    /// Turn that executes the first items: one turn detects the request, and each 512 ids need one
-    /// turn of checks.
+    /// Number of the handler call that executes the first items. Call 1 only detects that the
+    /// request is long, and each 512 ids need one call for their checks.
     const BEGUN: u64 = 2 + IDS.div_ceil(512);
 
-    /// Returns the reply to one request and calls `behind` with the number of each turn.
+    /// Returns the reply to one request. Calls `behind` with the number of each handler call.
     fn in_turns(guest: &mut Guest, request: &[u8], mut behind: impl FnMut(u64)) -> String {
         let mut told = Vec::new();
         for turn in 1.. {
@@ -503,7 +504,7 @@ mod tests {
         }
     }
 
-    /// Creates and logs in another user, with rows for it to delete.
+    /// Creates rows, and logs in as another user that may delete them.
     async fn guest_of(guest: &mut Guest, rules: &str) {
         let none = || [].into_iter();
         let cells = ids().map(|id| format!("post:{id}:like 1"));
@@ -538,7 +539,7 @@ mod tests {
         let told = in_turns(&mut guest, &deletion("liked:1"), |turn| turns = turn);
         assert!(told.starts_with("-NOPERM") && told.matches('\n').count() == 1, "{told}");
         assert!(turns > 2 && forbidden(&mut guest).await == "1", "{turns} turns");
-        // A request too long for one turn gets the same error.
+        // A request too long for one handler call returns the same error.
         let many = words("DEL", (0..20_000).map(|id| format!("post:{id}")), "liked:1");
         let told = in_turns(&mut guest, &request(&many), |_| ());
         assert!(told.starts_with("-NOPERM") && forbidden(&mut guest).await == "2", "{told}");
@@ -560,7 +561,7 @@ mod tests {
         assert_eq!(told, format!(":{IDS}\r\n"), "no row was deleted before");
     }
 
-    /// Otherwise each remaining key would be refused and logged.
+    /// Without this, each remaining key would be refused and logged.
     #[tokio::test]
     async fn rights_that_are_taken_away_end_a_long_request() {
         let (_folder, node) = node();
@@ -584,7 +585,7 @@ mod tests {
         assert_eq!(forbidden(&mut guest).await, "1");
     }
 
-    /// Remaining items become errors, whatever the cause.
+    /// After any error, the reply has errors for the remaining items.
     #[tokio::test]
     async fn a_turn_that_is_refused_is_an_error_of_each_id_left() {
         for (head, form, done) in [
@@ -612,8 +613,7 @@ mod tests {
         }
     }
 
-    /// A write waits before its first turn and before every later one; otherwise it would be
-    /// refused for lack of room.
+    /// A write waits for room before every handler call. Without the wait it would be refused.
     #[tokio::test]
     async fn a_writer_waits_for_room_before_it_writes() {
         let (_folder, node) = node();

@@ -1,7 +1,7 @@
 //! Cache prefetching for batches of small commands (HINCRBY, HMGET, SADD, FEED.ACT, ...).
 //!
-//! Executed one by one, each such command would wait for its own cache misses: a counter bucket, or
-//! two lines of a filter. Commands over many ids or keys already prefetch for themselves.
+//! Without prefetching, each such command would wait for its own cache misses: a counter bucket, or
+//! two cache lines of a filter. Commands over many ids or keys prefetch their own items.
 
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::footprint::{Footprint, Touch};
@@ -10,7 +10,7 @@ use node::command::table::Found;
 use phantom::Member;
 use resp::Args;
 
-/// Returns whether commands of this kind read little memory.
+/// Returns whether a command reads so little memory that it is prefetched here.
 #[inline]
 fn is_small(spec: &Spec) -> bool {
     spec.keys == ONE_KEY

@@ -12,7 +12,8 @@ use resp::Reply;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A message compared with more patterns or sent to more clients ends its turn.
+/// After a message that was compared with more patterns or sent to more clients, the worker serves
+/// other connections.
 const MOST_OF_TURN: usize = 256;
 /// Estimated nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) above which another
 /// thread delivers the message.
@@ -161,8 +162,8 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
         ended.push((name, own.counted(kind)));
     }
     let left = own.counted(kind);
-    // Messages received so far must precede the confirmation. Inside EXEC they follow EXEC's reply,
-    // which must contain replies only.
+    // Messages received so far must precede the confirmation. Inside EXEC, messages must not be
+    // mixed with the replies, so they follow the whole reply.
     if call.session.in_exec {
         call.session.messages_due = true;
     } else {
@@ -189,7 +190,7 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
     note(session);
 }
 
-/// Marks the reply of [`subscribe`] or [`unsubscribe`] as a push.
+/// Marks the reply of [`subscribe`] or [`unsubscribe`] as a push message.
 fn note_pushed(session: &mut Session) {
     note(session);
     session.reply_is_push = session.replies != Replies::On && !session.in_exec;
@@ -207,7 +208,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let (channel, message) = (call.args.at(1), call.args.at(2));
     let most = call.node.config().server.max_push_buffer_bytes;
     let channels = &call.node.channels;
-    // EXEC has already counted the effort against its limit.
+    // EXEC has already checked the total effort of its messages.
     if channels.effort(kind, channel, message) > MOST_EFFORT && !call.session.in_exec {
         let (channel, message) = (channel.to_vec(), message.to_vec());
         call.answer_apart(move |node, reply| {
@@ -216,7 +217,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
         });
         return Ok(());
     }
-    // Every pattern is compared, so many patterns end the turn as well.
+    // The message is compared with every pattern, so each pattern costs as much as a receiver.
     let patterns = if kind == Kind::Channel { channels.len(Kind::Pattern) } else { 0 };
     let got = channels.publish(kind, channel, message, most);
     // As in Redis 7.2, a client's own message follows the reply, and follows EXEC's reply as a

@@ -76,7 +76,8 @@ fn foreign(call: &mut Call<'_>) -> Outcome {
     Err(refuse!("{code} {why}"))
 }
 
-/// Time a replica waits for this node's own log to start, which takes one or two fsyncs.
+/// Maximum time that a replica's request waits for a new master to begin its log, which takes one
+/// or two fsyncs.
 const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Redis's error text.
@@ -85,7 +86,7 @@ const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my maste
 const FAILING_OVER: &str = "ERR REPLICAOF not allowed while failing over.";
 
 /// Refuses role changes where the topology determines the role, with Redis's error text. Sentinel
-/// uses commands, so they remain allowed with `[[shard]]`.
+/// changes roles by commands, so they remain allowed with `[[shard]]`.
 fn refuse_in_cluster(node: &Node, command: &str) -> Outcome {
     let is_told = node.cluster.is_enabled() && node.config().shard.is_empty();
     if is_told && node.cluster.topology().own().is_some() {
@@ -109,7 +110,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     let master = if is_nobody && !forced {
         None
     } else {
-        // As Redis parses ports: no sign, no leading zero.
+        // Redis rejects ports with a sign or a leading zero.
         if !integer(call.args.at(2)).is_ok_and(|port| u16::try_from(port).is_ok()) {
             return Err(refuse!("ERR Invalid master port"));
         }
@@ -119,7 +120,7 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
         )
     };
     let peer = call.session.client.peer;
-    // EXEC may hold locks that the commit of other writers needs.
+    // EXEC may hold locks for which a commit would wait.
     let may_flush = !call.session.in_exec || call.session.may_leave;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
@@ -164,7 +165,7 @@ pub(crate) fn all_logged(node: &Node) -> Outcome {
         return Ok(());
     }
     match node.durability.committer().flush() {
-        // Another change of role came first.
+        // The role has changed during the flush.
         Err(_) if is_writer() => {
             let why = node.durability.refusal().unwrap_or_default();
             Err(refuse!("ERR earlier writes are not in the log yet and would be lost: {why}"))
@@ -222,8 +223,8 @@ fn role(call: &mut Call<'_>) -> Outcome {
 /// `ip,port,runid,epoch,name,master-ip,master-port,master's epoch`. This node is that master if the
 /// address is its local or announced one.
 ///
-/// A node deposed by the message disconnects its clients. Otherwise they would get -READONLY for
-/// ten seconds, until Sentinel reconfigures the node.
+/// A master that learns from the message that it was replaced disconnects its clients. Otherwise
+/// they would get -READONLY for ten seconds, until Sentinel reconfigures the node.
 pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) {
     let local = sender.local;
     let text = String::from_utf8_lossy(message);
@@ -258,7 +259,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     }
     if is_news {
         let node = node.clone();
-        // Saved on a single other thread, because the disk may be slow.
+        // Another thread saves the role, because the disk may be slow.
         drop(apart(move || node.replication.keep_epochs(&node.config())));
     }
 }
@@ -297,8 +298,7 @@ fn failover(call: &mut Call<'_>) -> Outcome {
         }
     }
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
-    // Later commands of this turn must already see the paused state, so FAILOVER begins on the
-    // worker.
+    // FAILOVER begins on the worker, so that later commands of the same pipeline see the pause.
     let may_leave = !call.session.in_exec || call.session.may_leave;
     if asked.begin(&call.node, !may_leave)? {
         call.reply.ok();
@@ -316,8 +316,8 @@ struct FailoverAsked {
 }
 
 impl FailoverAsked {
-    /// Starts the failover. Returns false if a role change is being written and the request has to
-    /// wait for it.
+    /// Starts the failover. Returns false if the request must wait for a role change that is being
+    /// saved.
     fn begin(&self, node: &Arc<Node>, may_wait: bool) -> Result<bool, Refusal> {
         let replication = &node.replication;
         let is_late = || refuse!("ERR FAILOVER already in progress.");
@@ -372,8 +372,8 @@ impl FailoverAsked {
     }
 }
 
-/// Request of a master to hand its role to this replica, sent over the link on which the master
-/// will follow.
+/// Request of a master to hand its role to this replica. The master will follow this node on the
+/// same connection.
 struct TakeOver {
     offset: u64,
     lineage: String,
@@ -395,11 +395,11 @@ impl TakeOver {
         Ok(Some(TakeOver { offset, lineage: word(4), term, peer: call.session.client.peer }))
     }
 
-    /// Makes this node a master; durable on return.
+    /// Makes this node a master. The role change is durable when this function returns.
     fn obey(&self, node: &Node) -> Outcome {
         let (ours, is_master) = (node.replication.term.load(Relaxed), node.replication.is_master());
-        // The old master repeats the request if it missed the reply. By then this node may have
-        // been promoted and may have handed the role on.
+        // The old master repeats the request if it missed the reply. This node may already have
+        // been promoted, and may have handed the role to another node.
         let is_after = promotions(ours) > promotions(self.term);
         if self.lineage != node.store.lineage().to_string() || !(ours == self.term || is_after) {
             return Err(refuse!(
@@ -410,8 +410,7 @@ impl TakeOver {
         if is_master || is_after {
             return Ok(());
         }
-        // The request was sent while this node followed the sender, but another order has changed
-        // the master since.
+        // Another command has changed this node's master since the sender made the request.
         if !node.replication.has_met_its_master() {
             return Err(refuse!("{NO_LINK}"));
         }
@@ -438,8 +437,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
         ));
     }
     let place = call.session.replicates.take();
-    // A node that replicates itself would appear as a replica in sync with a master that does not
-    // exist.
+    // A node that follows itself would look like a replica in sync, although no master exists.
     let is_self = node.replication.link.lock().local == Some(call.session.client.peer);
     let take_over = TakeOver::read(call)?;
     if is_self && take_over.is_some() {
@@ -451,7 +449,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     // All refusals must precede the takeover: after a refusal the sender becomes master again.
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
-    // A replica that takes over lacks the end of its master's log until its own log starts.
+    // A replica that takes over cannot serve replicas until its own log begins.
     let is_beginning = node.replication.is_master() && !node.replication.is_settled();
     if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
         let ready = call.suspension(move |node| {
@@ -483,7 +481,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
 }
 
 /// INFO replication, with Redis's field names.
-// Long: one line of the reply after the other.
+// Long: one statement per line of the reply.
 pub(crate) fn info(node: &Node, out: &mut String) {
     let replication = &node.replication;
     let config = node.config();
@@ -494,8 +492,9 @@ pub(crate) fn info(node: &Node, out: &mut String) {
     if let Some(master) = &master {
         let link = replication.link.lock().clone();
         let up = link.state == LinkState::Connected;
-        // A node with incomplete data must not be promoted. Sentinel looks at the priority, and the
-        // controller of Kvrocks at the offset, which may belong to a log about to be dropped.
+        // A node with incomplete data must not be promoted. Sentinel selects by priority. The
+        // Kvrocks controller selects by offset, which may belong to a log that a full sync will
+        // drop.
         let is_fit = replication.is_fit() && node.is_loaded();
         let _ = write!(
             out,
@@ -561,7 +560,7 @@ pub(crate) fn info(node: &Node, out: &mut String) {
             fed.durable,
         );
     }
-    // While the handover is being written, this node still counts as a master that waits.
+    // While the role change is being saved, this node still reports that it waits.
     let failover = match replication.failover.name() {
         failover::HANDING if master.is_none() => failover::WAITING,
         name => name,

@@ -16,7 +16,7 @@ use resp::{Args, Reply};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Number of arguments above which the worker's buffers are released afterwards.
+/// After a request with more arguments, the worker releases its buffers.
 const MANY_ARGS: usize = 4096;
 
 pub(crate) fn run(
@@ -31,8 +31,8 @@ pub(crate) fn run(
     run_turn(spec, numbers, Turn::whole(args), reply, session, node, scratch).map(|_| ())
 }
 
-/// Executes a checked command or one turn of it. Inlined into [`run`], where the step is constant,
-/// which saves 50 instructions per command.
+/// Executes a checked command, or makes one handler call of a long request. Inlined into [`run`],
+/// where the step is constant, which saves 50 instructions per command.
 #[inline(always)]
 pub(crate) fn run_turn(
     spec: &'static Spec,
@@ -45,9 +45,9 @@ pub(crate) fn run_turn(
 ) -> Answered {
     let Turn { args, part, step, most_items } = turn;
     session.client.last_command.store(numbers, Relaxed);
-    // EXEC is shown after its commands.
+    // MONITOR shows EXEC after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
-    // MONITOR and statistics count a request once, not after a suspension.
+    // MONITOR and statistics count a suspended request once.
     let is_first = step.begins_request() && !session.suspension.is_back();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);
@@ -135,7 +135,7 @@ fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, nod
     }
 }
 
-/// Checks the arity and selects the subcommand. Returns the subcommand's number as well, or 0.
+/// Checks the arity and selects the subcommand. Also returns the number of the subcommand, or 0.
 #[inline]
 pub(crate) fn select(spec: &'static Spec, args: Args<'_>) -> Result<(&'static Spec, u32), Refusal> {
     let wrong_arity =

@@ -3,15 +3,15 @@
 //! EXEC locks the stripes of all ids that its commands name (`store/src/commit`, C6), or all
 //! stripes if a command may touch others (DBSIZE, TM.ROLL, ...). No other client's change of these
 //! ids can interleave, and all changes go into one batch of the log: after a crash either all or
-//! none exist. If the log lacks room for the batch, EXEC waits before it begins (C8). Concurrent
+//! none exist. If the log has no room for the batch, EXEC waits before it begins (C8). Concurrent
 //! reads continue; writes of the same ids wait. Whether writes are accepted is checked once, under
 //! the stripes, so either all queued commands run or none.
 //!
 //! A transaction that touches no data (Sentinel's SLAVEOF, CONFIG REWRITE, ...) takes no locks and
 //! may suspend while a command waits for the disk.
 //!
-//! Because others wait, slow commands (SAVE, SCAN, TM.ADVISE, ...) are refused between MULTI and
-//! EXEC. Commands that touch no data but are not cheap (COMMAND DOCS, INFO) share a budget of
+//! Slow commands (SAVE, SCAN, TM.ADVISE, ...) are refused between MULTI and EXEC, because other
+//! clients wait. Expensive commands that touch no data (COMMAND DOCS, INFO) share a CPU budget of
 //! [`ASIDE`].
 
 use crate::commands::call::Call;
@@ -36,8 +36,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// CPU time per transaction for commands that neither touch data, nor are administrative, nor take
-/// constant time. Their number is otherwise limited only by the transaction's bytes.
+/// CPU time per transaction for commands without data access. Administrative and O(1) commands are
+/// not counted. Apart from this, only the size of the transaction limits their number.
 const ASIDE: Duration = Duration::from_millis(100);
 
 const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
@@ -166,7 +166,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
             let reshapes = ids.is_none()
                 && transaction.requests().any(|args| log_size::reshapes(engines, args));
             let bytes = log_size::of(engines, || transaction.requests());
-            // A refused transaction does not wait.
+            // A transaction that will be refused does not wait.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
                 Ok(bytes) => {
                     reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
@@ -181,7 +181,7 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.session.ends_turn = ids.is_none();
         alone = Some(engines.exclusive(ids, reserved));
     }
-    // Drop the result of the wait; a refused request may not have taken it.
+    // Discard the result of the wait, which a refused request has not taken.
     call.session.suspension.come();
     call.session.client.queued.store(-1, Relaxed);
     let has_changed =
@@ -192,12 +192,12 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         call.reply.null_array();
         return Ok(());
     }
-    // Earlier requests of this turn may have written.
+    // Earlier requests of the same pipeline may have written.
     if call.session.wrote {
         call.session.last_write = call.node.durability.committer().ticket();
     }
     if transaction.writes {
-        // Checked once: a disk failure or change of role during EXEC must not split the
+        // Check only once. A disk failure or change of role during EXEC must not split the
         // transaction.
         let admitted = taken.and_then(|()| call.admit_write());
         if transaction.changes {
@@ -241,7 +241,7 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
         if call.session.suspension.is_asked() {
             break;
         }
-        // Drop a result that the command did not take.
+        // Discard a result that the command has not taken.
         call.session.suspension.come();
         begun.done += 1;
     }
@@ -254,7 +254,7 @@ fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, ma
     }
 }
 
-/// Returns EXEC's own error. As in Redis, the common prefix of the reason is removed.
+/// Returns EXEC's own error. As in Redis, remove the `ERR` prefix of the reason.
 #[cold]
 pub(crate) fn discarded(why: &Refusal) -> Refusal {
     let text = why.text();
@@ -262,7 +262,7 @@ pub(crate) fn discarded(why: &Refusal) -> Refusal {
     Refusal::new([b"EXECABORT Transaction discarded because of: ", reason].concat())
 }
 
-/// Returns the ids that a transaction may touch or watches, or `None` if they cannot be determined.
+/// Returns the ids that a transaction watches or may touch. `None` if they cannot be determined.
 fn ids(
     engines: &Engines,
     transaction: &Transaction,
@@ -270,7 +270,7 @@ fn ids(
 ) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
     for &(space, id) in watched.keys() {
-        // Recycling a table also changes its pairs, and any id may cause it.
+        // A write to any id may recycle a table, which changes the watched pairs in it.
         if engines.existence_by_number(space).is_some() {
             return None;
         }
@@ -284,8 +284,8 @@ fn ids(
         if spec.name == "client|tracking" {
             return None;
         }
-        // Arguments that are not ids are options. A key outside all spaces gets a reply that does
-        // not depend on data.
+        // Arguments that are not ids are options. The reply for a key outside all spaces does not
+        // depend on data.
         if Footprint::new(spec, args, engines).ids(|id| ids.push(id)) == Reach::Everything {
             return None;
         }
@@ -298,8 +298,8 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one queued command and appends its reply or error. `aside` is the time used of
-/// [`ASIDE`].
+/// Executes one queued command and appends its reply or error. `aside` is the part of [`ASIDE`]
+/// used so far.
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node = call.node;
     let mark = call.reply.mark();
@@ -331,7 +331,8 @@ fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
         node.calls.of(call.session.worker).error(refusal.text());
         node.tallies[call.session.worker].errors.add(1);
     }
-    // Above the output limit the client is disconnected, but the transaction still completes.
+    // If the reply exceeds the output limit, the client is disconnected, but the transaction
+    // completes.
     if full {
         reply.rewind(mark);
     }

@@ -1,4 +1,4 @@
-//! Unit of work of one handler call: all items of a request, or those of one turn.
+//! Unit of work of one handler call: all items of a request, or some of a long request.
 
 use node::command::error::Refusal;
 use resp::Args;
@@ -6,11 +6,11 @@ use resp::Args;
 /// Position of a handler within its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// All items in one call.
+    /// Check and execute all items in one call.
     Whole,
     /// Check items from this index on.
     Check(usize),
-    /// Execute items from this index on; all items are checked.
+    /// Execute items from this index on. All items have been checked.
     Do(usize),
 }
 
@@ -39,7 +39,7 @@ pub(crate) type Answered = Result<Answer, Refusal>;
 #[derive(Clone, Copy)]
 pub(crate) struct Turn<'a> {
     pub(crate) args: Args<'a>,
-    /// The request reduced to the items and options of this turn.
+    /// The request reduced to the items and options of this call.
     pub(crate) part: Args<'a>,
     pub(crate) step: Step,
     /// Maximum number of items in this turn, unless the step is [`Step::Whole`].

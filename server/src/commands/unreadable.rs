@@ -5,7 +5,7 @@ use dataset::engines::WriteError;
 use node::command::error::Refusal;
 use std::collections::HashMap;
 
-/// Refusals by id; a row gets the same refusal at every position.
+/// Errors by id. A row that appears several times in a request has the same error each time.
 #[derive(Default)]
 pub(crate) struct UnreadableRows(Option<HashMap<u64, Refusal>>);
 
@@ -25,15 +25,15 @@ impl UnreadableRows {
         }
     }
 
-    /// Returns the refusal of a row that was not found because it could not be read.
+    /// Returns the error of a row that could not be read from disk.
     #[inline]
     pub(crate) fn refusal(&self, id: u64) -> Option<&Refusal> {
         self.0.as_ref()?.get(&id)
     }
 }
 
-/// Lets a multi-row delete continue after an unreadable row. Keeps the first error in `unreadable`
-/// for the end of the command.
+/// Lets a multi-row delete continue after an unreadable row. Stores the first error in
+/// `unreadable`, to be returned at the end of the command.
 pub(crate) fn but_unreadable(
     deleted: Result<bool, WriteError>,
     unreadable: &mut Option<WriteError>,

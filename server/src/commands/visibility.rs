@@ -1,6 +1,6 @@
 //! Visibility of reads under `fsync = "always"`. A read may have returned a change that is not
-//! durable yet. Its reply then waits, so that a power loss cannot revoke what a client has seen
-//! (promise 3; `docs/decisions/0009-what-is-shown-is-durable.md` explains how this agrees with
+//! durable yet. Its reply then waits, so that a power loss cannot undo a change that a client has
+//! seen (promise 3; `docs/decisions/0009-what-is-shown-is-durable.md` explains how this agrees with
 //! promise 1).
 //!
 //! The check runs after each read command, on the ids that it names.
@@ -12,8 +12,8 @@ use node::command::footprint::{Footprint, Reach};
 use node::command::spec::{KeyArgs, Spec, flag};
 use store::Ticket;
 
-/// Records what the request has shown. `ids` are the ids read, for commands whose arguments are
-/// ids.
+/// Records which changes the reply depends on. `ids` are the ids read, for commands whose arguments
+/// are ids.
 #[inline]
 pub(crate) fn note(
     spec: &Spec,
@@ -39,6 +39,6 @@ fn shown(spec: &Spec, turn: Turn<'_>, ids: &[u64], engines: &Engines) -> Ticket 
     } else {
         Footprint::new(spec, turn.part, engines).ids(&mut note)
     };
-    // A scan may have shown any change.
+    // The reply of a scan may depend on any change.
     if reach == Reach::Everything { Ticket::MAX } else { last }
 }

@@ -23,7 +23,7 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
     usize::try_from(n).map_err(|_| refuse!("ERR value is out of range, must be positive"))
 }
 
-/// Condition for a node to count.
+/// Condition under which a node counts.
 #[derive(Clone, Copy)]
 enum Until {
     /// Replicas have applied the writes.
@@ -49,8 +49,8 @@ async fn settled(
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
-    // Log offset that covers the ticket. Replicas receive the log from this node, so waiting for
-    // them does not require a local wait first.
+    // Log offset that includes the ticket's writes. Replicas receive the log from this node, so no
+    // separate wait for the local log is needed.
     let own = async {
         match until {
             Until::Written if replicas > 0 => {
@@ -84,7 +84,7 @@ fn refuse_on_replica(call: &Call<'_>, what: &str, since: &str) -> Outcome {
     Ok(())
 }
 
-/// Replicas of this node know nothing about writes on other nodes.
+/// Replicas of this node do not receive writes that were made on other nodes.
 fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     if call.session.wrote_elsewhere {
         return Err(refuse!(
@@ -95,12 +95,12 @@ fn refuse_elsewhere(call: &Call<'_>, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Redis's errors for a wait that ends early.
+/// Redis's errors for a wait that ends before its timeout.
 pub(crate) const DEMOTED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
-/// Answers with the result of the wait, formatted by `write`.
+/// Defers the reply until the wait has ended. `write` formats the result.
 fn answer_settled(
     call: &mut Call<'_>,
     until: Until,
@@ -121,7 +121,7 @@ fn answer_settled(
         return;
     }
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
-    // Covers all writes so far, including this client's.
+    // The ticket covers all writes so far, including this client's.
     let ticket = node.durability.committer().ticket();
     let client = call.session.client.clone();
     call.answer_when(async move {

@@ -3,7 +3,7 @@
 //! The input chooses commands (counters, hashes, strings, sets, filters, pages; inside and outside
 //! transactions), keys of a small universe, and values. redis-protocol decodes each reply, which
 //! must equal the model's. Between batches a second client sends arbitrary commands with arbitrary
-//! words. Those are only checked for one complete reply each, and for reads that change nothing.
+//! words. These must only have one complete reply each, and reads must change nothing.
 
 mod choices;
 mod model;
@@ -45,7 +45,7 @@ pub(crate) fn alone(config: &Config) -> Arc<Node> {
     Host::alone(config)
 }
 
-/// Client without a socket; it awaits whatever its replies depend on.
+/// Client without a socket. It waits for the syncs and cold reads that its replies depend on.
 pub(crate) struct Guest {
     node: Arc<Node>,
     pub(crate) talk: RequestLoop,
@@ -85,8 +85,8 @@ impl Guest {
         RUNTIME.block_on(self.answers(&bytes))
     }
 
-    /// Runs one turn; returns the bytes consumed and the replies. [`RequestLoop::stalled`] holds
-    /// the wait, if the rest has to wait.
+    /// Executes requests up to the first one that has to wait. Returns the bytes consumed and the
+    /// replies. [`RequestLoop::stalled`] is then the future to wait for.
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
         let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);
@@ -133,7 +133,7 @@ fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// Replaces error texts, which the model does not reproduce.
+/// Replaces error texts by a constant, because the model does not produce them.
 fn without_texts(frame: Frame) -> Frame {
     match frame {
         Frame::Error(_) => error(),

@@ -1,8 +1,8 @@
 //! Fuzz targets for every parser of untrusted bytes in this crate, and a deterministic test that
 //! feeds them seeded random bytes.
 //!
-//! A target must return for any input. Accepted input must survive a round trip of writing and
-//! parsing.
+//! A target must return for any input. Accepted input, written and parsed again, must give the same
+//! value.
 
 pub(crate) mod commands;
 
@@ -16,8 +16,8 @@ use std::path::Path;
 
 type Requests = Vec<Vec<Vec<u8>>>;
 
-/// Returns the requests found in `pieces`, and the refusal if any. Reuses one scanner and buffer,
-/// as a connection does.
+/// Returns the requests found in `pieces`, and the refusal if any. Uses one scanner and one buffer
+/// for all pieces, like a connection.
 fn scan(pieces: &[&[u8]], limits: &Limits) -> (Requests, Option<String>) {
     let (mut scanner, mut buf, mut found) = (Scanner::default(), Vec::new(), Vec::new());
     for piece in pieces {
@@ -101,7 +101,7 @@ pub fn users(input: &[u8]) {
 pub fn config(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(config) = Config::parse(text, Path::new("fuzz.toml")) else { return };
-    // An empty list prints no section and would parse as the default.
+    // An empty list prints no section, which parses as the default.
     if config.counter.is_empty()
         || config.existence.is_empty()
         || config.view.is_empty()
@@ -127,7 +127,7 @@ pub fn words(input: &[u8]) {
     let (pattern, text) = input.split_at(at);
     let found = glob::matches(pattern, text, false);
     if found {
-        // A negated class may match less when case is ignored.
+        // A negated class may match fewer bytes when case is ignored.
         assert!(
             glob::matches(pattern, text, true) || pattern.contains(&b'^'),
             "a case-insensitive match includes every case-sensitive one"

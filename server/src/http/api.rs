@@ -1,6 +1,6 @@
 //! `/api/*`: the dashboard's data as JSON; docs/admin.md describes the fields.
 //!
-//! Ids are strings, because JavaScript numbers hold only 53 bits.
+//! Ids are strings, because a JavaScript number has only 53 bits of precision.
 
 use super::health;
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace, View};
@@ -118,7 +118,7 @@ fn replication(node: &Node) -> Value {
     })
 }
 
-/// All spaces with their tables, and the views and actions that use them.
+/// All spaces and their tables, and the views and actions that use the spaces.
 pub(super) fn spaces(node: &Node) -> Value {
     let Some(engines) = node.loaded() else {
         let none: [Value; 0] = [];

@@ -1,4 +1,4 @@
-//! Static files of the dashboard, compiled into the program.
+//! Static files of the dashboard, compiled into the binary.
 
 pub(super) fn file(path: &str) -> Option<(&'static str, &'static str)> {
     Some(match path {

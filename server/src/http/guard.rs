@@ -1,14 +1,14 @@
 //! Access control of the admin port.
 //!
-//! On the loopback interface the admin port is open as long as the RESP port needs no password; it
-//! is read-only. On any other address, or once the default user has a password, HTTP basic
-//! authentication applies. The ACL user must be allowed to run the equivalent command: SLOWLOG GET
-//! or CLIENT LIST (category @admin), or FEED.GET on the view.
+//! The admin port is read-only. On the loopback interface it needs no password unless the RESP port
+//! needs one. On any other address, or if the default user has a password, HTTP basic
+//! authentication is required. The ACL user must be allowed to run the equivalent command: SLOWLOG
+//! GET or CLIENT LIST (category @admin), or FEED.GET on the view.
 //!
 //! Other web pages cannot read responses, because no CORS header allows it. DNS rebinding would
-//! bypass that. A request whose `Host` is a name other than localhost, `admin.bind` or one of
-//! `admin.hosts` therefore gets status 421. Addresses in `Host` are safe, since the browser
-//! connected to that very address.
+//! circumvent this. A request whose `Host` is a name other than localhost, `admin.bind` or one of
+//! `admin.hosts` therefore gets status 421. An address in `Host` is safe, because the browser has
+//! connected to that address.
 
 use super::answer::{Answer, wrong};
 use base64::Engine as _;
@@ -22,7 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Delay before a wrong password is answered.
+/// Delay before the response to a wrong password.
 const WRONG_PASSWORD: Duration = Duration::from_millis(500);
 
 /// Access policy, derived from the bound address.
@@ -76,7 +76,7 @@ impl Door {
     }
 }
 
-/// Returns the command's name in the table: with its subcommand if it has one.
+/// Returns the command's name in the table, including the subcommand.
 fn full_name(command: &[&str]) -> String {
     let name = command[0].to_lowercase();
     match command.get(1) {

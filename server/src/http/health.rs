@@ -6,7 +6,7 @@ use node::roles::LinkState;
 use node::roles::node::Node;
 use std::path::Path;
 
-/// Returns why this node should get no traffic, if there is a reason.
+/// Returns the reason why this node should get no traffic, if any.
 pub(super) fn unready(node: &Node) -> Option<String> {
     reason(node).map(|why| as_shown(node, &why))
 }
@@ -54,7 +54,7 @@ fn reason(node: &Node) -> Option<String> {
             "a replica has more data than this master and refuses to follow it".to_owned()
         });
     }
-    // A replica takes no client writes, but a failing disk prevents it from following its master.
+    // Checked on replicas as well: a failing disk prevents a replica from following its master.
     if let Some(why) = node.durability.refusal() {
         return Some(why);
     }

@@ -41,7 +41,7 @@ struct Sums {
     cold_reads: u64,
 }
 
-/// Samples until the future is dropped.
+/// Adds a sample at each interval until the future is dropped.
 pub(super) async fn record(host: &Host, history: &History) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -76,7 +76,7 @@ fn sums(node: &Node) -> Sums {
 
 fn point(node: &Node, before: &Sums, now: &Sums) -> Point {
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
-    // Counters drop after CONFIG RESETSTAT or a full sync.
+    // Counters decrease after CONFIG RESETSTAT or a full sync.
     let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / seconds;
     let earlier = |class: usize| before.page_classes.get(class).copied().unwrap_or(0);
     let classes: Vec<u64> =

@@ -81,7 +81,7 @@ pub(super) async fn page(
         }
         engines.flags(view).for_each(|space| space.ask((id, &viewer), false, &mut fetching));
     }
-    // No `await` between `pin` and `unpin`: pinned rows are thread-local.
+    // There must be no `await` between `pin` and `unpin`, because pinned rows are thread-local.
     if !fetching.is_ready() {
         cold::pin(engines.cold.fetch(fetching).await);
     }
@@ -98,7 +98,7 @@ fn read(engines: &Engines, view: &View, viewer: &Member<'_>, query: &Query) -> V
         failed.into_iter().map(|failed| (failed.id, failed.why.to_string())).collect();
     let columns = engines.columns(view);
     let rows = query.ids.iter().enumerate().map(|(index, &id)| {
-        // An unreadable row was already reported by `feed_get`.
+        // `feed_get` has already reported unreadable rows.
         let origin = |space: &CounterSpace| space.origin(id).ok().flatten();
         let sources: Vec<_> = engines.sources(view).map(|space| (space, origin(space))).collect();
         let counters = columns.iter().enumerate().map(|(column, name)| {

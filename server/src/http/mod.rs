@@ -29,9 +29,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-/// Maximum number of connections; one more closes the oldest.
+/// Maximum number of connections. Another connection closes the oldest one.
 const MAX_CONNECTIONS: usize = 64;
-/// Time limit for a complete request head; also the idle timeout.
+/// Timeout for a complete request head. Also the idle timeout.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum interval between log lines about failing accepts.
 const SAY_EVERY: Duration = Duration::from_secs(60);
@@ -43,8 +43,8 @@ struct Admin {
     history: History,
 }
 
-/// Opens the admin port. Returns `None` if it is disabled, or if the port is in use: another node
-/// on this machine may have it, which must not prevent a start.
+/// Opens the admin port. Returns `None` if it is disabled, or if the port is in use. Another node
+/// on this machine may use the port, and that must not prevent startup.
 pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpListener>> {
     let admin = &config.admin;
     if admin.port == 0 {
@@ -65,8 +65,7 @@ pub(crate) fn listen(config: &node::config::Config) -> io::Result<Option<TcpList
     }
 }
 
-/// Serves the admin port until the server stops. The thread is not vital: the server continues
-/// without it.
+/// Serves the admin port until the server stops. The server continues if this thread ends.
 pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinHandle<()>> {
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
@@ -103,8 +102,8 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 connections.retain(|connection| !connection.is_finished());
-                // Closing the oldest connection keeps the port available when other clients hold
-                // connections open.
+                // Close the oldest connection, so that idle connections cannot make the port
+                // unavailable.
                 if connections.len() >= MAX_CONNECTIONS
                     && let Some(oldest) = connections.pop_front()
                 {
@@ -126,7 +125,7 @@ async fn accept(admin: &Arc<Admin>, listener: tokio::net::TcpListener) {
                 connections.push_back(served.abort_handle());
             }
             Err(error) => {
-                // Usually out of file descriptors; retry after a pause.
+                // Usually the process is out of file descriptors. Retry after a pause.
                 if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
                     tracing::warn!(
                         "the admin port cannot accept connections: {error}; allow more open files \
@@ -156,7 +155,7 @@ async fn answer(
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    // hyper drops the body of a response to HEAD and keeps its length.
+    // For HEAD, hyper omits the body of the response but sends its length.
     Ok(response)
 }
 

@@ -1,6 +1,6 @@
 //! Dead letters: events that could not be applied, as one JSON object per line in a file of bounded
-//! size. A letter is written before the offset advances, so a crash may duplicate a letter but
-//! never loses one.
+//! size. The letter is written before the offset advances. A crash may duplicate a letter but never
+//! loses one.
 
 use base64::Engine as _;
 use dataset::clock::unix_ms;

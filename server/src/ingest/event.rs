@@ -4,14 +4,14 @@
 //! concatenated:
 //!
 //! ```text
-//!   number << 1 | text   number: the event's place in the list `events`, from 0
+//!   number << 1 | text   number: index of the event in the list `events`, from 0
 //!   id
-//!   act, undo            member, a number; or, if text is 1, its length and its bytes
+//!   act, undo            member: a number, or, if text is 1, a length and that many bytes
 //!   increment, set       zigzag value
 //! ```
 //!
-//! All numbers are LEB128. A malformed line poisons that line only. A malformed binary event has no
-//! known end, so it poisons the rest of its message.
+//! All numbers are LEB128. A malformed line of JSON is one poison event. The end of a malformed
+//! binary event is unknown, so the rest of its message is one poison event.
 
 use dataset::engines::events::Doing;
 use dataset::engines::{Action, CounterSpace, Engines};
@@ -42,7 +42,7 @@ enum Name<'a> {
     Place(usize),
 }
 
-/// A parsed event, or the reason why it is malformed.
+/// A parsed event, or the reason why the event is malformed.
 pub(super) type Read<'a> = Result<Event<'a>, String>;
 
 /// Parses the next event and removes its bytes from `rest`. Returns `None` at the end of the
@@ -230,7 +230,7 @@ enum Scalar<'de> {
 }
 
 impl Scalar<'_> {
-    /// Languages without 64-bit integers send them as strings.
+    /// Languages without 64-bit integers send numbers as strings.
     fn natural(&self) -> Option<u64> {
         match self {
             Scalar::Number(number) => Some(*number),
@@ -514,7 +514,7 @@ mod tests {
         assert!(all(&[5, 1, 1], &config, &mapped)[0].is_err(), "an increment takes no member");
     }
 
-    /// Each call must consume bytes, whatever the input.
+    /// Each call must consume bytes for any input.
     #[test]
     fn no_bytes_make_the_reader_panic_or_stay() {
         let mut rng = fastrand::Rng::with_seed(5);

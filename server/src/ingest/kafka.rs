@@ -1,7 +1,7 @@
 //! Kafka reader: fetches each partition from Tidemark's own offset, without a consumer group.
 //!
-//! rskafka fetches one partition from a given offset, which suffices, in pure Rust. librdkafka
-//! would add a C library with threads, queues and group offsets that this design does not use.
+//! rskafka is written in Rust and can fetch one partition from a given offset, which is sufficient.
+//! librdkafka would add a C library with threads, queues and group offsets that are not used here.
 //! Limitation of rskafka: it also returns records of aborted transactions.
 
 use super::reading::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
@@ -14,11 +14,12 @@ use rskafka::client::{Client, ClientBuilder, Credentials, SaslConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that rskafka retries by itself before the error is reported here.
+/// Maximum time that rskafka retries before it returns an error.
 const TRIES: Duration = Duration::from_secs(3);
 /// Maximum response size, used for a batch that exceeds [`CHUNK_BYTES`].
 const MOST_BYTES: i32 = 64 << 20;
-/// Pause after an empty fetch below the end of the partition: transaction markers have no records.
+/// Pause after an empty fetch before the end of the partition. Transaction markers cause such
+/// fetches.
 const NOTHING: Duration = Duration::from_millis(50);
 
 impl From<Error> for Trouble {
@@ -72,7 +73,8 @@ pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
 pub(super) struct Reader {
     client: PartitionClient,
     partition: u32,
-    /// Current maximum response size. Some brokers return nothing of a larger batch.
+    /// Current maximum response size. Some brokers return nothing if the batch is larger than the
+    /// limit.
     most_bytes: i32,
 }
 
@@ -136,7 +138,7 @@ impl Reader {
             return Err(ends_before(source, u128::try_from(end).unwrap_or(0), next));
         }
         if records.is_empty() && end > offset {
-            // Such brokers also return nothing for a truncated range.
+            // Such brokers also return nothing for an offset that was truncated.
             let first = self.end(OffsetAt::Earliest).await?;
             if first > next {
                 return self.out_of_range(source, next, chunk).await;
@@ -166,8 +168,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reports an empty fetch below the end. One trailing transaction marker is normal; more
-    /// missing records may be an oversized batch.
+    /// Reports an empty fetch before the end of the partition. One missing record is normally a
+    /// transaction marker. More of them may be an oversized batch.
     fn say_nothing_comes(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
@@ -180,8 +182,8 @@ impl Reader {
         }
     }
 
-    /// Handles an offset outside the partition: truncated data is a gap, an early end halts the
-    /// source.
+    /// Handles an offset outside the partition. An offset before the first message is a gap; one
+    /// after the last message halts the source.
     async fn out_of_range(
         &self,
         source: &Source,

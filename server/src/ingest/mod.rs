@@ -1,18 +1,18 @@
 //! Ingest: applies broker events exactly once, on a thread of the master.
 //!
 //! ```text
-//!   broker -> nats, kafka, redis   one reader per partition, from our offset on
-//!          -> event                messages become events, or poison (dead.rs)
-//!          -> take                 some hundred events and the offset: one step, one batch
+//!   broker -> nats, kafka, redis   one reader per partition, from the stored offset on
+//!          -> event                parses events; malformed ones are poison (dead.rs)
+//!          -> take                 commits some hundred events and the offset in one batch
 //! ```
 //!
 //! The authoritative offset is in Tidemark's log, committed together with the rows
-//! (`dataset/src/offsets.rs`). Readers acknowledge nothing to the broker. After a crash, a lost
-//! link or a failover, a new reader starts at that offset.
+//! (`dataset/src/offsets.rs`). Readers send no acknowledgements to the broker. After a crash, a
+//! lost link or a failover, a new reader starts at that offset.
 //!
 //! The offset includes the hash of the last applied message. A new reader compares it with the
-//! broker's message. This detects a broker that has lost the end of its stream and reused the
-//! numbers.
+//! broker's message. This detects a broker that has lost the end of its stream and assigned the
+//! same numbers to other messages.
 
 mod dead;
 mod event;
@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 
 /// Interval at which a waiting source checks whether it may read.
 const LOOK: Duration = Duration::from_millis(100);
-/// Retry delay after the first failure; it doubles up to `RETRY_MOST`.
+/// Retry delay after the first failure. Doubles up to `RETRY_MOST`.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MOST: Duration = Duration::from_secs(5);
 /// Interval at which a topic is checked for new partitions.
@@ -54,7 +54,8 @@ enum Reader {
     Redis(Box<redis::Reader>),
 }
 
-/// Returns the partitions of a source. A broker without partitions has one, numbered 0.
+/// Returns the partitions of a source. For a broker without partitions, returns one partition with
+/// number 0.
 async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble> {
     match broker {
         #[cfg(feature = "kafka")]
@@ -67,8 +68,8 @@ async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble
 }
 
 impl Reader {
-    /// Opens a reader at `at`. Without an offset it starts after the last message if `is_new`,
-    /// otherwise at the first one. Returns the actual offset as well.
+    /// Opens a reader at `at`. Without an offset, the reader starts after the last message if
+    /// `is_new`, otherwise at the first one. Also returns the offset at which it starts.
     async fn open(
         source: &Source,
         partition: u32,
@@ -102,7 +103,7 @@ impl Reader {
         if let Some(at) = at.filter(|at| at.hash != 0) {
             reader.check_last(source, at).await?;
         }
-        // After a gap, the event count refers to a message that is gone and starts at 0.
+        // After a gap, the event count refers to a removed message, so it restarts at 0.
         let at = at.filter(|at| source.number(at.message) == source.number(next));
         let at = at.map(|at| Offset { message: next, ..at });
         Ok((reader, at.unwrap_or(Offset { message: next, ..Offset::default() })))
@@ -113,7 +114,7 @@ impl Reader {
     async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), Trouble> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
-            // The first read of the NATS reader compares.
+            // The NATS reader compares at its first read.
             #[cfg(feature = "nats")]
             Reader::Nats(_) => None,
             #[cfg(feature = "kafka")]
@@ -123,7 +124,7 @@ impl Reader {
         compare(source, last, found, at.hash)
     }
 
-    /// Waits up to [`reading::IDLE`] for messages from `next` on and adds them to `chunk`.
+    /// Waits up to [`reading::IDLE`] for messages from `next` on, and adds them to `chunk`.
     async fn read(
         &mut self,
         source: &Source,
@@ -151,7 +152,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
         }
         tokio::select! {
             () = host.stop.wait() => {}
-            // Tasks end only by a panic.
+            // A task only ends if it panics.
             ended = flows.join_next() => {
                 if let Some(Err(error)) = ended
                     && error.is_panic()
@@ -241,7 +242,7 @@ async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
-            // A replica has no lag, because it does not read. A paused source does.
+            // A replica reports no lag, because it does not read the source. A paused source does.
             if state == State::Idle {
                 source.lags(partition, 0);
             }
@@ -257,7 +258,8 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
         Trouble::Broken(why) => (State::Failing, why),
         Trouble::Halt(why) => (State::Halted, why),
     };
-    // Set the reason before the state: TM.INGEST LIST must not show a failing source without one.
+    // Set the reason before the state, so that TM.INGEST LIST never shows a failing source without
+    // a reason.
     let is_new = source.note_trouble(partition, why);
     source.stand(partition, state);
     source.lag_is_unknown(partition);
@@ -297,14 +299,15 @@ async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool
     }
 }
 
-/// Reads a partition from the stored offset until an error or an order stops it.
+/// Reads a partition from the stored offset until an error or a command stops it.
 async fn read_on(
     host: &Arc<Host>,
     source: &Source,
     partition: u32,
     is_new: bool,
 ) -> Result<std::convert::Infallible, Trouble> {
-    // Read the order counter before the offset: an order that follows must stop this reader.
+    // Read the command counter before the offset. A command that changes the offset later then
+    // stops this reader.
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);

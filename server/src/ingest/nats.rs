@@ -1,8 +1,8 @@
 //! NATS JetStream reader: a pull consumer that starts at Tidemark's own offset.
 //!
-//! The consumer is ephemeral, in the broker's memory, without acknowledgements. Any anomaly (for
-//! example a consumer sequence that jumps after a lost link) ends the reader. The next reader
-//! starts over at the stored offset.
+//! The consumer is ephemeral: the broker keeps it in memory and expects no acknowledgements. Any
+//! anomaly, for example a jump of the consumer sequence after a reconnect, ends the reader. The
+//! next reader starts over at the stored offset.
 
 use super::reading::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
 use super::reading::{compare, ends_before, hash_of, note_gap};
@@ -34,7 +34,7 @@ fn broken(error: impl Display) -> Trouble {
 /// the stored offset.
 pub(super) struct Reader {
     client: async_nats::Client,
-    /// Creation time of the stream, shifted to its bits in an offset.
+    /// Creation time of the stream, shifted to the high half of an offset.
     made: u128,
     stream: Stream,
     consumer: Consumer<pull::Config>,
@@ -42,7 +42,7 @@ pub(super) struct Reader {
     delivered: u64,
     /// Stream sequence and hash of the last applied message, until the first message arrives.
     last: Option<(u64, u64)>,
-    /// Whether the last message read was the end of the stream.
+    /// Whether the last message read was the last one of the stream.
     is_idle: bool,
 }
 
@@ -53,7 +53,7 @@ fn made_at(info: &jetstream::stream::Info) -> u128 {
 }
 
 /// Halts the source if the offset belongs to an earlier stream of this name. An offset set by an
-/// operator carries no creation time.
+/// operator contains no creation time.
 fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), Trouble> {
     let (ours, made) = (ours >> 64, made >> 64);
     if ours == 0 || made == 0 || ours == made {
@@ -73,7 +73,7 @@ async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
         .connection_timeout(PATIENCE / 2)
         .request_timeout(Some(PATIENCE / 2))
         .require_tls(config.tls)
-        // Reconnecting requires a new reader with a new consumer.
+        // After a lost connection, a new reader with a new consumer is needed.
         .max_reconnects(1)
         .subscription_capacity(2 * CHUNK_MESSAGES);
     options = match (config.user.as_str(), config.password.as_str()) {
@@ -108,7 +108,7 @@ impl Reader {
         let next = match at {
             Some(at) => source.number(at.message),
             None if is_new => u128::from(state.last_sequence) + 1,
-            // An empty stream starts at 1, or after its last removed message.
+            // The first sequence of an empty stream is 1, or follows its last removed message.
             None => u128::from(state.first_sequence.max(1)),
         };
         if u128::from(state.last_sequence) + 1 < next {
@@ -172,8 +172,7 @@ impl Reader {
                 && sequence == u128::from(last)
             {
                 compare(source, sequence, Some(hash_of(&message.payload)), hash)?;
-                // The last applied message is skipped, unless only a part of its events was
-                // applied.
+                // Skip the last applied message, unless only some of its events were applied.
                 if sequence < next {
                     chunk.lag = Some(info.pending);
                     continue;
@@ -200,9 +199,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Determines whether messages between the sequences of a jump were removed or have another
-    /// subject. The stream's first sequence only increases. If it is below the jump now, it was
-    /// below when the message was delivered.
+    /// Determines whether the messages skipped by a jump were removed or have another subject. The
+    /// stream's first sequence only increases. If it is less than the skipped sequences now, it was
+    /// less when the message was delivered.
     async fn look_for_gap(
         &mut self,
         source: &Source,
@@ -233,7 +232,7 @@ impl Reader {
         }
         let first = u128::from(state.first_sequence);
         if first > next && pending == 0 {
-            // All messages up to the end were removed.
+            // All messages up to the end of the stream were removed.
             note_gap(source, 0, u64::try_from(first - next).ok(), next, first);
             chunk.pass_over(self.made | (first - 1));
         }

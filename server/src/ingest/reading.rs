@@ -7,26 +7,26 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Approximate bytes per read, and memory held per partition.
+/// Approximate number of bytes per read, which are buffered per partition.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
-/// Timeout of a broker's answer; it doubles up to `PATIENCE_MOST` after each timeout.
+/// Timeout of a broker's reply. Doubles after each timeout, up to `PATIENCE_MOST`.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) const PATIENCE_MOST: Duration = Duration::from_secs(320);
 
-/// Time a reader waits for the next message.
+/// Time that a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Reason why reading a partition stopped.
 pub(super) enum Trouble {
-    /// An order: change of role, pause, new offset, or shutdown.
+    /// Change of role, pause, new offset, or shutdown.
     Ordered,
     /// Broker error; the reader retries.
     Broken(String),
-    /// An operator has to decide.
+    /// Requires a decision of an operator; the reader does not retry.
     Halt(String),
 }
 
@@ -40,7 +40,7 @@ impl From<io::Error> for Trouble {
 pub(super) struct Chunk {
     pub(super) bytes: Vec<u8>,
     pub(super) messages: Vec<Message>,
-    /// Number of messages behind this chunk, if the broker has reported it.
+    /// Number of messages after this chunk, if the broker has reported it.
     pub(super) lag: Option<u64>,
 }
 
@@ -77,9 +77,9 @@ impl Chunk {
     }
 }
 
-/// Applies a timeout to a broker's answer, so that a hung broker or a dead link leads to a
-/// reconnect. Each timeout doubles the next one, because a slow broker may still be busy with the
-/// abandoned request.
+/// Limits the time of a broker's reply, so that the reader reconnects if a broker or a link hangs.
+/// Each timeout doubles the next one, because a slow broker may still process the abandoned
+/// request.
 pub(super) async fn in_time<T>(
     source: &Source,
     answer: impl Future<Output = T>,
@@ -124,7 +124,7 @@ pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
 }
 
 /// Fails if the broker's message differs from the last applied one. `found` is `None` if the broker
-/// no longer has it.
+/// no longer has the message.
 pub(super) fn compare(
     source: &Source,
     last: u128,

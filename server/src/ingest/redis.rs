@@ -14,7 +14,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Entries of the first read, while the entry size is unknown.
+/// Number of entries of the first read, when the entry size is unknown.
 const FIRST_ENTRIES: usize = 16;
 
 pub(super) struct Reader {
@@ -23,18 +23,18 @@ pub(super) struct Reader {
     payload: String,
     /// Position of the next entry among all entries ever added, from 0.
     index: Option<u64>,
-    /// Highest entry deleted by XDEL that was already reported.
+    /// Highest id deleted by XDEL that was already reported.
     deleted: u128,
-    /// Entries to request next: as many as fit into a chunk.
+    /// Number of entries of the next read, chosen to fill a chunk.
     entries: usize,
 }
 
 struct Info {
     first: Option<u128>,
     last: u128,
-    /// Positions of the first entry and after the last one; Redis 7 and later.
+    /// Position of the first entry, and position after the last one. Redis 7 and later.
     indexes: Option<(u64, u64)>,
-    /// Highest entry deleted by XDEL; Redis 7 and later.
+    /// Highest id deleted by XDEL. Redis 7 and later.
     deleted: u128,
     entries: u64,
 }
@@ -101,8 +101,8 @@ impl Reader {
         }
     }
 
-    /// Returns the hash of an entry, or `None` if it was trimmed or deleted. If the stream never
-    /// had the entry, returns the hash of empty content.
+    /// Returns the hash of an entry, or `None` if it was trimmed or deleted. Returns the hash of
+    /// empty content if the stream never had the entry.
     pub(super) async fn hash_of(
         &mut self,
         source: &Source,
@@ -163,7 +163,7 @@ impl Reader {
         }
         self.look_for_gap(source, next, &info);
         if info.last == before {
-            // Trimmed entries, if any, had all been read.
+            // Every trimmed entry was read before.
             self.index = info.indexes.map(|(_, behind)| behind);
         }
         let entries = read_entries(read, &self.key)?;
@@ -226,7 +226,7 @@ impl Reader {
         let deleted = Some(info.deleted).filter(|&id| id >= next && id > self.deleted);
         if let Some(id) = deleted {
             self.deleted = id;
-            // XINFO does not tell which entries below `id` existed.
+            // XINFO does not tell which entries before `id` existed.
             let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
             note_gap(source, 0, None, next, end);
         } else if let Some((first, lost)) = trimmed {
@@ -242,7 +242,7 @@ impl Reader {
             return None;
         }
         let index = self.index.replace(first_index);
-        // Without a known position, a gap is certain only if entries were ever removed.
+        // If the position is unknown, a gap is possible only if entries were ever removed.
         let is_lost = index.map_or(first_index > 0 && next > 1, |index| first_index > index);
         is_lost.then(|| (first, index.map(|index| first_index - index)))
     }

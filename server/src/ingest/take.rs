@@ -22,9 +22,9 @@ use store::time;
 
 /// Delay before a temporarily refused change is retried.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Time after which a refusal of outlier ids no longer counts as temporary.
+/// Time after which refusals of outlier ids no longer count as temporary.
 const A_MOMENT: Duration = Duration::from_secs(1);
-/// Time without such refusals after which that clock restarts.
+/// Time without such refusals after which [`A_MOMENT`] starts again.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
 struct Item<'a> {
@@ -41,7 +41,7 @@ pub(super) struct Taker<'a> {
     host: &'a Arc<Host>,
     source: &'a Source,
     partition: u32,
-    /// Offset in the data set, if any.
+    /// Offset stored in the data set, if any.
     stored: Option<Offset>,
     /// Offset of the next event to read.
     at: Offset,
@@ -59,8 +59,8 @@ enum Step {
 }
 
 impl<'a> Taker<'a> {
-    /// Creates a taker for a reader that starts at `at`. If the data set has another offset (first
-    /// start, or a gap), `at` is stored immediately. Otherwise `start = "new"` would mean a
+    /// Creates a taker for a reader that starts at `at`. Stores `at` immediately if the data set
+    /// has another offset (first start, or a gap). Otherwise `start = "new"` would select a
     /// different message after a restart.
     pub(super) async fn new(
         host: &'a Arc<Host>,
@@ -120,7 +120,7 @@ impl<'a> Taker<'a> {
         Ok(())
     }
 
-    /// Applies these events and advances the offset to `end`, in as many steps as needed.
+    /// Applies these events and advances the offset to `end`, in one or more steps.
     async fn make(&mut self, all: &mut [Item<'_>], end: Offset) -> Result<(), Trouble> {
         let mut made = 0;
         loop {
@@ -134,7 +134,7 @@ impl<'a> Taker<'a> {
             let halts = self.bury(items, &engines);
             let (items, to) = match halts {
                 Some((0, why)) => return Err(Trouble::Halt(why)),
-                // Apply the events before the halting one first.
+                // Apply the events before the one that halts the source.
                 Some((place, _)) => (&items[..place], items[place].at),
                 None => (&*items, end),
             };
@@ -161,8 +161,8 @@ impl<'a> Taker<'a> {
                 Step::Well if made == all.len() => {
                     self.at = end;
                     self.source.stand(self.partition, State::Running);
-                    // Without the yield, a page woken on this core would wait for the next
-                    // scheduler tick.
+                    // Yield the core. Otherwise a worker with a page request would wait for the
+                    // next scheduler tick.
                     std::thread::yield_now();
                     tokio::task::yield_now().await;
                     return Ok(());
@@ -289,7 +289,7 @@ impl<'a> Taker<'a> {
         }
     }
 
-    /// Waits briefly after a refusal, or until an order arrives.
+    /// Waits briefly after a refusal, or until a command stops the reader.
     async fn wait(&self, why: &str) -> Result<(), Trouble> {
         self.source.stand(self.partition, State::Waiting);
         if self.source.note_trouble(self.partition, why) {
@@ -310,8 +310,8 @@ fn refusal(node: &Node) -> Option<String> {
     node.refusal().map(|refusal| String::from_utf8_lossy(refusal.text()).into_owned())
 }
 
-/// Returns whether a refusal is temporary: it ends when memory is available or the disk is
-/// readable. `crowded` is the field of [`Taker`].
+/// Returns whether a refusal is temporary: the change can succeed when memory is available or the
+/// disk is readable. `crowded` is the field of [`Taker`].
 fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool {
     match error {
         WriteError::Counter(counter::Error::TooManyOutliers { .. }) => !has_lasted(crowded),
@@ -331,8 +331,8 @@ fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool 
     }
 }
 
-/// Records a refusal of outlier ids; returns whether such refusals persist. At first a new table
-/// range may open, or other spaces may release memory.
+/// Records a refusal of outlier ids; returns whether such refusals persist. At first they may be
+/// temporary: a new table range may open, or other spaces may release memory.
 fn has_lasted(crowded: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
     let since = match *crowded {

@@ -1,10 +1,9 @@
-//! One client connection: the socket, unprocessed input, unsent replies, and the turns that serve
-//! it.
+//! One client connection: the socket, unprocessed input, unsent replies, and its event loop.
 //!
-//! A *turn* reads once from the socket, executes every complete request, and writes the replies
-//! once. It runs without interruption on the client's worker, in buffers that all connections of
-//! the worker share. The connection itself keeps only leftovers: an incomplete request (`input`)
-//! and replies that the socket did not accept (`pending`).
+//! A *turn* is one event-loop iteration. It reads once from the socket, executes every complete
+//! request, and writes the replies once. It runs without interruption on the client's worker and
+//! uses buffers that all connections of the worker share. Between turns the connection stores only
+//! an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
 //! executes requests while replies are pending, up to `max_output_buffer_bytes`. Above that limit
@@ -31,18 +30,19 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Sleep;
 
-/// Bytes per read: twice Redis's 16 KiB. A read plus a write of the socket costs as much as ten
-/// likes (FEED.ACT), so half this size makes a like 5% slower. A full buffer executes within a
-/// millisecond.
+/// Bytes per read: twice Redis's 16 KiB. A read and a write of the socket cost as much as ten likes
+/// (FEED.ACT). With half this size a like is 5% slower. The requests of a full buffer take less
+/// than a millisecond.
 const READ_BYTES: usize = 32 << 10;
-/// A connection keeps an empty input buffer of up to this capacity.
+/// Maximum capacity of an empty input buffer that a connection does not release.
 const KEPT_INPUT_BYTES: usize = 2 << 10;
 /// Input buffers above this capacity shrink once they are less than a quarter full.
 const LARGE_INPUT_BYTES: usize = 64 << 10;
-/// Turns that a connection runs before it yields to the other clients of its worker.
+/// Number of event-loop iterations after which a connection yields to the other clients of its
+/// worker.
 const TURNS_IN_A_ROW: usize = 2;
 
-/// Read buffer and turn buffers of a worker, lent to one connection at a time.
+/// Buffers of a worker, used by one connection at a time.
 struct Buffers {
     input: Box<[u8]>,
     turn: TurnBuffers,
@@ -55,18 +55,19 @@ thread_local! {
     });
 }
 
-/// Time a client with a full output buffer may read nothing before it is disconnected.
+/// A client with a full output buffer is disconnected after reading nothing for this time.
 const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval at which a connection with a suspended request checks whether its client has gone.
+/// Interval at which a connection with a suspended request checks whether its client has
+/// disconnected.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Resolves to the missing part of the replies, or to an error that replaces all replies of the
-/// turn.
+/// iteration.
 type MayGo = Pin<Box<dyn Future<Output = Result<Come, String>> + Send>>;
 
-/// Replies withheld until the log is durable up to the turn's writes and reads, or until the last
-/// reply is available.
+/// Replies withheld until the log is durable up to the changes that the requests made or read, or
+/// until the last reply is available.
 struct Held {
     may_go: MayGo,
     out: Vec<u8>,
@@ -86,13 +87,13 @@ pub(crate) struct Connection {
     written: usize,
     /// Whether TLS has buffered bytes that the socket did not accept.
     unflushed: bool,
-    /// Set while the output buffer is full; restarted whenever the client reads some bytes.
+    /// Set while the output buffer is full. Restarts when the client reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
     held: Option<Held>,
-    /// Timer of the next check for a departed client. It is kept across turns, because with fsync
-    /// `always` every turn waits some milliseconds.
+    /// Timer of the next check for a disconnected client. Reused by later iterations, because with
+    /// fsync `always` every iteration with a write waits some milliseconds.
     look: Option<Pin<Box<Sleep>>>,
-    /// Whether the last turn delivered messages instead of reading requests.
+    /// Whether the last iteration delivered messages instead of reading requests.
     had_messages: bool,
 }
 
@@ -105,8 +106,8 @@ fn shrink(input: &mut Vec<u8>) {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Scripts start the next server as soon as this socket closes, so a stopping server keeps
-        // it open until it has released the data folder.
+        // Keep the socket of the client that sent SHUTDOWN open until the data folder is unlocked.
+        // Scripts start the next server as soon as this socket closes.
         if self.talk.session.shuts_down && self.host.stop.is_stopped() {
             self.host.stop.keep_open(&self.stream);
         }
@@ -148,15 +149,15 @@ impl Connection {
 
     /// Serves the client until either side closes the connection.
     pub(crate) async fn serve(mut self) {
-        // Registers the waker first: another client may redirect invalidations here before the
-        // first poll.
+        // Register the waker first, because another client may redirect invalidations to this one
+        // before the first poll.
         poll_fn(|cx| {
             self.talk.session.client.inbox.introduce(cx.waker());
             Poll::Ready(())
         })
         .await;
         let mut poll = |cx: &mut Context<'_>, buffers: &mut Buffers| {
-            // A turn of another client may have panicked and left its replies in the buffer.
+            // A panic in another connection may have left replies in the buffer.
             buffers.turn.clear_out();
             self.poll(cx, buffers)
         };
@@ -193,13 +194,14 @@ impl Connection {
         }
     }
 
-    /// Marks whether the connection waits on a future that may hold the current node.
+    /// Sets whether the connection waits for a future that may hold a reference to the current
+    /// node.
     fn set_away(&self, away: bool) {
         self.talk.session.client.away.store(away, Relaxed);
     }
 
-    /// Runs turns until the socket has no input or accepts no more output. Returns `Ready` once the
-    /// connection is over.
+    /// Runs the event loop until the socket has no input or accepts no output. Returns `Ready` when
+    /// the connection is closed.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
         let node: &Arc<Node> = &self.host.now();
@@ -229,8 +231,8 @@ impl Connection {
                 self.talk.return_with(pins);
                 self.set_away(false);
             }
-            // The client may have lost the right to a channel whose messages are already in the
-            // inbox.
+            // The inbox may contain messages of a channel that the client is no longer allowed to
+            // read.
             if self.talk.session.listens()
                 && self.talk.is_outdated(node)
                 && !self.talk.look_again(node)
@@ -254,7 +256,7 @@ impl Connection {
                             return Poll::Ready(());
                         }
                     }
-                    // End of file or an error: the client has gone.
+                    // End of file or an error: the client has disconnected.
                     Poll::Ready(_) => return Poll::Ready(()),
                     Poll::Pending if listens && skips && self.take_messages(cx, turn) => {}
                     Poll::Pending => return Poll::Pending,
@@ -293,7 +295,7 @@ impl Connection {
     }
 
     /// Writes pending replies. Returns `Pending` while the connection must wait for its client to
-    /// read, and an error when the connection is over.
+    /// read, and an error when the connection is closed.
     #[cold]
     fn flush_or_read_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         if let Poll::Ready(outcome) = self.poll_flush(cx) {
@@ -316,7 +318,7 @@ impl Connection {
         Poll::Ready(Err(()))
     }
 
-    /// Holds the replies of a turn back if they depend on durability or on a pending future.
+    /// Withholds the replies of this iteration if they depend on a sync or on a pending future.
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
         let session = &mut self.talk.session;
@@ -355,7 +357,8 @@ impl Connection {
         true
     }
 
-    /// Sends the held replies with their missing parts filled in, or an error in place of each one.
+    /// Inserts the missing parts into the held replies and sends them. After a failed sync, sends
+    /// an error in place of each reply.
     fn release(&mut self, cx: &mut Context<'_>, outcome: Result<Come, String>) -> Result<(), ()> {
         let Some(Held { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
         self.set_away(false);
@@ -369,15 +372,15 @@ impl Connection {
                 }
             }
             Err(text) => {
-                // The writes may not survive a crash. The turn does not record which replies belong
-                // to writes, so all of them become errors.
+                // The writes may not survive a crash. The connection does not know which replies
+                // belong to writes, so it replaces all of them by errors.
                 out.truncate(self.talk.kept_out);
                 self.talk.fail(&text);
                 for _ in 0..replies {
                     Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
                 }
-                // Truncation also removed invalidation messages; the client must drop everything it
-                // has cached.
+                // The truncation also removed invalidation messages, so the client must drop its
+                // whole cache.
                 if self.talk.session.client.hears.load(Relaxed) {
                     node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
                 }
@@ -390,15 +393,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Moves messages from the client's inbox to the turn's output and returns whether there were
-    /// any. The next turn skips the inbox, so that a stream of messages cannot starve requests.
+    /// Moves messages from the client's inbox to the output and returns whether there were any. The
+    /// next iteration skips the inbox, so that a stream of messages cannot starve requests.
     fn take_messages(&mut self, cx: &Context<'_>, turn: &mut TurnBuffers) -> bool {
         let inbox = &self.talk.session.client.inbox;
         self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
         self.had_messages
     }
 
-    /// Executes the requests in `bytes` and keeps an incomplete rest. Returns an error if that rest
+    /// Executes the requests in `bytes` and stores an incomplete last one. Returns an error if it
     /// exceeds `max_query_buffer_bytes`.
     fn receive(
         &mut self,
@@ -431,7 +434,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns `Ready` if the client of a suspended request has disconnected; the request is then
+    /// Returns `Ready` if the client of a suspended request has disconnected. The request is then
     /// dropped without an effect.
     fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
@@ -470,7 +473,7 @@ impl Connection {
         self.note();
     }
 
-    /// Publishes the sizes of this connection's buffers for CLIENT LIST and the memory budget.
+    /// Updates the buffer sizes that CLIENT LIST shows and the memory limit includes.
     fn note(&self) {
         let Session { client, transaction, .. } = &self.talk.session;
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
@@ -550,9 +553,9 @@ impl Connection {
     }
 }
 
-/// Returns whether replies to writes must wait: for an fsync (policy `always`, or a late commit
-/// thread), or for room in the log's queue. A repeated write that changes nothing waits as well
-/// while the first one is not durable.
+/// Returns whether replies to writes must wait for an fsync (policy `always`, or a commit thread
+/// that is behind) or for room in the log's queue. A write that changes nothing also waits while
+/// the earlier write of the same value is not durable.
 fn must_hold(node: &Node, ticket: store::Ticket) -> bool {
     let durability = &node.durability;
     (durability.committer().durable() < ticket
@@ -583,8 +586,8 @@ mod tests {
         }
     }
 
-    /// The connection may end after `+OK` and before the link starts, for example because its peer
-    /// does not read.
+    /// The connection may close after `+OK` and before the link starts, for example because its
+    /// peer does not read.
     #[tokio::test]
     async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
         let folder = tempfile::tempdir().unwrap();

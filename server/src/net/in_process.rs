@@ -1,4 +1,4 @@
-//! An in-process client without a socket. It runs the same turn code as a connection, on the
+//! An in-process client without a socket. It runs the same event-loop code as a connection, on the
 //! caller's thread, for tests and measurements.
 
 use crate::net::connection::Connection;
@@ -32,7 +32,7 @@ impl Local {
         })
     }
 
-    /// Runs one turn on complete requests and returns their replies.
+    /// Executes complete requests, none of which may wait, and returns their replies.
     pub fn turn(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let used = self.turn_on(requests);
@@ -40,9 +40,9 @@ impl Local {
         &self.turn.out
     }
 
-    /// Executes requests that may wait for cold rows or other nodes; requires a current-thread
-    /// runtime. An instrumentation test counts `turn_end`, which a pending reply polls twice: once
-    /// at the start and once when the data have arrived.
+    /// Executes requests that may wait for cold rows or other nodes. Requires a current-thread
+    /// runtime. An instrumentation test counts the polls of `turn_end`. A pending reply polls it
+    /// twice: once at the start and once when the data has arrived.
     pub async fn answers(&mut self, requests: &[u8]) -> &[u8] {
         self.turn.out.clear();
         let mut at = 0;
@@ -76,7 +76,7 @@ impl Local {
         at
     }
 
-    /// Completes the replies if the awaited parts have arrived.
+    /// Inserts the missing parts into the replies if they have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
         hold.as_mut().poll(cx).map(|come: Come| come.complete(&mut self.turn.out))

@@ -1,8 +1,8 @@
-//! A turn without its socket: request bytes in, reply bytes out.
+//! One event-loop iteration without the socket: turns request bytes into reply bytes.
 //!
 //! Requests are processed in batches of up to [`AHEAD`], in three passes: scan all of them,
-//! prefetch the memory each one will read, execute them in order. The cache misses of a pipeline of
-//! small commands therefore overlap (`commands/prefetch.rs`).
+//! prefetch the memory that each will read, execute them in order. The cache misses of a pipeline
+//! of small commands therefore overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
 use crate::commands::prefetch::LookAhead;
@@ -28,22 +28,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Bytes of replies after which a turn stops and writes.
+/// Number of reply bytes after which the loop stops and writes them to the socket.
 const WRITE_BYTES: usize = 256 << 10;
-/// Output limit of a client before authentication; bounds the work spent on refusals.
+/// Output limit of a client before authentication. Bounds the work for refused requests.
 const UNAUTHENTICATED_OUT_BYTES: usize = 16 << 10;
 const OUT_BYTES: usize = 64 << 10;
 /// Maximum number of arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
-/// Interval at which a stalled writer checks whether a nearly full space has room again.
+/// Interval at which a suspended write checks whether a nearly full space has free memory.
 pub(crate) const ROOM_EVERY: Duration = Duration::from_millis(2);
-/// Capacity above which an emptied reply buffer is released.
+/// An empty reply buffer with a greater capacity is released.
 const KEPT_OUT_BYTES: usize = 1 << 20;
-/// Maximum number of requests per batch: enough for the HMGETs of one feed page.
+/// Maximum number of requests per batch: the HMGETs of one feed page fit into a batch.
 const AHEAD: usize = 32;
 const AHEAD_ARGS: usize = 1024;
 
-/// Buffers of one worker, shared by the turns of all its connections.
+/// Buffers of one worker, shared by all its connections.
 pub(crate) struct TurnBuffers {
     pub(crate) out: Vec<u8>,
     scratch: Scratch,
@@ -80,7 +80,7 @@ pub(crate) struct Request {
     pub(crate) found: Found,
 }
 
-/// Whether and how the connection closes after its requests were executed.
+/// Whether and how the connection closes after its requests have been executed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Closing {
     No,
@@ -98,7 +98,7 @@ enum Halt {
     Refused(Malformed),
 }
 
-/// Condition that a request waits for before it runs.
+/// Reason why a request must wait before it runs.
 enum Wait {
     /// End of CLIENT PAUSE or of a similar pause.
     Pause,
@@ -107,7 +107,7 @@ enum Wait {
     Rows(Fetching),
 }
 
-/// Returns what the request has to wait for before it can run, if anything.
+/// Returns why the request must wait before it can run. `None` if it can run now.
 #[inline(always)]
 fn waits(
     found: Found,
@@ -151,18 +151,18 @@ pub(crate) struct RequestLoop {
     scanner: Scanner,
     lookup: Lookup,
     limits: Limits,
-    /// Configuration that the session last saw.
+    /// Configuration that the session last used.
     pub(crate) config: Arc<Config>,
-    /// Whether the input may hold further complete requests that were left for the next turn.
+    /// Whether the input may contain complete requests for the next iteration.
     pub(crate) more: bool,
-    /// Number of replies the current turn has written.
+    /// Number of replies written in this iteration.
     pub(crate) replies: usize,
     pub(crate) closing: Closing,
     /// Future that the next request waits for. It resolves to cold rows if the request needs some.
     pub(crate) stalled: Option<Pin<Box<dyn Future<Output = Pins> + Send>>>,
-    /// First request in the input, if it runs in several turns.
+    /// First request in the input, if it is a long request.
     long: Option<Box<(Request, LongRequest)>>,
-    /// Number of reply bytes that remain valid if the rest of the turn's replies become errors.
+    /// Number of reply bytes that are sent even if later replies are replaced by errors.
     pub(crate) kept_out: usize,
     /// Cold rows fetched for the next requests.
     pub(crate) pins: Pins,
@@ -206,7 +206,7 @@ impl RequestLoop {
         self.session.lose_watched();
     }
 
-    /// Ends the wait and takes over the fetched rows, unless they belong to a replaced data set.
+    /// Ends the wait and stores the fetched rows, unless they belong to a replaced data set.
     pub(crate) fn return_with(&mut self, pins: Pins) {
         self.stalled = None;
         self.pins = if std::mem::take(&mut self.outlived) { Pins::default() } else { pins };
@@ -220,10 +220,10 @@ impl RequestLoop {
         buf: &[u8],
         turn: &mut TurnBuffers,
     ) -> usize {
-        // Must come before any global state is read: `wait_for_turns` waits for turns that may have
-        // seen the old state.
+        // Must precede every read of global state: `wait_for_turns` waits for iterations that may
+        // have read the old state.
         let _turn = tallies.enter();
-        // The whole turn sees one version of spaces, views and actions.
+        // All requests of this iteration use the same version of spaces, views and actions.
         let engines = node.current.get().map(Current::now);
         let node = Now::new(node, engines.as_ref().map(|engines| &***engines));
         if self.in_cluster {
@@ -252,7 +252,7 @@ impl RequestLoop {
         }
         cold::pin(std::mem::take(&mut self.pins));
         let used = self.execute_all(node, tallies, buf, turn, true);
-        // A turn that stopped early keeps its rows for the next turn.
+        // If the loop stopped early, keep the rows for the next iteration.
         let pins = cold::unpin();
         if self.more && self.stalled.is_none() {
             self.pins = pins;
@@ -262,7 +262,7 @@ impl RequestLoop {
         used
     }
 
-    // Long: a loop whose steps each may end the turn.
+    // Long: a loop that may stop at each of its steps.
     fn execute_all(
         &mut self,
         node: Now<'_>,
@@ -302,8 +302,8 @@ impl RequestLoop {
                     && let Some(long) = LongRequest::new(request.found, args, session, engines)
                 {
                     tallies.commands.add(index as u64);
-                    // A long request runs in a turn of its own, because it handles failed replies
-                    // differently.
+                    // A long request runs in an iteration of its own, because it handles failed
+                    // replies differently.
                     if self.replies > 0 || index > 0 {
                         self.scanner.restart();
                     } else {
@@ -338,7 +338,7 @@ impl RequestLoop {
                     continue;
                 }
                 self.session.ends_turn = false;
-                // Requests scanned after this one are scanned again in the next turn.
+                // The next iteration scans the requests after this one again.
                 tallies.commands.add(index as u64 + 1);
                 self.scanner.restart();
                 if self.closing != Closing::No {
@@ -361,7 +361,7 @@ impl RequestLoop {
         }
     }
 
-    /// Prefetches memory for the requests of a batch. A batch of one gains nothing from it.
+    /// Prefetches memory for the requests of a batch. Prefetching does not speed up a batch of one.
     #[inline]
     fn look_ahead(&self, node: Now<'_>, batch: &[Request], buf: &[u8]) {
         if let Some(engines) = node.loaded()
@@ -384,8 +384,8 @@ impl RequestLoop {
         self.more = true;
     }
 
-    /// Stalls the current request for `wait`. `behind` holds the requests after it, whose cold rows
-    /// are fetched together with its own.
+    /// Suspends the current request until `wait` ends. `behind` contains the requests after it,
+    /// whose cold rows are fetched at the same time.
     #[cold]
     fn wait(&mut self, wait: Wait, node: Now<'_>, behind: &[u8]) {
         match wait {
@@ -418,8 +418,8 @@ impl RequestLoop {
         self.stall(suspension);
     }
 
-    /// Runs the next turn of a long request; returns its length in bytes when it is done, otherwise
-    /// 0.
+    /// Makes the next handler call of a long request. Returns the length of the request in bytes if
+    /// it is complete, otherwise 0.
     #[cold]
     fn continue_long(
         &mut self,
@@ -455,7 +455,7 @@ impl RequestLoop {
         let written = request.written(step, is_done, &turn.out[from..]);
         (self.replies, self.kept_out) = (written.0, from + written.1);
         if has_cold {
-            // Rows of one step are not needed by later steps.
+            // Later steps do not need the rows of this step.
             drop(cold::unpin());
             self.pinned_bytes = 0;
         }
@@ -478,14 +478,14 @@ impl RequestLoop {
         self.long.as_ref().is_some_and(|long| long.1.is_amid_reply())
     }
 
-    /// Marks a long request as not durable: the rest of its reply becomes this error.
+    /// Handles a failed sync during a long request: replaces the rest of its reply by this error.
     pub(crate) fn fail(&mut self, text: &str) {
         if let Some(long) = &mut self.long {
             long.1.fail(text);
         }
     }
 
-    /// Returns whether the turn continues with the next request, given the number of reply bytes so
+    /// Returns whether the loop continues with the next request, given the number of reply bytes so
     /// far. Sets `closing` if the connection is to be closed.
     #[inline]
     fn goes_on(&mut self, node: Now<'_>, out: usize) -> bool {
@@ -512,7 +512,7 @@ impl RequestLoop {
         self.closing = Closing::AtOnce;
     }
 
-    /// Answers a protocol error and closes the connection.
+    /// Replies with a protocol error and closes the connection.
     #[cold]
     fn refuse(&mut self, why: &Malformed, node: Now<'_>, tallies: &Tallies, out: &mut Vec<u8>) {
         if matches!(why, Malformed::Http) {
@@ -530,7 +530,7 @@ impl RequestLoop {
         self.closing = Closing::Lingering;
     }
 
-    /// Starts reading the cold rows of the stalled request and of the requests after it.
+    /// Starts reading the cold rows of the suspended request and of the requests after it.
     #[cold]
     fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: Fetching) {
         let mut scanner = Scanner::default();
@@ -573,12 +573,12 @@ impl RequestLoop {
     /// exists.
     #[cold]
     pub(crate) fn look_again(&mut self, node: &Node) -> bool {
-        // Read the version first: a change that follows triggers another reload.
+        // Read the version first, so that a later change triggers another reload.
         self.session.access.version = node.settings.version();
         self.config = Arc::clone(&node.config());
         self.session.timed = slowlog::times_all(&self.config.server);
         let mut known = self.session.access.look_again(&node.acl);
-        // A subscription may have been created while its permission was being revoked.
+        // The client may have subscribed while its permission was being revoked.
         if self.session.listening
             && std::mem::take(&mut self.session.access.hears_less)
             && let Some(user) = &self.session.access.user
@@ -611,7 +611,7 @@ impl RequestLoop {
                         found: self.lookup.find(name),
                     });
                     at += length;
-                    // The scanner keeps the words of one inline request only. Before
+                    // The scanner stores the words of only one inline request. Before
                     // authentication, batches hold one request, because a successful AUTH changes
                     // the limits for the next.
                     let enough =

@@ -1,7 +1,7 @@
 //! Threads of the server: one acceptor, several workers, and one that maintains tables.
 //!
-//! Each worker runs its own current-thread runtime. A connection stays on its worker for life, so
-//! no request crosses cores. The acceptor assigns a new connection to the worker with the fewest.
+//! Each worker runs its own current-thread runtime. A connection never moves to another worker. The
+//! acceptor assigns a new connection to the worker with the fewest connections.
 
 use crate::net::connection::Connection;
 use dataset::Engines;
@@ -23,15 +23,15 @@ use store::time;
 use tokio::sync::mpsc;
 
 /// Probes of one existence space per millisecond of sleep of the maintenance thread. Spaces
-/// alternate, so the total is 5,000 probes per second: 0.1% of a core, until every false-positive
-/// rate has been measured.
+/// alternate, so the total is 5,000 probes per second, which take 0.1% of a core. Probing stops
+/// when every false-positive rate has been measured.
 const CANARIES_PER_MS: u64 = 5;
 /// Interval between searches for tables without recent writes.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Interval between checks for counter tables to retire.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
-/// Blocking threads per worker for slow commands (statistics, digests, merges). Excess work queues
-/// here so that it does not delay pages.
+/// Blocking threads per worker for slow commands (statistics, digests, merges). More commands wait
+/// in a queue, so that they do not delay pages.
 const SLOW_THREADS: usize = 2;
 
 pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpListener> {
@@ -51,14 +51,14 @@ pub(crate) fn listen_on(host: &str, port: u16, backlog: i32) -> io::Result<TcpLi
     Ok(socket.into())
 }
 
-/// An accepted connection on its way to a worker.
+/// An accepted connection that is being passed to a worker.
 struct Arrival {
     stream: TcpStream,
     client: Arc<node::runtime::clients::Client>,
     encrypted: bool,
 }
 
-/// The acceptor's view of a worker.
+/// A worker, as seen by the acceptor.
 struct Worker {
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Number of connections that the worker serves or has in its queue.
@@ -78,7 +78,7 @@ pub(crate) fn start(
         encrypted.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     let all =
         listeners.into_iter().map(|l| (l, false)).chain(encrypted.into_iter().map(|l| (l, true)));
-    // If a thread fails to start, the code below stops the ones already started.
+    // If a thread fails to start, the code below stops those already started.
     let spawned = (|| {
         for index in 0..host.tallies.len() {
             let (send, receive) = mpsc::unbounded_channel();
@@ -124,7 +124,7 @@ pub(crate) fn start(
     Ok(threads)
 }
 
-/// Starts a vital thread: the server stops if it ends.
+/// Starts a thread. The server stops if the thread ends.
 pub(crate) fn thread<T: Send + 'static>(
     vital: Vital,
     name: String,
@@ -136,12 +136,12 @@ pub(crate) fn thread<T: Send + 'static>(
     })
 }
 
-/// Niceness added to background threads. On a shared core such a thread gets a tenth of the time,
-/// and a waking worker preempts it.
+/// Niceness added to background threads. On a core shared with a worker, such a thread gets a tenth
+/// of the time, and the worker preempts it.
 const NICER: i32 = 10;
 
-/// Starts a thread at low priority. No client may depend on its progress: the spill thread, which
-/// unblocks writers, does not qualify.
+/// Starts a thread at low priority. No client may wait for such a thread. The spill thread
+/// therefore has normal priority, because writers wait for it.
 pub(crate) fn background<T: Send + 'static>(
     vital: Vital,
     name: String,
@@ -194,7 +194,7 @@ async fn accept(
                         }
                     }
                     Err(error) => {
-                        // Usually out of file descriptors; retry after a pause.
+                        // Usually the process is out of file descriptors. Retry after a pause.
                         tracing::warn!(
                             "cannot accept connections: {error}; retrying every 100 ms, check the \
                              open file limit"
@@ -228,7 +228,7 @@ async fn accept(
                     }
                 }
                 before = (now, totals);
-                // A dead replica sends no notice, so the lag is checked here.
+                // A dead replica does not report its lag, so check it here.
                 host.replication.judge(&host.config());
                 let (idle_s, handshake_s) = {
                     let config = host.config();
@@ -250,7 +250,7 @@ async fn accept(
     }
 }
 
-/// Redis's error text, with Tidemark's names of settings.
+/// Redis's error text, with the names of Tidemark's settings.
 const DENIED: &[u8] = b"-DENIED Tidemark is running in protected mode because protected mode is \
                         enabled and no password is set for the default user. In this mode \
                         connections are only accepted from the loopback interface. If you want to \
@@ -292,7 +292,7 @@ fn admit(
         return if encrypted { Ok(()) } else { stream.write_all(DENIED) };
     }
     let Some(client) = process.clients.admit(peer, local, config.server.max_clients) else {
-        // Cannot block, because the socket's send buffer is empty.
+        // The send buffer of the socket is empty, so this does not block.
         return if encrypted {
             Ok(())
         } else {
@@ -303,7 +303,7 @@ fn admit(
     worker.load.fetch_add(1, Relaxed);
     let id = client.id;
     if worker.arrivals.send(Arrival { stream, client, encrypted }).is_err() {
-        // The worker's receiver is gone: the server is stopping.
+        // The worker has dropped its receiver: the server is stopping.
         process.clients.remove(id);
     }
     Ok(())
@@ -355,8 +355,8 @@ async fn work(
             Err(error) => tracing::warn!("cannot serve {}: {error}", client.peer),
         }
     }
-    // No client is in the middle of a command here. Clients without pending replies are closed now;
-    // the others may drain theirs until the deadline.
+    // No command is being executed now. Close clients without pending replies. The others may read
+    // their replies until the deadline.
     let deadline = Instant::now() + Duration::from_millis(host.config().server.shutdown_grace_ms);
     while load.load(Relaxed) > 0 && Instant::now() < deadline {
         for client in host.clients.list() {
@@ -384,10 +384,10 @@ impl Drop for Departure {
 
 /// Interval at which memory is redistributed among spaces.
 const SHARE_EVERY: Duration = Duration::from_millis(50);
-/// Tables get at least `1 / LEAST_OF_TABLES` of the memory, regardless of other consumers.
+/// Tables may use at least `1 / LEAST_OF_TABLES` of the memory, regardless of other memory use.
 const LEAST_OF_TABLES: u64 = 4;
-/// Time constant in seconds over which an increase of non-table memory takes effect. Memory that a
-/// table frees stays with the allocator for some seconds and must not make the next table spill.
+/// Time constant in seconds for smoothing increases of non-table memory. The allocator keeps memory
+/// that a table frees for some seconds. Without smoothing, that would make the next table spill.
 const RISES_OVER_S: f64 = 10.0;
 
 /// Divides the process's memory limit among spaces.
@@ -414,8 +414,8 @@ impl Sharing {
     }
 }
 
-/// Raises the horizon of each counter space that has more tables than it retains. Replicas take the
-/// horizon from their master.
+/// Raises the horizon of each counter space that has more tables than configured. Replicas receive
+/// the horizon from their master.
 fn retire(node: &Node, engines: &Engines) {
     for (name, horizon) in engines.to_retire() {
         if !node.replication.is_master() {
@@ -424,8 +424,7 @@ fn retire(node: &Node, engines: &Engines) {
         let may = || node.refusal().map_or(Ok(()), Err);
         match node.current.edit(may, |now| now.retire(&name, horizon)) {
             Ok(()) => tracing::info!("space '{name}': retired ids below {horizon}"),
-            // The log refuses changes at the moment, or the space was dropped; the next check
-            // retries.
+            // The log refuses changes, or the space was dropped. The next check retries.
             Err(refusal) => {
                 tracing::debug!("space '{name}': {}", String::from_utf8_lossy(refusal.text()))
             }
@@ -474,9 +473,10 @@ impl Maintenance {
         engines.into_iter().for_each(|engines| self.sharing.step(node, engines));
         if let Some(engines) = engines.filter(|engines| engines.maintain()) {
             self.backoff.worked();
-            // Without the yield, a page woken on this core would wait for the next scheduler tick
-            // (see dataset/src/cpu_throttle.rs). There is no sleep during a table rewrite: every
-            // lookup then searches two tables, and sleeping made pages take 80 times as long.
+            // Yield the core, or a worker with a page request would wait for the next scheduler
+            // tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table rewrite: every
+            // lookup then searches two tables, and pages took 80 times as long when this thread
+            // slept.
             if !engines.hurries() {
                 std::thread::yield_now();
             }

@@ -34,27 +34,27 @@ use transaction::{Transaction, WATCHED_BYTES};
 pub(crate) enum Replies {
     On,
     Off,
-    /// CLIENT REPLY SKIP was just executed; the next command gets no reply.
+    /// CLIENT REPLY SKIP was executed. The next command gets no reply.
     SkipNext,
     /// The current command gets no reply.
     SkipThis,
 }
 
-/// Future that replies are held for.
+/// Future that held replies wait for.
 pub(crate) type Later = Pin<Box<dyn Future<Output = Come> + Send>>;
 
 /// Parts of replies that a [`Later`] supplies.
 #[derive(Default)]
 pub(crate) struct Come {
-    /// Replies merged from several nodes, in order, each with the range it replaces in the turn's
+    /// Replies merged from several nodes, in order. Each has the range that it replaces in the
     /// output.
     pub(crate) joined: Vec<Joined>,
-    /// The reply of the turn's last command, if that command deferred it.
+    /// Deferred reply of the last command, if any.
     pub(crate) last: Vec<u8>,
 }
 
 impl Come {
-    /// Inserts the parts into the replies of the turn.
+    /// Inserts the parts into the replies.
     pub(crate) fn complete(self, out: &mut Vec<u8>) {
         if !self.joined.is_empty() {
             let replies = std::mem::take(out);
@@ -79,27 +79,27 @@ pub(crate) struct Session {
     pub(crate) transaction: Option<Transaction>,
     /// Watched keys by space number and id. A repeated WATCH keeps the version of the first.
     pub(crate) watched: HashMap<Place, Seen>,
-    /// Whether a watched data set was replaced by another one. As in Redis, its keys count as
-    /// modified.
+    /// Whether a watched data set was replaced by another one. As in Redis, all watched keys then
+    /// count as modified.
     pub(crate) watch_lost: bool,
     /// EXEC is running. Its commands must not wait, except for suspensions if `may_leave` is set.
     pub(crate) in_exec: bool,
-    /// EXEC holds no lock that excludes writers, so its commands may suspend.
+    /// Whether the commands of EXEC may suspend, because EXEC holds no locks.
     pub(crate) may_leave: bool,
     pub(crate) suspension: Suspension,
-    /// The request was not checked for cold rows in advance; the command records the missing ones.
+    /// Whether the command records missing cold rows, because they were not fetched in advance.
     pub(crate) notes_missing: bool,
-    /// Result of EXEC's single check whether writes are accepted, shared by all its commands.
+    /// Result of the check whether writes are accepted, which EXEC makes once for all its commands.
     pub(crate) admitted: Option<Outcome>,
-    /// End the turn after this request: either it excluded all writers, or enough replies wait for
-    /// other nodes.
+    /// Whether to stop after this request: it blocked all writers, or enough replies wait for other
+    /// nodes.
     pub(crate) ends_turn: bool,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) listening: bool,
-    /// Messages must directly follow the current reply: the client published to itself, or has just
-    /// unsubscribed.
+    /// Whether messages must directly follow the current reply: the client has published to itself,
+    /// or has just unsubscribed.
     pub(crate) messages_due: bool,
-    /// The current reply is a push, which CLIENT REPLY does not suppress.
+    /// Whether the current reply is a push, which CLIENT REPLY does not suppress.
     pub(crate) reply_is_push: bool,
     pub(crate) monitoring: bool,
     /// State of CLIENT TRACKING, if it is on.
@@ -110,22 +110,23 @@ pub(crate) struct Session {
     pub(crate) timed: bool,
     /// Whether a write was admitted since replies were last sent.
     pub(crate) wrote: bool,
-    /// Commit ticket that covers the client's writes up to its last turn, or up to the running
-    /// EXEC; 0 before the first write.
+    /// Commit ticket that covers the client's writes in earlier iterations and before the running
+    /// EXEC. 0 before the first write.
     pub(crate) last_write: Ticket,
     /// Commit ticket that must be durable before the values read since the last reply may be shown
     /// (see `visibility.rs`).
     pub(crate) shown: Ticket,
-    /// Future that the replies of this turn wait for, set by the last command.
+    /// Future that the replies of this iteration wait for. Set by the last command.
     pub(crate) hold: Option<Later>,
-    /// Whether `hold` supplies the reply of the turn's last command.
+    /// Whether `hold` supplies the reply of the last command.
     pub(crate) later: bool,
-    /// Requested replication link. It starts after the replies are written if `leaving` is set.
+    /// Requested replication link. If `leaving` is set, the link starts after the replies are
+    /// written.
     pub(crate) replicates: Option<outgoing_link::Place>,
-    /// Close after the replies are written.
+    /// Whether to close the connection after the replies are written.
     pub(crate) leaving: bool,
     pub(crate) shuts_down: bool,
-    /// Topology used for the whole turn; set only on cluster nodes.
+    /// Topology that all requests of this iteration use. Set only on cluster nodes.
     pub(crate) topology: Option<Arc<Topology>>,
     /// Whether READONLY is active: the client also reads from replicas.
     pub(crate) reads_replica: bool,
@@ -133,13 +134,13 @@ pub(crate) struct Session {
     pub(crate) is_coordinator: bool,
     /// Whether the client has written to slots of other nodes through this one.
     pub(crate) wrote_elsewhere: bool,
-    /// Whether ids of the current request belong to other nodes, and the request was not refused.
+    /// Whether the current request is accepted and some of its ids belong to other nodes.
     pub(crate) is_parted: Cell<bool>,
-    /// Requests to other nodes that replies of this turn depend on.
+    /// Requests to other nodes that the replies of this iteration depend on.
     pub(crate) gathering: Option<Gathering>,
     /// Maximum number of arguments of a request.
     pub(crate) most_args: usize,
-    /// Output limit in bytes. A command may stop building a reply above it, because the connection
+    /// Output limit in bytes. A command may stop building a larger reply, because the connection
     /// will be closed.
     pub(crate) most_out: usize,
 }
@@ -193,14 +194,14 @@ impl Session {
         self.listening || self.monitoring || self.client.hears.load(Relaxed)
     }
 
-    /// Updates the memory accounted for subscriptions, watched keys and prefixes.
+    /// Updates the client's memory use: subscriptions, watched keys and prefixes.
     pub(crate) fn note_kept(&self) {
         let watched = self.watched.len() * WATCHED_BYTES;
         let tracked = self.tracking.as_ref().map_or(0, |tracked| tracked.bytes());
         self.client.set_kept(self.subscriptions.bytes() + watched + tracked);
     }
 
-    /// Publishes the number of watched keys, and releases the table when it is empty.
+    /// Updates the number of watched keys in CLIENT LIST, and frees the table if it is empty.
     pub(crate) fn note_watched(&mut self) {
         if self.watched.is_empty() {
             self.watched = HashMap::new();
@@ -216,7 +217,7 @@ impl Session {
         self.note_watched();
     }
 
-    /// Makes the replies of the finished turn wait for other nodes, if any were asked.
+    /// Makes the replies of this iteration wait for the requests sent to other nodes, if any.
     pub(crate) fn hold_for_others(&mut self, process: impl FnOnce() -> Arc<Process>) {
         let Some(gathering) = self.gathering.take() else { return };
         let (process, last) = (process(), self.hold.take());

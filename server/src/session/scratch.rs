@@ -3,8 +3,8 @@
 use crate::session::unseen::Unseen;
 use dataset::engines::{Page, WriteError};
 
-/// Working buffers of a command. A worker reuses one set for all commands; a long request owns
-/// another one for all its turns.
+/// Working buffers of a command. A worker uses one set for all commands. A long request has its own
+/// set.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) ids: Vec<u64>,
@@ -15,7 +15,8 @@ pub(crate) struct Scratch {
     pub(crate) answers: Vec<::phantom::Answer>,
     pub(crate) changes: Vec<::counter::Change>,
     pub(crate) page: Page,
-    /// For entries with several ids: the additional ids of all entries, and the page read for them.
+    /// For entries with several ids: the further ids of all entries, and the page that was read for
+    /// them.
     pub(crate) further: Vec<(Vec<u64>, Page)>,
     pub(crate) asked: Asked,
     pub(crate) unseen: Unseen,
@@ -25,18 +26,18 @@ pub(crate) struct Scratch {
     pub(crate) count: usize,
     /// First unreadable row, for integer replies.
     pub(crate) unreadable: Option<WriteError>,
-    /// Rows of a packed page that takes several turns.
+    /// Rows of a packed page that takes several handler calls.
     pub(crate) packed: Vec<u8>,
 }
 
 impl Scratch {
-    /// Releases buffers that a request with many arguments has grown.
+    /// Frees buffers that have grown for a request with many arguments.
     #[cold]
     pub(crate) fn shrink(&mut self) {
         *self = Scratch::default();
     }
 
-    /// Bytes of memory that a long request keeps between turns.
+    /// Bytes of memory that a long request uses between handler calls.
     pub(crate) fn bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|(ids, _)| ids.capacity()).sum();
         (self.ids.capacity() + further) * size_of::<u64>()

@@ -12,7 +12,7 @@ const SUBSCRIPTION_BYTES: usize = 352;
 #[derive(Default)]
 pub(crate) struct Subscriptions {
     pub(crate) names: [BTreeSet<Arc<[u8]>>; 3],
-    /// Bytes of memory; a shared name counts in full for each subscriber.
+    /// Bytes of memory. A name shared by several subscribers counts in full for each of them.
     bytes: usize,
 }
 
@@ -25,7 +25,7 @@ impl Subscriptions {
         self.bytes
     }
 
-    /// Returns whether the user may receive all of them.
+    /// Returns whether the user may receive the messages of all subscriptions.
     pub(crate) fn are_allowed(&self, user: &User) -> bool {
         Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_hear(kind, name)))
     }
@@ -49,7 +49,7 @@ impl Subscriptions {
         was_there
     }
 
-    /// Number reported in replies: channels plus patterns, or shard channels alone.
+    /// Number of subscriptions in replies: channels plus patterns, or shard channels alone.
     pub(crate) fn counted(&self, kind: Kind) -> usize {
         match kind {
             Kind::Shard => self.of(Kind::Shard).len(),

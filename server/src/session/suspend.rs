@@ -1,6 +1,6 @@
 //! Suspended requests: a command starts asynchronous work (an fsync, for example) and returns
 //! without a reply. The worker serves other clients. When the work is done, the worker executes the
-//! command again, which then finds the result. EXEC resumes at the suspended command.
+//! command again, and the command reads the result. EXEC resumes at the suspended command.
 
 use dataset::cold::fetch::Fetching;
 use node::command::error::Refusal;
@@ -15,12 +15,12 @@ pub(crate) type SuspendResult = Result<Vec<u8>, Refusal>;
 pub(crate) enum Suspension {
     #[default]
     Nothing,
-    /// The command has supplied its work, which is not yet started.
+    /// The command has supplied its work. The worker has not started it.
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
     Lacks(Box<Fetching>),
-    /// The cold rows are being read, or have been read; the command runs again.
+    /// The cold rows are being read, or have been read. The command then runs again.
     Again,
 }
 
@@ -30,7 +30,7 @@ impl Suspension {
         *self = Suspension::Asked(Box::pin(work));
     }
 
-    /// Returns whether the command just executed wants to be suspended.
+    /// Returns whether the command that was just executed must be suspended.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         matches!(self, Suspension::Asked(_) | Suspension::Lacks(_))
@@ -42,7 +42,8 @@ impl Suspension {
         matches!(self, Suspension::Away(_) | Suspension::Again)
     }
 
-    /// Takes the cold rows to read before the command runs again, if it is suspended for rows.
+    /// Returns the cold rows to read before the command runs again. `None` if it waits for other
+    /// work.
     pub(crate) fn take_lacks(&mut self) -> Option<Box<Fetching>> {
         match std::mem::take(self) {
             Suspension::Lacks(fetching) => {
@@ -56,7 +57,7 @@ impl Suspension {
         }
     }
 
-    /// Takes the future to await before the command runs again. Call only if
+    /// Returns the future to await before the command runs again. Call only if
     /// [`is_asked`](Suspension::is_asked).
     pub(crate) fn leave(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let (tell, told) = oneshot::channel();
@@ -90,8 +91,8 @@ mod tests {
     use node::roles::{Master, Order};
     use std::time::Duration;
 
-    /// A group of changes waits for room in the log, which another writer has filled. Then the disk
-    /// fails, or the node becomes a replica.
+    /// A group of changes waits for room in the log, which another writer has filled. While it
+    /// waits, the disk fails or the node becomes a replica.
     #[tokio::test]
     async fn a_request_that_waits_for_room_gets_the_reason_and_leaves_nothing_behind() {
         let begun = [
@@ -140,7 +141,7 @@ mod tests {
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
             assert!(!guest.talk.session.suspension.is_back(), "the result was consumed");
             drop(all);
-            // The next client's suspension gets its own result.
+            // The suspension of the next client receives its own result.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;
             let told = String::from_utf8(told).unwrap();
             assert!(

@@ -1,4 +1,4 @@
-//! Commands queued by MULTI, and the memory cost of WATCH.
+//! Commands queued after MULTI, and the memory cost of WATCH.
 
 use dataset::engines::KeyRef;
 use node::command::footprint::key_positions;
@@ -26,14 +26,15 @@ const ARGUMENT_NS: usize = 1000;
 #[derive(Default)]
 pub(crate) struct Transaction {
     pub(crate) kept: Kept,
-    /// Whether a command was refused while queued; EXEC will be refused as well.
+    /// Whether a command could not be queued. EXEC will be refused.
     pub(crate) spoilt: bool,
     /// Whether a command may change data or send messages.
     pub(crate) writes: bool,
     /// Number of arguments of commands that access data.
     data_args: usize,
     space_changes: usize,
-    /// Whether a pure write is queued; EXEC is refused while the node accepts no writes.
+    /// Whether a command with the flag WRITE is queued. EXEC is then refused while the node accepts
+    /// no writes.
     pub(crate) changes: bool,
     pub(crate) begun: Option<Begun>,
 }
@@ -50,7 +51,7 @@ impl Transaction {
     /// Queues a command. Returns false and marks the transaction as failed if that would take more
     /// than `most` bytes.
     pub(crate) fn push(&mut self, spec: &Spec, args: Args<'_>, most: usize) -> bool {
-        // Doubled, because a growing vector may reserve twice its length.
+        // Compared with half the limit, because a growing vector may reserve twice its length.
         if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
             > most / 2
         {
@@ -63,8 +64,8 @@ impl Transaction {
         true
     }
 
-    /// Adds the cost of a command that accesses data. Returns whether the total is at most `most`
-    /// arguments.
+    /// Adds the cost of a command that accesses data to the total. Returns whether the total is at
+    /// most `most` arguments.
     pub(crate) fn has_room_for(
         &mut self,
         spec: &Spec,
@@ -108,8 +109,8 @@ impl Transaction {
     }
 }
 
-/// Additional cost of a command in arguments: member sets in exact ledgers, and messages with many
-/// receivers.
+/// Returns the additional cost of a command, in arguments. Sets in exact ledgers and messages with
+/// many receivers cost more.
 fn more_args(spec: &Spec, args: Args<'_>, node: Now<'_>) -> usize {
     let effort = |kind| node.channels.effort(kind, args.at(1), args.at(2)) / ARGUMENT_NS;
     match spec.name {

@@ -3,10 +3,11 @@
 
 use simulator::{RunCounts, Section, run};
 
-/// Steps of a run, of one machine and of two.
+/// Number of steps of a run with one machine, and with two.
 const STEPS: [u32; 2] = [400, 1200];
 
-/// Runs the seeds and returns their counts, with the number of seeds unless one is replayed.
+/// Runs the seeds and returns their counts. Also returns the number of seeds, or `None` if one seed
+/// is replayed.
 fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
     let steps = seeds::given("TIDEMARK_STEPS").map_or(STEPS[machines - 1], |steps| steps as u32);
     let seeds = seeds::seeds_at_least(full.min(6), full);
@@ -23,7 +24,7 @@ fn run_all(machines: usize, full: u64) -> (RunCounts, Option<u64>) {
 fn a_server_keeps_its_promises_whatever_befalls_it() {
     let (sum, runs) = run_all(1, 120);
     if let Some(runs) = runs {
-        // A run without these events would prove nothing.
+        // Runs without these events would not test recovery.
         let crashes = |section| sum.crashes_in.get(&section).copied().unwrap_or(0);
         use Section::{Commit, Recovery, Snapshot, Spill, Work};
         for section in [Commit, Recovery, Snapshot, Spill, Work] {
@@ -49,7 +50,8 @@ fn a_replica_has_what_its_master_has_and_takes_its_place() {
     }
 }
 
-/// Seeds of one machine, then of two. `docs/testing/journal.md` lists what each one found.
+/// Number of seeds with one machine, and with two. `docs/testing/journal.md` lists the bug that
+/// each seed found.
 #[test]
 fn seeds_that_have_found_something_find_no_more() {
     for (machines, seeds) in (1..).zip([[162, 200_389], [1071, 1074]]) {

@@ -1,6 +1,6 @@
 //! Bit packing of fixed-width numbers, low bits first; used by blocks and indexes.
 
-/// Returns the number of `width` bits (at most 64) at bit `at`. Bits beyond the end are 0.
+/// Returns the `width`-bit number (at most 64 bits) at bit offset `at`. Bits beyond the end are 0.
 #[inline]
 pub fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     if width == 0 {
@@ -18,7 +18,7 @@ pub fn get(bytes: &[u8], at: usize, width: u32) -> u64 {
     (u128::from_le_bytes(word) >> (at % 8)) as u64 & (u64::MAX >> (64 - width))
 }
 
-/// Passes `n` numbers of `width` bits each, from bit `at` on, to `f` until `f` returns false.
+/// Passes `n` numbers of `width` bits, starting at bit offset `at`, to `f` until `f` returns false.
 /// Returns whether `f` always returned true. Bits beyond the end are 0.
 #[inline]
 pub fn each(
@@ -28,7 +28,7 @@ pub fn each(
     n: usize,
     mut f: impl FnMut(usize, u64) -> bool,
 ) -> bool {
-    // Eight bytes contain any number of up to 57 bits, at every bit offset.
+    // Eight bytes contain a number of up to 57 bits at any bit offset.
     let mask = if (1..=57).contains(&width) { u64::MAX >> (64 - width) } else { 0 };
     (0..n).all(|index| {
         let bit = at + index * width as usize;
@@ -40,7 +40,7 @@ pub fn each(
     })
 }
 
-/// Writes a number of `width` bits at bit `at`. The bits must be zero and inside `bytes`.
+/// Writes a `width`-bit number at bit offset `at`. The bits must be zero and inside `bytes`.
 #[inline]
 pub fn put(bytes: &mut [u8], at: usize, width: u32, number: u64) {
     if width == 0 {

@@ -14,14 +14,14 @@
 //!                 zeros up to 4096
 //! ```
 //!
-//! Each number keeps its low `width` bits in the array. Larger numbers are *exceptions*. After the
-//! array follow the positions of the exceptions, 12 bits each and ascending, then their upper parts
-//! of `high width` bits each. The size of a block thus depends on its typical values, not on the
-//! largest. This is the "patched frame of reference" of Zukowski et al., "Super-Scalar RAM-CPU
-//! Cache Compression", ICDE 2006. The writer chooses the width that minimises the column's size. A
-//! column has its lowest value as a base if that reduces its size.
+//! The array stores the low `width` bits of each number. Larger numbers are *exceptions*. The
+//! positions of the exceptions follow the array, ascending and 12 bits each. Their upper parts,
+//! `high width` bits each, follow the positions. So the size of a block depends on its typical
+//! values, not on its largest ones. This is the "patched frame of reference" of Zukowski et al.,
+//! "Super-Scalar RAM-CPU Cache Compression", ICDE 2006. The writer chooses the width that minimises
+//! the column's size. A column has its lowest value as a base if that reduces its size.
 //!
-//! A read of one row scans the distances once and accesses each column once.
+//! Reading one row scans the distances once and accesses each column once.
 
 use super::bits;
 use crate::cold::BLOCK_BYTES;
@@ -129,7 +129,7 @@ impl<'a> Rows<'a> {
         self.first(n).plan().1 <= BLOCK_BYTES
     }
 
-    /// Returns how many of the rows fit into one block. The search begins at `guess`. One row
+    /// Returns the number of rows that fit into one block. The search begins at `guess`. One row
     /// always fits.
     pub(super) fn fitting(&self, guess: usize) -> usize {
         let most = self.ids.len().min(MAX_BLOCK_ROWS);

@@ -8,7 +8,7 @@
 //!
 //! A writer creates the file under its name plus `.tmp` and writes the header last. Then it syncs
 //! the file, renames it and syncs the folder, and a manifest names it. A published file never
-//! changes. Once no manifest names it, its last reader removes it: [`PageFile::retire`].
+//! changes. After no manifest names it, its last reader removes it: [`PageFile::retire`].
 
 pub mod bits;
 mod block;

@@ -26,9 +26,9 @@
 //! ```
 //!
 //! Numbers are little-endian. The checksum of a page is the CRC-32C of (identity, number of the
-//! page, page). A block of rows contains its checksum in its first four bytes, which the CRC leaves
-//! out. Other pages, such as those of a filter, use every bit, so their checksums follow the last
-//! page. An open file keeps them in memory, at a thousandth of its size.
+//! page, page). A block of rows contains its checksum in its first four bytes, which the CRC omits.
+//! Other pages, such as filter pages, use every bit, so their checksums follow the last page. An
+//! open file caches these checksums, which take a thousandth of the file's size in memory.
 //!
 //! A file is valid only if:
 //!
@@ -61,7 +61,8 @@ const MAX_PAGES: u64 = 1 << 26;
 const MAX_NOTE: u64 = 1 << 30;
 /// Length of a page's checksum in bytes.
 const SUM_BYTES: usize = 4;
-/// Offset of the header's checksum. Bytes from `UNUSED` up to it, and after it, are zero.
+/// Offset of the header's checksum. The bytes from `UNUSED` to the checksum, and the bytes after
+/// it, are zero.
 const CHECKED: usize = 124;
 const UNUSED: usize = 96;
 
@@ -200,8 +201,8 @@ impl PageWriter {
         self.draft.sync_if_much()
     }
 
-    /// Appends a block of rows after it has filled in the checksum. All pages of the file must be
-    /// such blocks.
+    /// Fills in the checksum of a block of rows and appends the block. All pages of the file must
+    /// be blocks of rows.
     pub(super) fn put_block(&mut self, block: &mut [u8; BLOCK_BYTES]) -> Result<()> {
         let check = check_of(self.identity, self.pages, &block[SUM_BYTES..]);
         block[..SUM_BYTES].copy_from_slice(&check.to_le_bytes());
@@ -219,7 +220,7 @@ impl PageWriter {
         &self.tag
     }
 
-    /// Lowers the highest id that the file answers for.
+    /// Lowers the end of the file's id range.
     pub fn end_at(&mut self, high: u64) {
         self.tag.high = high;
     }
@@ -229,8 +230,8 @@ impl PageWriter {
         self.draft.bytes() + self.sums.len() as u64
     }
 
-    /// Completes the file, syncs it and renames it to its final name. The folder is not synced:
-    /// [`Store::replace_files`](crate::Store::replace_files) does that.
+    /// Completes the file, syncs it and renames it to its final name. Does not sync the folder;
+    /// [`Store::replace_files`](crate::Store::replace_files) does.
     pub fn finish(mut self, note: &[u8]) -> Result<FileEntry> {
         self.draft.put(&self.sums)?;
         self.draft.put(note)?;
@@ -257,12 +258,12 @@ pub struct PageFile {
     head: Head,
     /// Checksums of the pages; empty for blocks of rows.
     sums: Box<[u8]>,
-    /// Disk to remove the file from after the last reader, once the file is retired.
+    /// Disk from which the last reader removes the file. Set when the file is retired.
     retired: OnceLock<Arc<dyn Disk>>,
 }
 
 impl PageFile {
-    /// Opens a file and compares it with the manifest's entry. Returns the note as well.
+    /// Opens a file and compares it with the manifest's entry. Also returns the note.
     pub(crate) fn open(
         disk: &dyn Disk,
         entry: &FileEntry,
@@ -282,7 +283,8 @@ impl PageFile {
         Ok((file, note))
     }
 
-    /// Opens a file by its name alone. The checksum in its entry is 0, because it is unknown.
+    /// Opens a file by its name, without a manifest entry. The checksum in its entry is unknown and
+    /// set to 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
         let format = (MAGIC, COLD_VERSION);
         let (opened, head) = immutable_file::open(disk, name, format, BLOCK_BYTES, Head::decode)?;
@@ -367,7 +369,7 @@ impl PageFile {
         self.read_many(number, page)
     }
 
-    /// Reads and verifies consecutive pages from number `first` on with one read.
+    /// Reads and verifies consecutive pages, starting at page `first`, with one read.
     pub fn read_many(&self, first: u64, pages: &mut [u8]) -> Result<()> {
         let n = read_full_at(&*self.file, pages, page_offset(first))
             .map_err(|e| Error::io(&self.path, "reading", e))?;
@@ -395,7 +397,7 @@ impl PageFile {
         Err(self.corrupt(number, "checksum mismatch of the page"))
     }
 
-    /// Marks a file that no manifest names: its last reader removes it.
+    /// Marks a file that no manifest names, so that its last reader removes it.
     pub fn retire(&self, disk: Arc<dyn Disk>) {
         let _ = self.retired.set(disk);
     }
@@ -404,7 +406,7 @@ impl PageFile {
 impl Drop for PageFile {
     fn drop(&mut self) {
         if let Some(disk) = self.retired.get() {
-            // Best effort: the next start removes a leftover.
+            // Best effort. The next startup removes the file if this fails.
             let _ = disk.remove(&self.entry.name);
         }
     }

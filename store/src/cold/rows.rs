@@ -13,11 +13,11 @@
 //! ```
 //!
 //! Numbers are little-endian. A note is valid only if the counts are possible, the ids are within
-//! the file's range, and those of the index are ascending.
+//! the file's range, and the ids of the index are ascending.
 //!
-//! An open file keeps the packed index in memory, about four bytes per block. A lookup is a binary
+//! An open file stores the packed index in memory, about four bytes per block. A lookup is a binary
 //! search in memory and one read of 4 KiB. An id outside `first..=last` costs no read. There is no
-//! filter for absent ids in between: clients ask for ids that were posted, and one byte per row
+//! filter for absent ids in this range. Clients mostly request existing ids, and one byte per row
 //! would exceed all other memory of spilled rows.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::manifest::FileEntry;
 
-/// Number of rows at which packed ones leave the writer's buffer.
+/// Number of buffered rows at which the writer removes the rows that are already in blocks.
 const MAX_BUFFERED_ROWS: usize = 2 * MAX_BLOCK_ROWS;
 /// Length of the note up to the index.
 const NOTE_HEAD: usize = 28;
@@ -118,7 +118,7 @@ impl Index {
         bits::get(&self.packed, block as usize * self.width as usize, self.width)
     }
 
-    /// Returns the only block that can hold `id`. `id` must not be less than the first id.
+    /// Returns the only block that can contain `id`, which must not be less than the first id.
     fn block(&self, id: u64, blocks: u64) -> u64 {
         let offset = id - self.first;
         let (mut from, mut to) = (0, blocks);
@@ -172,7 +172,7 @@ impl ColdFile {
             + self.index.packed.len()
     }
 
-    /// Returns the block to read for `id`, or `None` if the file cannot hold it.
+    /// Returns the block to read for `id`, or `None` if the file cannot contain it.
     pub fn block_of(&self, id: u64) -> Option<u64> {
         let within = (self.head.first..=self.head.last).contains(&id);
         within.then(|| self.index.block(id, self.head.blocks))
@@ -291,7 +291,7 @@ impl ColdWriter {
         self.pages.bytes()
     }
 
-    /// Lowers the highest id that the file answers for.
+    /// Lowers the end of the file's id range.
     pub fn end_at(&mut self, high: u64) {
         assert!(self.last.is_none_or(|last| last <= high), "the file covers its ids");
         self.pages.end_at(high);

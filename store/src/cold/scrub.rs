@@ -1,9 +1,9 @@
 //! Scrubbing: reads a whole page file and verifies every checksum. Used by `tidemark check` and by
 //! the server's scrubber.
 //!
-//! The reads bypass the page cache. The cache could return contents from before the damage, and no
-//! reader needs these pages soon. A damaged page does not end the scrub, because the other pages
-//! are still useful. The scrub reports each damaged page.
+//! The reads bypass the page cache. The cache could return contents from before the damage, and
+//! readers are unlikely to need these pages soon. The scrub reports each damaged page and continues
+//! with the next one.
 
 use super::pages::{BLOCK_BYTES, PageFile, page_offset};
 use super::rows::ColdFile;
@@ -21,7 +21,7 @@ const PIECE: usize = 32 * BLOCK_BYTES;
 pub struct Damage {
     /// Offset of its first byte.
     pub offset: u64,
-    /// Whether it is a page, not the header or the data after the pages.
+    /// Whether the damaged part is a page, not the header or the data after the pages.
     pub is_block: bool,
     /// Description of the damage.
     pub error: Error,
@@ -40,12 +40,12 @@ pub struct Scrub {
     start: usize,
     /// CRC-32C of the bytes read after the header.
     check: u32,
-    /// Whether damage was found. The checksum of the whole file is meaningless then.
+    /// Whether damage was found, which makes the checksum of the whole file meaningless.
     is_damaged: bool,
 }
 
 impl Scrub {
-    /// Begins a scrub of a file in the manifest: reads its header and note, and compares them with
+    /// Begins a scrub of a file in the manifest. Reads its header and note, and compares them with
     /// the entry.
     pub fn begin(disk: &dyn Disk, entry: &FileEntry, lineage: Lineage) -> Result<Scrub> {
         let (pages, note) = PageFile::open(disk, entry, lineage)?;
@@ -77,7 +77,7 @@ impl Scrub {
             disk.open_uncached(name).map_err(|e| Error::io(disk.path(name), "opening", e))?;
         let mut memory: Vec<u8> = Vec::with_capacity(PIECE + BLOCK);
         let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
-        // Within the capacity, so the memory does not move.
+        // The new size is within the capacity, so the memory does not move.
         memory.resize(start + PIECE, 0);
         let (at, check, is_damaged) = Default::default();
         Ok(Scrub { pages, holds, file, at, memory, start, check, is_damaged })
@@ -97,7 +97,7 @@ impl Scrub {
         for at in (0..wanted).step_by(BLOCK_BYTES) {
             let offset = from + at as u64;
             let bytes = BLOCK_BYTES.min(wanted - at);
-            // After a failed read, single pages may still be readable.
+            // If the read fails, single pages may still be readable.
             let read = match whole {
                 true => Ok(bytes),
                 false => {

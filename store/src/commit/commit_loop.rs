@@ -1,6 +1,6 @@
-//! Rounds of the commit thread. A round takes the marked keys from the stripes, logs their state,
-//! syncs if due, and publishes its progress. A failed round puts the keys back (C4). The invariants
-//! are numbered in `mod.rs`.
+//! Rounds of the commit thread. A round removes the marked keys from the stripes, logs their state,
+//! syncs if due, and publishes its progress. A failed round returns the keys to the stripes (C4).
+//! The invariants are numbered in `mod.rs`.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use crate::log::Log;
 use crate::record::Batch;
 use crate::time;
 
-/// Age of the oldest unsynced change at which `everysec` syncs; less than a second, because the
-/// sync itself takes time.
+/// Age of the oldest unsynced change at which `everysec` syncs. It is less than a second, because
+/// the sync also takes time.
 const EVERY_SECOND: Duration = Duration::from_millis(800);
 
-/// Interval at which a persistent failure is reported again. `MAX_REPORTED` limits the number of
+/// Interval for repeated reports of a persistent failure. `MAX_REPORTED` limits the number of
 /// different failures per interval.
 const REPORT_AGAIN: Duration = Duration::from_secs(60);
 const MAX_REPORTED: usize = 8;
@@ -32,16 +32,16 @@ pub struct Rounds<'a, K> {
     batch: Batch,
     /// Stripes that this round has not visited yet.
     waiting: Vec<usize>,
-    /// Keys that were collected but not appended. `spans` has, for each stripe, its index, the end
+    /// Keys that were collected but not appended. For each stripe, `spans` has its index, the end
     /// of its keys in `taken`, and whether it was joined.
     taken: Vec<K>,
     spans: Vec<(usize, usize, bool)>,
-    /// Keys of the atomic groups among them, and the bytes reserved for those groups.
+    /// Keys of atomic groups in `taken`, and the bytes reserved for these groups.
     units: Vec<K>,
     reserved: usize,
-    /// Empty list to swap with a stripe's list, which avoids an allocation.
+    /// Empty list to swap with a stripe's list, to avoid an allocation.
     spare: Vec<K>,
-    /// Start of the last successful round. Everything marked before it is appended.
+    /// Start of the last successful round. All keys marked before that time are appended.
     looked: Instant,
     /// Earliest possible time of the oldest change that is appended but not synced.
     unsynced_since: Option<Instant>,
@@ -81,7 +81,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.retry_at.is_some()
     }
 
-    /// Returns the time of the next round if no writer wakes the thread.
+    /// Returns the time of the next round unless a writer wakes the thread earlier.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let options = &self.committer.options;
         if self.retry_at.is_some() {
@@ -93,7 +93,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.last_write.map(|t| t + options.seal_after)
     }
 
-    /// Runs one round: logs all marked keys. Syncs if the policy, a flush or `stop` requires it.
+    /// Runs one round, which logs all marked keys. Syncs if the policy, a flush or `stop` requires
+    /// it.
     pub fn turn(
         &mut self,
         log: &mut Log,
@@ -107,7 +108,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             committer.nudged.store(false, Ordering::SeqCst);
             orders.flush > committer.synced.load(Ordering::Relaxed)
         };
-        // The round must rise before the dirty bits are read, see `mod.rs`.
+        // The round must be incremented before the dirty bits are read (see `mod.rs`).
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
         committer.crowded.store(false, Ordering::Relaxed);
         let result = self.attempt(log, source, now, round, flush || stop);
@@ -145,7 +146,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             synced_to: log.durable(),
             health: committer.health(),
         });
-        // Store this last: when `flush` returns, the progress is already published.
+        // Store this last, so that the progress is already published when `flush` returns.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
             drop(committer.orders.lock());
@@ -188,8 +189,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.unsynced_since.get_or_insert(self.looked);
             self.last_write = Some(now);
         }
-        // Use the time after the append, which may have taken long (a roll syncs). Waiters learn of
-        // the append only after this sync.
+        // Use the time after the append, which may be slow because a roll syncs. Waiters are
+        // notified of the append only after this sync.
         let appended = source.now().max(now);
         let second_is_over =
             || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
@@ -235,15 +236,15 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.waiting.clear();
         let waiting = &mut self.waiting;
         self.committer.take_dirty(|index| waiting.push(index));
-        // A stripe stays in `waiting` until its keys are taken, so that a failed round does not
-        // lose it (C4).
+        // A stripe stays in `waiting` until its keys are removed, so that a failed round does not
+        // skip it (C4).
         while let Some(&index) = self.waiting.last() {
             let stripe = self.committer.stripes[index].lock.lock();
             if stripe.borrow().joined {
                 // Lock order: `joined` before the stripes.
                 drop(stripe);
-                // This round may already have read, or may read again, a key of a joined stripe.
-                // Joined stripes therefore get a batch of their own (C7).
+                // This round may read a key of a joined stripe twice. Joined stripes therefore get
+                // a separate batch (C7).
                 self.append(log, source)?;
                 self.take_joined(index, source);
                 self.waiting.pop();
@@ -260,7 +261,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.append(log, source)
     }
 
-    /// Takes a stripe's keys and collects their state under the caller's lock. Returns the
+    /// Removes a stripe's keys and collects their state under the caller's lock. Returns the
     /// approximate size of the collected state in bytes.
     fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
         stripe.take(&mut self.spare, &self.committer.queued);
@@ -272,12 +273,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         bytes
     }
 
-    /// Takes the keys of this and all joined stripes while it holds all their locks (C6).
+    /// Removes the keys of this stripe and all joined stripes under all their locks (C6).
     fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.stripes.contains(&index) {
-            // Another joined stripe has already taken this one along.
+            // This stripe was already read together with another joined one.
             joined.stripes.push(index);
         }
         for (index, stripe) in self.hold_joined(&mut joined) {
@@ -289,9 +290,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     /// this round.
     fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, Guard<'a, K>)> {
         let committer = self.committer;
-        // Ascending order, as everywhere that locks several stripes.
+        // Several stripes are always locked in ascending order.
         joined.stripes.sort_unstable();
-        // Take the list instead of draining it, to free the memory of a burst.
+        // Replace the list instead of draining it, to free the memory of a burst.
         self.units.append(&mut std::mem::take(&mut joined.units));
         self.reserved += std::mem::take(&mut joined.bytes);
         joined
@@ -330,7 +331,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// Drops the keys that are in the log.
+    /// Clears the keys that are in the log.
     fn appended(&mut self) {
         buffer::clear(&mut self.taken);
         buffer::clear(&mut self.spans);
@@ -351,7 +352,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
         let were_joined = self.spans.iter().any(|span| span.2);
         let mut bytes = self.batch.bytes();
-        // First put the keys back into their stripes, to be taken again with any newer marks.
+        // Return the keys to their stripes, to collect them again with newer marks.
         self.put_back();
         if were_joined {
             self.take_units(source);
@@ -359,7 +360,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             source.encode(&mut self.batch)?;
             if self.batch.bytes() <= MAX_BODY_BYTES {
                 self.append_batch(log, source)?;
-                // Visit the keys that remain in the stripes.
+                // Visit the stripes of the remaining keys.
                 self.waiting.extend(stripes);
                 return Ok(());
             }
@@ -369,13 +370,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.dissolve();
         }
         source.parted(bytes);
-        // Split each stripe into as many batches as needed. A crash may separate them, but an
+        // Split each stripe into as many batches as needed. A crash may lose some of them, but an
         // oversized batch could never be logged.
         let committer = self.committer;
         for index in stripes {
             let stripe = committer.stripes[index].lock.lock();
             if stripe.borrow().joined {
-                // The stripe was joined in the interim.
+                // The stripe was joined after its keys were returned.
                 self.waiting.push(index);
                 continue;
             }
@@ -392,7 +393,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         Ok(())
     }
 
-    /// Gives up the atomicity of a group that exceeds the limit of a batch.
+    /// Drops the atomicity of a group that exceeds the size limit of a batch.
     fn dissolve(&mut self) {
         let committer = self.committer;
         for (_, stripe) in self.hold_joined(&mut committer.joined.lock()) {
@@ -401,7 +402,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.appended();
     }
 
-    /// Takes only the keys of atomic groups from the joined stripes, under all their locks.
+    /// Removes only the keys of atomic groups from the joined stripes, under all their locks.
     ///
     /// Keys that other writers marked stay in the stripes for this round, except for keys of the
     /// same ids.
@@ -426,12 +427,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 source.collect(&self.taken[start..]);
                 self.spans.push((index, self.taken.len(), true));
             }
-            // Keys marked since then also need a visit.
+            // Also visit keys that were marked later.
             self.waiting.push(index);
         }
     }
 
-    /// Puts all keys of a failed round back into their stripes (C4).
+    /// Returns all keys of a failed round to their stripes (C4).
     fn give_back(&mut self) {
         self.put_back();
         for index in self.waiting.drain(..) {
@@ -495,13 +496,14 @@ fn append_halves<K>(
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    /// Runs the commit thread until [`stop`](Committer::stop), then makes one more round and seals
-    /// the log. Returns the log.
+    /// Runs the commit thread until [`stop`](Committer::stop). After that, runs one more round,
+    /// seals the log and returns it.
     pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
         let _ends = Ends(self);
         let mut rounds = Rounds::new(self);
         if log.has_failed() {
-            // The log could not create a segment. Report that now and retry before the first write.
+            // The log could not create a segment. Report the error now and retry before the first
+            // write.
             let _ = rounds.turn(&mut log, source, time::now(), false);
         }
         loop {

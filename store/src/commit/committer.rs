@@ -20,10 +20,11 @@ const LATE_MS: u64 = 1000;
 pub enum SyncPolicy {
     /// Immediately. Replies wait for the sync.
     Always,
-    /// Within a second. Replies do not wait unless the disk is slower ([`Committer::is_late`]), so
-    /// a power cut or kill loses at most the last second of acknowledged writes.
+    /// Within a second. Replies only wait if the disk is slower ([`Committer::is_late`]), so a
+    /// power cut or kill loses at most the last second of acknowledged writes.
     EverySecond,
-    /// When the operating system does, after `unsynced_bytes` written, and at each new segment.
+    /// When the operating system writes the pages, after `unsynced_bytes` bytes, and at each new
+    /// segment.
     No,
 }
 
@@ -34,17 +35,17 @@ pub struct CommitOptions {
     pub policy: SyncPolicy,
     /// Number of stripes (locks), a power of two. Default 1024.
     pub stripes: usize,
-    /// Number of distinct keys at which a stripe is crowded (C5). Default 4096.
+    /// Maximum number of distinct keys in a stripe before writes are held back (C5). Default 4096.
     pub crowded_keys: usize,
-    /// Number of keys at which all stripes together are crowded. Stripes with few keys do not
-    /// count. Default 262,144, about 16 MiB, plus up to 8 MiB that do not count.
+    /// Maximum number of keys in all stripes before writes are held back (C5). Stripes with few
+    /// keys do not count. Default 262,144, about 16 MiB, plus up to 8 MiB in stripes with few keys.
     pub queued_keys: usize,
     /// Time between rounds, except under `always`. A longer time writes fewer bytes for hot rows,
     /// but a killed process loses more. Default 50 ms.
     pub gather: Duration,
-    /// Approximate size at which a batch ends; a round may write several. Default 1 MiB.
+    /// Approximate maximum size of a batch; a round may write several batches. Default 1 MiB.
     pub batch_bytes: usize,
-    /// Time from a failure to the next attempt. Default 200 ms.
+    /// Delay after a failure before the next attempt. Default 200 ms.
     pub retry: Duration,
     /// Idle time after which the log is sealed. Default 1 s.
     pub seal_after: Duration,
@@ -70,15 +71,15 @@ pub struct Committer<K> {
     pub(super) options: CommitOptions,
     pub(super) stripes: Box<[Aligned<K>]>,
     pub(super) sights: Sights,
-    /// Stripes to read together. Lock order: before the stripes, by a thread that takes several.
+    /// Stripes to read together. A thread that locks several stripes locks this first.
     pub(super) joined: Mutex<Joined<K>>,
     /// Bytes reserved for atomic groups that are not appended yet.
     pub(super) reserved: AtomicUsize,
     /// One bit per stripe that may have keys.
     pub(super) dirty: Box<[AtomicU64]>,
-    /// Latest round to which a mark made now belongs.
+    /// Round by which a mark made now is logged.
     pub(super) round: AtomicU64,
-    /// Highest ticket of any mark.
+    /// Highest ticket of all marks.
     pub(super) last_marked: AtomicU64,
     pub(super) written: AtomicU64,
     pub(super) durable: AtomicU64,
@@ -93,7 +94,7 @@ pub struct Committer<K> {
     pub(super) queued: AtomicUsize,
     /// The [`SyncPolicy`], as a number.
     pub(super) policy: AtomicU8,
-    /// Set when the commit thread has work; only the thread that sets it notifies.
+    /// Set when the commit thread has work. Only the thread that sets it sends a notification.
     pub(super) nudged: AtomicBool,
     pub(super) orders: Mutex<Orders>,
     pub(super) wake: Condvar,
@@ -108,7 +109,7 @@ pub(super) struct Orders {
     pub(super) unsealed: bool,
     /// Whether the commit thread has returned or panicked.
     pub(super) ended: bool,
-    /// Round up to which a caller of `flush` waits.
+    /// Highest round that a caller of `flush` waits for.
     pub(super) flush: Ticket,
 }
 
@@ -131,7 +132,7 @@ pub struct CommitStats {
     pub syncs_by_us: [u64; SYNC_CLASSES],
 }
 
-/// Length of [`CommitStats::syncs_by_us`]. The last class holds all above four seconds.
+/// Length of [`CommitStats::syncs_by_us`]. The last class counts all syncs above four seconds.
 pub(super) const SYNC_CLASSES: usize = 24;
 
 impl<K> std::fmt::Debug for Committer<K> {
@@ -147,14 +148,14 @@ impl<K> Committer<K> {
     /// Wakes the commit thread.
     pub fn nudge(&self) {
         if !self.nudged.swap(true, Ordering::SeqCst) {
-            // Under the lock the thread either has not read `nudged` yet or is waiting.
+            // While this lock is held, the thread either has not read `nudged` yet or is waiting.
             drop(self.orders.lock());
             self.wake.notify_one();
         }
     }
 
-    /// Wakes the commit thread if the round of this ticket has not begun. For a waiter whose round
-    /// no other thread requests.
+    /// Wakes the commit thread if the round of this ticket has not begun. Needed if no other thread
+    /// requests that round.
     pub fn hurry(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
             self.nudge();
@@ -163,7 +164,7 @@ impl<K> Committer<K> {
 }
 
 impl<K: Copy + Ord> Committer<K> {
-    /// A committer. One thread must call [`run`](Committer::run).
+    /// Creates a committer. One thread must call [`run`](Committer::run).
     pub fn new(options: CommitOptions) -> Committer<K> {
         assert!(options.stripes.is_power_of_two(), "{} stripes", options.stripes);
         Committer {
@@ -203,23 +204,24 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Changes the sync policy. Changes marked after this call follow it; a round in progress may
-    /// not.
+    /// Changes the sync policy. Changes marked after this call follow the new policy; a round in
+    /// progress may not.
     pub fn set_policy(&self, policy: SyncPolicy) {
         self.policy.store(policy as u8, Ordering::SeqCst);
         if policy == SyncPolicy::Always {
-            // Changes made under the old policy may be unsynced and have no sight (C9).
+            // Changes made under the old policy may be unsynced, and the table of `visibility.rs`
+            // lacks them (C9).
             self.pass_all();
             self.sights.raise_all(self.round.load(Ordering::SeqCst));
         }
-        // The old policy's sleep may be longer.
+        // The thread may be sleeping for the longer interval of the old policy.
         self.nudge();
     }
 
     /// Returns a ticket that covers all marks made before this call by any thread.
     ///
-    /// Only marks increase it. A caller that marked nothing therefore waits at most for the marks
-    /// of others.
+    /// Only marks increase it. A caller that marked no key therefore waits only for marks of other
+    /// threads.
     pub fn ticket(&self) -> Ticket {
         self.last_marked.load(Ordering::SeqCst)
     }
@@ -239,8 +241,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether, under `everysec`, a change may be unsynced for more than a second. Then the disk is
-    /// slow, and replies wait until their changes are [`durable`](Committer::durable).
+    /// Whether, under `everysec`, a change may be unsynced for more than a second. Replies then
+    /// wait until their changes are [`durable`](Committer::durable).
     pub fn is_late(&self) -> bool {
         self.policy() == SyncPolicy::EverySecond && self.is_late_at(time::now())
     }
@@ -290,14 +292,14 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Returns the statistics since the start.
+    /// Returns the statistics since startup.
     pub fn stats(&self) -> CommitStats {
         *self.stats.lock()
     }
 
-    /// Writes and syncs all turns that began before this call, and waits for the sync.
+    /// Logs and syncs all changes of write guards that exist at this call, and waits for the sync.
     pub fn flush(&self) -> Result<Ticket> {
-        // An unfinished turn may have changed state that the caller saw, but not marked it yet.
+        // A writer may have changed state that the caller saw, and not marked it yet.
         self.pass_all();
         let ticket = self.round.load(Ordering::SeqCst);
         let mut orders = self.orders.lock();
@@ -335,7 +337,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.last_marked.load(Ordering::SeqCst) > self.synced.load(Ordering::SeqCst)
     }
 
-    /// Prepares another [`run`](Committer::run). Until then a wait for a commit fails at once.
+    /// Prepares another [`run`](Committer::run). Before this call, waits for a commit fail
+    /// immediately.
     pub fn reopen(&self) {
         let mut orders = self.orders.lock();
         (orders.stop, orders.unsealed, orders.ended) = (false, false, false);
@@ -355,7 +358,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.stop();
     }
 
-    /// Sets [`health`](Committer::health) until the next round. For a caller that has no log.
+    /// Sets [`health`](Committer::health) until the next round. Used by a caller without a log.
     pub fn set_health(&self, health: Health) {
         let code = match health {
             Health::Good => 0,
@@ -365,12 +368,12 @@ impl<K: Copy + Ord> Committer<K> {
         self.health.store(code, Ordering::Relaxed);
     }
 
-    /// Returns the round that a reader must wait for before it may show the state of an id that it
-    /// has just read. `hash` is the id's hash, as for [`enter`](Committer::enter).
+    /// Returns the round that must be durable before a reader may reply with the state of an id
+    /// that it has just read. `hash` is the id's hash, as for [`enter`](Committer::enter).
     ///
     /// Returns 0 if that round is synced or has failed, and [`Ticket::MAX`] while a writer changes
-    /// the id. Once each stripe was seen free ([`Committer::first_busy`]), [`Committer::ticket`]
-    /// covers that writer. Meaningful under `always` only.
+    /// the id. After the caller has seen each stripe free ([`Committer::first_busy`]),
+    /// [`Committer::ticket`] covers that writer. Meaningful only under `always`.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
         let round = self.sights.last_change(hash);

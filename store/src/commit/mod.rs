@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   writer                                     commit thread, in rounds
-//!   turn = committer.enter(hash of the id)     round n ends, n + 1 begins
-//!     change the engines                       for each stripe with keys: lock, take the keys,
-//!                                              deduplicate,
-//!     turn.mark(key) ...                           source.collect(keys) reads their state, unlock
-//!   ticket = turn.leave()                      source.encode(batch), log.append(batch), log.sync()
+//!   guard = committer.enter(hash of the id)    round n ends, n + 1 begins
+//!     change the engines                       for each stripe with keys: lock, remove the keys,
+//!                                                  deduplicate,
+//!     guard.mark(key) ...                          source.collect(keys) reads their state, unlock
+//!   ticket = guard.leave()                     source.encode(batch), log.append(batch), log.sync()
 //!   reply when durable() >= ticket             durable = n; source.published(..) wakes waiters
 //! ```
 //!
@@ -15,38 +15,38 @@
 //!
 //! - **C1** When [`Committer::durable`] reaches a ticket, all marks made before that ticket are in
 //!   the log, and synced if the policy requires it.
-//! - **C2** All keys marked in one turn, and their state, share one batch. If one turn changes and
-//!   marks both a counter and a flag, the log has both changes or neither. The thread therefore
-//!   reads the state under the stripe's lock. Without the lock, a batch could contain a counter
-//!   whose flag follows only in the next batch.
+//! - **C2** All keys marked under one [`WriteGuard`], and their state, share one batch. If a writer
+//!   changes and marks both a counter and a flag, the log has both changes or neither. The thread
+//!   therefore reads the state under the stripe's lock. Without the lock, a batch could contain a
+//!   counter whose flag is only in the next batch.
 //! - **C3** A key marked many times in a round costs one record and little memory: stripes
 //!   deduplicate their keys as they grow.
-//! - **C4** A failed round loses nothing. The next round takes its keys and reads their state
+//! - **C4** A failed round loses nothing. The next round collects its keys and reads their state
 //!   again.
 //! - **C5** The number of pending keys is bounded. [`Committer::is_crowded`] returns true above
 //!   [`CommitOptions::crowded_keys`] in a stripe or [`CommitOptions::queued_keys`] in total, or
 //!   while large atomic groups are pending. The server then holds back writes.
-//! - **C6** All keys marked in one [`Exclusive`] turn share one batch, and no other writer changes
-//!   its stripes in between. If it marked keys in several stripes, the next round reads those
-//!   stripes together, under all their locks. [`Exclusive::join`] extends this to all stripes of
-//!   the turn, for changes of unknown ids.
-//! - **C7** A batch contains each key once. A source may therefore sort its copies, and the last
-//!   batch with a key has the key's latest state.
+//! - **C6** All keys marked under one [`Exclusive`] guard share one batch, and no other writer
+//!   changes its stripes until it is dropped. If it marked keys in several stripes, the next round
+//!   reads those stripes together, under all their locks. [`Exclusive::join`] extends this to all
+//!   stripes of the guard, for changes of unknown ids.
+//! - **C7** A batch contains each key once. A source may therefore sort its copies. The last batch
+//!   that contains a key has its latest state.
 //! - **C8** C6 holds despite the size limit of a batch ([`MAX_BODY_BYTES`](crate::MAX_BODY_BYTES)).
 //!   Before its first change the writer of an atomic group reserves space for the group
-//!   ([`Committer::reserve`]), and waits while pending groups leave no room. Changes of other
-//!   writers in the same stripes may exceed the remaining room. They then get batches of their own,
-//!   except for changes of the same ids ([`Source::may_part`]). Only a group without a sufficient
-//!   reservation is split, down to the units that [`Source::may_part`] keeps together. A retry of
-//!   an oversized batch would loop forever.
+//!   ([`Committer::reserve`]), and waits until pending groups leave enough space. Changes of other
+//!   writers in the same stripes may exceed the remaining space. They then get batches of their
+//!   own, except for changes of the same ids ([`Source::may_part`]). Only a group without a
+//!   sufficient reservation is split, down to the units that [`Source::may_part`] keeps together. A
+//!   retry of an oversized batch would loop forever.
 //! - **C9** Under `always`, a reader of a changed id learns from [`Committer::sight`] which round
 //!   its reply must wait for (`visibility.rs`).
 //!
-//! A writer holds its stripe for the duration of its change. The commit thread holds it while it
-//! reads the state of the stripe's keys. Readers take no stripe (promise 1). `stripes.rs` has the
-//! writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
+//! A writer locks its stripe for the duration of its change. The commit thread locks a stripe while
+//! it reads the state of the stripe's keys. Readers lock no stripe (promise 1). `stripes.rs` has
+//! the writers' side, `commit_loop.rs` the commit thread, `committer.rs` their shared state.
 //!
-//! A ticket is a round and not a counter, so a writer only loads it and increments nothing. The
+//! A ticket is the number of a round, so a writer loads it and need not increment a counter. The
 //! commit thread first increments the round, then reads the dirty bits. A writer sets its stripe's
 //! dirty bit, then loads the round. If the writer loads round n, its bit was set before the commit
 //! thread read the bits, so its keys are in round n. All these operations are sequentially

@@ -1,4 +1,4 @@
-//! Interface between the commit thread and the server: what the thread reads and what it reports.
+//! Interface between the commit thread and the server.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use crate::log::Position;
 use crate::record::Batch;
 use crate::time;
 
-/// Number of a commit round. Changes marked in the round are safe once
+/// Number of a commit round. Changes marked in the round are safe when
 /// [`Committer::durable`](super::Committer::durable) has reached it.
 pub type Ticket = u64;
 
@@ -16,7 +16,7 @@ pub type Ticket = u64;
 pub enum Health {
     /// The log accepts writes.
     Good,
-    /// The disk is full. The server refuses writes until there is room.
+    /// The disk is full. The server refuses writes until space is free.
     Full,
     /// The disk fails. The server refuses writes.
     Failing,
@@ -37,8 +37,8 @@ pub struct Committed {
     pub durable: Ticket,
     /// Last round that is synced.
     pub synced: Ticket,
-    /// Last round that was tried. Rounds above `written` (with `always`: above `durable`) up to
-    /// this one failed. A later round logs their changes; their waiters can be notified now.
+    /// Last attempted round. The rounds after `written` (`durable` with `always`) up to this one
+    /// failed. A later round logs their changes; their waiters can be notified now.
     pub failed: Ticket,
     /// End of the appended part of the log.
     pub written_to: Position,
@@ -50,18 +50,18 @@ pub struct Committed {
 
 /// State that the commit thread logs. The server implements it.
 pub trait Source<K> {
-    /// Copies the present state of these keys (sorted, distinct). Runs under the stripe's lock, so
-    /// it must be quick: copy now, encode later. Returns the approximate encoded size of all
+    /// Copies the current state of these keys (sorted, distinct). Runs under the stripe's lock, so
+    /// it must be fast; `encode` does the slow work. Returns the approximate encoded size of all
     /// copies.
     fn collect(&mut self, keys: &[K]) -> usize;
 
     /// Encodes the copies into records and drops them. An error fails the round.
     fn encode(&mut self, batch: &mut Batch) -> Result<()>;
 
-    /// Drops the copies: the round failed, and a later round collects its keys again.
+    /// Drops the copies of a failed round. A later round collects its keys again.
     fn forget(&mut self);
 
-    /// Called when the thread is idle: frees unused memory.
+    /// Frees unused memory. Called when the thread is idle.
     fn rest(&mut self) {}
 
     /// Notifies waiters and replicas. Called after each round and each change of health.
@@ -77,7 +77,7 @@ pub trait Source<K> {
         time::now()
     }
 
-    /// Whether an oversized batch may end between these two neighbouring keys. Default: yes.
+    /// Whether an oversized batch may be split between these two adjacent keys. Default: yes.
     fn may_part(&self, _before: &K, _after: &K) -> bool {
         true
     }

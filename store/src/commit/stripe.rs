@@ -1,5 +1,5 @@
-//! Stripes: the keys that writers have marked and no round has read yet, under one lock for many
-//! ids. The invariants are numbered in `mod.rs`.
+//! Stripes. A stripe has one lock for many ids, and the keys that writers have marked and no round
+//! has read yet. The invariants are numbered in `mod.rs`.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,35 +9,35 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 /// Keys of some ids that were marked and not logged yet.
 pub(super) struct Stripe<K> {
     pub(super) keys: Vec<K>,
-    /// Key that was marked last, if `keys` has it. It shares the lock's cache line; the end of
+    /// Last marked key, if it is in `keys`. It shares the lock's cache line, whereas the end of
     /// `keys` is rarely cached.
     pub(super) last: Option<K>,
-    /// Number of keys at which they are deduped next.
+    /// Number of keys that triggers the next deduplication.
     pub(super) dedupe_at: usize,
-    /// Number of keys that the committer's total includes (C5).
+    /// Number of this stripe's keys in the committer's total (C5).
     pub(super) counted: usize,
-    /// Whether a key was marked since an exclusive turn began.
+    /// Whether a key was marked since an [`Exclusive`](super::Exclusive) guard was created.
     pub(super) touched: bool,
-    /// Whether `keys` was deduped, and so reordered, since then.
+    /// Whether `keys` was deduplicated, and so reordered, since that time.
     pub(super) mixed: bool,
-    /// Whether the next round reads this stripe together with all other joined ones (C6).
+    /// Whether the next round reads this stripe together with all other joined stripes (C6).
     pub(super) joined: bool,
 }
 
-/// Re-entrant, so that a thread which holds several stripes can enter single ones.
+/// Re-entrant, so that a thread with several locked stripes can enter one of them.
 type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
 pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
-/// Number of keys for which a stripe keeps memory.
+/// Number of keys for which an empty stripe retains memory.
 const KEPT_KEYS: usize = 32;
 
-/// Number of keys at which a stripe is first deduped.
+/// Number of keys that triggers the first deduplication of a stripe.
 pub(super) const FIRST_DEDUPE: usize = 256;
 
 /// A stripe on two cache lines of its own.
 #[repr(C, align(128))]
 pub(super) struct Aligned<K> {
-    /// First byte of the two cache lines; a prefetch needs its address. `end` is the last one.
+    /// First byte of the two cache lines, for a prefetch. `end` is the last byte.
     pub(super) begin: AtomicBool,
     pub(super) lock: Lock<K>,
     pub(super) end: AtomicBool,
@@ -46,7 +46,7 @@ pub(super) struct Aligned<K> {
 /// Stripes and keys that the next round reads together, into one batch (C6).
 pub(super) struct Joined<K> {
     pub(super) stripes: Vec<usize>,
-    /// Keys marked by exclusive turns. Their stripes may hold others, too.
+    /// Keys marked under exclusive guards. Their stripes may also contain other keys.
     pub(super) units: Vec<K>,
     /// Bytes reserved for these keys.
     pub(super) bytes: usize,
@@ -61,7 +61,7 @@ impl<K> Default for Joined<K> {
 impl<K> Stripe<K> {
     /// Swaps the keys of a stripe with an empty list, and subtracts them from `queued`.
     pub(super) fn take(&mut self, keys: &mut Vec<K>, queued: &AtomicUsize) {
-        // Frees the memory of a burst: there are thousands of stripes.
+        // Frees the memory of a burst, because there are thousands of stripes.
         keys.shrink_to(KEPT_KEYS);
         std::mem::swap(keys, &mut self.keys);
         (self.last, self.dedupe_at) = (None, FIRST_DEDUPE);

@@ -1,7 +1,7 @@
-//! The writers' side: turns, in which a writer changes the engines and marks the changed keys.
+//! The writers' side: guards, under which a writer changes the engines and marks the changed keys.
 //!
-//! A turn holds one stripe ([`WriteGuard`]), or several at once ([`Exclusive`]), which the commit
-//! thread then reads together (C6). The invariants are numbered in `mod.rs`.
+//! A [`WriteGuard`] locks one stripe. An [`Exclusive`] guard locks several stripes, which the
+//! commit thread reads together (C6). The invariants are numbered in `mod.rs`.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -14,8 +14,8 @@ use super::stripe::{FIRST_DEDUPE, Guard, Joined, Stripe};
 use super::visibility::CHANGING;
 use crate::batch::MAX_BODY_BYTES;
 
-/// Number of keys at which a joined stripe is crowded (C5). The keys of all joined stripes then fit
-/// into one batch several times.
+/// Maximum number of keys in a joined stripe before writes are held back (C5). With this limit, the
+/// keys of all joined stripes fit into one batch several times.
 const JOINED_KEYS: usize = 256;
 
 /// Limit of all [reservations](Committer::reserve) in bytes. The rest of a batch is for record
@@ -25,19 +25,19 @@ const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 /// Bytes of joined changes above which all writers wait for the log, so that no change joins them.
 const HEAVY_BYTES: usize = MAX_BODY_BYTES / 4;
 
-/// Bytes up to which the changes of a single stripe need not be [`Joined`]: one lock covers them,
-/// and any batch has room.
+/// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers them,
+/// and they fit into any batch.
 const LIGHT_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread holds several stripes. It must not enter others, whose changes would go
-    /// into another batch.
+    /// Whether this thread has locked several stripes. It must not enter other stripes, because
+    /// their changes would be in another batch.
     static HOLDS_SEVERAL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Room in a batch for an atomic group ([`Committer::reserve`]). Released when the group is logged,
-/// or when this is dropped unused.
+/// Space reserved in a batch for an atomic group ([`Committer::reserve`]). Released when the group
+/// is logged, or when dropped without use.
 pub struct Reserved<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
@@ -63,26 +63,28 @@ impl<'a, K: Copy + Ord> Reserved<'a, K> {
     }
 }
 
-/// A writer's turn in one stripe. The commit thread reads the stripe only after it ends.
+/// A writer's lock of one stripe. The commit thread reads the stripe only after the guard is
+/// dropped.
 pub struct WriteGuard<'a, K> {
     committer: &'a Committer<K>,
     stripe: Guard<'a, K>,
     index: usize,
-    /// With `always`: the sight of the id, and its value before the turn.
+    /// With `always`: the [`Sights`](super::visibility::Sights) entry of the id, and its previous
+    /// value.
     sight: Option<(&'a AtomicU64, Ticket)>,
     has_marked: bool,
     concerns_all: bool,
 }
 
-/// An exclusive turn in several stripes or in all. Other writers of these stripes wait, and all
-/// marks go into one batch (C6). Its thread may enter these stripes, and no others.
+/// A writer's lock of several or all stripes. Other writers of these stripes wait, and all marks go
+/// into one batch (C6). The thread may enter these stripes, and no others.
 pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
-    /// Index and lock of each stripe, and its number of keys when the turn began.
+    /// Index and lock of each stripe, and its number of keys when it was locked.
     stripes: Vec<(usize, Guard<'a, K>, usize)>,
     reserved: Option<Reserved<'a, K>>,
-    /// Whether the turn may change any id, so that readers of all ids wait for it.
+    /// Whether the guard's changes may affect any id, so that readers of all ids wait for them.
     concerns_all: std::cell::Cell<bool>,
 }
 
@@ -92,9 +94,9 @@ impl<'a, K: Copy> Exclusive<'a, K> {
         self
     }
 
-    /// Joins all pending keys of the stripes with this turn's marks, so that one batch has them
-    /// all. The state read for this turn shows other writers' pending changes, too; without
-    /// joining, the log could have half of such a change.
+    /// Joins all pending keys of the stripes with this guard's marks in one batch. The state that
+    /// is logged for these marks includes pending changes of other writers. Without joining, the
+    /// log could contain half of such a change.
     pub fn join(&self) {
         for (_, stripe, _) in &self.stripes {
             let stripe = &mut *stripe.borrow_mut();
@@ -125,7 +127,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         let mut most = 0;
         for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
-            // After a dedupe our keys are unknown, so all keys join.
+            // After a deduplication our keys are unknown, so all keys are joined.
             let ours = if stripe.mixed { 0 } else { *before };
             units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
@@ -145,7 +147,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
 }
 
 impl<K: Copy + Ord> WriteGuard<'_, K> {
-    /// Marks a key whose state this turn has changed. Marking an unchanged key is harmless.
+    /// Marks a key whose state the caller has changed. Marking an unchanged key is harmless.
     #[inline]
     pub fn mark(&mut self, key: K) {
         self.has_marked = true;
@@ -158,13 +160,13 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         }
     }
 
-    /// Passes the address of the next key to `hint`, if it is allocated, for a prefetch.
+    /// If the next key's slot is allocated, passes its address to `hint`, for a prefetch.
     #[inline]
     pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
-    /// As [`mark`](WriteGuard::mark), for a key that is rarely marked twice in a round: it does not
+    /// Like [`mark`](WriteGuard::mark), for a key that is rarely marked twice in a round. Does not
     /// replace the stripe's last key.
     #[inline]
     pub fn mark_new(&mut self, key: K) {
@@ -180,7 +182,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
         self.concerns_all = true;
     }
 
-    /// Ends the turn. The ticket covers all its marks.
+    /// Releases the guard. The ticket covers all its marks.
     pub fn leave(self) -> Ticket {
         self.committer.round.load(Ordering::SeqCst)
     }
@@ -198,7 +200,7 @@ impl<K> Drop for WriteGuard<'_, K> {
             if self.has_marked {
                 sight.store(round, Ordering::Release);
             } else if sight.load(Ordering::Relaxed) == CHANGING {
-                // Otherwise a nested turn has changed the id.
+                // Otherwise a nested guard has changed the id.
                 sight.store(before, Ordering::Release);
             }
         }
@@ -210,7 +212,7 @@ impl<K> Drop for WriteGuard<'_, K> {
 
 impl<K: Copy + Ord> Committer<K> {
     // Inlined, so that the key goes from registers to the list. Reloading a key that the caller has
-    // just stored would wait for the stores before it.
+    // just stored would stall on earlier stores.
     #[inline(always)]
     fn push(&self, stripe: &mut Stripe<K>, index: usize, key: K) {
         if stripe.keys.is_empty() {
@@ -242,11 +244,11 @@ impl<K: Copy + Ord> Committer<K> {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
         stripe.mixed = true;
-        // The next dedupe comes after at least as many marks as there are keys, so a mark costs
+        // The number of keys must at least double before the next deduplication, so a mark costs
         // O(log n) amortised.
         let keys = stripe.keys.len();
         stripe.dedupe_at = (keys * 2).max(FIRST_DEDUPE);
-        // Wraps: the number of keys may have dropped.
+        // Wraps around if the number of keys has decreased.
         let more = keys.wrapping_sub(std::mem::replace(&mut stripe.counted, keys));
         let queued = self.queued.fetch_add(more, Ordering::Relaxed).wrapping_add(more);
         let most = if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys };
@@ -257,9 +259,9 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters the stripe of an id, given a hash of the id. Counters and flags of an id must share a
-    /// stripe, so pairs use the id's hash, too. The caller changes and marks, then calls
-    /// [`WriteGuard::leave`]. A thread has one turn at a time, except for stripes that it holds by
-    /// [`Committer::several`].
+    /// stripe, so pairs also use the hash of the id. The caller changes the data, marks the keys,
+    /// and calls [`WriteGuard::leave`]. A thread has one guard at a time, except for stripes that
+    /// it has locked with [`Committer::several`].
     #[inline]
     pub fn enter(&self, hash: u64) -> WriteGuard<'_, K> {
         let index = self.stripe_of(hash);
@@ -279,8 +281,8 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     /// Enters the stripes of several ids, by their hashes, for an atomic group. Other writers of
-    /// these stripes, and other exclusive turns, wait until it ends. A second call by the same
-    /// thread would deadlock.
+    /// these stripes, and other exclusive guards, wait until the guard is dropped. A second call by
+    /// the same thread would deadlock.
     pub fn several(&self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'_, K> {
         let mut indexes: Vec<usize> = hashes.into_iter().map(|hash| self.stripe_of(hash)).collect();
         indexes.sort_unstable();
@@ -294,7 +296,7 @@ impl<K: Copy + Ord> Committer<K> {
     }
 
     fn hold(&self, indexes: impl IntoIterator<Item = usize>) -> Exclusive<'_, K> {
-        // Prevents deadlock: only the holder of this lock waits for a stripe while it holds
+        // Prevents deadlock. Only the owner of this lock waits for a stripe while it has locked
         // another.
         let joined = self.joined.lock();
         let enter = |index: usize| {
@@ -319,10 +321,10 @@ impl<K: Copy + Ord> Committer<K> {
         }
     }
 
-    /// Reserves room in a batch for an atomic group (C6) of at most `bytes`, since a batch has a
-    /// limit (C8). Returns `None` if there is no room until pending groups are logged or released.
-    /// Callers reserve before they enter stripes: one that has to retry waits for the disk and must
-    /// hold no lock.
+    /// Reserves `bytes` in a batch for an atomic group (C6), because the size of a batch is limited
+    /// (C8). Returns `None` until enough pending groups are logged or released. Callers reserve
+    /// before they enter stripes, because a caller that retries waits for the disk and must hold no
+    /// lock.
     pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
         let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
         self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
@@ -334,7 +336,8 @@ impl<K: Copy + Ord> Committer<K> {
         self.fits(self.reserved.load(Ordering::SeqCst), bytes)
     }
 
-    /// A group that fits into no batch is admitted alone; otherwise it would wait for ever.
+    /// A group that exceeds a batch is admitted when no other group is pending. Otherwise it would
+    /// wait forever.
     fn fits(&self, reserved: usize, bytes: usize) -> bool {
         reserved == 0 || reserved.saturating_add(bytes) <= RESERVED_BYTES
     }
@@ -347,7 +350,8 @@ impl<K: Copy + Ord> Committer<K> {
         [&stripe.begin, &stripe.end]
     }
 
-    /// Waits for all current turns. The thread must be in none, or hold all stripes.
+    /// Waits until all current guards are dropped. The thread must have no guard, or have locked
+    /// all stripes.
     pub fn pass_all(&self) {
         for stripe in &self.stripes {
             drop(stripe.lock.lock());

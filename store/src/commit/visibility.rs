@@ -2,9 +2,9 @@
 //!
 //! Other clients see a change as soon as it is made, before its round is synced. Under `always` no
 //! reply may show data that a power cut could destroy. After it has read an id, a reader therefore
-//! looks up the round of the id's last change, and delays the reply until that round is synced. The
-//! rounds are kept for [`SIGHTS`] groups of ids. With a few dozen changes between two syncs,
-//! readers of other ids rarely collide with them.
+//! looks up the round of the id's last change, and delays the reply until that round is synced. A
+//! table stores the last round for each of [`SIGHTS`] groups of ids. With a few dozen changes
+//! between two syncs, readers of other ids rarely collide with them.
 //!
 //! ```text
 //!   writer, in its stripe    number = CHANGING, change, mark, number = round
@@ -21,7 +21,7 @@ use super::source::Ticket;
 /// Number of groups of ids, a power of two. The table takes 512 KiB.
 const SIGHTS: usize = 1 << 16;
 
-/// Value while a writer changes an id of the group: the round is not known yet.
+/// Value while a writer changes an id of the group, because the round is not known yet.
 pub(super) const CHANGING: Ticket = Ticket::MAX;
 
 /// Rounds of the last changes, by group of ids.
@@ -41,7 +41,7 @@ impl Sights {
         &self.groups[hash as usize & (self.groups.len() - 1)]
     }
 
-    /// Marks an id as about to change. Returns its group's value, and the previous contents.
+    /// Marks an id as about to change. Returns the entry of its group, and the previous value.
     #[inline]
     pub(super) fn begin(&self, hash: u64) -> (&AtomicU64, Ticket) {
         let sight = self.of(hash);

@@ -252,7 +252,7 @@ impl DiskFile for SimFile {
         }
         let rate = state.faults.sync_error;
         if state.drawn(rate) {
-            // Only a part of the bytes arrives, and the next sync reports success regardless.
+            // Only a part of the bytes reaches the disk, and the next sync still returns success.
             let mut random = state.random;
             let file = state.file(inode);
             let changes = std::mem::take(&mut file.unsynced);

@@ -2,9 +2,9 @@
 //!
 //! Each file has a *live* image, which reads return, and a *durable* one, which survives a power
 //! cut. An ordered list of unsynced writes connects them. [`SimDisk::power_cut`] decides for each
-//! sector of those writes whether it arrived. It does the same for names created, renamed or
-//! removed since the last sync of the folder. All decisions derive from one seed, independent of
-//! time, addresses and threads: the same seed and the same calls produce the same bytes.
+//! sector of those writes whether it reached the disk. It does the same for names created, renamed
+//! or removed since the last sync of the folder. All decisions derive from one seed and do not
+//! depend on time, addresses or threads. The same seed and calls produce the same bytes.
 //!
 //! ```text
 //!   write ----> live image, and the list of unsynced writes --sync--> durable image
@@ -97,8 +97,8 @@ impl SimDisk {
         self.state.lock().used()
     }
 
-    /// Simulates a power cut: unsynced data is lost, torn or kept, as the seed decides. Returns the
-    /// disk for the next start and invalidates older handles.
+    /// Simulates a power cut. The seed decides whether unsynced data is lost, torn or retained.
+    /// Returns the disk for the next startup and invalidates older handles.
     pub fn power_cut(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.lose_unsynced();
@@ -106,8 +106,8 @@ impl SimDisk {
         SimDisk { state: self.state.clone(), generation: state.generation }
     }
 
-    /// Simulates a killed process: all written data remains, synced or not. Returns the disk for
-    /// the next start and invalidates older handles.
+    /// Simulates a killed process. All written data remains, synced or not. Returns the disk for
+    /// the next startup and invalidates older handles.
     pub fn kill(&self) -> SimDisk {
         let mut state = self.state.lock();
         state.restart();

@@ -1,4 +1,4 @@
-//! State of a simulated disk, and what a power cut leaves of it.
+//! State of a simulated disk, and the effect of a power cut on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,11 +9,11 @@ const SECTOR: usize = 512;
 /// Fault rates of the operations, in units of 1/1024.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// A write takes only a part of the bytes.
+    /// A write accepts only a part of the bytes.
     pub short_write: u32,
-    /// A write is interrupted and takes nothing.
+    /// A write is interrupted and accepts no bytes.
     pub interrupted: u32,
-    /// A write fails with EIO; some of its bytes may have arrived.
+    /// A write fails with EIO. Some of its bytes may have reached the disk.
     pub write_error: u32,
     /// A write, creation or size change fails with ENOSPC.
     pub no_space: u32,
@@ -60,7 +60,7 @@ pub(super) enum NameChange {
     Remove(String),
 }
 
-/// What others do while a file is synced.
+/// Activity of other threads while a file is synced.
 #[derive(Clone, Default)]
 pub(super) struct Meanwhile(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
 
@@ -107,7 +107,7 @@ impl State {
     /// Whether the machine crashes at this step. The step's `effect` is applied with probability
     /// 1/2.
     pub(super) fn dies(&mut self, effect: impl FnOnce(&mut State)) -> bool {
-        // Only steps that change something can crash; a crash at a read is postponed to the next
+        // Only steps that change the disk can crash. A crash at a read is postponed to the next
         // such step.
         if self.crash_at.is_none_or(|at| self.steps < at) {
             return false;

@@ -73,7 +73,7 @@ impl Node {
         self.written.push((at.offset, self.now_ms));
     }
 
-    /// Takes a snapshot. Records appended during the walk are part of it.
+    /// Takes a snapshot, which includes records appended during the walk.
     fn snapshot(&mut self, rng: &mut fastrand::Rng) {
         let begins = self.log.get_mut().durable();
         (0..rng.u32(0..4)).for_each(|_| self.append(rng));
@@ -143,7 +143,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
     for seed in seeds::seeds(20) {
         eprintln!("TIDEMARK_SEED={seed}");
         let mut rng = fastrand::Rng::with_seed(seed);
-        // In memory, because a run has thousands of syncs.
+        // Uses a file system in memory, because a run has thousands of syncs.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let root = folder.path().join("backups");
         let mut node = Node::new(&folder.path().join("data"));
@@ -208,7 +208,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
             let refused = planned(there, &archives, Until::Offset(end + 1));
             assert!(matches!(refused, Err(Error::Refused(_))));
         }
-        // Backups do not depend on removed ones.
+        // Backups do not depend on removed backups.
         if let Some((first, _)) = backups.first() {
             remove(first).unwrap();
             assert_eq!(backups_in(&root).len(), backups.len() - 1);
@@ -238,7 +238,7 @@ fn files_that_never_change_are_shared() {
     let inode = |path: PathBuf| path.metadata().unwrap().ino();
     let first = inode(folder.path().join("b/one").join(&name));
     assert_eq!(inode(folder.path().join("data").join(&name)), first);
-    // The server may remove its own name of the file.
+    // The server may remove the original file.
     node.snapshot(&mut rng);
     assert!(!folder.path().join("data").join(&name).exists());
     assert_eq!(inode(folder.path().join("b/one").join(&name)), first);
@@ -325,7 +325,7 @@ fn a_backup_is_no_data_folder_and_a_folder_with_files_no_place_for_a_restore() {
 }
 
 /// A missing or damaged segment of the archive makes later positions unreachable, and the error
-/// says so.
+/// reports this.
 #[test]
 fn a_hole_in_the_archive_is_no_end_of_the_log() {
     let folder = tempfile::tempdir().unwrap();
@@ -354,13 +354,13 @@ fn a_hole_in_the_archive_is_no_end_of_the_log() {
     std::fs::write(&path, bytes).unwrap();
     let refused = planned(&there, &archives, Until::Latest).err().unwrap();
     assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
-    // The data folder itself has the segment.
+    // The data folder has the segment.
     let archives = [node.dir.clone()];
     assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
 }
 
-/// A history that was abandoned before the end of the backup is not continued by the log of another
-/// term.
+/// The log of another term does not continue a history that was abandoned before the end of the
+/// backup.
 #[test]
 fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     let folder = tempfile::tempdir().unwrap();
@@ -436,7 +436,7 @@ fn an_archive_keeps_what_is_not_old_and_the_newest() {
     assert_eq!(names(), all[all.len() - 1..]);
     let refused = planned(&there, &archives, Until::Latest).err().unwrap().to_string();
     assert!(refused.contains("segments before it are missing"), "{refused}");
-    // The folder of an abandoned history is removed as a whole.
+    // The whole folder of an abandoned history is removed.
     assert_eq!(Archive::new(&root).trim(now + hour).unwrap(), 1);
     assert!(!of_term.exists());
 }

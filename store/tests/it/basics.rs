@@ -1,4 +1,4 @@
-//! Basic tests: write, stop, start again.
+//! Basic tests: write, stop and restart.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) fn open(disk: &SimDisk, options: StoreOptions) -> store::Result<Store
 
 pub(crate) type Payloads = Vec<Vec<u8>>;
 
-/// Opens, loads and replays. Returns the payloads of the snapshot's chunks, then those of the log's
+/// Opens, loads and replays. Returns the payloads of the snapshot's chunks and of the log's
 /// records.
 pub(crate) fn start(
     disk: &SimDisk,
@@ -55,7 +55,7 @@ pub(crate) fn batch(payloads: &[&[u8]]) -> Batch {
 }
 
 /// The sync of the first segment failed, and the process was killed before it could remove the
-/// file. The header is complete, but only in the page cache.
+/// file. The header is complete, but exists only in the page cache.
 #[test]
 fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
     let name = "log-0000000000000001.tlog";
@@ -82,12 +82,12 @@ fn a_log_does_not_go_on_behind_a_header_that_the_disk_never_got() {
     assert_eq!(records, [b"acknowledged".to_vec()]);
 }
 
-/// Timestamps are informational: the clock may jump without any other effect.
+/// Timestamps are informational, so a clock jump has no other effect.
 #[test]
 fn a_clock_that_jumps_costs_nothing() {
     let disk = SimDisk::new(5);
     let mut told = Vec::new();
-    // Each start begins a segment, and the log rolls in between.
+    // Each startup begins a segment, and the log also rolls between startups.
     for life in 0..3u8 {
         let (_, mut log, _, records) = start(&disk, options(256)).unwrap();
         assert_eq!(records, told);

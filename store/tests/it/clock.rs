@@ -1,17 +1,18 @@
 //! Simulation of commits on a simulated disk and clock: writers, readers, rounds, slow and failed
 //! syncs, and a crash at any time.
 //!
-//! One seed determines each run, independent of real time. The test calls the commit thread's
-//! rounds at the times at which the thread would wake up. Time, writers and readers advance *during
-//! a sync*. `crash.rs` covers snapshots, manifests and rolls.
+//! One seed determines each run, independent of real time. The test runs the rounds of the commit
+//! thread at the times when the thread would wake up. Time, writers and readers advance *during a
+//! sync*. `crash.rs` covers snapshots, manifests and rolls.
 //!
-//! Writers behave like those of the server. A reply waits for its round under `always`, and under
-//! `everysec` if the log is late. Writers change nothing while the log fails. Each change sets its
-//! key to the next number of the history, so the recovered values identify the surviving changes.
+//! Writers behave like the server's writers. A reply waits for its round under `always`, and under
+//! `everysec` if a sync is overdue. Writers change nothing while the log fails. Each change sets
+//! its key to the next number of the history, so the recovered values identify the surviving
+//! changes.
 //!
 //! Assertions after each crash (a power cut or a kill):
 //!
-//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader was shown
+//! - `always`: no acknowledged change is lost (promise 3), and no change that a reader has seen
 //!   (C9).
 //! - `everysec`: lost changes were acknowledged within one second of each other. If all syncs
 //!   succeed quickly, they are at most a second older than the crash.
@@ -54,10 +55,10 @@ struct World {
     waiting: Vec<(usize, Ticket)>,
     /// Pending replies of readers: key, last visible change, and the round to wait for.
     reading: Vec<(usize, usize, Ticket)>,
-    /// Last change of each key that a reader was shown.
+    /// Last change of each key that a reader has seen.
     shown: [usize; KEYS],
     slowest_ms: u64,
-    /// Whether a sync has failed or taken more than a tenth of a second.
+    /// Whether a sync has failed or taken more than 0.1 s.
     troubled: bool,
     /// Time of the crash, possibly during a sync.
     ends_ms: u64,
@@ -83,7 +84,7 @@ impl Machine {
         let until = world.now_ms + ms;
         while world.now_ms < until {
             if world.now_ms >= world.ends_ms {
-                // The next operation of the disk is the last, or does not happen.
+                // The next disk operation is the last one, or fails.
                 self.disk.crash_after(Some(1));
                 return false;
             }

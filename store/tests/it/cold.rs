@@ -22,7 +22,7 @@ fn write(store: &Store, tag: Tag, rows: &[(u64, [i64; 4])]) -> FileEntry {
     writer.finish().unwrap().unwrap()
 }
 
-/// Synthetic posts of a microblog with log-normal counts, as in the memory benchmark of the counter
+/// Generates posts of a microblog with log-normal counts, as in the memory benchmark of the counter
 /// engine.
 fn posts(n: u64) -> Vec<(u64, [i64; 4])> {
     let mut rng = fastrand::Rng::with_seed(1);
@@ -79,7 +79,7 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
         );
     }
     assert!(all == rows);
-    // The whole range of ids, and rows with fewer values than columns.
+    // Uses the whole range of ids, and rows with fewer values than columns.
     let mut writer = store.begin_cold(tag(0, u64::MAX), 3).unwrap();
     writer.push(0, &[]).unwrap();
     writer.push(u64::MAX, &[i64::MIN, 5]).unwrap();
@@ -101,8 +101,8 @@ fn rows_are_found_by_one_read_and_nothing_else_is() {
     assert_eq!(disk.list_names().iter().filter(|n| n.starts_with("cold-")).count(), 1);
 }
 
-/// F23. A cold file contains changes up to the manifest's durable offset. A log truncated before
-/// that offset would leave rows that are newer than the replayed state.
+/// A cold file contains changes up to the manifest's durable offset. A log truncated before that
+/// offset would leave rows that are newer than the replayed state.
 #[test]
 fn a_log_that_ends_before_what_a_cold_file_has_seen_is_refused() {
     let disk = SimDisk::new(1);
@@ -302,8 +302,8 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
         let (log, _) = store.replay(|_| Ok(()), |_| ()).unwrap();
         let old = write(&store, tag(0, u64::MAX), &posts(10));
         store.replace_files(vec![old.clone()], &[], 0).unwrap();
-        // Fail all syncs of the folder from the sync of the new manifest's file on, so the failure
-        // comes after the rename.
+        // Fail all syncs of the folder after the new manifest's file is synced, so that the failure
+        // follows the rename.
         let fail = || {
             let faults = Faults { sync_dir_error: 1024, ..Faults::default() };
             let other = disk.clone();
@@ -320,7 +320,7 @@ fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
             let new = write(&store, tag(0, u64::MAX), &posts(20));
             fail();
             store.replace_files(vec![new.clone()], std::slice::from_ref(&old.name), 0).unwrap_err();
-            // Like the cleanup after a failed publication.
+            // As in the cleanup after a failed publication.
             store.discard(&[new]);
         }
         disk.set_meanwhile(|| ());

@@ -48,7 +48,7 @@ pub(crate) struct Reader<'a> {
     errors: usize,
     /// Number of rounds that fail with an unreadable row.
     unreadable: usize,
-    /// Whether to yield between reads, so that other threads can write in between.
+    /// Whether to yield between reads, so that other threads can write.
     yields: bool,
     clock: Option<&'a (dyn Fn() -> Instant + Sync)>,
 }
@@ -162,12 +162,12 @@ impl Meeting {
         ByHand { log: recover(&self.disk).0, source, rounds: Rounds::new(&self.committer) }
     }
 
-    /// Increments a counter in a turn.
+    /// Increments a counter under a guard.
     fn add(&self, key: u32) -> Ticket {
         self.change(key, |counter| _ = counter.fetch_add(1, Ordering::Release))
     }
 
-    /// Sets a counter in a turn.
+    /// Sets a counter under a guard.
     pub(crate) fn set(&self, key: u32, value: i64) -> Ticket {
         self.change(key, |counter| counter.store(value, Ordering::Release))
     }
@@ -252,8 +252,8 @@ fn unreadable_keys_stay_marked_and_not_durable() {
     assert_eq!(meeting.left(), BTreeMap::from([(1, 7)]));
 }
 
-/// F29. Each retry reports another segment number. Five retries per second are still one failure,
-/// reported once a minute.
+/// Each retry reports another segment number. Five retries per second are one failure, reported
+/// once a minute.
 #[test]
 fn a_failure_that_lasts_is_reported_once_a_minute() {
     let meeting = Meeting::new(10, always(4));
@@ -270,7 +270,7 @@ fn a_failure_that_lasts_is_reported_once_a_minute() {
     assert!((4..=8).contains(&thread.source.errors), "{} in 200 s", thread.source.errors);
     meeting.disk.set_faults(Faults::default());
     thread.round_at(began + Duration::from_secs(201)).unwrap();
-    // A failure after a success is reported at once.
+    // A failure after a success is reported immediately.
     let before = thread.source.errors;
     meeting.add(1);
     meeting.disk.set_faults(Faults { sync_error: 1024, ..Faults::default() });
@@ -316,7 +316,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
     let keys_until_crowded = |spread: u32| {
         let meeting = Meeting::new(100_000, options);
         let mut thread = meeting.by_hand();
-        // Twice, because a round must subtract the keys it takes.
+        // Runs twice, because a round must subtract the keys that it removes.
         let [first, second] = [0, 1].map(|_| {
             let n = (0..100_000).find(|i| {
                 meeting.set(i % 16 % spread + i / spread * 16, 1);
@@ -328,7 +328,7 @@ fn keys_that_wait_are_bounded_in_all_stripes_together() {
             n
         });
         assert_eq!(first, second);
-        // Stripes pass their empty lists on, so two more rounds release all of them.
+        // Stripes exchange their empty lists, so two more rounds release all of them.
         (0..16).for_each(|key| _ = meeting.set(key, 2));
         thread.round().unwrap();
         (0..16).for_each(|key| _ = meeting.set(key, 3));
@@ -420,7 +420,7 @@ fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
     assert!(!committer.is_late(), "nothing is promised");
 }
 
-/// C9. Ids 1 and 5 share a stripe but not a sight.
+/// C9. Ids 1 and 5 share a stripe, but have different entries in the visibility table.
 #[test]
 fn a_reader_learns_which_round_to_wait_for() {
     let meeting = Meeting::new(10, always(4));
@@ -444,10 +444,10 @@ fn a_reader_learns_which_round_to_wait_for() {
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
-    // A turn without a change delays no reader.
+    // A guard without a change does not delay readers.
     drop(committer.enter(5));
     assert_eq!(sights(), [0; 3]);
-    // An outer turn does not overwrite the round of a nested one.
+    // An outer guard does not overwrite the round of a nested one.
     let outer = committer.enter(5);
     let ticket = meeting.set(5, 8);
     drop(outer);

@@ -3,7 +3,7 @@
 //! One seed determines each run: a disk with fault rates, options, and several lives. A life
 //! recovers from the last crash and compares the state with the model. It then works (changes,
 //! commits, snapshots, seals, rolls) until a power cut or a kill at a random step, possibly during
-//! the start. The model records every attempted body for each sequence number of the log.
+//! startup. The model records every attempted body for each sequence number of the log.
 //!
 //! Assertions after each crash:
 //!
@@ -11,7 +11,7 @@
 //! - The log is a prefix: batch n has the last body written as n, for all n up to the end
 //!   (`everysec`, `no`).
 //! - The state of snapshot and log equals that prefix (promises 2 and 3).
-//! - Without bit rot a start never reports damage.
+//! - Without bit rot, startup never reports damage.
 //!
 //! `cargo xtask sim crash --runs 100000` runs more seeds; `--seed 7` replays one.
 
@@ -33,7 +33,7 @@ type State = BTreeMap<u64, u64>;
 /// State of the simulation, except for the disk.
 #[derive(Default)]
 struct Model {
-    /// Bodies attempted for each sequence number from 1 on; the last one is valid.
+    /// Attempted bodies for each sequence number, starting at 1. The last body is valid.
     tried: Vec<Vec<Vec<u8>>>,
     /// Last synced sequence number.
     acknowledged: u64,
@@ -75,15 +75,15 @@ fn apply(state: &mut State, body: &[u8]) {
 
 fn put(state: &mut State, row: &[u8]) {
     let n = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().unwrap());
-    // Replay may apply older versions of rows that the snapshot has; the last record is always the
-    // latest.
+    // Replay may apply older versions of rows in the snapshot. The last record is always the latest
+    // version.
     state.insert(n(0), n(8));
 }
 
 fn row(key: u64, value: u64) -> Vec<u8> {
     let mut row = key.to_le_bytes().to_vec();
     row.extend_from_slice(&value.to_le_bytes());
-    // Rows of different lengths, so that batches end anywhere in a sector.
+    // Rows have different lengths, so that batches end anywhere in a sector.
     row.resize(16 + (value * 37 % 90) as usize, value as u8);
     row
 }
@@ -154,7 +154,7 @@ fn start(disk: &SimDisk, options: StoreOptions, model: &mut Model, seed: u64) ->
     model.losses += model.tried.len() as u64 - reached;
     model.tried.truncate(reached as usize);
     assert_eq!(state, model.state_at(reached), "seed {seed}: a wrong state after batch {reached}");
-    // Recovered data is served, so it counts as acknowledged. Recovery has synced it.
+    // Clients can read recovered data, so it counts as acknowledged. Recovery has synced it.
     model.acknowledged = reached;
     model.mix(reached);
     Some(Life {
@@ -198,7 +198,7 @@ impl Life {
             }
             model.acknowledged = end;
         }
-        // Rolls and a full window also sync.
+        // Rolls and reaching `unsynced_bytes` also sync.
         model.acknowledged = model.acknowledged.max(self.log.durable().sequence);
         true
     }
@@ -307,7 +307,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
             sync_dir_error: rate(&mut random) / 4,
             read_error: rate(&mut random) / 4,
         };
-        // Half of the lives begin with faults, the others get them after the start.
+        // Half of the lives begin with faults. The others get them after startup.
         disk.set_faults(if random.bool() { faults } else { Faults::default() });
         disk.crash_after((random.u32(0..4) > 0).then(|| random.u64(1..120)));
         if random.u32(0..6) == 0 {
@@ -335,8 +335,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
                         let end = life.log.written().sequence;
                         model.attempt(end + 1, &[]);
                         let sealed = life.log.seal(1).is_ok();
-                        // A redundant seal writes nothing, so nothing was attempted for that
-                        // number.
+                        // A redundant seal writes no batch, so its number was not attempted.
                         model.tried.truncate(model.tried.len().min(
                             life.log.written().sequence.max(end + u64::from(!sealed)) as usize,
                         ));
@@ -362,7 +361,7 @@ pub(crate) fn run(seed: u64) -> (u64, u64, u64) {
         disk = if random.u32(0..4) == 0 { disk.kill() } else { disk.power_cut() };
         model.mix(disk.steps());
     }
-    // Without faults everything acknowledged must be recovered.
+    // Without faults, all acknowledged changes must be recovered.
     disk.set_faults(Faults::default());
     disk.crash_after(None);
     assert!(
@@ -410,7 +409,7 @@ fn a_run_replays_exactly() {
     }
 }
 
-/// Crashes at each step of a first start, a commit and a snapshot, with several outcomes for
+/// Crashes at each step of a first startup, a commit and a snapshot, with several outcomes for
 /// unsynced bytes.
 #[test]
 fn a_crash_at_each_step_of_a_first_start_a_commit_and_a_snapshot() {

@@ -2,9 +2,9 @@
 //! reported with its location.
 //!
 //! A flipped bit in the log is always detected, and no wrong value is loaded. If a later batch was
-//! written after the damaged bytes were durable, the start fails. Otherwise the damage is
-//! indistinguishable from a torn write. The log is then cut there and loses only batches of the
-//! last sync's window. In a sealed log only the seal itself is in that window.
+//! written after the damaged bytes were durable, startup fails. Otherwise the damage is
+//! indistinguishable from a torn write. The log is then truncated at that byte, and loses only
+//! batches of the last sync. In a sealed log only the seal itself can be lost.
 
 use std::collections::BTreeMap;
 
@@ -154,7 +154,7 @@ fn zeroed_swapped_and_old_sectors_are_found() {
 }
 
 /// Two branches of one lineage, for example an old copy of a file partly overwritten by a newer
-/// one. Each batch is valid by itself. Only the chain values reveal the break.
+/// one. Each batch is valid by itself. Only the chain values show the discontinuity.
 #[test]
 fn batches_of_another_branch_are_found() {
     let branch = |word: &[u8]| {
@@ -177,7 +177,7 @@ fn batches_of_another_branch_are_found() {
                 assert_eq!(offset, *end as u64);
                 assert!(what.contains("does not follow the one before it"), "{what}");
             }
-            // Nothing was written after the last batch.
+            // No batch was written after the last one.
             Ok((_, _, _, records)) => assert!(*end == ends[4] && records.len() == 10),
             Err(error) => panic!("{error}"),
         }
@@ -226,7 +226,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
     disk.take(&segment(1));
     assert!(refusal(&disk).contains("log-0000000000000001.tlog is damaged at byte 0: missing"));
 
-    // No successor reveals that the newest segment is missing, but the manifest has the durable
+    // No other segment shows that the newest one is missing, but the manifest has the durable
     // offset.
     let disk = many_segments(1);
     let (store, log, _, _) = start(&disk, options(200)).unwrap();
@@ -294,8 +294,8 @@ fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
     assert!(refusal(&disk).contains("acknowledged writes are missing"));
 }
 
-/// F23. Whatever the durable offset is, a log that ends before the replay position is damaged. The
-/// start and the check report the same file and offset.
+/// A log that ends before the replay position is damaged, regardless of the durable offset. Startup
+/// and the check report the same file and offset.
 #[test]
 fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset() {
     let disk = SimDisk::new(4);
@@ -323,7 +323,7 @@ fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset(
         }
         assert!(report.findings.iter().any(|f| f.text.contains(&what)), "{:?}", report.findings);
     }
-    // After the replay position any cut is a torn tail.
+    // A cut after the replay position is a torn tail.
     for cut in begun.byte..=bytes.len() as u64 {
         let disk = disk.fork(cut);
         disk.put(NAME, &bytes[..cut as usize]);
@@ -426,7 +426,7 @@ fn check_goes_on_behind_damage_and_syncs_nothing() {
     }
 }
 
-/// A crash between the commit of a full sync and its adoption. The next start completes the
+/// A crash between the commit of a full sync and its adoption. The next startup completes the
 /// adoption, and a check inspects the new data set.
 #[test]
 fn a_pending_adoption_is_no_damage() {
@@ -469,7 +469,8 @@ fn dump_prints_what_is_in_front_of_damage() {
     assert_eq!(String::from_utf8(text).unwrap().matches(" chunk, ").count(), 2);
 }
 
-/// Segments before the replay position serve only replicas: a check reads them, a start does not.
+/// Only replicas need segments before the replay position. A check reads them, but startup does
+/// not.
 #[test]
 fn what_is_kept_for_replicas_is_checked_too() {
     flip_what_is_kept(200);
@@ -508,7 +509,7 @@ fn flip_what_is_kept(segment_bytes: u64) {
             let report = check(&disk).unwrap();
             let found =
                 report.findings.iter().any(|f| f.file == name && f.severity == Severity::Note);
-            // A start reads the header of the segment with the replay position.
+            // Startup reads the header of the segment with the replay position.
             let refused = number == replay.segment && report.severity() == Severity::Damage;
             assert!(found || refused, "{name}, bit {bit}: {report:?}");
             assert_eq!(start(&disk, options).is_err(), refused, "{name}, bit {bit}");

@@ -1,5 +1,5 @@
-//! Tests of page files: a page is one verified read, a crash leaves the old or the new file, and
-//! format version 2 is stable.
+//! Tests of page files: one verified read per page, atomic replacement, and a stable format version
+//! 2.
 
 use std::sync::Arc;
 

@@ -61,7 +61,7 @@ fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
         assert_eq!((tail.position().offset, tail.position().chain), (end.offset, end.chain));
         let numbers: Vec<u64> = followed.iter().map(|(n, _)| *n).collect();
         assert_eq!(numbers, (1..=end.sequence).collect::<Vec<_>>(), "seed {seed}");
-        // Every position that was ever durable remains valid, also after restarts and rolls.
+        // Every durable position remains valid, even after restarts and rolls.
         for place in places {
             let mut tail = Tail::open(disk_of(&disk), place, end)
                 .unwrap_or_else(|e| panic!("seed {seed}: {place}: {e}"));

@@ -1,4 +1,4 @@
-//! Tests of the committer with real threads: atomic turns, concurrent snapshots, and waits for
+//! Tests of the committer with real threads: atomic changes, concurrent snapshots, and waits for
 //! commits.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ struct Crowd<'a> {
 
 impl Crowd<'_> {
     /// Runs writer `t` until the disk crashes. It visits the pairs with this stride, and waits for
-    /// one turn in `waits`.
+    /// one in `waits` changes.
     fn count_until_crash(self, t: usize, stride: usize, waits: usize) {
         let Crowd { committer, engine, disk, acknowledged } = self;
         let pairs = acknowledged.len();
@@ -52,8 +52,8 @@ impl Crowd<'_> {
     }
 }
 
-/// Runs a reader until the disk crashes. It shows a value once that is safe (C9). Returns the
-/// highest value shown of each counter.
+/// Runs a reader until the disk crashes. It records a value as shown when that is safe (C9).
+/// Returns the highest shown value of each counter.
 fn show_until_crash(committer: &Committer<u32>, engine: &Engine, pairs: usize) -> Vec<i64> {
     let mut shown = vec![0; engine.counters.len()];
     for key in (0..shown.len()).cycle() {
@@ -87,8 +87,8 @@ fn assert_acknowledged(seed: u64, state: &[i64], acknowledged: &[AtomicU64]) -> 
     total
 }
 
-/// Each turn changes two counters. Every acknowledged turn and every value shown to a reader must
-/// survive, with both halves or neither.
+/// Each guard covers changes of two counters. Every acknowledged change and every value shown to a
+/// reader must survive, with both counters or neither.
 #[test]
 fn acknowledged_turns_survive_and_turns_are_atomic() {
     const KEYS: usize = 4;
@@ -113,7 +113,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
                     disk: &disk,
                     acknowledged: &acknowledged,
                 };
-                // Most turns do not wait, so that many run concurrently.
+                // Most changes do not wait, so that many run concurrently.
                 writers.push(scope.spawn(move || crowd.count_until_crash(t, 7, 16)));
             }
             let readers =
@@ -154,7 +154,7 @@ fn acknowledged_turns_survive_and_turns_are_atomic() {
         }
         assert!(total > 0, "seed {seed}: nothing was acknowledged before the crash");
     }
-    // A single run may end before its readers begin.
+    // Readers may not begin before the end of a run.
     assert!(seen > 0, "no run showed anything");
 }
 
@@ -165,7 +165,7 @@ fn what_is_exclusive_is_in_one_batch() {
     const STRIPES: usize = 4;
     const ROUNDS: i64 = 300;
     for seed in 0..20 {
-        // All stripes, or two.
+        // Locks all stripes or two.
         let held = if seed % 2 == 0 { 0..STRIPES } else { 1..3 };
         let disk = SimDisk::new(seed);
         let (log, _) = recover(&disk);
@@ -250,7 +250,7 @@ fn what_is_exclusive_is_in_one_batch() {
 
 #[test]
 fn flush_waits_and_stop_seals() {
-    // Nothing is written without a request.
+    // No batch is written without a request.
     let gather = Duration::from_secs(3600);
     let options =
         CommitOptions { policy: SyncPolicy::No, stripes: 4, gather, ..CommitOptions::default() };
@@ -262,7 +262,7 @@ fn flush_waits_and_stop_seals() {
         let ticket = meeting.set(2, 9);
         committer.flush().unwrap();
         assert!(committer.synced() >= ticket);
-        // The last round has the change.
+        // The last round logs the change.
         meeting.set(5, 7);
         committer.stop();
         let (log, result) = thread.join().unwrap();
@@ -273,7 +273,7 @@ fn flush_waits_and_stop_seals() {
     assert_eq!(meeting.left(), BTreeMap::from([(2, 9), (5, 7)]));
 }
 
-/// Like the test above, with concurrent snapshots; the state comes from snapshot and log.
+/// Like the test above, with concurrent snapshots. The state is recovered from snapshot and log.
 #[test]
 fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     const KEYS: usize = 6;
@@ -352,8 +352,8 @@ fn turns_are_atomic_and_survive_with_snapshots_beside_them() {
     assert!(snapshots > 20, "only {snapshots} snapshots were published");
 }
 
-/// A walk may see a change before its mark. A flush that did not wait for that turn would publish
-/// half of it.
+/// A walk may see a change before its mark. A flush that did not wait for the writer would publish
+/// half of the change.
 #[test]
 fn flush_waits_for_turns_under_way() {
     let meeting = Meeting::new(10, always(8));

@@ -175,7 +175,7 @@ def answered(client, call):
 SHAPES = re.compile(r"(acl (genpass|log)|client id|hello|lastsave|time|role|latency (history|latest)|slowlog (get|len))\b.*")
 # Calls that return ACL rules. Redis 7.0 orders them by a hash table, differently after each start.
 RULES = re.compile(r"acl (getuser|list)\b.*")
-# Calls that return named values: we have the names that Redis has.
+# Calls that return named values: Tidemark must return all names that Redis returns.
 NAMED = re.compile(r"(info|client (info|list)|memory stats)\b.*")
 def names(reply):
     """Returns the names in lines name=value or name:value, the titles of sections, and the keys of maps."""

@@ -1,4 +1,5 @@
-//! Runs one kind of request repeatedly through an in-process turn, for instruction counting:
+//! Executes one kind of request repeatedly in an in-process server, so that callgrind can count its
+//! instructions:
 //!
 //! ```text
 //! valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*Local::turn_*' \

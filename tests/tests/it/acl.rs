@@ -58,7 +58,7 @@ fn a_password_is_asked_for_and_nothing_else_is_answered_before() {
         raw.send(bytes);
         assert_eq!(raw.rest(), error);
     }
-    // In a single packet: the limits end with AUTH.
+    // Sent in a single packet: the limits end with AUTH.
     let long = "x".repeat(20_000);
     let mut bytes = request(&["AUTH", "secret"]);
     bytes.extend(request(&["ECHO", &long]));
@@ -221,7 +221,7 @@ fn mark_needs_the_right_to_feed_act() {
         "~* +@all -@write",
         "~* +@all -feed.act",
         "$home %W$like +feed.get",
-        // The right to mark and the right to the page are in different selectors.
+        // The rights to FEED.ACT and to FEED.GET are in different selectors.
         "~* +feed.get (~* +feed.act)",
     ]
     .into_iter()
@@ -358,8 +358,8 @@ fn only_listeners_of_what_was_taken_away_are_ended() {
     }
 }
 
-/// Rules for commands that only Redis has are kept in the file. A rule for one first argument
-/// allows no other.
+/// The ACL file keeps rules for commands that only Redis has. A rule that allows a command with one
+/// first argument allows no other first argument.
 #[test]
 fn rules_that_name_commands_of_redis_are_kept() {
     let folder = tempfile::tempdir().unwrap();
@@ -418,7 +418,7 @@ fn list_of_refused(raw: &mut Raw) -> String {
     all
 }
 
-/// A command denied by the configuration is denied as an option of other commands too.
+/// A command denied by the configuration is also denied as an option of other commands.
 #[test]
 fn a_denied_feed_act_is_denied_to_mark() {
     let server = TestServer::with(|config| {
@@ -620,7 +620,7 @@ fn monitor_and_slowlog_show_no_passwords() {
     };
     said("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 1000");
     assert_eq!(inline(&mut monitor, "MONITOR"), OK);
-    // Valid, invalid, malformed, and inside a transaction.
+    // Valid, invalid and malformed commands, also inside a transaction.
     for (line, answer) in [
         ("ACL SETUSER u on >hunter2 +@all ~*", "Ok("),
         ("ACL SETUSER u >hunter2 nonsense-hunter2", "Err("),

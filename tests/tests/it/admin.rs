@@ -28,8 +28,8 @@ pub(crate) fn with_admin(
     (server, address)
 }
 
-/// Configures one of each object with metrics: ledgers, and two ingest sources with an unreachable
-/// broker.
+/// Configures one of each kind of object that has metrics: ledgers, and two ingest sources with an
+/// unreachable broker.
 fn of_each_kind(config: &mut tidemark_server::config::Config) {
     let read = &mut config.existence[2];
     (read.ledger, read.spill) = (tidemark_server::config::LedgerMode::Exact, true);
@@ -143,7 +143,7 @@ fn info_and_metrics_agree() {
         }
         assert!(started.elapsed() < PATIENCE, "{differing:#?}");
     }
-    // Changing values are present and close.
+    // Values that change are present in both and nearly equal.
     let info: String = cmd("INFO").query(&mut c).unwrap();
     let all = samples(&get(address, "/metrics", &[]).body);
     for field in ["total_commands_processed", "used_memory_rss", "connected_clients"] {
@@ -520,7 +520,7 @@ fn slow_clients_do_not_keep_others_out() {
     assert_eq!(get(address, "/healthz", &[]).status, 200);
     let mut rest = Vec::new();
     slow[0].read_to_end(&mut rest).unwrap();
-    // They do not delay a stop either.
+    // They also do not delay a shutdown.
     let began = Instant::now();
     server.stop();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

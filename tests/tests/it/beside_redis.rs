@@ -591,7 +591,8 @@ fn counters_behave_as_hashes_and_strings_of_redis() {
         "+1",
         " 1",
     ];
-    // Redis stores hashes and strings separately, so each view uses its own ids here.
+    // Redis stores hashes and strings separately, so row keys and cell keys have different ids
+    // here.
     for step in 0..4000 {
         let row = format!("post:{}", random.u8(..8));
         let cell = format!("post:{}:like", random.u8(10..18));

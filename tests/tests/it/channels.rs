@@ -117,7 +117,7 @@ fn messages_to_oneself_come_behind_all_of_a_transaction() {
     };
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["PING"]]);
     three.expect("*2\r\n:1\r\n+PONG\r\n").expect(&own);
-    // Also if the transaction has unsubscribed.
+    // The same applies if the transaction has unsubscribed.
     queue(&mut three, &[&["PUBLISH", "a", "x"], &["UNSUBSCRIBE", "a"], &["PING"]]);
     three.expect("*3\r\n:1\r\n>3\r\n$11\r\nunsubscribe\r\n$1\r\na\r\n:0\r\n+PONG\r\n").expect(&own);
     three.request(&["PING"]).expect("+PONG\r\n");
@@ -154,7 +154,7 @@ fn a_large_message_overtakes_nothing_and_nothing_overtakes_it() {
     for text in texts {
         pattern.expect(&message('*', &["pmessage", "[a-b]", "a", text]));
     }
-    // Also in a transaction, with and without data commands.
+    // The same in a transaction, with and without data commands.
     let mut raw = server.raw();
     for (command, reply) in [("PING", "+PONG\r\n"), ("EXISTS", ":0\r\n")] {
         raw.request(&["MULTI"]).expect("+OK\r\n");
@@ -260,7 +260,7 @@ fn kill_by_type_spares_the_caller_and_other_types() {
     for raw in &mut normal {
         raw.request(&["PING"]).expect("+PONG\r\n");
     }
-    // In the middle of a request, and of a transaction.
+    // These clients are in the middle of a request and of a transaction.
     normal[1].send("*2\r\n$4\r\nECHO\r\n$10\r\nabc");
     normal[2].request(&["MULTI"]).expect("+OK\r\n");
     let mut listening = listener(&server, false, &["SUBSCRIBE", "__sentinel__:hello"]);
@@ -321,7 +321,7 @@ fn a_pause_holds_only_what_would_be_executed() {
     writer.request(&["HINCRBY", "post:1", "like", "1"]);
     raw.request(&["HINCRBY", "post:1", "like", "1"]);
     eventually("two clients are blocked", || blocked(&mut admin) == "2");
-    // Subcommands that write are paused too.
+    // Subcommands that write are also paused.
     let mut schema = server.raw();
     schema.request(&["TM.SPACE", "ALTER", "post", "ADD", "share:4"]);
     eventually("three clients are blocked", || blocked(&mut admin) == "3");
@@ -366,7 +366,7 @@ fn a_pause_delays_and_loses_nothing() {
         .expect("*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n");
     admin.request(&["CLIENT", "UNPAUSE"]).expect("+OK\r\n");
     writer.expect(":1\r\n:2\r\n:3\r\n");
-    // Pause of all commands for a limited time.
+    // Pauses all commands for 300 ms.
     let started = Instant::now();
     admin.request(&["CLIENT", "PAUSE", "300"]).expect("+OK\r\n");
     reader.request(&["PING"]).expect("+PONG\r\n");

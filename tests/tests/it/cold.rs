@@ -59,14 +59,15 @@ pub(crate) fn info(connection: &mut Connection, name: &str) -> u64 {
     line.parse().unwrap()
 }
 
-/// Checks that most cold reads were done by other threads for suspended requests, and not in place.
+/// Checks that reader threads did most cold reads, not the worker itself.
 pub(crate) fn was_read_ahead(connection: &mut Connection) {
     assert!(info(connection, "cold_reads") > info(connection, "cold_reads_in_place"));
 }
 
 pub(crate) type Truth = BTreeMap<u64, [i64; 4]>;
 
-/// Compares all rows with the model, individually and on pages; the rows `absent` must not exist.
+/// Compares all rows with the model, individually and on pages; the rows in `absent` must not
+/// exist.
 pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
     let mut connection = server.connection();
     let ids: Vec<u64> = truth.keys().copied().chain(absent.iter().copied()).collect();
@@ -189,7 +190,7 @@ fn spilled_rows_are_read_changed_deleted_merged_and_restarted() {
         truth.get_mut(&id(o + 9)).unwrap()[0] += 1;
         verify(&server, &truth, &absent);
         match round {
-            // First restart from log and cold files, the second also from a snapshot.
+            // The first restart reads log and cold files, the second also a snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut server.connection(), "SAVE").unwrap();
@@ -361,7 +362,7 @@ fn a_slow_merge_delays_no_request() {
     tidemark_tests::eventually("a merge is under way", || merges_or_tries(&mut connection));
     let mut other = server.connection();
     other.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
-    // More than fits into memory together with the data that waits for the merge.
+    // More rows than fit into memory in addition to the changes that wait for a merge.
     for from in (100_000..400_000).step_by(10_000) {
         fill_from(&mut connection, from, 10_000, &mut truth);
         redis::cmd("HINCRBY")
@@ -409,8 +410,8 @@ fn small_neighbours_become_one_file() {
     verify(&server.restart(), &truth, &ids[..2000]);
 }
 
-/// A spill during a slow snapshot does not wait for its end. The snapshot omits rows spilled in the
-/// meantime.
+/// A spill does not wait for the end of a slow snapshot. The snapshot omits rows that were spilled
+/// while it was written.
 #[test]
 fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
     let mut server = TestServer::with(small);
@@ -424,7 +425,7 @@ fn a_spill_does_not_wait_for_the_end_of_a_snapshot() {
             let text: String = redis::cmd("INFO").arg("persistence").query(connection).unwrap();
             text.contains("rdb_bgsave_in_progress:1")
         };
-        // Changes and deletions before, during and after.
+        // Changes and deletes rows before, during and after the spill.
         let mut change = |connection: &mut Connection, truth: &mut Truth| {
             for _ in 0..40 {
                 let id = 1_000_000 + random.u64(..60_000) * 37;
@@ -484,7 +485,7 @@ fn a_full_space_goes_on_by_spilling() {
     fill(&mut connection, 200_000, &mut truth);
     assert!(info(&mut connection, "cold_rows") > 80_000);
     assert_eq!(info(&mut connection, "spill_failures"), 0);
-    // One sixteenth more is allowed while tables are shrunk.
+    // Usage may exceed the limit by a sixteenth while tables are shrunk.
     let now = used(&mut connection);
     assert!(now < others + (1 << 20) + (1 << 16), "{now}, {others} before");
     verify(&server, &truth, &[]);
@@ -512,7 +513,7 @@ fn flags_of_spilled_posts_are_shown() {
         assert_eq!(liked, vec![1; page.len()]);
     }
     let _: u64 = call(&mut connection, "TM.SPILL post 4").unwrap();
-    // Row by row, partly from disk and partly from the cache; then as pages.
+    // Reads the rows one by one, some from disk and some from the cache, then reads them as pages.
     for _ in 0..2 {
         let mut connection = server.connection();
         assert!(info(&mut connection, "cold_rows") > 4_000);
@@ -524,7 +525,7 @@ fn flags_of_spilled_posts_are_shown() {
         }
         server = server.restart();
     }
-    // Actions undone and repeated on cold rows.
+    // Undoes and repeats actions on cold rows.
     let mut connection = server.connection();
     let undone: Vec<i64> =
         redis::cmd("FEED.UNDO").arg("like").arg(7).arg(&ids[..50]).query(&mut connection).unwrap();
@@ -537,7 +538,7 @@ fn flags_of_spilled_posts_are_shown() {
 }
 
 /// A page that is repeated after its cold rows were read appears once in MONITOR and statistics,
-/// and reads nothing in place.
+/// and its worker reads no cold file itself.
 #[test]
 fn a_page_that_lacks_cold_rows_runs_as_one_request() {
     let server = TestServer::with(small);

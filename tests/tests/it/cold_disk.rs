@@ -82,7 +82,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     verify(&server, &truth, &[]);
     let killed = server.killed();
     verify(&killed, &truth, &[]);
-    // A merge has no room either.
+    // There is also no room for a merge.
     let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
     assert!(told.contains("disk full") && told.contains("max_bytes"), "{told}");

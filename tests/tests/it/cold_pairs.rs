@@ -123,8 +123,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
         still == 40
     });
     assert_eq!((horizon(&mut connection), info(&mut connection, "spill_failures")), (0, 0));
-    // A table may be spilled between prefetching and the lookup, so in-place reads before this
-    // point are allowed.
+    // A table may be spilled between prefetching and the lookup, so the worker may have read the
+    // disk itself before this point.
     let in_place = info(&mut connection, "cold_reads_in_place");
     verify(&server, &truth);
     assert!(info(&mut connection, "cold_reads") > 1000);
@@ -138,7 +138,7 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
             info(&mut connection, "overlay_pairs") > 0 || info(&mut connection, "merges") > merges
         );
         match round {
-            // First restart from log and files, the second also from a snapshot.
+            // The first restart reads log and cold files, the second also a snapshot.
             0 => server = server.restart(),
             1 => {
                 let _: Value = call(&mut connection, "SAVE").unwrap();
@@ -186,9 +186,8 @@ fn spilled_flags_are_asked_for_changed_merged_and_restarted() {
     assert!(told.contains("Invalid number of tables '-1'"), "{told}");
 }
 
-/// Returns the lowest id of a cold table other than the first one, which is small and overfull, and
-/// without additional filters. With little memory only the newest table remains, and memory stays
-/// short.
+/// Late likes of cold tables wait in memory for a merge. They are accepted even if the memory limit
+/// leaves room for the newest table only.
 #[test]
 fn late_likes_wait_for_merges_and_are_not_refused() {
     for (posts, limit) in [(6_000, 0), (1_500, 14 * 4096)] {
@@ -233,7 +232,7 @@ fn a_cold_id(connection: &mut Connection) -> u64 {
     number(table, "low").max(FIRST)
 }
 
-/// A test of a cold flag costs one read of 4 KiB, as counted by the kernel; a repeated test costs
+/// Checking a cold flag costs one read of 4 KiB, as counted by the kernel; a repeated check costs
 /// none.
 #[test]
 fn a_cold_flag_is_one_read() {

@@ -1,5 +1,4 @@
-//! CONFIG on a running server: SET takes effect immediately, and REWRITE persists it for the next
-//! start.
+//! CONFIG on a running server: SET takes effect immediately, and REWRITE persists it.
 
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{PATIENCE, TestServer, eventually};

@@ -255,7 +255,7 @@ fn unauthenticated_clients_lock_no_client_out() {
     }
 }
 
-/// A late or failing reply leaves the earlier ones of the turn unchanged.
+/// A late or failing reply does not change the earlier replies of the same batch.
 #[test]
 fn a_snapshot_that_fails_is_the_error_of_its_own_command() {
     let server = TestServer::start();

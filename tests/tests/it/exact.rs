@@ -8,8 +8,8 @@ use tidemark_tests::{Raw, TestServer, request};
 
 const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 
-/// Returns a value near a limit of representation: the bits of a field of any width, an entry of
-/// the aux dictionary, or an i64.
+/// Returns a value near a limit: of a field of some width, of an entry of the aux dictionary, or of
+/// an i64.
 fn edge(rng: &mut fastrand::Rng) -> i64 {
     let near = rng.i64(-2..=2);
     let far = match rng.u32(0..10) {
@@ -67,7 +67,7 @@ fn every_field_holds_any_i64_as_redis_does() {
                 let (one, two) = (edge(&mut rng).to_string(), edge(&mut rng).to_string());
                 match rng.u32(0..10) {
                     0..6 => request(&["HINCRBY", key, field, &one]),
-                    // HSET would count zeros as new.
+                    // Not HSET, which counts fields that are 0 as new.
                     6 => request(&["HMSET", key, field, &one, FIELDS[rng.usize(..4)], &two]),
                     7 => request(&["HMGET", key, "read", "like", "comment", "repost", "like"]),
                     8 => request(&["HGET", key, field]),

@@ -273,7 +273,7 @@ fn the_application_starts_a_server_and_ends_it() {
     eventually("the server has ended", || TcpStream::connect(("127.0.0.1", port)).is_err());
 }
 
-/// Without a server and a program, the application prints instructions.
+/// Without a server and without a binary to start one, the application prints instructions.
 #[test]
 fn the_application_says_what_it_lacks() {
     let port = listener().local_addr().unwrap().port();

@@ -105,7 +105,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     assert!(bytes > 4 << 20, "{bytes} bytes");
     let link = short_link(master.port(), bytes / 6);
     let replica = TestServer::with(sized);
-    // The replica must discard its own data by a single FORCE, which stays valid across a restart.
+    // A single FORCE makes the replica discard its own data, even across a restart.
     redis::cmd("HSET")
         .arg("post:77")
         .arg(&["like", "1"])

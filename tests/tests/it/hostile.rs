@@ -109,7 +109,7 @@ fn a_reply_beyond_the_output_limit_ends_its_connection() {
     raw.request(&["EXEC"]);
     assert_eq!(raw.rest(), "");
     alive(&server);
-    // Sent alone, the reply is produced as fast as the client reads.
+    // A reply to a single request is produced as fast as the client reads it.
     let mut raw = server.raw();
     raw.request(&page).expect("*40000\r\n");
     raw.expect(&"*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n:0\r\n".repeat(40_000));
@@ -207,7 +207,7 @@ fn junk_and_broken_requests_do_no_harm() {
     assert!(grown < 256 << 20, "seed {seed}: {grown} bytes grown");
 }
 
-/// Both the patterns of clients and the texts they are matched against are short.
+/// Clients' patterns and the texts that they are matched against are limited in length.
 #[test]
 fn patterns_are_bounded_wherever_a_client_sends_one() {
     let server = TestServer::start();

@@ -1,5 +1,5 @@
 //! `tidemark import` over TLS, with login and client certificate. `cli/tests/it/import.rs` tests
-//! the program itself.
+//! the command itself.
 
 use crate::tls::Authority;
 use cli::import::{ImportArgs, run};

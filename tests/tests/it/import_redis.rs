@@ -103,7 +103,7 @@ fn import_copies_what_the_servers_key_patterns_name() {
     assert!(report.contains("post:18: field 'comment'"), "{report}");
 }
 
-/// An import without any data fails.
+/// An import that finds no data fails.
 #[test]
 fn import_of_nothing_fails() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -186,7 +186,8 @@ fn deleted_keys_are_found_and_deleted() {
     assert!(!is_set(&mut ours, "liked:1", 100) && is_set(&mut ours, "liked:1", 300));
 }
 
-/// Deletions in buckets of hashes, with one of two counters and with arbitrary ids per bucket.
+/// Fields deleted from bucket hashes: one layout has consecutive ids per bucket, the other
+/// arbitrary ids.
 #[test]
 fn deleted_fields_of_buckets_are_found() {
     let (redis, server) = (start_redis(), TestServer::start());
@@ -456,7 +457,7 @@ fn import_goes_on_after_kills_of_either_side() {
     assert!(!output.status.success() && said(&output).contains("belongs to another import"));
     redis.kill().unwrap();
     redis.wait().unwrap();
-    // Without a reachable server the program reports an error and ends.
+    // Without a reachable server the command fails with an error.
     std::fs::remove_file(&state).unwrap();
     let output = import(folder.path(), port, server.port(), &["--retry", "1"]).output().unwrap();
     let text = said(&output);

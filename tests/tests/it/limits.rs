@@ -75,7 +75,7 @@ fn tokens(text: &str) -> Vec<&str> {
     found
 }
 
-/// Whether `<` is a bracket, as it is in types.
+/// Whether `<` is a bracket (in types) or an operator (in code).
 const TYPE: bool = true;
 const CODE: bool = false;
 

@@ -358,7 +358,7 @@ fn counters_and_flags_may_share_bare_ids() {
     for (request, reply) in asked {
         assert_eq!(ask(&mut raw, request), reply, "{request}");
     }
-    // A key of both kinds is watched as both.
+    // The key 50 is both a row and a pair, so WATCH detects changes of both.
     let mut other = server.raw();
     assert_eq!(ask(&mut raw, "WATCH 50"), "+OK");
     assert_eq!(ask(&mut other, "BFSET 50"), ":0");
@@ -527,7 +527,7 @@ fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
         ("FEED.UNDO like 77 6", "*1\r\n:1\r\n"),
         ("FEED.UNDO like 77 6", "*1\r\n:0\r\n"),
         ("HGET post:6 like", "$1\r\n0\r\n"),
-        // MARK executes an action as well.
+        // MARK also executes an action.
         ("DEL post:5", ":1\r\n"),
         ("FEED.GET home 78 5 MARK like", "*1\r\n*6\r\n:0\r\n:0\r\n:0\r\n:0\r\n:1\r\n:0\r\n"),
         ("HGET post:5 like", "$1\r\n1\r\n"),
@@ -575,7 +575,7 @@ fn operators_commands_of_redis_are_answered() {
     assert_ne!(before, ":0");
     let object = ask(&mut raw, "DEBUG OBJECT post:1:like");
     assert!(object.starts_with("+Value at:0x") && object.contains(" encoding:int "), "{object}");
-    // Four fields of 44 bits and part of an id, in a table with one row.
+    // A row with 44 bits of fields and part of its id, in a table without other rows.
     let bytes = |raw: &mut Raw| -> u64 {
         ask(raw, "MEMORY USAGE post:1").strip_prefix(':').unwrap().parse().unwrap()
     };

@@ -53,7 +53,7 @@ struct Run {
     engines: Engines,
     truth: Truth,
     rng: fastrand::Rng,
-    /// Center of the ids drawn; increases.
+    /// Center of the random ids; increases over time.
     now: u64,
     page: Page,
     horizon: [u64; 2],

@@ -14,7 +14,8 @@ use tidemark_tests::{TestServer, request};
 /// determine collisions.
 const TOLERANCE: f64 = 1.03;
 
-/// Instructions per turn, by the words of `src/bin/page_path.rs`; includes the first turns.
+/// Instructions per event-loop iteration, for each argument of `src/bin/page_path.rs`; includes the
+/// first iterations.
 const INSTRUCTIONS: [(&str, f64); 13] = [
     // 30 of these are calls into the crate `node`, not inlined in this build; 40 check for long
     // requests.
@@ -24,9 +25,9 @@ const INSTRUCTIONS: [(&str, f64); 13] = [
     // A page with missing cold rows runs twice.
     ("cold", 114400.0),
     ("cached", 53100.0),
-    // 80,300 to 82,200, depending on the hash seeds of three nodes. Includes the plan, the own part
-    // as a separate request, two remote requests, and merging the replies. Hashing the view's
-    // definition on three nodes takes 4%; it prevents merging rows of different views.
+    // 80,300 to 82,200, depending on the hash seeds of three nodes. Includes the plan, a separate
+    // request for the node's own part, two remote requests, and merging the replies. Hashing the
+    // view's definition on three nodes takes 4%; it prevents merging rows of different views.
     ("coordinator", 81500.0),
     ("pages", 248900.0),
     ("binary", 26300.0),
@@ -116,7 +117,7 @@ fn reads_allocate_nothing() {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
         assert_eq!(counted.count_total, 0, "{shown:?}");
     }
-    // Checks that the counter works.
+    // Checks that the allocation counter works.
     assert!(
         allocation_counter::measure(|| drop(std::hint::black_box(vec![0u8; 100]))).count_total > 0
     );
@@ -134,7 +135,8 @@ fn reads_allocate_nothing() {
 fn rows_are_asked_for_together() {
     let server = TestServer::start();
     let mut local = server.server().local().unwrap();
-    // Few enough rows for their first buckets, and enough for the space to learn the normal range.
+    // So few rows that each is in its first bucket, but enough for the space to learn the normal
+    // range of ids.
     let ids: Vec<String> =
         (0..200).map(|i| (3_631_614_501_919_378u64 + i * 4194).to_string()).collect();
     for id in &ids {

@@ -41,8 +41,8 @@ fn traffic(c: &mut Connection, from: u64, to: u64, late: u64) {
     }
 }
 
-/// Checks the likes and flags of all posts. Returns the lowest ids of the tables of both spaces,
-/// without those of outliers.
+/// Checks the likes and flags of all posts. Returns the lowest id of each table of both spaces;
+/// outliers are not in tables.
 fn verify(c: &mut Connection, posts: u64, what: &str) -> [Vec<u64>; 2] {
     let all: Vec<u64> = (0..posts).map(post).collect();
     let mut lacking = 0;
@@ -103,7 +103,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     let server = server.restart();
     let c = &mut server.connection();
     assert_eq!(verify(c, 60_000, "restarted")[1], pairs);
-    // A master that had a replica waits for its role after a restart.
+    // A master that had a replica is fenced after a restart until its role is confirmed.
     cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(c).unwrap();
     traffic(c, 60_000, 120_000, 0);
     let [more_rows, more_pairs] = verify(c, 120_000, "and on");
@@ -114,8 +114,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
 }
 
 /// Two services start among outliers in a nearly full space. After a restart, rows of tables are
-/// still in tables and take no more memory, although the log's batches have another order than the
-/// writes.
+/// still in tables and take no more memory, although the batches of the log are sorted by id.
 #[test]
 fn a_restart_brings_back_ranges_that_were_opened_for_want_of_memory() {
     const ROWS: u64 = 10_000;

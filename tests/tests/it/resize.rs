@@ -19,7 +19,7 @@ fn like_all(connection: &mut Connection, viewer: u64, rng: &mut fastrand::Rng) {
     assert!(set.iter().all(|&changed| changed == 1), "viewer {viewer} set a flag twice");
 }
 
-/// Every flag that was set is set, and of 20,000 others at most a few are shown.
+/// Checks that every flag that was set reads as set, and at most a few of 20,000 others.
 fn verify(connection: &mut Connection) {
     let posts: Vec<u64> = (1..=POSTS).collect();
     let mut flags = |viewer: u64| -> u64 {
@@ -56,7 +56,7 @@ fn late_likes_leave_one_filter_per_table() {
     (1..=LATE_VIEWERS).for_each(|viewer| like_all(&mut connection, viewer, rng));
     wait_for_resize(&mut connection);
     verify(&mut connection);
-    // The log and the snapshot of before know nothing of the new filters.
+    // The log and the last snapshot do not contain the new filters.
     let server = server.killed();
     verify(&mut server.connection());
     wait_for_resize(&mut server.connection());

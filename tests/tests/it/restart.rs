@@ -128,7 +128,8 @@ fn snapshots_lose_no_write_that_comes_beside_them() {
         }
         done.store(true, std::sync::atomic::Ordering::SeqCst);
     });
-    // Two more snapshots move writes during the last one from the log into a file.
+    // Two more snapshots, so that writes made during the last one are in a file and not only in the
+    // log.
     (0..2).for_each(|_| redis::cmd("SAVE").query::<()>(&mut connection).unwrap());
     drop(connection);
     server.stop().unwrap();

@@ -7,7 +7,7 @@ use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
 
 /// With jumping ids and rolling tables, the master after a crash, a connected replica, a replica of
-/// a replica and a late one have the same tables.
+/// a replica and a replica that connects later have the same tables.
 #[test]
 fn the_tables_of_a_log_are_the_same_everywhere() {
     let small = || {

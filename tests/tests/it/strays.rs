@@ -46,8 +46,8 @@ fn traffic(c: &mut Connection, from: u64, to: u64) {
     }
 }
 
-/// Checks that the tables are unaffected by outliers: full, within the rate, up to the limit; and
-/// that all pairs above the horizon are found.
+/// Checks that outliers do not affect the tables: they are full, have the configured error rate,
+/// and there are as many as the limit allows; and that all pairs above the horizon are found.
 fn verify(c: &mut Connection, posts: u64, strays: u64, what: &str) {
     let all = tables(c, "liked");
     let horizon = number(&all[0], "low") as u64;
@@ -107,8 +107,8 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     flood(c, 700, 6000);
     traffic(c, 6000, 12_000);
     verify(c, 12_000, 6000, "beside strays");
-    // More outliers than can be stored aside. They still get no tables, because they are too close
-    // to the end.
+    // More outliers than can be stored outside the tables. They still get no tables, because they
+    // are too close to the end.
     flood(c, 6000, 80_000);
     traffic(c, 12_000, 18_000);
     verify(c, 18_000, 80_000, "beside many");
@@ -119,7 +119,7 @@ fn pairs_of_ids_near_the_end_of_all_take_nothing_from_others() {
     verify(c, 24_000, 80_000, "and on");
 }
 
-/// Some hundred outliers at another place, too few to become a range.
+/// Some hundred outliers in another part of the id space, too few to become a range.
 #[test]
 fn hundreds_of_strays_anywhere_take_nothing_from_others() {
     let server = TestServer::with(small);
@@ -243,7 +243,7 @@ fn rows_near_the_end_of_all_leave_room_for_a_new_range() {
             request.arg("post");
             ids.iter().for_each(|id| _ = request.arg(*id).arg("like").arg(1));
             let is_error = |reply: &&redis::Value| matches!(reply, redis::Value::ServerError(_));
-            // All replies, or at least some of them.
+            // Counts the errors, or all requests if the reply itself is an error.
             refused += match request.query::<Vec<redis::Value>>(c) {
                 Ok(replies) => replies.iter().filter(is_error).count(),
                 Err(_) => ids.len(),

@@ -335,7 +335,7 @@ fn a_replica_follows_only_a_trusted_master_over_tls() {
     eventually("it has no password", || says(&mistaken, "wrongpass"));
 }
 
-/// An error in a certificate file names the setting, the file and the remedy, at start and in
+/// An error in a certificate file names the setting, the file and the remedy, at startup and in
 /// CONFIG SET.
 #[test]
 fn bad_certificate_names_setting_and_cure() {

@@ -247,7 +247,7 @@ fn no_loop_leaves_out_the_own_changes_in_both_modes() {
     run(&mut writer, &[&["SET", "post:1:like", "1"]]);
     run(&mut raw, &[&["SET", "post:2:like", "1"]]);
     run(&mut writer, &[&["SET", "post:3:like", "1"]]);
-    // The first message preceded the reply to the own change.
+    // The first message preceded the reply to the client's own change.
     assert_eq!(keys(&mut raw), ["post:3:like"]);
     run(&mut raw, &[&["MGET", "post:1:like", "post:2:like"]]);
     run(&mut writer, &[&["SET", "post:1:like", "1"]]);
@@ -275,7 +275,7 @@ fn opt_in_and_opt_out_choose_single_commands_and_transactions() {
     get(&mut raw, "3");
     change(&mut writer);
     assert_eq!(keys(&mut raw), ["post:2:like"]);
-    // Until the end of a transaction; CLIENT commands in between do not count.
+    // CACHING YES applies to a whole transaction; CLIENT commands in between do not count.
     raw.request(&["CLIENT", "CACHING", "YES"]).expect("+OK\r\n");
     raw.request(&["CLIENT", "GETREDIR"]).expect(":0\r\n");
     raw.request(&["MULTI"]).expect("+OK\r\n");
@@ -341,7 +341,8 @@ fn broadcasts_name_all_keys_of_a_changed_id_that_have_the_prefix() {
     let mut told: Vec<&str> = both.iter().map(String::as_str).collect();
     told.sort_unstable();
     assert_eq!(until_pong(&mut posts), invalidate(&told));
-    // Own changes follow the reply; adding a prefix keeps the earlier ones.
+    // Invalidations for the client's own changes follow the reply; adding a prefix keeps the
+    // earlier ones.
     track(&mut posts, &["BCAST", "PREFIX", "user:"]);
     let told = invalidate(&["liked:5", "liked:{5}"]);
     posts.request(&["SADD", "liked:5", "1"]).expect(":1\r\n").expect(&told);
@@ -375,7 +376,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     old.expect(&message("post:1:like"));
     run(&mut writer, &[&["INCR", "post:2:like"]]);
     old.expect(&message("post:2:like"));
-    // The redirecting client writes by itself.
+    // The redirecting client itself writes.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     one.request(&["INCR", "post:1:like"]).expect(":2\r\n");
     old.expect(&message("post:1:like"));
@@ -389,7 +390,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     run_quietly(&mut one, &["GET", "post:1:like"]);
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     new.expect(&invalidate(&["post:1:like"]));
-    // The target's own change is announced after its reply.
+    // An invalidation for the target's own change follows its reply.
     run_quietly(&mut one, &["GET", "post:1:like"]);
     new.request(&["INCR", "post:1:like"]).expect(":4\r\n").expect(&invalidate(&["post:1:like"]));
     // A RESP2 client without redirection gets nothing.
@@ -398,7 +399,7 @@ fn invalidations_are_redirected_to_clients_of_both_protocols() {
     run_quietly(&mut dumb, &["GET", "post:1:like"]);
     run(&mut writer, &[&["INCR", "post:1:like"]]);
     assert_eq!(until_pong(&mut dumb), "");
-    // Reads made in RESP2 are announced after switching to RESP3.
+    // Keys read in RESP2 are invalidated after the client has switched to RESP3.
     run_quietly(&mut dumb, &["GET", "post:1:like"]);
     hello(&mut dumb, "3");
     run(&mut writer, &[&["INCR", "post:1:like"]]);

@@ -295,7 +295,7 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     raw.request(&["SET", "post:1:like", "5"]).expect("+OK\r\n");
     assert_eq!(ask(&mut raw, "WATCH", 16_384), error);
     assert_eq!(ask(&mut raw, "SUBSCRIBE", 16_384), error);
-    // Requests that run in several turns have no such limit.
+    // Requests that yield to other clients have no such limit.
     assert_eq!(ask(&mut raw, "EXISTS", 100_000), ":1");
     // Inside a transaction, such a request or too many together make EXEC fail.
     assert_eq!(raw.ask(&["MULTI"]), "+OK");
@@ -321,7 +321,7 @@ fn arguments_of_a_request_and_of_a_transaction_are_limited() {
     assert_eq!(ask(&mut raw, "WATCH", 99), "+OK");
 }
 
-/// Slow operations count as many arguments, because others wait during EXEC.
+/// A slow operation counts as many arguments, because other clients wait during EXEC.
 #[test]
 fn what_takes_long_in_a_transaction_counts_as_many_arguments() {
     let server = TestServer::with(|config| {

@@ -3,10 +3,10 @@
 //! `cargo run --release -p tidemark-bench --bin counter_memory -- --posts 50000000 [--schema
 //! "like:12 ..."] [--per-table 1048576] [--advised] [--redis redis-server]`
 //!
-//! The posts are like those of a microblog: 1,000 per second, one in fifty of them late. An id is
-//! the time in seconds, shifted left by 22 bits, plus a sequence number. Counts are log-normal with
-//! means of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0. Increments
-//! create all rows.
+//! The posts are like those of a microblog: 1,000 per second, one in fifty of them out of order. An
+//! id is the time in seconds, shifted left by 22 bits, plus a sequence number. Counts are
+//! log-normal with means of 39 likes and 2,900 reads; two thirds of the reposts and comments are 0.
+//! Increments create all rows.
 
 mod packed;
 
@@ -25,13 +25,14 @@ struct Arguments {
     /// Load in random order instead of ascending
     #[arg(long)]
     shuffled: bool,
-    /// Use random ids below 2 to this power, as in the `user` space; they arrive in random order
+    /// Use random ids less than 2 to this power, in random order, as in the `user` space
     #[arg(long, conflicts_with = "shuffled")]
     random_bits: Option<u32>,
-    /// Afterwards apply the advice, let background work rewrite the tables, and measure again
+    /// Then apply the output of TM.ADVISE, let background work rewrite the tables, and measure
+    /// again
     #[arg(long)]
     advised: bool,
-    /// Compare with the densest hand-made encoding in this redis-server
+    /// Compare with the densest manual encoding in this redis-server
     #[arg(long)]
     redis: Option<std::path::PathBuf>,
     /// Number of posts in Redis
@@ -70,7 +71,8 @@ fn redis(program: &std::path::Path, posts: u64) -> std::io::Result<()> {
     peer.show(posts, sums)
 }
 
-/// Draws a log-normal count with this mean over all rows, non-zero for a `share` of them.
+/// Draws a log-normal count that is non-zero for a `share` of the rows. The mean includes the
+/// zeros.
 fn count(rng: &mut fastrand::Rng, mean: f64, sigma: f64, share: f64) -> i64 {
     if rng.f64() >= share {
         return 0;
@@ -88,7 +90,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Space::new(Options { rows_per_table: arguments.per_table, ..Options::new(schema) })?;
     let mut rng = fastrand::Rng::with_seed(1);
     let n = arguments.posts;
-    // A bijection of 0..2^k, iterated until the result is below n.
+    // Apply a bijection of 0..2^k repeatedly until the result is less than n.
     let mask = n.next_power_of_two() - 1;
     let order = |i: u64| {
         let mut x = i;
@@ -104,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     };
-    // Distinct for distinct `i`: odd factors and xor-shifts are invertible.
+    // Results are distinct for distinct `i`, because odd factors and xor-shifts are invertible.
     let user = |i: u64, bits: u32| {
         let x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) & (u64::MAX >> (64 - bits));
         let x =
@@ -206,7 +208,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tables.iter().map(|t| t.probes_max).max().unwrap_or(0),
             100.0 * sum(|t| t.past_share * t.rows as f64)
         );
-        // A miss continues with the probability p of an overflow mark, up to seven buckets.
+        // A miss probes another bucket with the probability p of an overflow mark, up to seven
+        // buckets.
         let miss = |p: f64| (0..7).map(|k| p.powi(k)).sum::<f64>();
         println!(
             "  a miss reads {:.3} buckets",
@@ -229,7 +232,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show("after the load");
     while space.maintain() {}
     show("after background work");
-    // Twice, so that the second call sees no changes since the first.
+    // Call it twice: a table counts as idle if it has not changed between two calls.
     let (begin, cpu) = (Instant::now(), tidemark_bench::cpu_ns());
     space.settle();
     space.settle();
@@ -261,7 +264,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Applies a function in method position.
+/// Lets a free function be called like a method.
 trait Pipe: Sized {
     fn pipe<R>(self, f: impl FnOnce(Self) -> R) -> R {
         f(self)

@@ -1,9 +1,10 @@
-//! The peer: the densest hand-made encoding in Redis. A hash per 100 posts, small enough for a
-//! listpack, has one field per post, whose value packs the four counters as varints. A read scans
-//! the hash; an increment is a script that unpacks, adds and packs.
+//! Compared encoding: the densest manual encoding in Redis. Redis stores one hash per 100 posts,
+//! small enough for a listpack. A hash has one field per post, whose value contains the four
+//! counters as varints. A read scans the hash. An increment is a script that unpacks the value,
+//! adds to it and packs it again.
 //!
-//! These ids favour the encoding: their last digits count up, so a field is a number below 100 and
-//! takes two bytes. Ids with gaps would need several more.
+//! Consecutive ids favour this encoding: a field name is a number less than 100 and takes two
+//! bytes. Ids with gaps would need several more bytes.
 
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -15,8 +16,8 @@ use tidemark_bench::server::Server;
 /// Posts per hash.
 const POSTS: u64 = 100;
 
-/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`. Varints have seven bits per
-/// byte, lowest first, with the high bit set on all bytes but the last.
+/// Adds `ARGV[2..5]` to the counters of post `ARGV[1]` in `KEYS[1]`. A varint has seven bits per
+/// byte, lowest bits first. The high bit is set in all bytes except the last.
 const ADD: &str = "
 local packed = redis.call('HGET', KEYS[1], ARGV[1]) or '\\0\\0\\0\\0'
 local at, out = 1, {}
@@ -101,7 +102,7 @@ impl Packed {
         Ok(())
     }
 
-    /// Checks the totals against `sums` and prints the memory per post.
+    /// Compares the totals with `sums` and prints the memory per post.
     pub(crate) fn show(&mut self, posts: u64, sums: [i64; 4]) -> io::Result<()> {
         self.settle()?;
         let (begin, before, cpu) = self.begin;

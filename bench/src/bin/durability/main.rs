@@ -1,5 +1,5 @@
-//! Cost of durability: Tidemark compared with Redis, with the same clients and likes in one run, as
-//! ratios.
+//! Cost of durability: Compares Tidemark with Redis in one run, with the same clients and likes,
+//! and prints ratios.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
@@ -10,12 +10,12 @@
 //! target/release/durability recover --rows 10000000   recovery alone
 //! ```
 //!
-//! `--keep DIR` caches the data of the last two; the next run of the same size then takes one
+//! `--keep DIR` caches the data of the last two. With the cache, a run of the same size takes one
 //! minute instead of ten.
 //!
 //! A like is `FEED.ACT like USER POST` in Tidemark, and `MULTI, SADD liked:POST USER, HINCRBY
-//! post:POST like 1, EXEC` in Redis. Likes per post follow Zipf's law with exponent 1. CPU time is
-//! that of the server process (`/proc/PID/stat`, user and system).
+//! post:POST like 1, EXEC` in Redis. The number of likes per post follows Zipf's law with exponent
+//! 1. CPU time is that of the server process (`/proc/PID/stat`, user and system).
 
 mod recovery;
 mod snapshot;
@@ -54,7 +54,7 @@ enum What {
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
-    /// Page latency during likes with an fsync before each reply
+    /// Page latency while other clients send likes with an fsync before each reply
     Shown {
         /// Number of clients that like, each with one pending like
         #[arg(long, default_value_t = 64)]
@@ -69,7 +69,7 @@ enum What {
         #[arg(long, default_value_t = 3)]
         rounds: u64,
     },
-    /// CPU time and log bytes of pipelined likes with an fsync per second
+    /// CPU time and log bytes of pipelined likes, with one fsync per second
     Likes {
         /// Number of likes
         #[arg(long, default_value_t = 1_000_000)]
@@ -94,7 +94,7 @@ enum What {
         /// Number of snapshots
         #[arg(long, default_value_t = 3)]
         rounds: u64,
-        /// Waits for a line of input between loading and measuring, so that other load can be
+        /// Waits for a line of input between loading and measuring, so that other processes can be
         /// stopped
         #[arg(long)]
         wait: bool,
@@ -118,7 +118,7 @@ struct Size {
     /// Number of the same rows in Redis, as hashes
     #[arg(long, default_value_t = 500_000)]
     redis_rows: u64,
-    /// Number of pairs, of newer posts later; 390 million take 1 GiB
+    /// Number of pairs, in ascending order of posts; 390 million take 1 GiB
     #[arg(long, default_value_t = 2_000_000)]
     pairs: u64,
 }
@@ -201,8 +201,8 @@ fn page_redis(client: &mut Client, posts: &[u64]) -> usize {
     2 * posts.len()
 }
 
-/// Measures readers of pages during durable likes: pages per second, and their latencies in
-/// milliseconds.
+/// Measures pages while other clients send likes with an fsync before each reply. Returns pages per
+/// second, and latencies in milliseconds.
 fn shown(args: &Args, clients: u64, readers: u64, seconds: u64, rounds: u64) -> io::Result<()> {
     let ours = tidemark(args, "always", "")?;
     let theirs = redis(args, &["--appendonly", "yes", "--appendfsync", "always"])?;
@@ -311,7 +311,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         "{:>8} {:>9} {:>9} {:>12} {:>12} {:>11} {:>6}",
         "", "seconds", "CPU s", "likes/CPU s", "log bytes", "bytes/like", "load"
     );
-    // Sequentially; each server is measured by its own CPU time.
+    // The servers run one after the other, because each is measured by its own CPU time.
     let run = |name: &str, server: &Server, like: Like, log: &str| -> io::Result<(f64, f64)> {
         let (started, cpu) = (Instant::now(), server.cpu_s());
         on_threads(clients, |i| {
@@ -332,7 +332,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
             Ok(0)
         })?;
         let seconds = started.elapsed().as_secs_f64();
-        // Includes the writes that are still on their way to the disk.
+        // Wait for writes that are not yet on the disk.
         std::thread::sleep(Duration::from_millis(2500));
         let (cpu, bytes) = (server.cpu_s() - cpu, server.bytes_of(log) as f64);
         let likes = (likes / clients * clients) as f64;
@@ -344,7 +344,7 @@ fn likes(args: &Args, likes: u64, posts: usize, clients: u64) -> io::Result<()> 
         );
         Ok((likes / cpu, bytes))
     };
-    // One server at a time, so that they do not compete for memory.
+    // Run one server at a time, so that they do not compete for memory.
     let (ours, our_bytes) =
         run("tidemark", &tidemark(args, "everysec", "")?, like_tidemark, ".tlog")?;
     let redis = redis(args, &["--appendonly", "yes", "--appendfsync", "everysec"])?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tidemark_bench::play::{fill, on_threads, post, row_redis, row_tidemark, take, take_all, text};
 use tidemark_bench::server::Server;
 
-/// Memory of the filters in MiB, as the server reports it.
+/// Memory of the filters in MiB, as reported by the server.
 fn filters_mib(server: &Server) -> io::Result<f64> {
     let reply = server.client()?.call(&[b"INFO", b"spaces"])?;
     let OwnedFrame::BulkString(text) = reply else {
@@ -31,7 +31,7 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
                 [[action]]\nname = \"like\"\nflag = \"liked\"\ncounter = \"post.like\"\n";
     let config =
         format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
-    // Segments that recovery does not need would only be copied.
+    // Retain no segments that recovery does not need, because copying them takes time.
     let server = tidemark(args, "everysec", &format!("keep_log_bytes = 0\n{config}"))?;
     let started = Instant::now();
     let name = format!("tidemark-{}-{}", size.rows, size.pairs);

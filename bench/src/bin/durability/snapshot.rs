@@ -1,10 +1,10 @@
-//! Page latency during a snapshot, compared with the machine's own noise.
+//! Page latency during a snapshot, compared with the noise of the machine.
 //!
-//! Each round has three phases under the same load: no other activity, a snapshot, and `dd`. `dd`
-//! computes and writes as many bytes as the snapshot to the same disk, with a sync every 2 MiB.
-//! Server, clients and `dd` share the processors, so the latency during `dd` is what any program of
-//! that kind causes on this machine. The same follows for Redis with BGSAVE, whose pages have
-//! counters only.
+//! Each round has three phases with the same load: no other activity, a snapshot, and `dd`. `dd`
+//! writes as many bytes as the snapshot to the same disk, with a sync every 2 MiB. Server, clients
+//! and `dd` share the processors. The latency during `dd` therefore shows the effect of any process
+//! that writes at this rate on this machine. Redis is measured the same way with BGSAVE. Its pages
+//! contain only counters.
 
 use crate::{Args, Like, Size, like_redis, like_tidemark, recovery};
 use node::client::Client;
@@ -26,7 +26,7 @@ pub(crate) struct Traffic {
     pub(crate) wait: bool,
 }
 
-/// Posts per page, and the range of posts from which they come.
+/// Number of posts per page, and the range of posts from which they are drawn.
 const POSTS: usize = 32;
 const AMONG: u64 = 4000;
 /// Duration of a phase without other activity.
@@ -40,7 +40,7 @@ const SNAPSHOT_AT: usize = 1;
 const STRANGER_AT: usize = 2;
 const OVER: usize = usize::MAX;
 
-/// A server's name and commands.
+/// A server with its name and its commands.
 struct Manner {
     name: &'static str,
     /// Sends the commands of a page and returns the number of replies.
@@ -81,7 +81,7 @@ struct Seen {
     extra: Vec<f64>,
 }
 
-/// Whether a snapshot is in progress.
+/// Whether a snapshot is being written.
 fn is_saving(client: &mut Client) -> io::Result<bool> {
     match client.call(&[b"INFO", b"persistence"])? {
         OwnedFrame::BulkString(text) => {
@@ -91,7 +91,7 @@ fn is_saving(client: &mut Client) -> io::Result<bool> {
     }
 }
 
-/// Runs a program that computes and writes `bytes` bytes.
+/// Runs a process that computes and writes `bytes` bytes.
 fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     let folder = args.place.folder()?;
     let of = format!("of={}", folder.path().join("stranger").display());
@@ -101,8 +101,8 @@ fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
     if dd.status()?.success() { Ok(()) } else { Err(io::Error::other("dd failed")) }
 }
 
-/// Requests pages and measures each from its scheduled time, so that a slow page also counts for
-/// the pages that it delays.
+/// Requests pages and measures each from its scheduled time. A slow page therefore increases the
+/// latency of the pages that it delays.
 fn read(
     server: &Server,
     manner: &Manner,
@@ -157,7 +157,7 @@ fn control(
 ) -> io::Result<Seen> {
     let mut client = server.client()?;
     let mut seen = Seen::default();
-    // The same INFO requests in every phase.
+    // Send the same INFO requests in every phase.
     let mut watch = |until: &mut dyn FnMut(bool) -> bool| -> io::Result<f64> {
         let mut most = 0.0f64;
         loop {

@@ -1,4 +1,4 @@
-//! Posts, flags and pages, the same for all servers, from one seed.
+//! Posts, flags and pages, generated from one seed. All servers store the same data.
 
 use fastrand::Rng;
 use std::collections::{HashMap, HashSet};
@@ -14,9 +14,9 @@ const HOT: u64 = 20_000;
 
 /// Data of all servers.
 pub(crate) struct Data {
-    /// Counters by post index, oldest first.
+    /// Counters of each post, oldest post first.
     pub(crate) counts: Vec<Counts>,
-    /// Liked and read posts of each viewer, ascending.
+    /// Liked and read posts of each viewer, in ascending order.
     pub(crate) flags: Vec<[Vec<u32>; 2]>,
     order: Order,
 }
@@ -24,13 +24,15 @@ pub(crate) struct Data {
 /// Order of the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Half of the flags go to hot posts. A post gets its flags when it is new, or a while later.
+    /// Half of the flags go to hot posts. A post receives its flags when it is new, or somewhat
+    /// later.
     Time,
-    /// 70 % go to the newest tenth of the posts and the others to any post, in random order.
+    /// 70 % of the flags go to the newest tenth of the posts, the others to any post. The order is
+    /// random.
     Random,
 }
 
-/// Likes that one server has received on top of the data.
+/// Likes that one server has received in addition to the data.
 #[derive(Default)]
 pub(crate) struct Liked {
     pairs: HashSet<(usize, u32)>,
@@ -38,7 +40,7 @@ pub(crate) struct Liked {
 }
 
 impl Liked {
-    /// Draws a like that is not set yet.
+    /// Draws a pair of viewer and post without a like.
     pub(crate) fn next(&mut self, data: &Data, rng: &mut Rng) -> (usize, u32) {
         loop {
             let (viewer, post) =
@@ -69,7 +71,7 @@ impl Liked {
 /// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
-    /// The newest 20,000, newer ones more often.
+    /// The newest 20,000 posts, and newer ones more often.
     Hot,
     /// All posts, uniformly.
     Uniform,
@@ -92,7 +94,7 @@ pub(crate) fn viewer(index: usize) -> u64 {
 
 impl Data {
     /// Draws log-normal counts: means of 39 likes and 2,900 reads, and 0 for two thirds of the
-    /// reposts and comments. Two flags in five are likes; `order` says for which posts.
+    /// reposts and comments. Two flags in five are likes. `order` determines the posts.
     pub(crate) fn new(posts: u64, flags: u64, order: Order, rng: &mut Rng) -> Data {
         let newest = |rng: &mut Rng| match order {
             Order::Time if rng.bool() => pick(From::Hot, posts, rng),
@@ -124,7 +126,7 @@ impl Data {
         self.flags.iter().flatten().map(|set| set.len() as u64).sum()
     }
 
-    /// Returns all flags (viewer, liked or read, post) in the order in which servers get them.
+    /// Returns all flags (viewer, liked or read, post) in the order in which servers receive them.
     pub(crate) fn history(&self) -> Vec<(usize, usize, u32)> {
         let mut rng = Rng::with_seed(self.counts.len() as u64);
         let posts = self.counts.len() as u32;

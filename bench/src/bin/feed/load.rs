@@ -5,10 +5,10 @@
 //!
 //! **Open loop** (latency): requests are scheduled at random times (Poisson) with a fixed rate,
 //! regardless of the server. Latency counts from the *scheduled* time, so every request scheduled
-//! during a stall contributes (no coordinated omission; G. Tene).
+//! during a stall contributes (this avoids coordinated omission; G. Tene).
 //!
-//! The thread never sleeps. It has its own core, and waking up late would make the server look
-//! slow.
+//! The thread never sleeps. It runs on its own core. A delayed wakeup would count as latency of the
+//! server.
 
 use crate::pool::Pool;
 use rustix::event::epoll;
@@ -20,7 +20,7 @@ use tidemark_bench::server::Server;
 
 /// Warm-up time before a measurement.
 const WARM: Duration = Duration::from_millis(150);
-/// Time without replies after which a run fails.
+/// A run fails after this time without a reply.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Conn {
@@ -49,7 +49,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Reads what has arrived, if anything.
+    /// Reads the bytes that have arrived, if any.
     fn take<'b>(&mut self, buf: &'b mut [u8]) -> io::Result<&'b [u8]> {
         match self.stream.read(buf) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -94,7 +94,7 @@ impl Conns {
         Ok(Conns { all, epoll, events: Vec::with_capacity(256), heard: Instant::now() })
     }
 
-    /// Polls for readable connections, without waiting, and sends pending output.
+    /// Polls for readable connections without blocking, and sends pending output.
     fn ready(&mut self, now: Instant) -> io::Result<()> {
         for conn in &mut self.all {
             if conn.sent < conn.unsent.len() {
@@ -119,7 +119,7 @@ impl Conns {
 /// Result of a closed loop.
 #[derive(Clone, Copy)]
 pub(crate) struct Throughput {
-    /// Completed requests of the pool.
+    /// Number of completed requests.
     pub(crate) pages: u64,
     pub(crate) likes: u64,
     pub(crate) seconds: f64,
@@ -137,9 +137,9 @@ impl Throughput {
     }
 }
 
-/// Likes mixed into the pages, one request in ten.
+/// Likes that are sent between the pages, one in ten requests.
 pub(crate) struct Likes<'a> {
-    /// Appends the commands of the next like and returns the number of lines in their replies.
+    /// Appends the commands of the next like. Returns the number of lines in their replies.
     pub(crate) next: &'a mut dyn FnMut(&mut Vec<u8>) -> usize,
 }
 
@@ -148,15 +148,17 @@ pub(crate) struct Likes<'a> {
 struct Batch {
     from: usize,
     to: usize,
-    /// Received and expected size of the replies: bytes, or lines if the batch contains likes.
+    /// Received and expected size of the replies, in bytes, or in lines if the batch contains
+    /// likes.
     got: usize,
     of: usize,
     likes: u64,
-    /// Requests since the last like, across batches of the connection.
+    /// Number of requests of the connection since the last like, including earlier batches.
     since: usize,
 }
 
-/// Runs pages in a closed loop for some time, with one request in ten a like if `likes` is given.
+/// Requests pages in a closed loop for some time. If `likes` is given, one request in ten is a
+/// like.
 // Long: the branches of its loop share buffers and timestamps.
 pub(crate) fn closed(
     server: &Server,
@@ -171,7 +173,7 @@ pub(crate) fn closed(
     let by_lines = likes.is_some();
     let mut out = Vec::new();
     let mut begin = |conn: &mut Conn, batch: &mut Batch, from: usize| -> io::Result<()> {
-        // A batch is contiguous in the pool.
+        // The requests of a batch are contiguous in the pool.
         let from = if from + pipeline > pool.len() { 0 } else { from };
         *batch = Batch { from, to: from + pipeline, got: 0, of: 0, likes: 0, since: batch.since };
         let Some(likes) = &mut likes else {
@@ -262,7 +264,7 @@ pub(crate) struct Latency {
     pub(crate) p999: f64,
 }
 
-/// Runs pages in an open loop at a fixed rate for some time.
+/// Requests pages in an open loop at a fixed rate for some time.
 pub(crate) fn open(
     server: &Server,
     pool: &Pool,
@@ -272,8 +274,8 @@ pub(crate) fn open(
     rng: &mut fastrand::Rng,
 ) -> io::Result<Latency> {
     let mut conns = Conns::open(server, connections)?;
-    // Per connection: start time and page of each pending request, and the received part of the
-    // first reply.
+    // For each connection: start time and page of each pending request, and the received part of
+    // the first reply.
     let mut waiting: Vec<VecDeque<(Instant, usize)>> = vec![VecDeque::new(); connections];
     let mut got = vec![0; connections];
     let mut latencies: Vec<f64> = Vec::with_capacity((rate * time.as_secs_f64() * 1.1) as usize);

@@ -1,25 +1,26 @@
-//! Feed pages: compares Tidemark with real peers that hold the same posts and flags and serve the
-//! same pages to the same client.
+//! Compares feed pages of Tidemark and of other servers, which have the same posts and flags and
+//! serve the same pages to the same client.
 //!
 //! ```text
 //! cargo build --release -p tidemark -p tidemark-bench
-//! target/release/feed                      table and plots into docs/performance/: seven minutes
-//! target/release/feed --short              the main cells, to the terminal: three minutes
+//! target/release/feed                      writes docs/performance/; takes seven minutes
+//! target/release/feed --short              prints the main results; takes three minutes
 //! target/release/feed --short --late       flags on old posts, in random order
 //! target/release/feed --tail               page latency during snapshots and other work
-//! target/release/feed --peer valkey=PATH   another server that takes redis-server's arguments
+//! target/release/feed --peer valkey=PATH   another server with redis-server's arguments
 //! ```
 //!
-//! The server has one core and the client another. The metric is *pages per second of the server's
-//! CPU time* (all threads, from `/proc/PID/task/*/schedstat`), which is robust on a noisy machine.
-//! It still varies by a tenth between seconds. All cells are therefore measured in alternating
-//! half-second turns over several rounds, with compared cells next to each other. Reported is the
-//! median of the rounds' ratios, with minimum and maximum. The first round covers all subjects;
-//! later ones only Tidemark's pages and the strongest layout of each peer.
+//! The server runs on one core and the client on another. The metric is *pages per second of the
+//! server's CPU time* (all threads, from `/proc/PID/task/*/schedstat`), which is robust on a noisy
+//! machine. The metric still varies by a tenth from second to second. All cells are therefore
+//! measured for half a second in each of several rounds, with compared cells next to each other.
+//! The report has the median of the rounds' ratios, with minimum and maximum. The first round
+//! measures all servers and layouts. Later rounds measure only Tidemark and the fastest layout of
+//! each other server.
 //!
-//! `layout` has the layouts, `data` the data, `load` the load generator, `report` the ratios. In
-//! runs without likes, every reply is compared byte for byte with one that was checked against the
-//! data.
+//! `layout` defines the layouts, `data` generates the data, `load` is the load generator, `report`
+//! computes the ratios. In runs without likes, every reply is compared byte for byte with a reply
+//! that was checked against the data.
 
 mod data;
 mod layout;
@@ -44,14 +45,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tidemark_bench::server::Server;
 
-/// Compares feed pages with real peers
+/// Compares feed pages of Tidemark and other servers
 #[derive(Parser)]
 struct Args {
-    /// Path of the tidemark program [default: the one in the folder of this program]
+    /// Path of the tidemark binary [default: the one in the folder of this binary]
     #[arg(long)]
     tidemark: Option<PathBuf>,
-    /// Another server that takes redis-server's arguments: NAME=PATH. May be repeated; the system's
-    /// redis-server always takes part
+    /// Another server that accepts redis-server's arguments: NAME=PATH. May be repeated; the
+    /// system's redis-server is always measured
     #[arg(long)]
     peer: Vec<String>,
     /// Number of posts
@@ -61,23 +62,24 @@ struct Args {
     #[arg(long, default_value_t = 1_000_000)]
     flags: u64,
     /// Flags on old posts: 70 % on the newest tenth and the others on any post, in random order;
-    /// pages are measured after a quiet minute
+    /// pages are measured after a minute without writes
     #[arg(long)]
     late: bool,
     /// Seconds per measurement
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
-    /// Rounds of the most important cells; all others have three
+    /// Number of rounds of the most important cells; all others have three
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Measures only the most important cells; writes files only with `--out`
+    /// Measures only the most important combinations of load and server; writes files only with
+    /// `--out`
     #[arg(long)]
     short: bool,
     /// Measures only Tidemark at these pipeline depths, for a profiler
     #[arg(long, value_delimiter = ',')]
     only: Vec<usize>,
-    /// Runs only Tidemark, in all layouts and with likes, and shuts it down cleanly, as training
-    /// for a profile-guided build
+    /// Runs only Tidemark, in all layouts and with likes, and shuts it down cleanly, to collect a
+    /// profile for a profile-guided build
     #[arg(long)]
     train: bool,
     /// Measures latencies of pages, and of Redis's PING, during snapshots, rolls, spills, schema
@@ -95,7 +97,7 @@ struct Args {
     dir: PathBuf,
 }
 
-/// A server with the data in one layout.
+/// A server and one layout of its data.
 struct Subject {
     name: String,
     server: usize,
@@ -106,9 +108,9 @@ const SERVER_CORE: usize = 0;
 const CLIENT_CORE: usize = 1;
 /// Number of distinct pages.
 const POOL: usize = 8192;
-/// Time without writes before pages are measured with `--late`.
+/// With `--late`, time without writes before pages are measured.
 const QUIET_TIME: Duration = Duration::from_secs(60);
-/// Rounds of the less important cells.
+/// Number of rounds of the less important cells.
 const FEW_ROUNDS: usize = 3;
 
 fn pin(core: usize) -> io::Result<()> {
@@ -117,7 +119,7 @@ fn pin(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cores)?)
 }
 
-/// Starts a server on its core; child processes inherit the affinity of the thread.
+/// Starts a server on its core. Child processes inherit the affinity of the thread.
 fn on_server_core(start: impl FnOnce() -> io::Result<Server>) -> io::Result<Server> {
     pin(SERVER_CORE)?;
     let server = start();
@@ -138,7 +140,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Starts a server and loads the data. `layouts` read the same store.
+    /// Starts a server and loads the data. All `layouts` read the same data.
     fn add(
         &mut self,
         name: &str,
@@ -215,14 +217,14 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns pages with their checked replies. Cached until a like changes the data.
+    /// Returns pages with their checked replies, which are cached until a like changes the data.
     fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Rc<Pool>> {
         let key = (subject, size, from == From::Hot);
         if let Some(pool) = self.pools.get(&key) {
             return Ok(pool.clone());
         }
         let subject = &self.subjects[subject];
-        // The same pages for all subjects.
+        // All servers and layouts serve the same pages.
         let mut rng = fastrand::Rng::with_seed(self.args.seed + size as u64);
         let pages = self.data.pages(POOL, size, from, &mut rng);
         let (pool, checked) = Pool::of_pages(
@@ -235,8 +237,8 @@ impl Bench {
         Ok(self.pools.entry(key).or_insert(Rc::new(pool)).clone())
     }
 
-    /// Returns the subjects of a round under a load: all in the first one, later Tidemark's pages
-    /// and the strongest layout of each peer.
+    /// Returns the servers and layouts to measure in a round: all of them in the first round, later
+    /// Tidemark and the fastest layout of each other server.
     fn subjects(&self, what: &'static str, load: Load, round: usize) -> Vec<usize> {
         let first = |index: usize| {
             let cell = self.report.find(&self.subjects[index].name, what, load);
@@ -256,7 +258,7 @@ impl Bench {
         (0..self.subjects.len()).filter(|&index| round == 0 || is_wanted(index)).collect()
     }
 
-    /// Runs one round of pages under a load, each subject once.
+    /// Runs one round of a load: measures each server and layout once.
     fn pages(&mut self, load: Load, round: usize) -> io::Result<()> {
         for subject in self.subjects("read", load, round) {
             self.page(subject, load, round)?;
@@ -282,8 +284,8 @@ impl Bench {
         Duration::from_secs_f64(self.args.seconds)
     }
 
-    /// Runs one round of the main cells and their ceilings: our PING, our page, the peers' pages,
-    /// our ECHO, the packed page.
+    /// Runs one round of the main cells and their upper bounds: Tidemark's PING and page, the other
+    /// servers' pages, Tidemark's ECHO and packed page.
     fn base(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         let all = self.subjects("read", load, round);
@@ -317,7 +319,8 @@ impl Bench {
         round: usize,
     ) -> io::Result<()> {
         let bytes = self.pool(0, 20, From::Uniform)?.bytes();
-        // As many bytes in both directions together as the page, including protocol overhead.
+        // Request and reply together have as many bytes as those of the page, including protocol
+        // overhead.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
         let mut request = Vec::new();
         let reply = if what == "ping" {
@@ -342,7 +345,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures pages with one like in ten requests.
+    /// Measures pages mixed with likes, one in ten requests.
     fn mixed(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         for subject in self.subjects("90/10", load, round) {
@@ -390,7 +393,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures latencies of all subjects at the same rates, and of each at two thirds of its
+    /// Measures latencies of all servers at the same rates, and of each at two thirds of its
     /// throughput.
     fn latencies(&mut self) -> io::Result<()> {
         for subject in 0..self.subjects.len() {
@@ -412,8 +415,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Compares one worker with its client on one core with two workers and their client on two
-    /// cores, in alternating turns. The client's share of the CPU is the same in both.
+    /// Compares one worker and its client on one core with two workers and their client on two
+    /// cores, in alternating measurements. The client's share of the CPU is the same in both.
     fn scaling(&mut self) -> io::Result<()> {
         let cores = |number: usize| {
             let mut set = CpuSet::new();
@@ -500,7 +503,7 @@ impl Bench {
                 self.save()?;
             }
         }
-        // Last, because likes change the pages.
+        // Measure likes last, because they change the pages.
         let liking = if self.args.short { &pipelines[1..2] } else { &pipelines[..] };
         for round in 0..rounds {
             for &pipeline in liking {
@@ -517,12 +520,12 @@ impl Bench {
             // Likes have changed the counters.
             self.check_likes()?;
         }
-        // SHUTDOWN has no reply: the connection ends.
+        // SHUTDOWN closes the connection without a reply.
         let _ = self.servers[0].client()?.call(&[b"SHUTDOWN"]);
         self.servers[0].wait()
     }
 
-    /// Writes table and plots, if requested.
+    /// Writes the table and the plots if requested.
     fn save(&self) -> io::Result<()> {
         let is_whole = !self.args.short && !self.args.train && self.args.only.is_empty();
         if let Some(out) =
@@ -542,7 +545,7 @@ fn redis(program: &Path, dir: &Path) -> io::Result<Server> {
     Server::redis(program, dir, OPTIONS)
 }
 
-/// Returns the server of a subject: the part before the layout.
+/// Returns the server's name, the part before the layout.
 fn server_name(subject: &str) -> &str {
     subject.split(' ').next().unwrap_or_default()
 }

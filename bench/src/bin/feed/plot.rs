@@ -9,7 +9,7 @@ const SIZE: (u32, u32) = (900, 520);
 /// Axis label of latency plots.
 pub(crate) const NINES: &str = "nines of the percentile (0.3: median, 2: p99, 3: p99.9)";
 
-/// A named line of points.
+/// A series of points with a name.
 type Line = (String, Vec<(f64, f64)>);
 
 pub(crate) fn all(report: &Report, folder: &Path) -> io::Result<()> {
@@ -60,7 +60,7 @@ fn add(lines: &mut Vec<Line>, name: String, point: (f64, f64)) {
     }
 }
 
-/// Draws lines of points on a logarithmic y axis.
+/// Draws series with a logarithmic y axis.
 pub(crate) fn draw(file: &Path, title: &str, x: &str, y: &str, lines: &[Line]) -> io::Result<()> {
     let points = || lines.iter().flat_map(|(_, points)| points.iter().copied());
     let most = |of: fn((f64, f64)) -> f64| points().map(of).fold(1.0, f64::max);

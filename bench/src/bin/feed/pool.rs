@@ -1,5 +1,5 @@
-//! Prepared requests and their expected replies. The client can compare every reply byte for byte
-//! at almost no cost.
+//! Prepared requests and their expected replies. Comparing replies byte for byte costs the client
+//! almost no CPU time.
 
 use crate::data::{Data, Liked, Page};
 use crate::layout::Layout;
@@ -19,14 +19,14 @@ pub(crate) struct Pool {
     lines: Vec<usize>,
 }
 
-/// Number of compared answers, and of expected deviations from the model.
+/// Numbers of compared flags and likes, and of expected deviations from the data.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Checked {
     pub(crate) flags: u64,
     pub(crate) false_yes: u64,
     /// Likes of the compared posts.
     pub(crate) likes: u64,
-    /// Likes that a false positive suppressed, so that their counter was not incremented.
+    /// Number of likes whose counter was not incremented because of a false positive.
     pub(crate) uncounted: u64,
 }
 
@@ -48,7 +48,7 @@ impl Pool {
 
     /// Requests all pages once and compares them with the data. Counters must be equal and set
     /// flags must be found. A flag that is not set may be found at the false-positive rate of a
-    /// Bloom filter, and FEED.ACT may suppress likes at the same rate. Both are counted; the caller
+    /// Bloom filter, and FEED.ACT may suppress likes at the same rate. Counts both. The caller
     /// decides how many are acceptable.
     pub(crate) fn of_pages(
         server: &Server,

@@ -1,4 +1,4 @@
-//! Results by round, and their ratios to peers and targets.
+//! Results of all rounds, and their ratios to other servers and to the targets.
 
 use crate::data::From;
 use crate::load::{Latency, Throughput};
@@ -16,7 +16,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// The load for which there are targets: pages of 20 uniform posts over 8 connections.
+    /// The load to which the targets apply: pages of 20 uniform posts over 8 connections.
     pub(crate) fn base(pipeline: usize) -> Load {
         Load { size: 20, from: From::Uniform, connections: 8, pipeline }
     }
@@ -58,7 +58,7 @@ impl Cell {
         self.subject.starts_with("tidemark")
     }
 
-    /// Ratios of CPU efficiency to another cell, for the rounds that both have.
+    /// Ratios of CPU efficiency to another cell, for the rounds in which both were measured.
     fn over(&self, other: &Cell) -> Spread {
         let same = |s: &Sample| {
             Some(s.per_cpu_s / other.samples.iter().find(|o| o.round == s.round)?.per_cpu_s)
@@ -95,14 +95,14 @@ pub(crate) struct Loaded {
     pub(crate) pairs_per_cpu_s: f64,
 }
 
-/// Latencies at one rate. `most` is the server's throughput with the same connections.
+/// Latencies at one rate. `most` is the server's maximum throughput over the same connections.
 pub(crate) struct Latencies {
     pub(crate) subject: String,
     pub(crate) most: f64,
     pub(crate) latency: Latency,
 }
 
-/// Pages of Tidemark with a number of workers and cores.
+/// Throughput of Tidemark with a number of workers and cores.
 pub(crate) struct Scaling {
     pub(crate) workers: usize,
     pub(crate) sample: Sample,
@@ -215,7 +215,7 @@ impl Report {
         self.cells.iter().find(|cell| cell.is(subject, what, load))
     }
 
-    /// Returns the ratios to the strongest peer under the same load.
+    /// Returns the ratios to the fastest other server under the same load.
     pub(crate) fn times(&self, cell: &Cell) -> Option<Spread> {
         let peers = self
             .cells
@@ -234,8 +234,8 @@ impl Report {
         )?))
     }
 
-    /// Returns the ratios of two workers on two cores to one on one core, by round: by wall-clock
-    /// time, and by CPU time as if each had a full core.
+    /// Returns the ratios of two workers on two cores to one on one core, by round. Each has a
+    /// ratio by wall-clock time, and one by CPU time as if each worker had a full core.
     pub(crate) fn two_cores(&self) -> Option<(Spread, Spread)> {
         let of =
             |workers| self.scaling.iter().filter(move |s| s.workers == workers).map(|s| s.sample);
@@ -246,7 +246,7 @@ impl Report {
         (!rounds.is_empty()).then(|| (by(|s| s.per_s, 1.0), by(|s| s.per_cpu_s, 2.0)))
     }
 
-    /// Returns all targets that were measured.
+    /// Returns all targets for which there are measurements.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         let feed = |what, pipeline| self.find("tidemark feed", what, Load::base(pipeline));
         let lines = [

@@ -1,10 +1,10 @@
 //! Page latency while the server does other work: snapshots, rolls, spills, schema changes and full
-//! syncs, repeated throughout a turn. Pages arrive in an open loop at 0.7 of the server's
-//! throughput. Redis's PING at the same rate shows the latency of machine and sockets.
+//! syncs, repeated during a measurement. Pages arrive in an open loop at 0.7 of the server's
+//! throughput. Redis's PING at the same rate shows the latency of the machine and the sockets.
 //!
-//! The server has one core and the client another. The thread that triggers the work runs on the
-//! server's core. The replica of a full sync runs on the client's core with `nice`, since there is
-//! no third.
+//! The server runs on one core and the client on another. The thread that triggers the work runs on
+//! the server's core. The replica of a full sync runs on the client's core with `nice`, because
+//! there are only two cores.
 
 use crate::load::{Latency, closed, open};
 use crate::pool::Pool;
@@ -21,14 +21,14 @@ use tidemark_bench::server::Server;
 /// Share of the server's throughput.
 const SHARE: f64 = 0.7;
 const CONNECTIONS: usize = 8;
-/// Pause between two snapshots, rolls and so on. Frequent enough to affect the slowest thousandth
-/// of the pages, and affordable for one core in addition to 0.7 of its pages.
+/// Pause between two snapshots, rolls and so on. Short enough that the work affects the slowest
+/// thousandth of the pages, and long enough that one core can do the work and serve the pages.
 const PAUSE: Duration = Duration::from_millis(400);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Rows of a table that is rolled or spilled, and rows per request.
 const ROWS: u64 = 10_000;
 const ROWS_AT_ONCE: u64 = 100;
-/// Indices of Redis's PING, and of our pages without other work.
+/// Indices of Redis's PING, and of Tidemark's pages without other work.
 const PING: usize = 0;
 const CALM: usize = 1;
 
@@ -54,7 +54,7 @@ const ALL: [(&str, Beside); 7] = [
 ];
 
 impl Bench {
-    /// Measures all kinds of work in alternating turns. Returns the table as text.
+    /// Measures all kinds of work alternately. Returns the table as text.
     pub(crate) fn tail(&mut self) -> io::Result<String> {
         self.start_all()?;
         let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
@@ -97,7 +97,7 @@ impl Bench {
     }
 }
 
-/// A replica that starts from scratch for every sync.
+/// A replica that starts without data for every sync.
 struct Replica {
     program: Option<PathBuf>,
     server: Option<Server>,
@@ -140,7 +140,7 @@ fn told(server: &Server, words: &[&str]) -> io::Result<()> {
     take_all(&mut client)
 }
 
-/// Triggers the work until `over`. Returns how often it succeeded.
+/// Triggers the work until `over` is set. Returns how often it succeeded.
 fn orders(
     server: &Server,
     beside: Beside,
@@ -184,7 +184,7 @@ fn orders(
     Ok(times)
 }
 
-/// Writes new rows with higher ids than all others.
+/// Writes new rows whose ids are greater than all others.
 fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     let mut client = server.client()?;
     for _ in 0..number / ROWS_AT_ONCE {
@@ -199,7 +199,7 @@ fn write(server: &Server, rows: &mut u64, number: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the median of a figure over the rounds of a line.
+/// Returns the median of a value over the rounds of one line of the table.
 fn of(rounds: &[(Latency, u64)], what: fn(&Latency) -> f64) -> f64 {
     median(rounds.iter().map(|(latency, _)| what(latency)).collect())
 }

@@ -1,12 +1,13 @@
-//! Measures the `ledger` crate: CPU, bytes written and reads for each pair (id, member). Decision
-//! 0017 has the figures.
+//! Measures the `ledger` crate: CPU time, bytes written and reads per pair (id, member). Decision
+//! 0017 has the results.
 //!
 //! `cargo run --release -p tidemark-bench --bin ledger`; `--kill N` kills the process N times with
 //! `kill -9` and checks that no durable pair is missing.
 //!
-//! Ids follow Zipf's law; members are random numbers of `--bits` bits. Pairs arrive in random
-//! order, the worst case for merges; with `--recent 90`, 90 % of them belong to the newest
-//! hundredth of the ids. CPU is that of the whole process; bytes written are the kernel's count.
+//! Ids follow Zipf's law; members are random numbers of `--bits` bits. Pairs are inserted in random
+//! order, which is the worst case for merges. With `--recent 90`, 90 % of them belong to the newest
+//! hundredth of the ids. CPU time is that of the whole process. The kernel counts the bytes
+//! written.
 
 mod own;
 
@@ -35,7 +36,7 @@ struct Args {
     /// Percentage of the pairs that belong to the newest ids
     #[arg(long, default_value_t = 0)]
     recent: u8,
-    /// Pairs kept in memory before a flush
+    /// Number of pairs in memory before a flush
     #[arg(long, default_value_t = 1 << 20)]
     memory_pairs: usize,
     /// Lookups of each kind
@@ -44,7 +45,7 @@ struct Args {
     /// Parent of the temporary folder for the files
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Kills the process this many times during the fill, and checks the remaining pairs
+    /// Number of kills of the process during the fill; checks the remaining pairs after each
     #[arg(long)]
     kill: Option<u64>,
     /// For `--kill`: fills the folder and prints how many pairs are durable
@@ -53,7 +54,7 @@ struct Args {
 }
 
 impl Args {
-    /// Arguments for a child process, so that it draws the same pairs.
+    /// Arguments with which a child process draws the same pairs.
     fn repeated(&self) -> Vec<String> {
         let numbers = [
             ("--pairs", self.pairs),
@@ -121,7 +122,7 @@ fn of_process(file: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The kernel's counters for one step.
+/// Counters of the kernel for one step.
 struct Step {
     cpu: Duration,
     wall: Instant,
@@ -190,7 +191,7 @@ fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     }
     println!("per inserted pair: {}", step.end(n));
     println!("total: {}", keeper.figures().1);
-    // Once unmeasured, to fill the page cache.
+    // Run once without measuring, to fill the page cache.
     look_up(&keeper, &pairs, args)?;
     for line in look_up(&keeper, &pairs, args)? {
         println!("{line}");
@@ -204,7 +205,8 @@ fn measure(folder: &Path, args: &Args) -> Outcome<()> {
     Ok(())
 }
 
-/// Main function of the killed process: fills the folder and prints what is durable.
+/// Main function of the process that is killed: fills the folder and prints how many pairs are
+/// durable.
 fn child(folder: &Path, args: &Args) -> Outcome<()> {
     let mut keeper = Pairs::open(folder, args)?;
     for (i, &(id, member)) in pairs(args).iter().enumerate() {

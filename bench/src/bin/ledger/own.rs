@@ -1,4 +1,4 @@
-//! The `ledger` crate, flushed by the inserting thread.
+//! Stores pairs with the `ledger` crate. The inserting thread flushes them.
 
 use crate::{Args, Outcome};
 use ledger::{Answer, Flush, Ledger, Member, Options};

@@ -5,7 +5,7 @@ use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Rows per request; consecutive, so that most share a block.
+/// Rows per request. They are consecutive, so that most are in the same block.
 const TOGETHER: u64 = 1000;
 /// Number of pending requests.
 const AHEAD: usize = 4;
@@ -18,7 +18,7 @@ pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::
     one_in(node, all, rows, rounds, 1)
 }
 
-/// [`every_row`] for one page of neighbours in `pages`.
+/// [`every_row`] for one in `pages` pages of consecutive rows.
 pub(crate) fn one_in(
     node: &Node,
     all: &Rows,
@@ -54,8 +54,8 @@ fn some_rows(
     })
 }
 
-/// Requests one page of neighbours in `pages`. Passes the number of its first row and the expected
-/// reply to `look`, until that returns false.
+/// Requests one in `pages` pages of consecutive rows. Passes the number of its first row and the
+/// expected reply to `look`, until `look` returns false.
 fn pages_of(
     node: &Node,
     all: &Rows,
@@ -89,11 +89,11 @@ fn pages_of(
     Ok(())
 }
 
-/// Checks rows that were being loaded during a kill: each is complete or absent, and only the last
-/// ones are absent. Returns how many are present.
+/// Checks rows that were being loaded during a kill. Each row is complete or absent, and only the
+/// last ones are absent. Returns the number of complete rows.
 pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<u64> {
     let mut client = node.client()?;
-    // Complete pages, up to the first one that differs.
+    // Count complete pages up to the first one that differs.
     let mut whole = from;
     pages_of(node, all, from..to, 0, 1, |link, first, text| {
         let same = link.differs(text)?.is_none();

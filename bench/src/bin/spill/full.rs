@@ -30,7 +30,7 @@ impl Disk<'_> {
         }
     }
 
-    /// Leaves at most `but` bytes free; other writers may take some of them.
+    /// Fills the disk until at most `but` bytes are free. Other writers may use some of them.
     fn fill(&self, but: u64) -> io::Result<()> {
         let file = std::fs::File::create(self.0.join("ballast"))?;
         let mut size = 0;
@@ -60,8 +60,7 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Sets rows `from..to` until one is refused. Returns the number of the first row that is not set,
-/// and the error.
+/// Sets rows `from..to` until one is refused. Returns the number of the refused row, and the error.
 fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<String>)> {
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;
@@ -87,8 +86,8 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
     Ok((to, None))
 }
 
-/// Fills the disk during a write of a cold file until that write fails. `attempt` triggers a write
-/// and returns whether it succeeded.
+/// Fills the disk while a cold file is being written, until that write fails. `attempt` triggers a
+/// write and returns whether it succeeded.
 fn fill_in_the_middle(
     disk: &Disk<'_>,
     data: &Path,
@@ -98,7 +97,7 @@ fn fill_in_the_middle(
         let over = AtomicBool::new(false);
         let written = std::thread::scope(|scope| {
             let filling = scope.spawn(|| {
-                // A small file may be written between two polls.
+                // A small file may be written completely between two polls.
                 wait_for("a cold file", 60, || Ok(is_writing(data) || over.load(Relaxed)))?;
                 disk.fill(0)
             });
@@ -116,8 +115,8 @@ fn fill_in_the_middle(
     Err(error("every file was complete before the disk was full"))
 }
 
-/// Waits until a file is written and `figure` grows, or a write fails. Returns whether the write
-/// succeeded.
+/// Waits until a file is written and the INFO field `figure` increases, or until a write fails.
+/// Returns whether the write succeeded.
 fn was_written(node: &Node, data: &Path, figure: &str) -> io::Result<bool> {
     let (before, failures, began) =
         (node.info(figure)?, node.info("spill_failures")?, Instant::now());
@@ -146,7 +145,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     wait_for("some spills", 60, || Ok(cold_rows(&node)? > 1e6))?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "cold_rows"))?;
     println!("  a spill failed: {}", node.text("spill_last_error")?);
-    // The log is on the same disk and fills the rest, whether or not the load has ended.
+    // The log is on the same disk and fills it, even if loading has ended.
     let mut told = None;
     wait_for("rejection of new rows", 60, || {
         (rows, told) = set(&node, &all, rows, rows + 1000)?;
@@ -186,7 +185,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  after space was freed, the load resumed; all {rows} rows are correct");
 
     println!("the disk fills up during a merge");
-    // Slow enough that the disk can fill up during the merge.
+    // Make the merge so slow that the disk can fill up meanwhile.
     node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 /// Posts per page.
 const PAGE: u64 = 32;
-/// Connections for hot pages, and as many for cold ones.
+/// Number of connections for hot pages. The same number of connections request cold pages.
 const LINKS: u64 = 4;
 
 /// Load of a measurement.
 pub(crate) struct Load {
     /// Numbers of the hot posts.
     pub(crate) hot: std::ops::Range<u64>,
-    /// Posts below this number are cold.
+    /// Posts with a lower number are cold.
     pub(crate) cold: u64,
     pub(crate) rounds: u64,
     /// Pages per second.
@@ -23,8 +23,8 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
 }
 
-/// Requests pages at a steady rate, a share of them cold. Returns the latencies of the hot ones,
-/// each from its scheduled time.
+/// Requests pages at a fixed rate, a share of them cold. Returns the latencies of the hot pages,
+/// each measured from its scheduled time.
 pub(crate) fn pages(
     node: &Node,
     all: &Rows,

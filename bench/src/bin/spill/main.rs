@@ -1,12 +1,12 @@
-//! More posts than fit in memory: tests and measures spilled rows at scale.
+//! Tests and measures spilled rows with more posts than fit into memory.
 //!
 //! ```text
 //! cargo build --release -p tidemark-bench --bin spill
 //! target/release/spill fill  --dir DIR --rows 200000000
-//!     loads beyond a limit of 512 MiB, with three kills during a spill; checks every row then,
-//!     after a restart, and around a kill during a merge
+//!     loads more than a limit of 512 MiB, with three kills during a spill; then checks every row,
+//!     again after a restart, and before and after a kill during a merge
 //! target/release/spill reads --dir DIR --rows 200000000
-//!     single cold rows: reads by the kernel's count; 1 to 16 readers compared with plain pread
+//!     single cold rows: reads as counted by the kernel; 1 to 16 readers compared with pread
 //!     (--rocksdb: and with RocksDB)
 //! target/release/spill hot   --dir DIR --rows 200000000
 //!     hot pages without and with 5 % cold ones
@@ -14,8 +14,8 @@
 //!     a disk that fills up during a spill and during a merge (a tmpfs: as root)
 //! ```
 //!
-//! `fill` on an existing folder checks its rows and continues to load. The folder is kept, and
-//! `reads` and `hot` use the data of `fill`. The program exits with an error if a check fails.
+//! `fill` on an existing folder checks its rows and continues to load. The folder is not removed:
+//! `reads` and `hot` use the data of `fill`. The process exits with an error if a check fails.
 
 mod check;
 mod full;
@@ -51,19 +51,19 @@ struct Arguments {
 enum What {
     /// Loads, kills, restarts, changes and checks all rows
     Fill {
-        /// Checks one page of neighbours in this many, except in the last check
+        /// Number N: checks one in N pages of consecutive rows, except in the last check
         #[arg(long, default_value_t = 1)]
         sample: u64,
     },
     /// Reads of single cold rows
     Reads {
-        /// Rounds of changes that `fill` has applied; it prints the number at its end
+        /// Number of rounds of changes that `fill` has applied; `fill` prints it at the end
         #[arg(long, default_value_t = 1)]
         rounds: u64,
         /// Reads per measurement
         #[arg(long, default_value_t = 5_000)]
         number: u64,
-        /// Repetitions of all measurements, alternating
+        /// Number of repetitions; the measurements alternate
         #[arg(long, default_value_t = 5)]
         turns: usize,
         /// Also measures RocksDB (db_bench of rocksdb-tools), in a neighbouring folder
@@ -72,7 +72,7 @@ enum What {
     },
     /// Hot pages during reads of cold ones
     Hot {
-        /// Rounds of changes that `fill` has applied; it prints the number at its end
+        /// Number of rounds of changes that `fill` has applied; `fill` prints it at the end
         #[arg(long, default_value_t = 1)]
         rounds: u64,
         /// Pages per second
@@ -81,13 +81,13 @@ enum What {
         /// Seconds per measurement
         #[arg(long, default_value_t = 5)]
         seconds: u64,
-        /// Repetitions of both measurements, alternating
+        /// Number of repetitions; both measurements alternate
         #[arg(long, default_value_t = 9)]
         turns: u64,
     },
     /// A full disk
     Full,
-    /// The server itself, started by the other commands
+    /// Runs the server process; the other commands start it
     #[command(hide = true)]
     Node,
 }
@@ -111,7 +111,7 @@ fn main() -> io::Result<()> {
     }
 }
 
-/// Largest accepted ratio of resident to planned memory.
+/// Maximum accepted ratio of resident to planned memory.
 const MOST: f64 = 1.1;
 /// Unsynced batches and pending changes: `LogOptions::unsynced_bytes` and
 /// `CommitOptions::queued_keys`.
@@ -148,14 +148,14 @@ fn loaded(node: &Node) -> io::Result<f64> {
     node.call(&["DBSIZE"])?.parse().map_err(io::Error::other)
 }
 
-/// Prints current resident memory and its peak since the last call. Returns the ratio of the peak
-/// to the planned memory.
+/// Prints the current resident memory and its peak since the last call. Returns the ratio of the
+/// peak to the planned memory.
 fn memory(node: &Node, setup: &Setup, base_mib: f64, when: &str) -> io::Result<f64> {
     let (now, peak) = node.resident_mib();
     let mib = |name| node.info(name).map(|n| n / 1048576.0);
     let (index, cached, deleted) =
         (mib("cold_index_bytes")?, mib("cold_cache_bytes")?, 24.0 * mib("overlay_deleted")?);
-    // A spill sorts ids in pieces, and the log keeps unsynced data in memory: see [spill] in the
+    // A spill sorts ids in chunks, and the log keeps unsynced data in memory: see [spill] in the
     // configuration.
     let spill = 16.0 * (setup.per_table as f64 / 16.0).max(65536.0) / 1048576.0 + 1.0;
     let overheads = base_mib + index + setup.cache_mib as f64 + deleted + spill + LOG_MIB;
@@ -194,7 +194,7 @@ fn start(dir: &Path, setup: &Setup, after: &str) -> io::Result<Node> {
     Ok(node)
 }
 
-// Long: the steps build on one data set.
+// Long: a sequence of steps with the same data set.
 fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     const KILLS: u64 = 3;
     let all = Rows::new();
@@ -232,7 +232,8 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         worst = worst.max(memory(&node, setup, base_mib, "before a kill during a spill")?);
         node.kill()?;
         node = start(dir, setup, "after the kill")?;
-        // With a sync per second, a kill loses at most one second plus the duration of a sync.
+        // With one sync per second, a kill loses at most the rows of one second plus the duration
+        // of a sync.
         let safe = seen
             .iter()
             .rev()
@@ -279,7 +280,7 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
     let (mut rounds, mut took, waiting) = (0, Duration::ZERO, |node: &Node| {
         Ok::<f64, io::Error>(node.info("overlay_bytes")? + 24.0 * node.info("overlay_deleted")?)
     });
-    // Until a merge is worthwhile.
+    // Change rows until the overlay is large enough for a merge.
     while rounds < 5 && waiting(&node)? < (setup.limit_mib << 20) as f64 / 16.0 {
         took += check::change(&node, &all, rows, rounds)?;
         rounds += 1;
@@ -340,7 +341,7 @@ fn read(
     turns: usize,
     peers: &[(&str, rocksdb::Peer)],
 ) -> io::Result<()> {
-    // A small cache, since cached rows would be too cheap. Excludes the last rows, which are in
+    // Use a small cache, so that most reads go to the disk. Exclude the last rows, which are in
     // memory.
     let setup = &Setup { cache_mib: 1, ..setup.clone() };
     let (all, mut node) = (Rows::new(), Node::start(dir, setup)?);
@@ -356,8 +357,7 @@ fn read(
     for readers in [1, 2, 4, 8, 16] {
         let mut ratios = [vec![], vec![], vec![], vec![]];
         for turn in 0..turns {
-            // Different rows for each measurement, so that none profits from the page cache of the
-            // one before.
+            // Use other rows for each measurement, so that they are not in the page cache.
             let pattern = |way: u64| {
                 let seed = readers << 16 | (turn as u64) << 8 | way;
                 files.drop_cache().map(|()| reads::Pattern { cold, rounds, readers, number, seed })
@@ -425,7 +425,8 @@ fn hot(
             files.drop_cache()?;
             hot::pages(&node, &all, &load, share, turn)
         };
-        // Alternate the order, so that other load on the machine affects both equally.
+        // Alternate the order, so that other processes on the machine affect both measurements
+        // equally.
         let (none, some) = if turn % 2 == 1 {
             let none = ask(0.0)?;
             (none, ask(0.05)?)

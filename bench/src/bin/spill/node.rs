@@ -1,6 +1,6 @@
-//! The server under measurement, in a process of its own so that it can be killed. It is this
-//! program, started again to serve a folder. It loads rows by the calls that commands make, because
-//! 200,000,000 requests would measure sockets.
+//! The measured server, in a separate process that can be killed. The process runs this binary with
+//! another subcommand. It loads rows by calling the engines, because 200,000,000 requests would
+//! mostly measure sockets.
 
 use crate::reads::{self, Measured, Pattern};
 use crate::rows::{FIELDS, Rows, SPACE, id};
@@ -72,7 +72,7 @@ fn load(engines: &dataset::Engines, rows: &Rows, from: u64, to: u64) -> io::Resu
     for number in from..to {
         let row = rows.row(number);
         let values: [(usize, i64); FIELDS] = std::array::from_fn(|field| (field, row[field]));
-        // A connection checks the same after each turn.
+        // A connection makes the same check after each event-loop iteration.
         while number % 64 == 0
             && (engines.durability().is_crowded()
                 || engines.durability().committer().is_late()
@@ -108,7 +108,7 @@ pub(crate) struct Node {
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     port: u16,
-    /// Time until the process accepted connections.
+    /// Time from the start of the process until it accepted connections.
     pub(crate) started_in: Duration,
 }
 
@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Lets the process itself read rows, without sockets.
+    /// Makes the server process read rows, without sockets.
     pub(crate) fn read_inside(&mut self, pattern: &Pattern) -> io::Result<Measured> {
         let Pattern { cold, rounds, readers, number, seed } = pattern;
         writeln!(self.orders, "{cold} {rounds} {readers} {number} {seed}")?;
@@ -239,7 +239,7 @@ impl Node {
         (self.proc("status", "VmRSS") / 1024.0, self.proc("status", "VmHWM") / 1024.0)
     }
 
-    /// Memory figures of INFO near the peak since [`Node::forget_peak`], as far as sampled.
+    /// Memory fields of INFO at the sample nearest to the peak since [`Node::forget_peak`].
     pub(crate) fn at_peak(&self) -> String {
         self.peak.seen.lock().map(|seen| seen.1.clone()).unwrap_or_default()
     }
@@ -284,7 +284,7 @@ impl Peak {
     }
 }
 
-/// Memory figures of INFO in MiB.
+/// Memory fields of INFO in MiB.
 fn parts(client: &mut Option<Client>, port: u16) -> io::Result<String> {
     if client.is_none() {
         *client = Some(Client::connect(("127.0.0.1", port))?);
@@ -338,8 +338,8 @@ impl Link {
         }
     }
 
-    /// Reads a reply of the length of `reply` and compares it. On a difference, returns the number
-    /// of bytes read so far; the link must then not be used again.
+    /// Reads a reply as long as `reply` and compares the two. If they differ, returns the number of
+    /// bytes read so far. The link must then not be used again.
     pub(crate) fn differs(&mut self, reply: &[u8]) -> io::Result<Option<usize>> {
         self.buffer.resize(reply.len(), 0);
         let mut got = 0;

@@ -1,5 +1,5 @@
-//! Reads of single cold rows, over sockets and without, compared with plain reads of the same
-//! files: cost by the kernel's count, and parallel throughput.
+//! Reads of single cold rows, with and without sockets, compared with `pread` of the same files:
+//! cost as counted by the kernel, and parallel throughput.
 
 use crate::node::{Node, proc_of};
 use crate::rows::{FIELDS, Rows, SPACE, id, reply, request};
@@ -46,9 +46,9 @@ impl Files {
 
 /// Parameters of a measurement.
 pub(crate) struct Pattern {
-    /// Rows below this number are cold.
+    /// Rows with a lower number are cold.
     pub(crate) cold: u64,
-    /// Rounds of changes applied so far.
+    /// Number of rounds of changes applied so far.
     pub(crate) rounds: u64,
     pub(crate) readers: u64,
     /// Total number of reads.
@@ -68,7 +68,7 @@ pub(crate) struct Measured {
     /// Median and 99th percentile of the latency in microseconds.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes from the device and read system calls, per read, by the kernel's count.
+    /// Bytes from the device and read system calls per read, as counted by the kernel.
     pub(crate) device_bytes: f64,
     pub(crate) calls: f64,
     /// CPU time per read, in microseconds.
@@ -104,8 +104,8 @@ pub(crate) fn percentile(ns: &mut [u64], share: f64) -> f64 {
 /// Performs a reader's next read.
 type Read<'a> = Box<dyn FnMut() -> io::Result<()> + 'a>;
 
-/// Measures reads. `read` returns their latencies in nanoseconds; calls and CPU time are those of
-/// `process`.
+/// Measures reads. `read` returns their latencies in nanoseconds. System calls and CPU time are
+/// measured for `process`.
 fn measure(process: u32, read: impl FnOnce() -> io::Result<Vec<u64>>) -> io::Result<Measured> {
     let figures = || {
         let ticks = times_of(process);
@@ -143,7 +143,7 @@ fn on_threads(
     })
 }
 
-/// Performs the reads of a pattern with one thread per reader, sequentially in each.
+/// Performs the reads of a pattern. Each reader is a thread that reads sequentially.
 fn by_threads<'a>(
     pattern: &Pattern,
     process: u32,
@@ -182,9 +182,9 @@ pub(crate) fn served(node: &Node, all: &Rows, pattern: &Pattern) -> io::Result<M
     })
 }
 
-/// Reads random cold rows without sockets. As many threads as the server has workers each run their
-/// share of the readers as tasks, like connections. A reader fetches a row, as a turn does, and
-/// reads it.
+/// Reads random cold rows without sockets. The readers are tasks on as many threads as the server
+/// has workers, like connections. A reader fetches a row like a request of a connection, and reads
+/// it.
 pub(crate) fn inside(engines: &Engines, all: &Rows, pattern: &Pattern) -> io::Result<Measured> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     measure(std::process::id(), || {

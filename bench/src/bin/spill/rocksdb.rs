@@ -1,6 +1,7 @@
-//! RocksDB as a peer, measured with its own `db_bench` (Debian: rocksdb-tools). It has the same
-//! number of rows, with sequential keys of 8 bytes and random values of 6 bytes, about the content
-//! of our rows. Settings: a filter of 10 bits, a cache of 8 MiB, and direct I/O.
+//! RocksDB for comparison, measured with its own `db_bench` (Debian: rocksdb-tools). The database
+//! has the same number of rows. Keys are sequential and have 8 bytes. Values are random and have 6
+//! bytes, about the size of a row in Tidemark. Settings: a filter of 10 bits, a cache of 8 MiB, and
+//! direct I/O.
 
 use crate::reads::times_of_children;
 use std::io;
@@ -34,7 +35,7 @@ impl Peer {
     }
 
     /// Reads random rows with `readers` threads. Returns reads per second and CPU microseconds per
-    /// read, without start-up.
+    /// read, excluding startup.
     pub(crate) fn read(&self, readers: u64, number: u64) -> io::Result<(f64, f64)> {
         let run = |each: u64| {
             self.run(&format!(
@@ -47,7 +48,7 @@ impl Peer {
         Ok((per_s, (all - starting).max(0.0) / (number - readers) as f64))
     }
 
-    /// Runs a benchmark. Returns its operations per second and the CPU time of the program in
+    /// Runs a benchmark. Returns the operations per second and the CPU time of the process in
     /// microseconds.
     fn run(&self, words: &str) -> io::Result<(f64, f64)> {
         let before = times_of_children(std::process::id());

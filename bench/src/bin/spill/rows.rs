@@ -1,15 +1,15 @@
-//! Rows of the measurement. Id and expected values are functions of a row's number, so every row
-//! can be checked and none need be stored.
+//! Rows of the measurement. The id and the expected values are functions of a row's number, so that
+//! every row can be checked without storing it.
 //!
-//! Ids ascend; one in 4,096 is used. Counts are log-normal as in `counter_memory`: means of 39
-//! likes, 2,900 reads, 8 reposts and 8 comments, with two thirds of the latter two 0. Changes come
-//! in rounds: round `r` adds 1 to the likes of rows whose number is `r` modulo [`STRIDE`], and
-//! deletes those whose number is `STRIDE - 1 - r`.
+//! Row n has a random id in the n-th range of 4,096 ids. Counts are log-normal as in
+//! `counter_memory`: means of 39 likes, 2,900 reads, 8 reposts and 8 comments. Two thirds of the
+//! reposts and comments are 0. Changes are made in rounds. Round `r` adds 1 to the likes of rows
+//! whose number modulo [`STRIDE`] is `r`, and deletes rows for which it is `STRIDE - 1 - r`.
 
 /// The counter space and the number of its fields.
 pub(crate) const SPACE: &str = "post";
 pub(crate) const FIELDS: usize = 4;
-/// In a round, one row in this many changes and one is deleted.
+/// In a round, one row in `STRIDE` changes and one row in `STRIDE` is deleted.
 pub(crate) const STRIDE: u64 = 100;
 /// Ids per post.
 const GAP: u64 = 4096;
@@ -64,7 +64,7 @@ impl Rows {
         std::array::from_fn(|field| self.columns[field][(drawn >> (16 * field)) as usize % DRAWN])
     }
 
-    /// Counters of a post after `rounds` rounds of changes; `None` if it was deleted.
+    /// Counters of a post after `rounds` rounds of changes. `None` if the row was deleted.
     pub(crate) fn after(&self, number: u64, rounds: u64) -> Option<[i64; FIELDS]> {
         let at = number % STRIDE;
         if at >= STRIDE - rounds {
@@ -76,7 +76,7 @@ impl Rows {
     }
 }
 
-/// Appends a number as text; `write!` would dominate the time of a check.
+/// Appends a number as text. `write!` would take most of the time of a check.
 fn number(mut n: u64, out: &mut Vec<u8>) {
     let (mut digits, mut at) = ([0; 20], 20);
     loop {

@@ -1,20 +1,20 @@
-//! Simulates splits and moves of shards. A seed determines which nodes and commands die, and which
-//! messages are late or lost.
+//! Simulates splits and moves of shards. A seed determines which nodes and commands are killed, and
+//! which messages are delayed or lost.
 //!
 //! The simulation uses the real command ([`grow`]), hand-over steps ([`node::cluster::handover`]),
 //! topologies with their rules ([`node::cluster::Cluster`]) and topology files. It replaces the
 //! network, the clock (tokio's, paused), the log (a list of writes) and replication. A simulated
-//! node can be killed wherever the real one waits for its disk.
+//! node can be killed at each point where the real node waits for its disk.
 //!
 //! Invariants:
 //!
-//! - At most one node accepts writes of a slot at any time, and no node accepts writes of slots
+//! - For each slot, at most one node accepts writes at any time. No node accepts writes of slots
 //!   that it has given away.
-//! - The node that serves a slot has all acknowledged writes of the slot. After a failover, it has
-//!   those that had reached the new master.
-//! - After the last fault and a repetition of the last command, all nodes have the same topology,
+//! - The node that serves a slot has all acknowledged writes of that slot. After a failover, it has
+//!   the acknowledged writes that had reached the new master.
+//! - After the last fault and another run of the last command, all nodes have the same topology,
 //!   and each slot has a master that accepts writes. The exception is a conflict: a controller and
-//!   a command each made a topology with the same version, and an operator must choose.
+//!   a command have each made a topology with the same version, and an operator must choose one.
 //!
 //! `cargo xtask sim split --runs 100000` runs more seeds; `--seed 7` replays one.
 
@@ -40,7 +40,7 @@ const FIRST_PORT: u16 = 7000;
 /// Slots that the clients write to.
 const SLOTS_USED: [u16; 8] = [0, 1500, 3000, 4500, 6000, 9000, 12_000, 16_000];
 const TROUBLE: Duration = Duration::from_secs(8);
-/// Longest simulated time, after the last fault, until the cluster has converged.
+/// Maximum simulated time from the last fault until the cluster has converged.
 const CALM: Duration = Duration::from_secs(300);
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -70,9 +70,9 @@ struct Process {
     cluster: Cluster,
     paused: Cell<Paused>,
     fenced: Cell<bool>,
-    /// Stage of the current hand-over at which the process will be killed.
+    /// Stage of the current hand-over at which to kill the process.
     doomed: Cell<Option<Stage>>,
-    /// Number of acknowledged writes of each replica.
+    /// Number of writes that each replica has acknowledged.
     fed: RefCell<BTreeMap<usize, usize>>,
     tasks: RefCell<Vec<AbortHandle>>,
 }
@@ -94,7 +94,7 @@ const STAGES: [Stage; 8] = {
     [Reach, Pause, CaughtUp, Adopt, Adopted, Tell, Told, Gave]
 };
 
-/// Event counts of one run or of many.
+/// Event counts of one or several runs.
 #[derive(Debug, Default)]
 struct Met {
     writes: u64,
@@ -112,9 +112,9 @@ struct Met {
 struct World {
     random: RefCell<fastrand::Rng>,
     machines: Vec<Machine>,
-    /// Pairs of machines with a broken connection.
+    /// Pairs of machines that cannot reach each other.
     parted: RefCell<BTreeSet<(usize, usize)>>,
-    /// A master that stays down until a controller has failed it over.
+    /// Master that stays down until a controller has failed it over.
     kept_down: Cell<Option<usize>>,
     acknowledged: RefCell<BTreeSet<(u16, u64)>>,
     next_write: Cell<u64>,
@@ -173,7 +173,7 @@ async fn settle(world: &Rc<World>) {
                 world.give_again(&newest).await;
             }
             // The controller and the command made conflicting topologies. No slot had two masters,
-            // and only an operator can choose the right one.
+            // and only an operator can choose the valid topology.
             Err(why) if why.contains("different topologies") => {
                 world.met.borrow_mut().conflicts += 1;
                 return;
@@ -234,7 +234,7 @@ fn run(seed: u64) -> Met {
     world.met.take()
 }
 
-/// Seeds that once found two masters of a slot, or none: docs/testing/journal.md.
+/// Seeds that once led to two masters of a slot, or to none: docs/testing/journal.md.
 const FOUND: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
 
 #[test]

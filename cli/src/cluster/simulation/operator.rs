@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-/// The simulated network, seen from outside the cluster.
+/// Simulated network as seen from outside the cluster.
 pub(super) struct Outside {
     pub(super) world: Rc<World>,
     pub(super) first: usize,
@@ -51,10 +51,10 @@ impl Net for Outside {
 /// Substrings of errors after which the operator repeats the command.
 const PASSING: [&str; 7] = ["refused", "closed", "answer", "timed out", "again", "retry", "not"];
 
-/// Part of errors that no repetition resolves: a node has another role than the command needs.
+/// Substring of errors that a repetition does not resolve: a node does not have the required role.
 const FINAL: &str = "is not a ";
 
-/// Runs commands, each repeatedly until it succeeds.
+/// Runs several commands, each repeatedly until it succeeds.
 pub(super) async fn operate(world: Rc<World>) {
     while !world.calm.get() {
         sleep(Duration::from_millis(world.draw(0..500))).await;

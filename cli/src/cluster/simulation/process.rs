@@ -53,7 +53,7 @@ impl Process {
         self.serves(slot) && is_master && !self.fenced.get()
     }
 
-    /// As a replica, copies the master's log, some writes at a time.
+    /// Copies the master's log as a replica, some writes at a time.
     pub(super) async fn follow(self: Rc<Process>) {
         loop {
             let world = self.world();
@@ -74,7 +74,8 @@ impl Process {
             let length = {
                 let theirs = world.machines[master].disk.borrow();
                 let mut ours = own.disk.borrow_mut();
-                // If two logs have the same write at one position, they are equal up to it.
+                // If two logs have the same write at one position, they are equal up to that
+                // position.
                 let same = match ours.log.len().checked_sub(1) {
                     Some(last) => theirs.log.get(last) == ours.log.get(last),
                     None => true,

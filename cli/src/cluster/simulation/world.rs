@@ -54,7 +54,7 @@ impl World {
         self.random.borrow_mut().u64(range)
     }
 
-    /// Returns a random duration of a message or a disk operation.
+    /// Returns a random duration for a message or a disk operation.
     pub(super) fn delay(&self) -> Duration {
         let most_us = if !self.calm.get() && self.chance(30) { 3_000_000 } else { 15_000 };
         Duration::from_micros(self.draw(20..most_us))
@@ -99,7 +99,7 @@ impl World {
         process.spawn(process.clone().rule());
     }
 
-    /// Kills the process like `kill -9`. The disk keeps everything written.
+    /// Kills the process like `kill -9`. The disk retains everything that was written.
     pub(super) fn kill(&self, number: usize) {
         let Some(process) = self.machines[number].process.take() else { return };
         process.tasks.borrow().iter().for_each(AbortHandle::abort);
@@ -107,10 +107,10 @@ impl World {
         self.met.borrow_mut().kills += 1;
     }
 
-    /// Enters a stage of a hand-over. May kill the master.
+    /// Enters a stage of a hand-over. Kills the master if the stage was selected for that.
     pub(super) async fn stage(self: &Rc<World>, number: usize, stage: Stage) {
         let is_doomed = self.process(number).is_some_and(|it| it.doomed.get() == Some(stage));
-        // Some stages are entered several times.
+        // A hand-over may enter some stages several times.
         if self.calm.get() || !is_doomed || self.chance(3) {
             return;
         }
@@ -127,8 +127,8 @@ impl World {
 
     // Network.
 
-    /// Sends a request to a node. Its reply may be lost. The request arrives even if the caller has
-    /// stopped waiting.
+    /// Sends a request to a node. The reply may be lost. The request arrives even if the caller no
+    /// longer waits for it.
     pub(super) async fn request(
         self: &Rc<World>,
         from: Option<usize>,
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Repeats the last hand-over command at masters that do not know whether the new master has
-    /// its slots.
+    /// the slots.
     pub(super) async fn give_again(self: &Rc<World>, newest: &Topology) {
         let (text, version) = (newest.describe(), newest.version.to_string());
         for number in 0..NODES {
@@ -273,9 +273,9 @@ impl World {
         }
     }
 
-    /// Acts as a controller: gives the slots of a dead master to one of its replicas, by the newest
-    /// topology of the other nodes. It acts only while it reaches all of them, and retries until
-    /// all have the new topology.
+    /// Acts as a controller: assigns the slots of a dead master to one of its replicas, based on
+    /// the newest topology of the other nodes. It acts only while all of them are reachable, and
+    /// retries until all have the new topology.
     pub(super) async fn fail_over(self: Rc<World>, number: usize) {
         let topologies: Vec<Topology> = (0..NODES)
             .filter(|&other| other != number)
@@ -320,8 +320,8 @@ impl World {
                 });
                 match told.await {
                     Ok(_) => break,
-                    // The node has another topology with this version. Only an operator can resolve
-                    // the conflict.
+                    // The node has a different topology with this version. Only an operator can
+                    // resolve the conflict.
                     Err(error) if error.to_string().contains(VERSION) && other != at => break,
                     Err(error) if error.to_string().contains(VERSION) => {
                         self.kept_down.set(None);
@@ -337,7 +337,7 @@ impl World {
     }
 }
 
-/// Returns the error of a killed task. Propagates a panic of the task.
+/// Returns the error of a killed task. Propagates the panic if the task panicked.
 pub(super) fn killed(ended: JoinError, said: &str) -> String {
     if ended.is_panic() {
         std::panic::resume_unwind(ended.into_panic());

@@ -1,4 +1,4 @@
-//! Finds masters of a Redis Cluster that the sources lack.
+//! Finds masters of a Redis Cluster that are missing among the sources.
 
 use super::source::{Remote, bytes};
 use crate::cluster_nodes::nodes;
@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Known {
     /// Addresses of masters with slots, by id.
     masters: BTreeMap<String, String>,
-    /// Ids of masters that are sources, or that have a replica as a source.
+    /// Ids of masters that are sources themselves or have a replica as a source.
     named: BTreeSet<String>,
 }
 
 impl Known {
-    /// Asks a source for its cluster. Ignores errors, such as a missing permission.
+    /// Asks a source for its cluster nodes. Ignores errors, such as a missing permission.
     pub(super) fn note(&mut self, remote: &mut Remote) {
         let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
         self.read(&String::from_utf8_lossy(&nodes));

@@ -1,8 +1,8 @@
-//! Rows with counters in several keys. A counter that a hash lacks is normally 0. In a divided row,
-//! another key may hold it, and a hash that is read later must not reset it.
+//! Rows with counters in several keys. A counter that is missing in a hash is normally 0. In a
+//! *divided* row, another key may hold it, and reading the hash later must not reset it.
 //!
-//! The order of keys in SCAN does not matter. Before the first single-counter key of a row is read,
-//! the import has set none of these counters. Needs about 20 bytes per divided row.
+//! The order of keys in SCAN does not matter. The import sets none of these counters before it
+//! reads the first single-counter key of the row. A divided row takes about 20 bytes.
 
 use super::items::Item;
 use super::layout::Layout;
@@ -13,7 +13,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct Divided {
     /// Ids by space.
     ids: HashMap<String, HashSet<u64>>,
-    /// Whether an earlier, unknown attempt may have read divided rows. Then any row may be divided.
+    /// Whether an earlier attempt, whose rows are unknown, may have read divided rows. If so, any
+    /// row may be divided.
     may_be_any: bool,
 }
 
@@ -33,7 +34,7 @@ impl Divided {
         }
     }
 
-    /// Returns the counters of an item, with those that a hash lacks.
+    /// Returns the counters of an item, including the zeros of counters that are missing in a hash.
     pub(super) fn values<'i>(&self, layout: &Layout, item: &'i Item) -> Cow<'i, [(usize, i64)]> {
         match item {
             Item::Row(_, values) => Cow::Borrowed(values),

@@ -2,7 +2,7 @@
 //! the import reads these keys again. A notification carries no value, so a key with several
 //! pending changes is read once. The value is never older than the notification.
 //!
-//! Redis does not keep notifications for a disconnected client. If the connection breaks or the
+//! Redis does not store notifications for a disconnected client. If the connection breaks or the
 //! queue overflows, the import scans all keys again. It also rescans after FLUSHALL and FLUSHDB,
 //! which send no keyspace notification but do invalidate client-side caches.
 
@@ -15,11 +15,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of pending changed keys. Beyond that, a new scan is cheaper.
+/// Maximum number of pending changed keys. With more keys, a new scan is cheaper.
 const MOST_KEYS: usize = 1 << 20;
 /// Interval between pings of an idle source.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Silence after which a warning is shown. `DEAD`: silence after which the source is given up.
+/// Silence of a source after which the import prints a warning. `DEAD`: silence after which the
+/// import gives up the connection.
 pub(crate) const SILENT: Duration = Duration::from_secs(3);
 const DEAD: Duration = Duration::from_secs(60);
 
@@ -33,14 +34,15 @@ pub(crate) struct Changed {
 }
 
 struct Waiting {
-    /// Time of the first pending change of each key, and whether something may have been removed.
+    /// Time of the first pending change of each key, and whether members or fields may have been
+    /// removed.
     keys: HashMap<Vec<u8>, (Instant, bool)>,
     /// Keys in the order of their first pending change.
     order: VecDeque<Vec<u8>>,
     /// Reason why notifications have ended.
     broken: Option<String>,
     is_flushed: bool,
-    /// Number of notifications of removed members. A notification does not name the members.
+    /// Number of notifications about removed members. A notification does not name the members.
     removals: u64,
     last: Instant,
     /// Time of the last message from the source.
@@ -122,7 +124,7 @@ impl Changes {
     }
 }
 
-/// Subscribes to notifications. No change after the return is missed.
+/// Subscribes to notifications. No change after the call returns is missed.
 pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<Arc<Changes>> {
     let mut remote = source.open()?;
     check_setting(&mut remote, layouts, true)?;
@@ -153,7 +155,7 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
                     break format!("no reply from the source for {} s", DEAD.as_secs());
                 }
                 Ok(None) => {
-                    // The reply arrives among the other messages.
+                    // The reply arrives between the other messages.
                     if let Err(error) = remote.send(&[b"PING"]) {
                         break error.to_string();
                     }
@@ -181,8 +183,8 @@ fn hear_of_flushes(remote: &mut Remote) {
     }
 }
 
-/// Checks that the source notifies all relevant changes. If `is_first`, reports when the setting
-/// cannot be read.
+/// Checks that the source sends notifications for all relevant changes. If `is_first`, reports when
+/// the import cannot read the setting.
 pub(crate) fn check_setting(
     remote: &mut Remote,
     layouts: &[Layout],
@@ -196,7 +198,7 @@ pub(crate) fn check_setting(
             return Err(error);
         }
         _ if !is_first => return Ok(()),
-        // A managed Redis may forbid CONFIG.
+        // A managed Redis may not allow CONFIG.
         _ => {
             eprintln!("cannot read {name}: if it is not set, changes will not be noticed");
             return Ok(());

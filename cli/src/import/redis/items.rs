@@ -1,17 +1,17 @@
-//! Content of a source's key: rows, counters and flags of ids.
+//! Contents of a key of the source: rows, counters and flags of ids.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Item {
-    /// Counters, by their positions in `Layout::fields`.
+    /// Counters by their index in `Layout::fields`.
     Row(u64, Vec<(usize, i64)>),
-    /// Counters of a hash, without a value where it was rejected. The other ones of
-    /// `Layout::fields` are 0 unless another key has them.
+    /// Counters of a hash; a rejected counter has no value. All other counters of `Layout::fields`
+    /// are 0, unless another key has them.
     Hash(u64, Vec<(usize, Option<i64>)>),
-    /// The row has lost its only key.
+    /// The only key of the row was deleted.
     Gone(u64),
     /// No key has counters of the row.
     Missing(u64),
-    /// Unset all members of the id. Its present members follow.
+    /// All members of the id are to be unset. Its present members follow as further items.
     Unset(u64),
     Member(u64, Vec<u8>),
 }
@@ -52,7 +52,7 @@ impl Read {
         Read { key, layout, items, bad: None, is_lost: false, foreign: Vec::new() }
     }
 
-    /// Rejects a part of the key. Keeps the first reason.
+    /// Rejects a part of the key, and stores the first reason.
     pub(crate) fn reject(&mut self, why: String) {
         self.bad.get_or_insert(why);
     }

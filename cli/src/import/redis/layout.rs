@@ -1,4 +1,4 @@
-//! Layouts: how counters and flags are stored in a Redis, one layout per kind of key.
+//! Layouts: how a Redis stores counters and flags, with one layout per kind of key.
 //!
 //! ```text
 //! hash    key=post:{id} space=post                      one hash per row, fields are counters
@@ -33,7 +33,7 @@ pub(crate) enum Container {
     Set,
     /// A bitmap of members that are small numbers.
     Bits,
-    /// A hash with a counter of this many ids; 0 means that the fields are the ids.
+    /// A hash with one counter for this many ids; 0 means that its fields are the ids.
     Buckets(u64),
     /// A set whose cardinality is a counter.
     Card,
@@ -61,23 +61,23 @@ pub(crate) struct Layout {
     key: String,
     pub(crate) glob: String,
     pub(crate) space: String,
-    /// Counters: name at the source, and name in the space.
+    /// Counters: name at the source and name in the space.
     pub(crate) fields: Vec<(String, String)>,
-    /// Whether the option names no fields. Then `fields` holds all counters of the space, and other
-    /// names are errors.
+    /// Whether the option names no fields. If so, `fields` contains all counters of the space, and
+    /// any other name is an error.
     pub(crate) all_fields: bool,
     pub(crate) packing: Packing,
     /// Values of `{shard}`. A counter is the sum over all shards, and a set is their union.
     pub(super) shards: Vec<String>,
-    /// Pattern of a bucket's fields, if they are more than a number.
+    /// Pattern of a bucket's fields, unless they are plain numbers.
     pub(super) entry: Option<(Pattern, String)>,
     /// Declarations of the counters in [`Layout::fields`].
     pub(super) declared: Vec<Field>,
-    /// Whether [`Layout::fields`] has all counters of the space.
+    /// Whether [`Layout::fields`] contains all counters of the space.
     pub(crate) has_all: bool,
-    /// Counters that a layout without named fields leaves to layouts that name them.
+    /// Counters that a layout without named fields leaves to the layouts that name them.
     pub(super) others: Vec<Other>,
-    /// For keys with one counter: the hash that may hold other counters of the row.
+    /// For keys with one counter: pattern of the hash that may hold other counters of the row.
     pub(super) row: Option<Pattern>,
 }
 
@@ -86,18 +86,18 @@ pub(super) struct Other {
     /// Index in [`Layout::fields`].
     pub(super) at: usize,
     is_cell: bool,
-    /// Text of the other layout. `None` if its keys are compared with the hash one by one.
+    /// Text of the other layout. `None` if each of its keys is compared with the hash.
     pub(super) text: Option<String>,
 }
 
 /// Maximum number of shards of a counter. A change of one shard reads all of them.
 const MAX_SHARDS: usize = 256;
 
-/// Ids that may have lost counters in a changed key.
+/// Ids whose counters in a changed key may have been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ids {
     Between(u64, u64),
-    /// Any id of the space: the former ids of the key are unknown.
+    /// Any id of the space, because the former ids of the key are unknown.
     Any,
 }
 
@@ -183,7 +183,7 @@ impl Layout {
         }
         let pattern = match container {
             Container::Buckets(0) if !key.contains('{') => None,
-            // The other shards of an id with leading zeros are unknown.
+            // For an id with leading zeros, the keys of the other shards are unknown.
             _ => Some(pattern_of(key)?.padded(shards.is_empty())),
         };
         let layout = Layout {
@@ -265,14 +265,13 @@ impl Layout {
         matches!(self.container, Container::Set | Container::Bits)
     }
 
-    /// Configures a pattern of the space itself, which accepts leading zeros only if the space
-    /// does.
+    /// Configures a pattern of the space itself. It accepts leading zeros only if the space does.
     fn of_space(mut self, padded_ids: bool) -> Layout {
         self.pattern = self.pattern.map(|pattern| pattern.padded(padded_ids));
         self
     }
 
-    /// Returns why a key that matches the pattern has no valid id, if so.
+    /// Returns the reason why a key that matches the pattern has no valid id, if so.
     pub(crate) fn refusal(&self, key: &[u8]) -> Option<String> {
         let space = &self.space;
         match self.pattern.as_ref()?.read(key) {
@@ -284,7 +283,7 @@ impl Layout {
         }
     }
 
-    /// Takes the declarations of the named counters, or of all counters.
+    /// Copies the declarations of the named counters, or of all counters.
     pub(crate) fn declare(&mut self, all: &[Field]) -> Result<(), String> {
         if self.all_fields {
             self.fields = all.iter().map(|one| (one.name.clone(), one.name.clone())).collect();
@@ -297,8 +296,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Records the counters that other layouts name, if this layout names none. The hash leaves
-    /// these counters to them.
+    /// If this layout names no counters, records the counters that other layouts name. This layout
+    /// then leaves these counters to them.
     pub(crate) fn note_others(&mut self, others: &[Layout]) {
         let is_row = |other: &&Layout| {
             other.space == self.space && other.container == Container::Hash && other.all_fields
@@ -327,8 +326,8 @@ impl Layout {
         self.space == space && !self.is_flags() && self.fields.iter().any(|(_, to)| to == field)
     }
 
-    /// Returns a counter that both layouts hold, if neither leaves it to the other. A hash and keys
-    /// of single counters may share a row.
+    /// Returns a counter that both layouts hold, unless one of them leaves it to the other. A hash
+    /// and single-counter keys may share a row.
     pub(crate) fn conflict(&self, other: &Layout) -> Option<&str> {
         if self.all_fields != other.all_fields
             || self.all_fields && self.names_field() != other.names_field()
@@ -339,9 +338,9 @@ impl Layout {
         shared.filter(|_| !self.is_flags()).map(|(_, to)| &to[..])
     }
 
-    /// Returns whether another layout may hold the counter when the key lacks it.
+    /// Returns whether another layout may hold a counter that this key lacks.
     pub(super) fn is_elsewhere(&self, at: usize) -> bool {
-        // Whether a single-counter key exists is checked per row.
+        // Single-counter keys are excluded, because their existence is checked per row.
         self.others.iter().any(|other| other.at == at && !other.is_cell)
     }
 
@@ -366,7 +365,7 @@ impl Layout {
         self.shards.iter().position(|shard| shard.as_bytes() == name)
     }
 
-    /// Returns the keys of an id, one per shard. `None` if the id does not determine them.
+    /// Returns the keys of an id, one per shard. `None` if the keys do not follow from the id.
     pub(crate) fn keys(&self, id: u64, field: &[u8]) -> Option<Vec<Vec<u8>>> {
         match self.shards.is_empty() {
             true => Some(vec![self.key(id, field)?]),
@@ -385,7 +384,7 @@ impl Layout {
         shards + usize::from(self.row.is_some())
     }
 
-    /// Returns the hash and its field that may also hold the counter of a key. `field` is the
+    /// Returns the hash, and its field, that may also hold the counter of a key. `field` is the
     /// counter in the key's name.
     pub(crate) fn row_key<'f>(&'f self, id: u64, field: &'f [u8]) -> Option<(Vec<u8>, &'f [u8])> {
         let mut key = Vec::new();
@@ -397,7 +396,7 @@ impl Layout {
         Some((key, field))
     }
 
-    /// Returns the bucket's field for a counter of the id.
+    /// Returns the name of a bucket's field for a counter of the id.
     pub(crate) fn bucket_field(&self, id: u64, field: &[u8]) -> Vec<u8> {
         let Some((pattern, _)) = &self.entry else {
             let number = match self.container {
@@ -411,8 +410,8 @@ impl Layout {
         name
     }
 
-    /// Returns the key with this counter or shard of the id. `None` if the id does not determine
-    /// the key.
+    /// Returns the key with this counter or shard of the id. `None` if the key does not follow from
+    /// the id.
     pub(crate) fn key(&self, id: u64, field: &[u8]) -> Option<Vec<u8>> {
         let Some(pattern) = &self.pattern else { return Some(self.key.clone().into_bytes()) };
         let number = match self.container {
@@ -435,8 +434,7 @@ impl Layout {
                 let low = number.checked_mul(per)?;
                 Some(Ids::Between(low, low.saturating_add(per - 1)))
             }
-            // There is a single hash. With several hashes, the id does not determine which one
-            // holds it.
+            // A single hash holds all ids. With several hashes, the id does not determine the hash.
             Container::Buckets(_) if self.pattern.is_none() => Some(Ids::Any),
             _ => None,
         }
@@ -474,7 +472,7 @@ fn shards_of(value: &str) -> Result<Vec<String>, String> {
 /// Parses a pattern of keys or of bucket fields. Accepts leading zeros; [`Layout::of_space`]
 /// overrides this for patterns of a space.
 fn pattern_of(text: &str) -> Result<Pattern, String> {
-    // A shard takes the position of a counter name.
+    // A shard's name is at the position of a counter's name.
     let plain = text.replacen("{shard}", "{field}", 1);
     let kind = if plain.contains("{field}") { Kind::Cell } else { Kind::Row };
     let pattern = Pattern::parse(kind, &plain).map_err(|error| {
@@ -513,7 +511,7 @@ fn glob_of(key: &str) -> String {
 }
 
 /// Returns the layouts of a space's own key patterns. `first` is the first counter of the space,
-/// which keys of cells without `{field}` hold.
+/// which a cell key without `{field}` holds.
 pub(crate) fn of_patterns(
     kind: Kind,
     space: &str,
@@ -534,7 +532,7 @@ pub(crate) fn of_patterns(
         }
         Ok(Layout::parse(&text)?.of_space(padded_ids))
     };
-    // Patterns in a cluster have hash tags. The source may use the same keys without them.
+    // In a cluster, patterns have hash tags. The source may use the same keys without hash tags.
     let mut all: Vec<String> = patterns.split_whitespace().map(str::to_owned).collect();
     for tagged in patterns.split_whitespace().filter(|_| in_cluster) {
         let plain = tagged.replacen("{{id}}", "{id}", 1);
@@ -554,11 +552,11 @@ pub(crate) fn shown(key: &[u8]) -> String {
     printable(&String::from_utf8_lossy(&key[..key.len().min(80)]))
 }
 
-/// Escapes control characters, so that foreign text cannot control the terminal.
+/// Escapes control characters, so that text from other servers cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // Marks that change the direction of text.
+        // Unicode marks that change the text direction.
         let turns = ['\u{200e}'..='\u{200f}', '\u{202a}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
         if c.is_control() || turns.iter().any(|some| some.contains(&c)) {
             out.extend(c.escape_default());
@@ -575,7 +573,7 @@ mod tests {
     use crate::import::redis::items::{Item, Read};
     use redis_protocol::resp2::types::OwnedFrame;
 
-    /// Returns the items, the reject reason and the number of foreign fields of the replies.
+    /// Returns the items of the replies, the reject reason, and the number of foreign fields.
     fn read(of: &Layout, id: u64, field: &str, parts: &[OwnedFrame]) -> (Vec<Item>, String, usize) {
         let mut read = Read::of(Vec::new(), 0, Vec::new());
         of.read_row(id, field.as_bytes(), parts, &mut read);
@@ -636,7 +634,7 @@ mod tests {
         assert_eq!(keys("p:{id} p:{{id}}", true), [&b"p:7"[..], b"p:{7}"]);
     }
 
-    /// A counter that the hash lacks, or a deleted hash, must not reset a counter in another key.
+    /// A hash that lacks a counter, or a deleted hash, must not reset the counter in another key.
     #[test]
     fn a_hash_leaves_what_other_keys_have() {
         let mut hash = layout("hash key=post:{id} space=post");
@@ -647,7 +645,7 @@ mod tests {
         hash.note_others(std::slice::from_ref(&like));
         assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7)]);
         assert_eq!(hash.gone(3, b""), Some(Item::Row(3, vec![(1, 0)])));
-        // A key with one counter is compared with the hash.
+        // A single-counter key is compared with the hash.
         like.note_others(std::slice::from_ref(&plain));
         assert_eq!(like.row_key(3, b""), Some((b"post:3".to_vec(), &b"like"[..])));
         assert_eq!(read(&like, 3, "", &[bulk("5"), OwnedFrame::Integer(0)]), row(3, &[(0, 5)]));
@@ -656,7 +654,7 @@ mod tests {
             (items, why),
             (vec![], "the hash post:3 also has a value for this counter".to_owned())
         );
-        // Keys of other layouts are not compared: their counters in the hash are rejected.
+        // Keys of other layouts are not compared. Their counters are rejected in the hash.
         let mut hash = plain;
         hash.note_others(&[layout("buckets key=likes space=post fields=like")]);
         let (items, why, _) = read(&hash, 3, "", &[pairs(&[("like", "1"), ("read", "2")])]);

@@ -1,9 +1,9 @@
-//! Finds rows of the server that no source has any more. A key deleted while no import was running
-//! appears in no scan and no notification. So the import lists the rows of the server and asks each
-//! source for their keys.
+//! Finds rows of the server that no source has. If a key was deleted while no import was running,
+//! neither a scan nor a notification shows it. The import therefore lists the rows of the server,
+//! and asks each source for their keys.
 //!
-//! A filter cannot list its members. The members of a set are found missing only if their row is
-//! missing, too.
+//! A filter cannot list its members. A missing set is therefore found only if the row of its id is
+//! missing as well.
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-/// Ids that do not determine their keys, by layout: keys with leading zeros, and ids in buckets
-/// that hold any id. Collected during the scan.
+/// Ids whose keys do not follow from the id, by layout: keys with leading zeros, and ids in buckets
+/// that hold any id. The scan collects them.
 #[derive(Default)]
 pub(crate) struct Untold(HashMap<usize, HashSet<u64>>);
 
@@ -42,7 +42,7 @@ impl Untold {
     }
 }
 
-/// Nonzero counters of a row that no source has, or a whole row that no source has.
+/// Missing part of a row: nonzero counters that no source has, or the whole row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) id: u64,
@@ -74,7 +74,7 @@ struct Probe {
 enum Said {
     There,
     NotThere,
-    /// The key belongs to another node of the cluster.
+    /// The key belongs to another node of the cluster, so the reply does not count.
     Nothing,
 }
 
@@ -138,8 +138,9 @@ impl Finder {
         Ok(found.filter(|missing| missing.is_whole || !missing.counters.is_empty()).collect())
     }
 
-    /// Returns for each row which counters no key has, in the order of the space, and which rows
-    /// have no key at all. Asks for keys of single counters only if the other keys lack some.
+    /// Returns the counters that no key has, for each row in the order of the space, and the rows
+    /// without any key. Queries single-counter keys only if the other keys of the row are
+    /// incomplete.
     fn lacking(
         &mut self,
         space: &str,
@@ -184,7 +185,7 @@ impl Finder {
         Ok((lacking, is_gone))
     }
 
-    /// Converts missing rows to items to write. Also asks for the sets of rows that are missing
+    /// Converts missing rows to items to write. Also requests the sets of rows that are missing
     /// completely.
     pub(crate) fn reads(
         &mut self,
@@ -226,8 +227,8 @@ impl Finder {
         Ok(reads)
     }
 
-    /// Asks all sources. Returns a reply for each position of each probe. A key is missing if at
-    /// least one source says so and none has it.
+    /// Sends the probes to all sources. Returns a reply for each position of each probe. A key is
+    /// missing if at least one source replies that it does not exist, and none has it.
     fn ask(
         &mut self,
         probes: &[Probe],
@@ -264,7 +265,7 @@ impl Finder {
 fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
     let field = positions.first().map_or(&b""[..], name);
-    // All ids of such a bucket are in `untold`.
+    // All ids of such a bucket are in `untold`; the PING takes the place of a request.
     let Some(keys) = layout.keys(id, field) else { return put_command(out, &[b"PING"]) };
     let key = &keys[0];
     match layout.container {
@@ -284,8 +285,8 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     }
 }
 
-/// Interprets a reply for `count` counters. An unexpected reply, such as another type of key,
-/// counts as present, so that nothing is deleted.
+/// Interprets a reply for `count` counters. An unexpected reply, such as one about a key of another
+/// type, counts as present, so that nothing is deleted.
 fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
     let is_not = |is: bool| if is { Said::NotThere } else { Said::There };
     match reply {
@@ -293,7 +294,7 @@ fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
             values.iter().map(|value| is_not(matches!(value, OwnedFrame::Null))).collect()
         }
         OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
-        // The PING for a bucket that holds any id.
+        // Reply to the PING for a bucket that holds any id.
         OwnedFrame::SimpleString(_) => vec![Said::NotThere; count],
         elsewhere if is_elsewhere(&elsewhere) => vec![Said::Nothing; count],
         _ => vec![Said::There; count],

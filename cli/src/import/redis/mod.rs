@@ -3,7 +3,7 @@
 //! One thread per source scans its keys and reads changed keys. The main thread converts their
 //! values to commands for several pipelined connections ([`super::pipe`]). Values are set, never
 //! incremented, so every step can be repeated. After a failure of either side, the import resumes
-//! from its state file or starts over.
+//! at the position in its state file, or starts over.
 //!
 //! Long: the phases of one import share its counts and its connections.
 
@@ -53,13 +53,13 @@ use writer::{Failure, Writer};
 
 const MESSAGES: usize = 16;
 const LOOK: Duration = Duration::from_millis(100);
-/// Interval between writes of the state. `SAY`: interval of progress lines without a terminal.
+/// Interval between writes of the state. `SAY`: interval between progress lines without a terminal.
 const WRITE: Duration = Duration::from_secs(1);
 const SAY: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
-/// Time without progress after which a stopping import exits immediately.
+/// Time without progress after which an import that is stopping exits immediately.
 const STUCK: Duration = Duration::from_secs(5);
-/// A source with less than a tenth of its former keys has lost its data.
+/// Divisor: a source with less than a tenth of its former keys has lost its data.
 const LOST: u64 = 10;
 
 #[derive(Default)]
@@ -76,11 +76,12 @@ struct Summary {
 #[derive(Default)]
 struct Progress {
     place: Place,
-    /// Scan positions with the number of the last key before each.
+    /// Scan positions that were sent, each with the number of the last key before it.
     sent: VecDeque<(u64, Place)>,
     /// Acknowledged scan positions with the time of the acknowledgement.
     settling: VecDeque<(Instant, Place)>,
-    /// Batches of changed keys: number of the last key, and time of the first change.
+    /// Batches of changed keys, each with the number of its last key and the time of its first
+    /// change.
     following: VecDeque<(u64, Instant)>,
     /// Number of acknowledged batches of changed keys.
     acknowledged: Arc<AtomicU64>,
@@ -95,18 +96,18 @@ struct Import<'a> {
     target: String,
     file: StateFile,
     stop: Arc<AtomicBool>,
-    /// Number of received reader messages. A constant value means no progress.
+    /// Number of received reader messages. If it does not change, the import makes no progress.
     moves: Arc<AtomicU64>,
-    /// Largest number of keys seen in each source.
+    /// Maximum number of keys seen in each source.
     had: Vec<u64>,
     /// With `--follow --delete-missing`: ids of the copied sets, by layout.
     sets: HashMap<usize, HashSet<u64>>,
-    /// A source has been flushed: the next attempt first unsets the members of `sets`.
+    /// Whether a source has been flushed. The next attempt then first unsets the members of `sets`.
     is_flushed: bool,
     summary: Summary,
     /// Whether any key was acknowledged since the last failure.
     advanced: bool,
-    /// Whether no reader was stopped early.
+    /// Whether all readers have run to the end.
     is_all: bool,
     /// Whether this run resumed an earlier one.
     is_resumed: bool,
@@ -179,7 +180,7 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
         source.resolve()?;
-        // The reader retries an unreachable source.
+        // An unreachable source is retried later by its reader.
         let Ok(mut remote) = source.open() else { continue };
         let info = remote.ask(&[b"INFO"]).ok().and_then(bytes).unwrap_or_default();
         let info = String::from_utf8_lossy(&info).into_owned();
@@ -202,8 +203,8 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
     ))
 }
 
-/// Returns the named layouts, or those of the server's own key patterns, with their counters
-/// declared.
+/// Returns the layouts of the options, or those of the server's own key patterns, with the
+/// declarations of their counters.
 fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Vec<Layout>, String> {
     let named =
         |text: &String| Layout::parse_all(text).map_err(|e| format!("--layout \"{text}\": {e}"));
@@ -242,7 +243,8 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
             layout.declare(spaces.declared.get(&layout.space).map_or(&[][..], Vec::as_slice))?;
         }
     }
-    // Several patterns of one space may belong to one row, so only named layouts can conflict.
+    // Several patterns of one space may belong to one row, so only layouts from options can
+    // conflict.
     if !args.layout.is_empty() {
         check_conflicts(&layouts)?;
     }
@@ -254,7 +256,8 @@ fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Ve
     Ok(layouts)
 }
 
-/// Refuses two layouts with the same counter. The key that is read last would overwrite the other.
+/// Refuses two layouts with the same counter, because the key that is read last would overwrite the
+/// other.
 fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     for (at, one) in layouts.iter().enumerate() {
         let conflict = |other: &Layout| Some((other.text.clone(), one.conflict(other)?.to_owned()));
@@ -278,8 +281,8 @@ fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
     Ok(pair.pop().and_then(bytes).map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// The first signal requests a stop, the second one exits immediately. The first one also exits if
-/// there is no progress, for example when either side hangs.
+/// The first signal requests a stop; the second signal exits immediately. The process also exits
+/// after the first signal if there is no progress, for example because a peer hangs.
 fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
     let (stop, moves, state) = (import.stop.clone(), import.moves.clone(), import.file.name());
     let wait = move || {
@@ -330,7 +333,7 @@ fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
 }
 
 impl Import<'_> {
-    /// Runs attempts until one succeeds, or until none has advanced for `--retry` seconds.
+    /// Runs attempts until one succeeds, or until none has made progress for `--retry` seconds.
     fn copy(&mut self) -> Result<(), String> {
         let mut failing: Option<Instant> = None;
         loop {
@@ -375,7 +378,7 @@ impl Import<'_> {
         let (tell, told) = sync_channel(MESSAGES);
         self.start_readers(&progress, &changes, &tell)?;
         drop(tell);
-        // An attempt that resumes does not read the earlier keys again.
+        // An attempt that resumes does not read the keys of the earlier scan again.
         let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
         self.is_resumed |= may_be_any;
         let divided = Divided::new(may_be_any);
@@ -388,7 +391,7 @@ impl Import<'_> {
         let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
         self.is_flushed |= changes.iter().any(|changes| changes.is_flushed());
-        // Commands that were sent are executed, even after a failure.
+        // The server executes commands that were sent, even if the attempt has failed.
         let (bad, unknown) = match received {
             Ok(()) => writer.finish(),
             Err(failure) => (writer.abandon(), Err(failure)),
@@ -409,8 +412,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Fails if the server has another data set than before a failure: the copied data would be
-    /// missing.
+    /// Fails if the server's data set is not the same as before a failure, because it would lack
+    /// the copied data.
     fn check_target(&self) -> Result<(), Failure> {
         let connect = &self.args.connect;
         let of = |error: io::Error| {
@@ -428,7 +431,8 @@ impl Import<'_> {
         )))
     }
 
-    /// Unsets the members of copied sets after a FLUSHALL. No key remains for a scan to find them.
+    /// Unsets the members of copied sets after a FLUSHALL of their source. After a FLUSHALL, a scan
+    /// finds no keys.
     fn unset_flushed(&self, writer: &mut Writer) {
         if !self.is_flushed {
             return;
@@ -452,8 +456,8 @@ impl Import<'_> {
         }
     }
 
-    /// Fails if a source seems to have lost its keys, for example by a restart without its file.
-    /// The import then deletes nothing unless `--allow-loss` is given.
+    /// Fails if a source seems to have lost its keys, for example because it restarted without its
+    /// file. In that case the import deletes nothing, unless `--allow-loss` is given.
     fn check_loss(&mut self, source: usize, keys: u64) -> Result<(), Failure> {
         let had = self.had[source];
         self.had[source] = had.max(keys);
@@ -480,7 +484,7 @@ impl Import<'_> {
             let name = source.to_string();
             let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
             // With --follow, changes before the subscription are unknown. With --delete-missing,
-            // all keys must be read. Both need a full scan.
+            // all keys must be read. Both require a full scan.
             let known = known.filter(|_| !self.args.follow && !self.args.delete_missing);
             let place = known.cloned().unwrap_or(Place { source: name, ..Place::default() });
             Progress { place, ..Progress::default() }
@@ -600,7 +604,7 @@ impl Import<'_> {
         }
     }
 
-    /// Updates the progress by the acknowledged keys.
+    /// Updates the progress from the acknowledged keys.
     fn look(&mut self, progress: &mut [Progress], writer: &mut Writer, changes: &[Arc<Changes>]) {
         let answered = writer.answered;
         let (mut behind, mut since) = (0, None);
@@ -629,7 +633,7 @@ impl Import<'_> {
         if self.args.follow {
             let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
             let mut text = format!("{behind} changed keys to read, lag {lag} ms");
-            // An empty queue does not mean that the import is up to date if the source is silent.
+            // If the source is silent, an empty queue does not show that the import is up to date.
             if silent >= follow::SILENT {
                 text = format!("no reply from the source for {} s; {text}", silent.as_secs());
             }
@@ -690,7 +694,7 @@ impl Import<'_> {
         let _ = writeln!(io::stdout(), "{text}; {} bad keys", HumanCount(bad));
     }
 
-    /// Fails if nothing was copied: the patterns or the address must be wrong.
+    /// Fails if the import copied nothing, because the patterns or the address must be wrong.
     fn check_that_something_was_set(&self) -> Result<(), String> {
         let Summary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
         let keys = seen.keys;
@@ -760,6 +764,6 @@ fn bar(from: &[String]) -> ProgressBar {
     let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {rate}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate);
-    // The readers report the number of keys later.
+    // The readers will report the number of keys.
     ProgressBar::new(from.len() as u64).with_style(style)
 }

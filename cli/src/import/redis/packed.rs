@@ -66,7 +66,8 @@ impl Format {
         self.0.iter().filter(|piece| matches!(piece, Piece::Integer { .. })).count()
     }
 
-    /// Unpacks the integers of a value. Each one that fits no counter is an error of its own.
+    /// Unpacks the integers of a value. An integer that does not fit a counter is an error of that
+    /// counter only.
     pub(crate) fn unpack(&self, value: &[u8]) -> Result<Vec<Checked>, String> {
         let (mut at, mut found) = (0usize, Vec::new());
         for piece in &self.0 {
@@ -153,7 +154,7 @@ const CUT: &str = "msgpack: the value is truncated, or has more than one table";
 enum Scalar<'a> {
     Integer(i64),
     Text(&'a [u8]),
-    /// Reason why a value is no counter.
+    /// Reason why a value is not a counter.
     Other(String),
 }
 
@@ -198,7 +199,7 @@ fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
             Scalar::Other("msgpack: nil, true and false are not integers".to_owned())
         }
         0xd0..=0xd3 => Scalar::Integer(integer(take(1 << (first - 0xd0))?, true, true)?),
-        // Lua's numbers are doubles; cmsgpack packs whole ones as integers up to 2^53.
+        // Lua's numbers are doubles. cmsgpack packs whole numbers up to 2^53 as integers.
         0xca | 0xcb => {
             let value = match take(if first == 0xca { 4 } else { 8 })? {
                 &[a, b, c, d] => f64::from(f32::from_be_bytes([a, b, c, d])),
@@ -228,7 +229,7 @@ mod tests {
             Ok(vec![4_294_967_295, -2, -128])
         );
         assert_eq!(unpack(">Hl", b"\x01\x00\0\0\0\0\0\0\0\x05"), Ok(vec![256, 5]));
-        // The second value is aligned to 4: two bytes of padding.
+        // The second value is aligned to 4, so two bytes of padding precede it.
         assert_eq!(unpack("<!4HI4", b"\x01\0\xaa\xaa\x05\0\0\0"), Ok(vec![1, 5]));
         assert_eq!(unpack("<c3xB", b"abc\0\x09"), Ok(vec![9]));
         assert!(unpack("<I4", b"\x01").unwrap_err().contains("fewer than the format needs"));

@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 const COUNT: &[u8] = b"1000";
 const BITS_BYTES: usize = 64 << 10;
 
-/// Number of scanned keys, and names that are not copied.
+/// Number of scanned keys, and names of keys and fields that are not copied.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) keys: u64,
-    /// Keys without a layout.
+    /// Keys that match no layout.
     pub(crate) unfit: Shapes,
-    /// Fields of hashes and buckets that are no counters.
+    /// Fields of hashes and buckets that are not counters.
     pub(crate) foreign: Shapes,
-    /// Keys of layouts with an expiry.
+    /// Keys of the layouts that have an expiry.
     pub(crate) expiring: Shapes,
 }
 
@@ -44,9 +44,10 @@ struct Job {
     id: u64,
     /// Counter or shard in the key's name.
     field: Vec<u8>,
-    /// Whether to unset the present members first.
+    /// Whether to unset the present members before they are set again.
     anew: bool,
-    /// Whether the key is read only because another key of its id changed. It may not exist.
+    /// Whether the key is read only because another key of the same id has changed. Such a key may
+    /// not exist.
     beside: bool,
 }
 
@@ -61,7 +62,7 @@ impl Rate {
         Rate { per_s, since: Instant::now(), taken: 0.0 }
     }
 
-    /// Waits until `keys` more keys may be read. Unused capacity expires after a second.
+    /// Waits until `keys` more keys may be read. Unused capacity expires after one second.
     pub(crate) fn take(&mut self, keys: usize) {
         let elapsed = self.since.elapsed().as_secs_f64();
         self.taken = self.taken.max((elapsed - 1.0) * self.per_s) + keys as f64;
@@ -74,7 +75,7 @@ impl Rate {
 
 pub(crate) struct Reader {
     remote: Remote,
-    /// The other sources. In a cluster, one of them may hold a key that this one lacks.
+    /// The other sources. In a cluster, another source may hold a key that this one lacks.
     others: Vec<Other>,
     layouts: Arc<Vec<Layout>>,
     rate: Option<Rate>,
@@ -101,7 +102,7 @@ impl Reader {
     }
 
     /// Returns the number of keys and the run id of the server process. A SCAN cursor is a position
-    /// in a hash table, and another process has another order.
+    /// in a hash table, and the order differs in another process.
     pub(crate) fn about(&mut self) -> io::Result<(u64, String)> {
         let keys = match self.remote.ask(&[b"DBSIZE"])? {
             OwnedFrame::Integer(keys) => keys.unsigned_abs(),
@@ -115,7 +116,8 @@ impl Reader {
         Ok((keys, id.unwrap_or_default().trim().to_owned()))
     }
 
-    /// Returns whether keys have an expiry. False without permission for INFO.
+    /// Returns whether the source has keys with an expiry. Returns false without permission for
+    /// INFO.
     fn look_for_expiries(&mut self) -> bool {
         let info = self.remote.ask(&[b"INFO", b"keyspace"]).ok().and_then(bytes);
         let info = String::from_utf8_lossy(&info.unwrap_or_default()).into_owned();
@@ -174,8 +176,8 @@ impl Reader {
         })
     }
 
-    /// Reads the keys. `unfit` receives keys without a layout. `tell_gone` also reports keys that
-    /// no longer exist.
+    /// Reads the keys. `unfit` receives keys that match no layout. `tell_gone` also reports keys
+    /// that no longer exist.
     pub(crate) fn read(
         &mut self,
         keys: impl Iterator<Item = Changed>,
@@ -246,7 +248,7 @@ impl Reader {
     }
 
     /// Reads a set that this node does not have, from the cluster node that has it. `refusal` is
-    /// the reply of this node.
+    /// the reply of this node to the same request.
     fn read_elsewhere(
         &mut self,
         job: &Job,
@@ -274,13 +276,13 @@ impl Reader {
                 None => {}
             }
         }
-        // No source has the set, so its refusal becomes the reject reason.
+        // If no source has the set, the refusal becomes the reject reason.
         job.take(layout, 0, refusal, false, give);
         Ok(())
     }
 }
 
-/// A source that is connected on first use.
+/// Another source, connected on first use.
 struct Other {
     source: Source,
     remote: Option<Remote>,
@@ -296,8 +298,8 @@ fn strange() -> io::Error {
 }
 
 impl Job {
-    /// Returns the other keys with members of an id. They must be set again after all members are
-    /// unset.
+    /// Returns the other keys with members of an id. Unsetting all members of the id requires
+    /// setting the members of these keys again.
     fn beside<'l>(
         layouts: &'l [Layout],
         space: &'l str,
@@ -313,8 +315,8 @@ impl Job {
         })
     }
 
-    /// Encodes the requests for the part from `next`, a cursor or an offset (0 at the start). A row
-    /// has one request per shard.
+    /// Encodes the requests for the part that starts at `next`, a cursor or an offset (0 at the
+    /// beginning). A row has one request per shard.
     fn request(&self, layout: &Layout, next: u64, out: &mut Vec<u8>) {
         let from = next.to_string();
         let from = from.as_bytes();
@@ -342,7 +344,7 @@ impl Job {
         }
     }
 
-    /// Reads the rest of a large key from `next`.
+    /// Reads the rest of a large key, starting at `next`.
     fn read_rest(
         &self,
         layout: &Layout,
@@ -363,7 +365,7 @@ impl Job {
         }
     }
 
-    /// Processes the replies. Returns the cursor or offset of the next part, if any.
+    /// Processes the replies to a request. Returns the cursor or offset of the next part, if any.
     fn take(
         &self,
         layout: &Layout,
@@ -372,7 +374,8 @@ impl Job {
         tell_gone: bool,
         give: &mut dyn FnMut(Read),
     ) -> Option<u64> {
-        // A scan finds every shard, but the row is read only once: at its first existing shard.
+        // A scan finds every shard, but the row must be read only once, namely at its first
+        // existing shard.
         let own = layout.shard(&self.field).unwrap_or(0);
         if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_there) {
             return None;

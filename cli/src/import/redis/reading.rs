@@ -1,4 +1,4 @@
-//! The thread that reads one source: first all keys, then changed keys.
+//! Thread that reads one source: first all keys, then changed keys.
 
 use super::follow::{Changed, Changes};
 use super::items::Read;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const ITEMS: usize = 1000;
 const CHANGED_KEYS: usize = 500;
-/// Number of ids that are checked together for missing rows.
+/// Number of ids that one check for missing rows covers.
 const IDS: u64 = 1000;
 /// Interval between checks that the source still sends notifications.
 const SETTING_EVERY: Duration = Duration::from_secs(5);
@@ -27,18 +27,18 @@ const SETTING_EVERY: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) enum Told {
-    /// Number of keys, and position of the start.
+    /// The scan begins: number of keys, and start position.
     Begins(u64, Place),
     Read(Vec<Read>),
-    /// All keys before this position were sent.
+    /// All keys before this position have been sent.
     Scanned(Place, Seen),
-    /// All keys that had changed at this time were sent.
+    /// All keys that had changed by this time have been sent.
     Followed(Instant),
-    /// The reader has ended: `true` after all keys, `false` if it was stopped.
+    /// The reader has ended: `true` if it read all keys, `false` if it was stopped.
     Ended(io::Result<bool>),
 }
 
-/// State that all readers share to delete rows which are missing at the sources.
+/// State that all readers share to delete rows that are missing at the sources.
 pub(super) struct Deletes {
     pub(super) connect: ConnectArgs,
     pub(super) sources: Vec<Source>,
@@ -47,7 +47,7 @@ pub(super) struct Deletes {
     pub(super) scanning: AtomicUsize,
 }
 
-/// Ids of a changed key that may have lost rows, and the number of batches sent by then.
+/// Ids whose rows a changed key may have removed, and the number of batches sent at that time.
 struct Suspects {
     told: u64,
     space: String,
@@ -62,7 +62,7 @@ pub(super) struct Reading {
     pub(super) rate: Option<f64>,
     pub(super) changes: Option<Arc<Changes>>,
     pub(super) deletes: Option<Arc<Deletes>>,
-    /// Whether to unset the members of sets before they are set.
+    /// Whether to unset the members of a set before the set is copied.
     pub(super) renews: bool,
     /// Number of acknowledged batches of changed keys.
     pub(super) acknowledged: Arc<AtomicU64>,
@@ -71,16 +71,16 @@ pub(super) struct Reading {
     pub(super) tell: SyncSender<(usize, Told)>,
 }
 
-/// The receiver has ended, so the reader must end.
+/// The receiver has ended, so the reader must end as well.
 struct Gone;
 
 struct Work {
     reading: Reading,
     reader: Reader,
-    /// Opened on first use.
+    /// Connections to look for missing rows, opened on first use.
     finder: Option<Finder>,
     suspects: VecDeque<Suspects>,
-    /// Number of batches of changed keys that were sent.
+    /// Number of batches of changed keys sent so far.
     told: u64,
 }
 
@@ -96,7 +96,7 @@ impl Reading {
         self.tell.send((self.number, told)).map_err(|_| Gone)
     }
 
-    /// Returns whether the reader came to the end of all keys.
+    /// Returns whether the reader read all keys.
     fn read(mut self) -> Result<io::Result<bool>, Gone> {
         let rate = self.rate.map(Rate::new);
         let begin = || {
@@ -119,7 +119,7 @@ impl Reading {
     }
 }
 
-/// Returns from the function with the connection's error, which the reader then reports.
+/// Returns from the function with the connection's error; the caller reports it.
 macro_rules! whole {
     ($outcome:expr) => {
         match $outcome {
@@ -141,7 +141,7 @@ impl Work {
         }
         if let Some(deletes) = self.reading.deletes.clone() {
             deletes.scanning.fetch_sub(1, Relaxed);
-            // A single reader searches for rows that all sources lack.
+            // Only the first reader searches for rows that all sources lack.
             if self.reading.number == 0 && !whole!(self.delete_missing(&deletes)?) {
                 return Ok(Ok(false));
             }
@@ -157,7 +157,7 @@ impl Work {
                 continue;
             }
             let is_idle = self.reading.until_idle.is_some_and(|most| changes.idle() >= most);
-            // If another source was stopped during its scan, the suspects are dropped.
+            // If another source was stopped during its scan, discard the suspects.
             let is_scanning = |deletes: &Arc<Deletes>| deletes.scanning.load(Relaxed) > 0;
             let is_done =
                 self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
@@ -193,12 +193,12 @@ impl Work {
         Ok(Ok(()))
     }
 
-    /// Reads a batch of changed keys, or checks a suspect. Returns whether there was any.
+    /// Reads a batch of changed keys, or checks a suspect. Returns whether there was work.
     fn changed(&mut self) -> Result<io::Result<bool>, Gone> {
         if whole!(self.read_changed()?) { Ok(Ok(true)) } else { self.look_for_suspects() }
     }
 
-    /// Reads a batch of changed keys and adds suspects. Returns whether there was any.
+    /// Reads a batch of changed keys and records suspects. Returns whether there was a batch.
     fn read_changed(&mut self) -> Result<io::Result<bool>, Gone> {
         let Some(changes) = &self.reading.changes else { return Ok(Ok(false)) };
         let (mut keys, since) = whole!(changes.take(CHANGED_KEYS));
@@ -212,7 +212,7 @@ impl Work {
                 let Some(ids) = layout.ids(key) else { continue };
                 let space = layout.space.clone();
                 if ids == Ids::Any {
-                    // One pass over the space covers all earlier changes.
+                    // One pass over the space covers all earlier suspects of that kind.
                     self.suspects.retain(|other| other.ids != ids || other.space != space);
                 }
                 self.suspects.push_back(Suspects { told: self.told, space, ids });
@@ -227,15 +227,15 @@ impl Work {
         Ok(Ok(true))
     }
 
-    /// Checks the oldest suspect, once its batch of changed keys is acknowledged. Returns whether
-    /// there was one.
+    /// Checks the oldest suspect if its batch of changed keys has been acknowledged. Returns
+    /// whether it checked one.
     fn look_for_suspects(&mut self) -> Result<io::Result<bool>, Gone> {
         let acknowledged = self.reading.acknowledged.load(Relaxed);
         let is_ripe = self.suspects.front().is_some_and(|some| some.told <= acknowledged);
         let (true, Some(deletes)) = (is_ripe, self.reading.deletes.clone()) else {
             return Ok(Ok(false));
         };
-        // The ids that do not determine their keys are known only after all scans.
+        // The ids whose keys do not follow from the id are known only after all scans.
         if deletes.scanning.load(Relaxed) > 0 {
             return Ok(Ok(false));
         }

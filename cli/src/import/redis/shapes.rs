@@ -1,5 +1,5 @@
-//! Counts names by their shape, which replaces digits with `*`: `session:17` and `session:18` have
-//! the shape `session:*`. A summary shows the most frequent shapes.
+//! Counts names by their shape. A shape replaces digits with `*`: `session:17` and `session:18`
+//! have the shape `session:*`. A summary shows the most frequent shapes.
 
 use super::layout::shown;
 use crate::import::summary::SHOWN;
@@ -7,15 +7,15 @@ use indicatif::HumanCount;
 use std::collections::HashMap;
 use std::fmt;
 
-/// Maximum number of shapes. Names of further shapes only add to the total.
+/// Maximum number of shapes. Names with further shapes only count in the total.
 const MAX_SHAPES: usize = 1000;
-/// Length of a part of a name, in bytes, above which it counts as random.
+/// Length in bytes above which a part of a name counts as random.
 const MAX_PART_BYTES: usize = 24;
 
 #[derive(Debug, Default)]
 pub(crate) struct Shapes {
     pub(crate) total: u64,
-    /// Number of names of each shape, and the first name.
+    /// Number of names of each shape, and the first such name.
     shapes: HashMap<Vec<u8>, (u64, Vec<u8>)>,
 }
 
@@ -41,7 +41,7 @@ impl Shapes {
     }
 }
 
-/// Formats the most frequent shapes with their counts. A shape with a single name is shown as that
+/// Formats the most frequent shapes with their counts. A shape with only one name is shown as that
 /// name.
 impl fmt::Display for Shapes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -29,8 +29,8 @@ impl Side {
         }
     }
 
-    /// Environment variable with the password. A password in a URL is visible to other users of the
-    /// machine.
+    /// Environment variable with the password. Other users of the machine can see a password in a
+    /// URL.
     fn variable(self) -> &'static str {
         match self {
             Side::From => "TIDEMARK_SOURCE_PASSWORD",
@@ -39,7 +39,7 @@ impl Side {
     }
 }
 
-/// Omits the password.
+/// Prints the URL without the password.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.connect.tls { "rediss" } else { "redis" };
@@ -119,7 +119,7 @@ impl Source {
         let mut remote = Remote { runtime, link };
         if self.db > 0 {
             let db = self.db.to_string();
-            // `InvalidInput` prevents retries: another attempt would fail, too.
+            // `InvalidInput` prevents retries, because another attempt would fail in the same way.
             let select = remote.ask(&[b"SELECT", db.as_bytes()]);
             select.map_err(|error| match error.kind() {
                 io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidInput, error),
@@ -146,7 +146,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// A connection with blocking calls.
+/// Connection with blocking calls.
 pub(crate) struct Remote {
     runtime: Runtime,
     link: Link,
@@ -164,8 +164,8 @@ impl Remote {
         self.runtime.block_on(work(&mut self.link))
     }
 
-    /// Sends `count` requests and passes each reply to `take`. Missing permissions end the batch,
-    /// because later requests would fail, too.
+    /// Sends `count` requests and passes each reply to `take`. A missing permission ends the batch,
+    /// because later requests would fail in the same way.
     pub(crate) fn batch(
         &mut self,
         requests: &[u8],
@@ -192,7 +192,7 @@ impl Remote {
         self.runtime.block_on(timely(self.link.ask(args)))
     }
 
-    /// Returns the next message, if one arrives within `patience`.
+    /// Returns the next message, or `None` if none arrives within `patience`.
     pub(crate) fn message(&mut self, patience: Duration) -> io::Result<Option<OwnedFrame>> {
         let link = &mut self.link;
         let next = async { tokio::time::timeout(patience, link.next()).await };
@@ -200,7 +200,7 @@ impl Remote {
         self.runtime.block_on(next).ok().transpose()
     }
 
-    /// Sends a request whose reply arrives as a message.
+    /// Sends a request whose reply arrives between the messages.
     pub(crate) fn send(&mut self, args: &[&[u8]]) -> io::Result<()> {
         let mut request = Vec::new();
         put_command(&mut request, args);

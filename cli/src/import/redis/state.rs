@@ -1,7 +1,8 @@
 //! Stores the progress of an import in a small file, so that the import can resume after a crash.
 //!
-//! A cursor is stored when all rows and flags before it have been acknowledged for [`SETTLED`]. A
-//! server with `fsync = "everysec"` can lose the writes of the last second when it crashes.
+//! The import stores a cursor once all rows and flags before it have been acknowledged for
+//! [`SETTLED`]. A server with `fsync = "everysec"` can lose the writes of the last second when it
+//! crashes.
 
 use node::runtime::atomic_file;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ pub(crate) struct Place {
     pub(crate) source: String,
     /// Run id of the server process that issued the cursor.
     pub(crate) run_id: String,
-    /// Cursor of SCAN; 0 before the first step and after the last.
+    /// Cursor of SCAN; 0 before the first step and after the last one.
     pub(crate) cursor: u64,
     pub(crate) keys: u64,
     pub(crate) done: bool,
@@ -25,7 +26,7 @@ pub(crate) struct Place {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Identity of the import: sources, layouts and target. Another import needs another file.
+    /// Identity of the import: sources, layouts and target. Each import needs its own state file.
     pub(crate) import: Vec<String>,
     /// Lineage of the server's data set; empty if unknown.
     #[serde(default)]
@@ -40,7 +41,8 @@ impl StateFile {
         StateFile(path.to_owned())
     }
 
-    /// Reads the state, or `None` without a file. Fails if the file belongs to another import.
+    /// Reads the state; returns `None` if there is no file. Fails if the file belongs to another
+    /// import.
     pub(crate) fn read(&self, import: &[String], target: &str) -> Result<Option<State>, String> {
         let text = match std::fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

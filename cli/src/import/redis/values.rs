@@ -6,10 +6,10 @@ use super::packed::{self, Checked};
 use dataset::key_patterns::Match;
 use redis_protocol::resp2::types::OwnedFrame;
 
-/// A row that is being read. Values of several shards are summed.
+/// State of reading a row. Values of several shards are summed.
 struct Row<'r> {
     layout: &'r Layout,
-    /// Values by index in [`Layout::fields`]; `None` if a part was rejected.
+    /// Values by index in [`Layout::fields`]; `None` if a part of the value was rejected.
     values: Vec<(usize, Option<i64>)>,
     read: &'r mut Read,
 }
@@ -42,7 +42,7 @@ impl Layout {
         self.fields.iter().position(|(from, _)| from.as_bytes() == name)
     }
 
-    /// Returns the counters of a value, each with its value or reject reason.
+    /// Returns the counters of a value, each with its number or its reject reason.
     fn values(&self, value: &[u8]) -> Result<Vec<(usize, Checked)>, String> {
         let values: Vec<_> = match &self.packing {
             Packing::Decimal => vec![(0, decimal(value))],
@@ -62,7 +62,7 @@ impl Layout {
         Ok(values)
     }
 
-    /// Returns whether each key holds one counter of a row, while other keys may hold others.
+    /// Returns whether each key holds one counter of a row, so that other keys may hold the others.
     pub(crate) fn is_cell(&self) -> bool {
         match self.container {
             Container::String | Container::Buckets(_) => self.names_field(),
@@ -71,7 +71,8 @@ impl Layout {
         }
     }
 
-    /// Returns the values of a hash, with 0 for counters that it lacks and no other key may hold.
+    /// Returns the values of a hash. Adds 0 for counters that it lacks and that no other key may
+    /// hold.
     pub(crate) fn with_lacking(
         &self,
         values: &[(usize, Option<i64>)],
@@ -102,7 +103,7 @@ impl Layout {
                     Some(shard) => format!("shard '{shard}': {why}"),
                     None => why,
                 });
-                // A sum with an unknown part is unknown.
+                // If one part is unknown, so is the sum.
                 return;
             }
         }
@@ -220,7 +221,7 @@ impl Layout {
         Ok((id.ok_or("the id is greater than 18446744073709551615")?, b""))
     }
 
-    /// Returns the item for a deleted key, if its former content is known.
+    /// Returns the item for a deleted key if its former contents are known.
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
         let is_row = self.has_all && !(0..self.fields.len()).any(|at| self.is_elsewhere(at));
         match self.container {
@@ -237,8 +238,8 @@ impl Layout {
         }
     }
 
-    /// Returns the required classes of keyspace notifications: of the type, generic, expired and
-    /// evicted.
+    /// Returns the required classes of keyspace notifications: the class of the type, generic,
+    /// expired and evicted.
     pub(crate) fn classes(&self) -> &'static str {
         match self.container {
             Container::Hash | Container::Buckets(_) => "ghxe",
@@ -255,7 +256,7 @@ impl Layout {
             // The event does not say whether a bit was set or cleared.
             Container::Bits => true,
             Container::Hash | Container::Buckets(_) => !matches!(event, b"hset" | b"hincrby"),
-            // The counters become 0, but the row may have no other key.
+            // The counters become 0, and the row may have no other key.
             Container::String | Container::Card | Container::Ones => {
                 matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from")
             }

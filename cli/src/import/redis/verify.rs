@@ -1,7 +1,7 @@
 //! Reads all keys of the sources again and compares them with the server.
 //!
-//! Keys with differences are read several more times before they count, because concurrent writes
-//! reach both sides at different times.
+//! A key counts as different only if several more readings confirm it, because concurrent writes
+//! reach the two sides at different times.
 
 use super::divided::Divided;
 use super::follow::Changed;
@@ -23,7 +23,8 @@ use std::time::Duration;
 const AT_ONCE: usize = 1000;
 /// Maximum number of keys that are read again.
 const MOST_AGAIN: usize = 100_000;
-/// Number of comparisons of a differing key. `BETWEEN`: pause between them.
+/// Number of comparisons of a key before it counts as different. `BETWEEN`: pause between two
+/// comparisons.
 const ROUNDS: usize = 5;
 const BETWEEN: Duration = Duration::from_millis(500);
 const SHOWN: usize = 10;
@@ -32,11 +33,11 @@ const SHOWN: usize = 10;
 pub(crate) struct Report {
     pub(crate) rows: u64,
     pub(crate) flags: u64,
-    /// Flags below the horizon, unknown to the server.
+    /// Number of flags below the horizon, whose state the server does not know.
     pub(crate) unknown: u64,
     pub(crate) unreadable: u64,
     pub(crate) differ: u64,
-    /// Rows with counters that no source has.
+    /// Number of rows with counters that no source has.
     pub(crate) missing: u64,
 }
 
@@ -46,12 +47,12 @@ pub(crate) struct Verify<'a> {
     /// Counters of each space, in the order of CNT.GET replies.
     pub(crate) order: &'a HashMap<String, Vec<String>>,
     pub(crate) progress: ProgressBar,
-    /// Rows where counters that a hash lacks are not compared.
+    /// Rows for which missing counters of a hash are not compared.
     pub(super) divided: Divided,
     pub(super) untold: Untold,
     /// Whether the copy has already written the rejected keys to the report.
     pub(crate) is_after_copy: bool,
-    /// Whether rows that exist only in the server are no differences.
+    /// Whether rows that exist only in the server are not counted as differences.
     pub(crate) allow_extra: bool,
     pub(crate) told: usize,
     pub(crate) report: Report,
@@ -63,8 +64,8 @@ struct One {
     item: Item,
 }
 
-/// Repeats `look` up to [`ROUNDS`] times and keeps the suspects found every time. Concurrent writes
-/// cause temporary differences.
+/// Runs `look` up to [`ROUNDS`] times, and returns the suspects that every run confirms. Concurrent
+/// writes cause temporary differences.
 fn each_time<T>(
     mut suspects: Vec<T>,
     mut look: impl FnMut(&[T]) -> io::Result<Vec<T>>,
@@ -136,7 +137,7 @@ impl Verify<'_> {
                 }
             }
             for (key, what) in self.compare(some, true)? {
-                // Concurrent writes do not cause this many differences.
+                // With more suspects than this, concurrent writes are not the cause.
                 if suspects.len() < MOST_AGAIN {
                     suspects.insert(key);
                 } else {
@@ -174,7 +175,7 @@ impl Verify<'_> {
         Ok(differences.iter().map(|(key, what)| format!("{}: {what}", shown(key))).collect())
     }
 
-    /// Returns the rows of the server that no source has.
+    /// Returns a description of each row of the server that no source has.
     fn here_only(&mut self, ours: AllRows, sources: &[Source]) -> io::Result<Vec<String>> {
         let (layouts, order) = (self.layouts.clone(), self.order.clone());
         let mut finder = Finder::open(ours, sources, layouts, order, None)?;
@@ -280,7 +281,7 @@ impl Verify<'_> {
                 self.report.rows += u64::from(count);
                 let here: Vec<i64> = match reply {
                     OwnedFrame::Array(list) => list.into_iter().map(number).collect(),
-                    // A missing row equals a row of zeros.
+                    // A missing row equals a row with only zeros.
                     _ => Vec::new(),
                 };
                 let order = self.order.get(&layout.space).map(Vec::as_slice).unwrap_or_default();

@@ -13,9 +13,9 @@ use std::io::{self, Write as _};
 use std::sync::Arc;
 
 pub(super) enum Failure {
-    /// A retry may succeed.
+    /// Failure that a retry may resolve.
     Broken(String),
-    /// A retry cannot succeed.
+    /// Failure that a retry cannot resolve.
     Final(String),
 }
 
@@ -45,10 +45,10 @@ const PASSING: [&str; 9] = [
     "UNKNOWN outcome",
 ];
 
-/// Keys that were not copied completely. Each key counts once.
+/// Keys that were not copied completely, each counted once.
 pub(super) struct Bad {
     pub(super) count: u64,
-    /// Numbers of the unacknowledged bad keys, which may get more errors.
+    /// Numbers of unacknowledged bad keys, for which more errors may arrive.
     keys: BTreeSet<u64>,
     report: Option<Arc<File>>,
     bar: ProgressBar,
@@ -95,16 +95,17 @@ impl Bad {
 pub(super) struct Writer {
     pub(super) pipe: Pipe,
     pub(super) layouts: Arc<Vec<Layout>>,
-    /// Number of the last key, from 1.
+    /// Number of the last key, starting at 1.
     pub(super) number: u64,
-    /// Unacknowledged keys.
+    /// Keys that are not acknowledged yet, with their numbers.
     pub(super) names: VecDeque<(u64, Vec<u8>)>,
-    /// Number of the key up to which all keys are acknowledged and all their errors are known.
+    /// Number of the last key before which all keys are acknowledged and all their errors known.
     pub(super) answered: u64,
     pub(super) bad: Bad,
-    /// Number of deleted keys whose former content is unknown.
+    /// Number of deleted keys whose former contents are unknown.
     pub(super) lost: u64,
-    /// Whether missing rows are deleted. Then the content of deleted keys is searched for.
+    /// Whether the import deletes missing rows. If so, it searches for the former contents of
+    /// deleted keys.
     pub(super) deletes: bool,
     pub(super) divided: Divided,
     pub(super) bar: ProgressBar,
@@ -175,7 +176,8 @@ impl Writer {
 
     /// Processes the events of the pipe and advances `answered`.
     pub(super) fn events(&mut self) -> Result<(), Failure> {
-        // Read the position first: the errors of all keys up to it are in the queue already.
+        // Read the position before the events: the queue then already has the errors of all keys up
+        // to it.
         let answered = self.pipe.answered_through(self.number);
         for event in self.pipe.events() {
             self.bad.event(event, &self.names)?;
@@ -188,8 +190,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until commands in flight are executed, because another attempt may send newer values
-    /// of the same ids. Returns the number of bad keys.
+    /// Waits until the server has executed the commands in flight, because another attempt may send
+    /// newer values of the same ids. Returns the number of bad keys.
     pub(super) fn abandon(self) -> u64 {
         self.pipe.abandon();
         self.bad.count

@@ -1,4 +1,5 @@
-//! `--from` and `export` with a real redis-server: refusals, hanging peers, and changed data sets.
+//! `--from` and `export` with a real redis-server: refusals, peers that hang, and changed data
+//! sets.
 
 use super::said;
 use harness::program::{Program, call, cannot, freeze, refusal, until};
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A redis-server without persistence, killed on drop.
+/// A redis-server without persistence; killed on drop.
 pub(super) struct Redis {
     child: Child,
     pub(super) port: u16,
@@ -31,11 +32,11 @@ impl Redis {
         }
     }
 
-    /// Starts two masters of a cluster, each with half of the slots.
+    /// Starts two masters of a cluster, each of which has half of the slots.
     fn cluster() -> Option<[Redis; 2]> {
         let start = || {
             let folder = tempfile::tempdir().unwrap();
-            // The cluster bus uses the port plus 10,000.
+            // The cluster bus uses the port number plus 10,000.
             let mut ports = std::iter::from_fn(|| {
                 let listener = TcpListener::bind("127.0.0.1:0").unwrap();
                 Some(listener.local_addr().unwrap().port())
@@ -153,7 +154,8 @@ pub(super) const BOUNDED: &str = "view = []\naction = []\n[[counter]]\nname = \"
 fields = \"like:12 stock:8{0..100}\"\nrows = \"post:{id}\"\ncells = \"like:{id}\"
 [[existence]]\nname = \"liked\"\npairs = \"liked:{id}\"\n";
 
-/// Values that the server refuses are not set, and each such key is counted as bad, shown or not.
+/// The import does not set values that the server refuses, and counts each such key as bad, whether
+/// it lists it or not.
 #[test]
 fn refused_rows_are_bad_and_not_set() {
     let Some(redis) = Redis::start() else { return };
@@ -173,7 +175,8 @@ fn refused_rows_are_bad_and_not_set() {
     done(import(folder.path(), redis.port, program.port, &[]), 1, &words);
 }
 
-/// A server without memory also refuses all later rows. The import ends and can be resumed.
+/// A server that refuses a row for lack of memory would refuse all later rows as well. The import
+/// ends, and can be resumed.
 #[test]
 fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
@@ -204,8 +207,8 @@ fn done_of(command: &mut Command, status: i32, words: &[&str]) -> String {
     ended(&command.output().unwrap(), status, words)
 }
 
-/// Keys that the space refuses are not imported, and keys of its first counter need no `{field}`.
-/// Foreign names cannot control the terminal.
+/// The import skips keys that the space refuses. Keys of the space's first counter need no
+/// `{field}`. Names from the source cannot control the terminal.
 #[test]
 fn keys_mean_what_the_servers_patterns_say() {
     let Some(redis) = Redis::start() else { return };
@@ -231,13 +234,14 @@ fn keys_mean_what_the_servers_patterns_say() {
     assert_eq!(ask(&program, "DBSIZE"), "1");
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
     assert_eq!(ask(&program, "HGET post:32 stock"), "6");
-    // The hash is imported again later, and the counter in the other key remains.
+    // The hash is imported again later; the counter in the other key must remain.
     redis.run(&["HSET post:32 stock 9"]);
     done(import(folder.path(), redis.port, program.port, &[]), 1, &["3 bad keys"]);
     assert_eq!(ask(&program, "HGET post:32 like"), "7");
 }
 
-/// A silent peer blocks neither side forever, and a signal ends a hanging import.
+/// A peer that does not respond blocks neither side forever, and a signal ends an import that
+/// hangs.
 #[test]
 fn silent_peers_are_left() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -265,7 +269,7 @@ fn silent_peers_are_left() {
         ended(&output, 1, &[" for 10 s"]);
     }
     assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
-    // Permanent errors are not retried, and a server that is no Tidemark is reported.
+    // The import does not retry permanent errors, and reports a server that is not a Tidemark.
     let Some(redis) = Redis::start() else { return };
     let began = Instant::now();
     let redis_port = redis.port.to_string();
@@ -289,7 +293,7 @@ fn silent_peers_are_left() {
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
-/// Another data set lacks what was copied before, so an import does not resume in it.
+/// Another data set lacks the rows that were copied before, so an import must not resume in it.
 #[test]
 fn import_does_not_go_on_in_another_data_set() {
     let Some(redis) = Redis::start() else { return };
@@ -313,7 +317,7 @@ fn import_does_not_go_on_in_another_data_set() {
     child.wait().unwrap();
     let port = program.port;
     program.sigkill();
-    // A restart does not change the data set.
+    // The data set remains the same after a restart.
     let mut program = start("first", port);
     let more = ["--rate", "1000"];
     let mut child = import(folder.path(), redis.port, port, &more).spawn().unwrap();
@@ -333,7 +337,7 @@ fn import_does_not_go_on_in_another_data_set() {
 
 pub(super) const TELLS: &str = "CONFIG SET notify-keyspace-events K$ghsxe";
 
-/// While following: fields of a single hash with all ids, FLUSHALL, a source that stops its
+/// Cases of --follow: fields of a single hash with all ids, FLUSHALL, a source that stops its
 /// notifications, and one that has lost its keys.
 #[test]
 fn follow_deletes_what_is_deleted_and_nothing_else() {
@@ -377,7 +381,7 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         assert_eq!(ask(&program, &format!("SISMEMBER liked:5 {member}")), is_set, "{member}");
     }
 
-    // A source without notifications is not mistaken for an idle one.
+    // The import does not mistake a source without notifications for an idle one.
     let child = start(&["--until-idle", "600"]);
     redis.listens();
     redis.run(&["CONFIG SET notify-keyspace-events "]);
@@ -388,7 +392,7 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
         &["keyspace notifications are not enabled", "start over: changes made in between"],
     );
 
-    // A restart without a file is not a deletion of all keys.
+    // A source that restarts without its file has not deleted all of its keys.
     let fill: Vec<String> = (1..=100).map(|id| format!("HSET one {id} {id}")).collect();
     redis.run(&fill.iter().map(String::as_str).collect::<Vec<_>>());
     redis.run(&[TELLS, "SADD likers:8 1"]);
@@ -405,7 +409,8 @@ fn follow_deletes_what_is_deleted_and_nothing_else() {
     assert_eq!(row(100, "repost"), "-");
 }
 
-/// A cluster: all masters must be named, and members of one id may be in sets of two nodes.
+/// A cluster: the options must name all masters, and the members of one id may be in sets of two
+/// nodes.
 #[test]
 fn masters_of_a_cluster_are_read_together() {
     let Some([first, second]) = Redis::cluster() else { return };
@@ -413,7 +418,7 @@ fn masters_of_a_cluster_are_read_together() {
     let program = Program::start(&folder.path().join("server"), "no");
     let both = ["--from", &format!("redis://127.0.0.1:{}", second.port)];
     let import = |more: &[&str]| import(folder.path(), first.port, program.port, more);
-    // Id 5 is in a slot of the first node as {5}, and of the second one as liked:5.
+    // The key with {5} is in a slot of the first node, and liked:5 is in a slot of the second one.
     let slot = |key: &str| {
         cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut first.connection()).unwrap()
     };
@@ -432,7 +437,7 @@ fn masters_of_a_cluster_are_read_together() {
     let child = follow.args(["--until-idle", "3"]).spawn().unwrap();
     first.listens();
     second.listens();
-    // Nothing signals the end of the copy of two keys.
+    // No event signals the end of the copy of two keys.
     std::thread::sleep(Duration::from_millis(500));
     second.run(&[&format!("SREM liked:{id} 2")]);
     let is_set = |member: u64| ask(&program, &format!("SISMEMBER liked:{id} {member}"));
@@ -443,7 +448,7 @@ fn masters_of_a_cluster_are_read_together() {
     done(import(&[&both[..], &["--only-verify"]].concat()), 0, &["0 keys differ"]);
 }
 
-/// A row of zeros without a key is missing like any other, with its flags.
+/// A row of zeros that has no key counts as missing, like any other row, and so do its flags.
 #[test]
 fn rows_of_zeros_are_deleted_with_their_flags() {
     let Some(redis) = Redis::start() else { return };
@@ -465,7 +470,7 @@ fn rows_of_zeros_are_deleted_with_their_flags() {
     done(import(&nowhere), 1, &["--report: /nonexistent/report: No such file"]);
 }
 
-/// An empty queue does not mean up to date if the source is silent.
+/// If the source is silent, an empty queue does not show that the copy is up to date.
 #[test]
 fn follow_says_that_the_source_is_silent() {
     let Some(redis) = Redis::start() else { return };
@@ -485,7 +490,7 @@ fn follow_says_that_the_source_is_silent() {
     assert_eq!(status.code(), Some(1));
 }
 
-/// An existing file remains until the new one is complete.
+/// An existing file remains until the new file is complete.
 #[test]
 fn export_replaces_a_file_when_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -508,8 +513,8 @@ fn export_replaces_a_file_when_it_is_whole() {
     assert!(!folder.path().join("rows.csv.partial").exists());
 }
 
-/// The copy goes to the masters of its slots, even while a shard moves to another node. Missing
-/// rows are found on all masters, and an export has the rows of all.
+/// The import writes to the masters of the slots, even while a shard moves to another node. It
+/// finds missing rows on all masters, and an export contains the rows of all of them.
 #[test]
 fn a_cluster_takes_a_copy_while_a_shard_moves() {
     const ROWS: u64 = 6000;
@@ -542,7 +547,7 @@ fn a_cluster_takes_a_copy_while_a_shard_moves() {
     let text = ended(&copy.wait_with_output().unwrap(), 0, &words);
     assert!(text.contains("; retrying for "), "the shard moved in the middle: {text}");
     assert_eq!(rows(&a) + rows(&c), ROWS);
-    // No row is only in the cluster, except for the deleted ones.
+    // Except for the deleted rows, no row exists only in the cluster.
     redis.run(&["DEL post:1 post:2 post:3 post:4 post:5", "HDEL post:6 like"]);
     let words = ["6 extra rows"];
     done(import(folder.path(), redis.port, c.port, &["--only-verify"]), 1, &words);

@@ -1,5 +1,5 @@
-//! Partial matches of layouts, counters and sets in several keys, and the counts of what is not
-//! copied.
+//! Keys that match a layout partly, counters and sets in several keys, and the counts of data that
+//! is not copied.
 
 use super::from::{BOUNDED, Redis, TELLS, ask, done, ended, import};
 use harness::program::{Program, until};
@@ -28,7 +28,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:1", &FIELDS), ["2", "23", "46", "0"]);
     assert_eq!(ask(&program, "EXISTS post:2"), "0");
-    // The rejected field keeps its value, and the others follow the source.
+    // The rejected field retains its value, and the others follow the source.
     ask(&program, "HSET post:1 read 7");
     let child = from(&["--follow", "--until-idle", "2"]).spawn().unwrap();
     redis.listens();
@@ -37,7 +37,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     ended(&child.wait_with_output().unwrap(), 1, &["keys could not be copied completely"]);
     let words = ["2 keys not readable; 0 keys differ"];
     done(from(&["--only-verify", "--allow-extra"]), 1, &words);
-    // The same for named packed values: msgpack's 12.5 is not an integer.
+    // The same holds for packed values with names: msgpack's 12.5 is not an integer.
     let script = "return redis.call('SET', 'm:3', cmsgpack.pack({like = 4, read = 12.5}))";
     cmd("EVAL").arg(script).arg(0).query::<()>(&mut redis.connection()).unwrap();
     let packed = layouts(&["string key=m:{id} space=post fields=like,read pack=msgpack"]);
@@ -45,7 +45,7 @@ fn valid_fields_are_copied_beside_a_bad_one() {
     assert_eq!(values(&program, "post:3", &["like", "read"]), ["4", "0"]);
 }
 
-/// A value that the server refuses does not block the other counters of its row.
+/// If the server refuses one value, the other counters of the row are still copied.
 #[test]
 fn valid_fields_are_copied_beside_one_out_of_bounds() {
     let Some(redis) = Redis::start() else { return };
@@ -114,7 +114,7 @@ fn shards_of_a_counter_are_summed() {
     let sum = |id: u64| (0..3).filter(|s| id % 4 != *s).map(|s| id + s).sum::<u64>().to_string();
     let read = |id: u64| ask(&program, &format!("HGET post:{id} read"));
     let from = |more: &[&str]| import(folder.path(), redis.port, program.port, more);
-    // Three layouts with the same counter.
+    // Three layouts that contain the same counter.
     let apart = ["0", "1", "2"]
         .map(|shard| format!("string key=view:{{id}}:shard:{shard} space=post fields=read"));
     let apart: Vec<&str> = layouts(&apart.each_ref().map(|text| &text[..]));
@@ -128,7 +128,7 @@ fn shards_of_a_counter_are_summed() {
     assert_eq!(read(501), "-");
     redis.run(&["DEL view:501:shard:1 view:501:shard:2"]);
     done(from(&[&layout[..], &["--verify"]].concat()), 0, &["; 0 keys differ; 0 extra rows"]);
-    // A change of any shard updates the sum. Deleting the last shard of a row deletes the row.
+    // A change of any shard changes the sum. Deleting the last shard of a row deletes the row.
     let more = ["--follow", "--delete-missing", "--until-idle", "3"];
     let child = from(&[&layout[..], &more].concat()).spawn().unwrap();
     redis.listens();
@@ -147,7 +147,7 @@ fn shards_of_a_counter_are_summed() {
     assert_eq!(values(&program, "post:2", &FIELDS), ["0", "0", "0", "5"]);
 }
 
-/// No value is dropped silently: either the layouts are refused, or the second value is rejected.
+/// The import drops no value silently: it either refuses the layouts or rejects the second value.
 #[test]
 fn two_values_of_one_counter_are_refused() {
     let Some(redis) = Redis::start() else { return };
@@ -177,7 +177,7 @@ fn two_values_of_one_counter_are_refused() {
     let words = ["post:9:like: the hash post:9 also has a value for this counter", "1 bad keys"];
     done(from(&[]), 1, &words);
     assert_eq!(values(&program, "post:9", &["like", "comment"]), ["1", "3"]);
-    // Sets of one space are merged.
+    // Sets of the same space are merged.
     let sets = ["set key=a:{id} space=liked", "set key=b:{id} space=liked"];
     redis.run(&["SADD a:1 5", "SADD b:1 6"]);
     done(from(&layouts(&sets)), 0, &["2 flags"]);
@@ -203,7 +203,7 @@ fn fields_of_no_counter_are_counted_by_name() {
     done(from(&["--verify"]), 0, &words);
     assert_eq!(values(&program, "post:17", &FIELDS), ["17", "0", "0", "0"]);
     assert_eq!(ask(&program, "EXISTS post:300"), "0", "a row without counters was copied");
-    // Without any known field, nothing is copied, which is an error.
+    // If the source has no known field, nothing is copied, which is an error.
     let more = layouts(&["hash key=post:{id} space=user"]);
     done(from(&more), 1, &["nothing was copied", "like 299", "fields="]);
 }
@@ -259,13 +259,14 @@ fn report_lists_all_bad_keys() {
         1,
         &["--report: /nonexistent/report: No such"],
     );
-    // With a comparison, each key is listed once.
+    // With --verify, the report lists each key once.
     redis.run(&["HSET post:21 like 5"]);
     done(from(&["--report", "rejects", "--verify"]), 1, &["20 bad keys", "20 keys not readable"]);
     assert_eq!(lines().iter().filter(|line| **line == one).count(), 1);
 }
 
-/// Fields of buckets that are complete old keys, and members of a post in several sets.
+/// Layouts for buckets whose fields are complete old keys, and for members of a post in several
+/// sets.
 #[test]
 fn old_keys_as_fields_and_sets_in_buckets_are_read() {
     let Some(redis) = Redis::start() else { return };
@@ -304,7 +305,7 @@ fn old_keys_as_fields_and_sets_in_buckets_are_read() {
         let members: Vec<String> = (0..10).map(|n| is_set(id, 10 * id + n)).collect();
         assert_eq!(members, ["1", "1", "1", "1", "0", "1", "1", "1", "1", "0"]);
     }
-    // A member that leaves one set: the other members of the post remain.
+    // A member leaves one of the sets; the other members of the post remain.
     let options = ["--follow", "--delete-missing", "--until-idle", "3"];
     let child = from(&[&more[..], &options].concat()).spawn().unwrap();
     redis.listens();

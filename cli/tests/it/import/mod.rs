@@ -1,4 +1,4 @@
-//! F20: output and exit status of `tidemark import`.
+//! Output and exit status of `tidemark import`.
 
 mod from;
 mod layouts;
@@ -36,7 +36,7 @@ fn exit_status_is_0_only_if_all_lines_are_loaded() {
     let flags = file("flags.csv", "id,member\n1,7\n2,by-name\n1,7\n");
     let events =
         file("events.csv", "created_at,post_id,origin_post_id,user_id\nt,5,1,9\nt,6,,9\nt,7,1,9\n");
-    // Line breaks inside quotes, spaces in members, lines that end with CR.
+    // Members with line breaks inside quotes and with spaces, and lines that end with CR.
     let quoted = file("quoted.csv", "id,member\n5,\"two\nlines\"\n5,\"blank \"\n5,blank \n");
     let cr = file("cr.csv", "id,like\r6,60\r7,70\r");
     let open = file("open.csv", "id,member\n8,1\n8,\"2\n8,3\n");
@@ -182,9 +182,9 @@ fn refusal_of_every_line_ends_the_import() {
     assert!(text.contains("cannot import into 127.0.0.1:1: Connection refused"), "{text}");
 }
 
-/// A server is killed during the import. The import reports it immediately, with the last line up
-/// to which all lines are loaded. For a server that syncs before it replies, these lines are
-/// present.
+/// The server is killed during the import. The import reports this immediately, with the last line
+/// up to which all lines are loaded. If the server syncs before it replies, these lines are present
+/// after a restart.
 #[test]
 fn kill_of_the_server_is_said_with_the_last_loaded_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,7 +198,7 @@ fn kill_of_the_server_is_said_with_the_last_loaded_line() {
         .unwrap();
     let mut lines = BufWriter::new(child.stdin.take().unwrap());
     writeln!(lines, "id,like").unwrap();
-    // Until the reader is gone: line n + 1 sets row n.
+    // Reads until a row is missing: line n + 1 sets row n.
     for id in 1_u64.. {
         if writeln!(lines, "{id},{}", id % 1000).is_err() {
             break;

@@ -14,8 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Number of messages per batch, about 2,000 events. The publisher then checks how many the broker
-/// has stored.
+/// Number of messages per batch, about 2,000 events. After each batch, the publisher checks how
+/// many messages the broker has stored.
 fn sent_together() -> u64 {
     2000 / super::together()
 }
@@ -29,7 +29,8 @@ pub(crate) trait Broker: Sized + Send + Sync + 'static {
     fn command(program: &Path, port: u16, dir: &Path) -> Command;
     fn url(port: u16) -> String;
     fn prepare(port: u16);
-    /// Publishes the messages of a partition that the broker lacks. Returns early on an error.
+    /// Publishes the messages of a partition that the broker does not have yet. Returns early on an
+    /// error.
     fn publish(port: u16, partition: u64, to: u64) -> Result<(), String>;
 }
 
@@ -109,7 +110,8 @@ impl<B: Broker> Running<B> {
         self.up_with(&[]);
     }
 
-    /// Publishes `messages` messages to each partition, alternating, even if the broker is killed.
+    /// Publishes `messages` messages to each partition, alternating between them, even if the
+    /// broker is killed.
     pub(crate) fn publish_all(&self, messages: u64, is_over: &dyn Fn() -> bool) {
         let mut to = 0;
         while to < messages {
@@ -210,7 +212,7 @@ pub(crate) struct Kafka;
 
 impl Kafka {
     pub(crate) async fn client(port: u16) -> Result<Client, String> {
-        // No automatic retries, because they could duplicate messages.
+        // Disable automatic retries, because they could duplicate messages.
         let backoff = BackoffConfig { deadline: Some(Duration::ZERO), ..BackoffConfig::default() };
         let builder = ClientBuilder::new(vec![format!("127.0.0.1:{port}")]);
         timely(builder.backoff_config(backoff).build()).await
@@ -227,7 +229,7 @@ impl Broker for Kafka {
         let mut command = Command::new(program);
         let url = format!("tcp://127.0.0.1:{port}");
         command.args(["broker", "--listener-url", &url, "--advertised-listener-url", &url]);
-        // A file in its working folder.
+        // The database is a file in the broker's working folder.
         command.args(["--storage-engine", "sqlite:///events.db"]).current_dir(dir);
         command
     }

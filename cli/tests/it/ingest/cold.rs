@@ -1,4 +1,4 @@
-//! Events of old posts, whose rows and flags are on disk.
+//! Events for old posts, whose rows and flags are on disk.
 
 use super::brokers::{Broker, Brokers, Redis};
 use super::{field, offsets, serve_as, text};
@@ -8,10 +8,10 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Number of rows, far more than fit into memory.
+/// Number of rows, many times more than fit into memory.
 const POSTS: u64 = 300_000;
 const TOGETHER: u64 = 100;
-/// Number of events of old posts, after those that create them.
+/// Number of events for old posts, which follow the events that create the posts.
 const LATE: u64 = 20_000;
 
 const SPACES: &str = "view = []

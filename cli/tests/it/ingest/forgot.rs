@@ -1,5 +1,5 @@
-//! A broker loses the end of its stream and reuses its offsets for other messages. The source halts
-//! instead of counting only the messages after its own offset.
+//! A broker loses the end of its stream, and reuses the offsets for other messages. The source must
+//! halt. Otherwise it would only count the messages after its own offset.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::gaps::{add, asked, counter, like, produce, redis_cmd, send, source, until, until_is};
@@ -12,7 +12,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Makes a broker lose what `loses` writes, and write `instead`.
+/// Makes a broker lose the messages that `loses` writes, and store those of `instead`.
 fn forget<B: Broker>(broker: &Running<B>, loses: impl FnOnce(), instead: impl FnOnce()) {
     let kept = broker.dir.with_extension("kept");
     broker.down();
@@ -51,7 +51,7 @@ fn redis_stream_with_other_entries_halts() {
     assert_eq!(counter(&server, "like"), "6");
     asked(&server, "TM.INGEST SETOFFSET events 0 0-1");
     until("the other stream is read completely", || counter(&server, "like") == "15");
-    // A stream that never had the last read entry, though its first id is higher.
+    // A stream without the last read entry, although its first id is higher.
     asked(&server, "TM.INGEST PAUSE events");
     until_is(&server, "state", "paused");
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
@@ -61,7 +61,7 @@ fn redis_stream_with_other_entries_halts() {
     assert!(field(&server, "last_error").contains("the message at 0-9 differs"));
 }
 
-/// The hash covers the whole message, even if only a part of it was applied.
+/// The hash covers the whole message, even if the source applied only a part of it.
 #[test]
 fn message_taken_in_part_is_compared() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -112,7 +112,7 @@ fn jetstream_that_lost_its_end_halts() {
     assert_eq!((field(&server, "gaps"), field(&server, "repeated")), ("0".into(), "0".into()));
 }
 
-/// Tests that need a broker of Kafka, which `./test --all` compiles.
+/// Tests that need a Kafka broker, which `./test --all` compiles.
 mod full {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Changed brokers: removed messages, recreated streams, offsets set by an operator, malformed
-//! messages that halt a source, and entries that are events by their fields.
+//! Changes at the broker: removed messages, recreated streams, offsets that an operator sets,
+//! malformed messages that halt a source, and entries whose fields form the event.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{FIRST, field, listed, offsets, serve, text};
@@ -46,8 +46,8 @@ pub(crate) fn asked(program: &Program, words: &str) {
     assert_eq!(refusal(&reply), "", "{words}");
 }
 
-/// XDEL of unread entries, the first one and one in the middle, is a gap. XDEL of an entry that was
-/// read is not.
+/// XDEL of unread entries, the first one and one in the middle, leaves a gap. XDEL of an entry that
+/// was already read does not.
 fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) {
     redis_cmd(broker, &["XDEL", Redis::STREAM, "0-5"]);
     asked(server, "TM.INGEST PAUSE events");
@@ -82,13 +82,13 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "1"]);
     asked(&server, "TM.INGEST RESUME events");
     until("the last event is counted", || counter(&server, "like") == "4");
-    // The number is unknown, because the reader is a new one.
+    // The number of lost messages is unknown, because the reader is new.
     assert_eq!((field(&server, "gaps"), field(&server, "gap_messages")), ("1".into(), "0".into()));
     assert!(
         field(&server, "last_error").contains("gap: lost an unknown number of messages from 0-4")
     );
     is_a_gap_when_entries_are_deleted(&broker, &server);
-    // An entry that is an event by its own fields, and one without any.
+    // Adds an entry whose fields form an event, and one without event fields.
     redis_cmd(
         &broker,
         &[
@@ -106,11 +106,11 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     redis_cmd(&broker, &["XADD", Redis::STREAM, "0-67", "payload", ""]);
     until("the event is counted", || counter(&server, "like") == "5");
     until("all messages are read", || offsets(&server) == ["0-68"]);
-    // Apply all again: likes are already set and count as repeated.
+    // Apply all events again: likes that are already set count as repeated.
     asked(&server, "TM.INGEST SETOFFSET events 0 0-66");
     until_is(&server, "repeated", "1");
     assert_eq!(counter(&server, "like"), "5");
-    // Another stream with the same name.
+    // Creates another stream with the same name.
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     until_is(&server, "state", "failing");
     add(&broker, 1, &like(9));
@@ -178,7 +178,7 @@ fn dead_letters_are_bounded() {
     let server = serve(&dir, 0, &source(&broker, "dead_letter_bytes = 1000"));
     let mut connection = Redis::connection(broker.port).unwrap();
     for id in 1..=20 {
-        // Invalid UTF-8, and JSON that is no event.
+        // Payloads with invalid UTF-8, and with JSON that is not an event.
         let payload: &[u8] = if id % 2 == 0 { b"\xff\xfe" } else { b"[1]\n{}" };
         let command = redis::cmd("XADD")
             .arg(Redis::STREAM)
@@ -197,7 +197,7 @@ fn dead_letters_are_bounded() {
     assert_eq!(field(&server, "state"), "running");
 }
 
-/// While the master accepts no writes, its source waits, and no event is lost.
+/// While the master accepts no writes, its source waits and loses no event.
 #[test]
 fn a_pause_of_writes_holds_events_back() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -257,7 +257,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the other events are counted", || counter(&server, "like") == "6");
     let gaps = (field(&server, "gaps"), field(&server, "gap_messages"));
     assert_eq!(gaps, ("1".into(), "3".into()), "{:?}", listed(&server));
-    // Another stream with the same name.
+    // Creates another stream with the same name.
     let deleted = nats(async |context| context.delete_stream(Nats::STREAM).await.unwrap(), port);
     assert!(deleted.success);
     Nats::prepare(port);
@@ -269,7 +269,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the message is read", || counter(&server, "like") == "7");
 }
 
-/// A node that starts with new messages only, and is killed before any arrived.
+/// A source that starts with new messages only; its node is killed before any message has arrived.
 #[test]
 fn what_is_new_is_not_another_message_after_a_kill() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };
@@ -321,7 +321,7 @@ fn a_broker_that_is_not_there_is_said_and_waited_for() {
     assert_eq!(field(&server, "last_error"), "", "the error was not cleared");
 }
 
-/// Tests that need a broker of Kafka, which `./test --all` compiles.
+/// Tests that need a Kafka broker, which `./test --all` compiles.
 mod full {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Brokers with a login and TLS, and a failover during events.
+//! Brokers with a login and TLS, and a failover while events arrive.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
 use super::{expected, field, follow, listed, offsets, rows, serve};
@@ -46,7 +46,8 @@ fn is_read_with_login_and_tls<B: Broker>(login: &str, options: &[&str]) {
     broker.up_with(&options.collect::<Vec<_>>());
     let ca = dir.join("ca.pem").display().to_string();
     let refused = [
-        // Neither TLS nor login, no login, no authority, a wrong password.
+        // Invalid settings: neither TLS nor login, no login, no certificate authority, a wrong
+        // password.
         String::new(),
         format!("tls = true\nca_file = \"{ca}\""),
         format!("tls = true\n{login}"),
@@ -99,7 +100,7 @@ fn a_redis_is_read_with_login_and_tls() {
     );
 }
 
-/// The broker hangs: it keeps the connection open and sends nothing.
+/// The broker hangs: its connection stays open, but it sends nothing.
 fn is_left_while_it_hangs<B: Broker>() {
     let Some(brokers) = Brokers::<B>::here() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +133,7 @@ fn a_redis_that_hangs_is_left_and_read_on() {
     is_left_while_it_hangs::<Redis>();
 }
 
-/// FAILOVER waits for the current step, and the replica continues after it.
+/// FAILOVER waits for the current step of the source; the replica continues after that step.
 #[test]
 fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
     const MESSAGES: u64 = 10_000;
@@ -164,7 +165,7 @@ fn a_handover_in_the_middle_of_events_loses_and_repeats_none() {
     });
 }
 
-/// Tests that need a broker of Kafka, which `./test --all` compiles.
+/// Tests that need a Kafka broker, which `./test --all` compiles.
 mod full {
     use super::*;
 

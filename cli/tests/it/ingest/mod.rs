@@ -1,11 +1,13 @@
-//! Ingests events of real brokers, while the server, the broker and the master are killed (SIGKILL)
-//! repeatedly. Each event counts once, and the dead letters are exactly the invalid events.
+//! Ingests events from real brokers while the server, the broker and the master are killed
+//! (SIGKILL) repeatedly. Each event counts once, and the dead letters are exactly the invalid
+//! events.
 //!
-//! The test computes the expected values from the events in the broker's stream. Messages are
-//! numbered, so after a kill of the broker the publisher continues after the last stored message.
+//! The test computes the expected values from the events that the broker's stream contains. The
+//! messages are numbered. After the broker is killed, the publisher therefore continues after the
+//! last stored message.
 //!
-//! `TIDEMARK_RUNS`: thousands of events per broker (default 200). From 1,000 on, there are ten
-//! kills of either side and two failovers.
+//! `TIDEMARK_RUNS` sets the number of events per broker in thousands (default 200). From 1,000 on,
+//! both sides are killed ten times each, and there are two failovers.
 
 mod brokers;
 mod cold;
@@ -25,13 +27,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const FIRST: u64 = 3_631_614_501_919_378;
-/// Number of rows. A multiple of the number of partitions, which are chosen by row.
+/// Number of rows. It is a multiple of the number of partitions, because the row determines the
+/// partition.
 const ROWS: u64 = 3000;
 const MEMBERS: u64 = 400;
 /// One in this many events is malformed.
 const POISON: u64 = 5003;
 
-/// Kind of event `n`: likes and unlikes that are often already done, reposts, increments, sets.
+/// Kind of event `n`: likes and unlikes, many of which change nothing, reposts, increments, and
+/// sets.
 enum Event {
     Like(u64),
     Unlike(u64),
@@ -41,8 +45,8 @@ enum Event {
     Poison(&'static str),
 }
 
-/// Number of events per message. The Kafka broker checks every message after each start, which
-/// takes many minutes if there are very many.
+/// Number of events per message. After each start, the Kafka broker checks every message, which
+/// takes minutes if there are very many.
 fn together() -> u64 {
     static TOGETHER: OnceLock<u64> = OnceLock::new();
     *TOGETHER.get_or_init(|| match seeds::given("TIDEMARK_RUNS") {
@@ -109,7 +113,7 @@ fn message(number: u64, partition: u64, of: u64) -> String {
     text
 }
 
-/// Returns the expected rows, computed with plain sets.
+/// Returns the expected rows, which this function computes with plain sets.
 fn expected(events: u64) -> Vec<[i64; 4]> {
     let mut rows = vec![[0i64; 4]; ROWS as usize];
     let mut set = [vec![false; (ROWS * MEMBERS) as usize], vec![false; (ROWS * MEMBERS) as usize]];
@@ -141,7 +145,7 @@ fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
     (0..events).filter(is_poison).map(place).collect()
 }
 
-/// Nearly empty filters, so that no event meets a false positive: each event is one step or none.
+/// The filters are nearly empty, so that no false positive hides an event.
 const SPACES: &str = "view = []
 [durability]
 snapshot_log_bytes = 4_000_000
@@ -169,16 +173,16 @@ flag = \"reposted\"
 counter = \"post.repost\"
 ";
 
-/// Starts a server on the given port, or on a free one for 0.
+/// Starts a server on the given port; 0 selects a free one.
 fn serve(dir: &Path, port: u16, sources: &str) -> Program {
     serve_as(dir, port, &format!("{SPACES}{sources}"))
 }
 
-/// Starts a replica. It must never be a master, because a master would ingest events.
+/// Starts a replica. It must never become a master, because a master would ingest events.
 fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
     let of = format!("[replication]\nreplicaof = \"127.0.0.1 {}\"", master.port);
     let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
-    // A former master has another role stored.
+    // A former master has another role in its folder.
     call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     until_long("the replica is connected", || program.info("master_link_status") == "up");
     program
@@ -213,7 +217,7 @@ fn text(frame: &OwnedFrame) -> String {
     }
 }
 
-/// Returns the entry of the only source in TM.INGEST LIST. `None` without a reply.
+/// Returns the entry of the only source in TM.INGEST LIST. Returns `None` without a reply.
 fn listed(program: &Program) -> Option<BTreeMap<String, OwnedFrame>> {
     match program.ask("TM.INGEST LIST") {
         OwnedFrame::Array(mut sources) if sources.len() == 1 => Some(map(sources.remove(0))),
@@ -249,7 +253,7 @@ fn rows(program: &Program) -> Vec<[i64; 4]> {
 fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
     let text = std::fs::read_to_string(dir.join("data/events.dead")).unwrap_or_default();
     let letter = |line: &str| {
-        // The last line of a killed process may be incomplete.
+        // After a kill, the last line of the process may be incomplete.
         let letter: serde_json::Value = serde_json::from_str(line).ok()?;
         let offset = letter["offset"].as_str().unwrap().rsplit('-').next().unwrap();
         let message = offset.parse::<u64>().unwrap() - messages_from;
@@ -258,7 +262,7 @@ fn letters(dir: &Path, messages_from: u64) -> BTreeSet<(u64, u64, u64)> {
     text.lines().filter_map(letter).collect()
 }
 
-/// A fault; faults alternate.
+/// A fault; the test alternates between them.
 #[derive(Clone, Copy, Debug)]
 enum Blow {
     Server,
@@ -325,7 +329,7 @@ fn exactly_once<B: Broker>() {
                 used.push(dirs[at].clone());
                 let now = progress(&master);
                 until_long("the master continues", || progress(&master) > now || now == all);
-                // A former master may still be connecting to the broker.
+                // A former master may still be opening its connection to the broker.
                 until_long("a replica is idle", || field(&replica, "state") == "idle");
                 master.sigkill();
                 let order = call(&mut replica.client(), "REPLICAOF NO ONE");
@@ -347,7 +351,7 @@ fn exactly_once<B: Broker>() {
     let port = master.port;
     master.sigkill();
     let master = serve(&dirs[at], port, &sources);
-    // The server ingests again what its log lacked at the kill.
+    // The server ingests events again that were not in its log at the kill.
     until_long("all messages are processed", || progress(&master) == all);
     assert_eq!(rows(&master), expected);
     let again = take_again::<B>(&master, all, events);
@@ -367,7 +371,7 @@ fn exactly_once<B: Broker>() {
     stop.store(true, SeqCst);
 }
 
-/// Ingests everything again without faults, to measure the speed.
+/// Ingests all events again without faults, to measure the speed.
 fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
     let ticks = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", master.child.id())).unwrap();
@@ -410,7 +414,7 @@ fn events_of_another_redis_count_once_whatever_is_killed() {
     exactly_once::<Redis>();
 }
 
-/// Tests that need a broker of Kafka, which `./test --all` compiles.
+/// Tests that need a Kafka broker, which `./test --all` compiles.
 mod full {
     use super::*;
 

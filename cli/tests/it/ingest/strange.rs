@@ -1,5 +1,5 @@
 //! Unusual states of brokers: a recreated stream, messages and batches of many MiB, a stream
-//! trimmed to nothing. Also events of an action that does not exist.
+//! without any entry left. Also covers events for an action that does not exist.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis};
 use super::gaps::{
@@ -8,7 +8,7 @@ use super::gaps::{
 use super::{field, follow, offsets, serve};
 use harness::program::Program;
 
-/// The new stream continues the numbers, so only the identity of the stream shows the change.
+/// The new stream continues the numbering, so only the identity of the stream shows the change.
 #[test]
 fn a_jetstream_made_anew_halts_its_source() {
     let Some(brokers) = Brokers::<Nats>::here() else { return };
@@ -32,7 +32,7 @@ fn a_jetstream_made_anew_halts_its_source() {
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
     until("all messages of the new stream are counted", || counter(&server, "like") == "15");
     assert_eq!(field(&server, "last_error"), "");
-    // Recreated while no server runs, and on a replica that takes over.
+    // The stream is recreated while no server runs, and for a replica that takes over.
     let replica = follow(&folder.path().join("there"), &server, &source(&broker, ""));
     asked(&server, "WAITAOF 1 1 10000");
     server.kill();
@@ -77,7 +77,7 @@ fn a_message_above_the_size_of_a_fetch_is_read_by_itself() {
     assert_eq!(field(&server, "poison"), "0");
 }
 
-/// Appends random letters, which do not compress.
+/// Appends random letters, so that the line does not compress.
 fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(7);
     line.pop();
@@ -87,7 +87,7 @@ fn random(mut line: Vec<u8>, bytes: usize) -> Vec<u8> {
     line
 }
 
-/// All trimmed messages were read, which a new reader knows by the last number.
+/// All trimmed messages had been read, which a new reader can tell from the last number.
 #[test]
 fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -107,7 +107,7 @@ fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     assert_eq!(field(&server, "gaps"), "0");
 }
 
-/// Events of an action that does not exist yet wait for it and are not malformed.
+/// Events for an action that does not exist yet wait until it does; they are not malformed.
 #[test]
 fn events_of_an_action_that_is_not_there_wait_for_it() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
@@ -126,7 +126,7 @@ fn events_of_an_action_that_is_not_there_wait_for_it() {
     assert_eq!((field(&server, "poison"), field(&server, "last_error")), ("0".into(), "".into()));
 }
 
-/// Tests that need a broker of Kafka, which `./test --all` compiles.
+/// Tests that need a Kafka broker, which `./test --all` compiles.
 mod full {
     use super::*;
 

@@ -1,6 +1,6 @@
-//! Replicas of the real program that lack disk space, a valid name, or a common history with the
-//! master. They keep serving reads, report why their link is down, and discard no data without
-//! saving it first.
+//! Replicas of the real binary that lack disk space, a valid host name, or a history in common with
+//! the master. They continue to serve reads, report why their link is down, and save any data
+//! before they discard it.
 
 mod stops;
 mod takes_over;
@@ -47,7 +47,7 @@ fn start_as(under: &[&str], dir: &Path, config: &str) -> Program {
         .unwrap_or_else(|said| panic!("the server did not start: {said:#?}"))
 }
 
-/// Fills `tables` tables, each of which is a file of the snapshot.
+/// Fills `tables` tables, each of which becomes a file of the snapshot.
 fn fill(program: &Program, tables: u64) {
     let mut client = program.client();
     for id in (0..tables * 1000).map(|row| text(FIRST + row * 4096)) {
@@ -105,8 +105,8 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
     for i in 1..6 {
         fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
-    // The longer history, so that it would include the position of the other one if the segment
-    // still existed.
+    // This history is longer. It would cover the position of the other node if the segment still
+    // existed.
     for i in 100..130 {
         fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
@@ -143,7 +143,7 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     let full_syncs = replica.info("repl_full_syncs");
     disk.fill(256 << 10);
 
-    // Use one connection, because the replica closes connections when it replaces its data.
+    // Use one connection: the replica closes connections only when it replaces its data.
     let mut reader = replica.client();
     let mut reads = |id: u64| call(&mut reader, &format!("HGET post:{id} like"));
     let (mut last, mut client) = (FIRST, master.client());
@@ -176,8 +176,8 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     assert_eq!(like_of(&replica, last), bulk(5));
 }
 
-/// A new space in the configuration file does not change an existing data folder. A replica that
-/// was down gets a new space from the catalogue of its master.
+/// If the configuration file names a new space, an existing data folder does not get it. A replica
+/// that was down gets a new space from its master's catalogue.
 #[test]
 fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_replica() {
     let more = format!(
@@ -212,8 +212,8 @@ fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_repl
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
 }
 
-/// Deleting all rows is a change like any other: an older state of the master must not bring them
-/// back.
+/// Deleting all rows is a change like any other. An older state of the master must not restore the
+/// rows.
 #[test]
 fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -222,7 +222,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
     fine(&master, &format!("CNT.SET post {FIRST} like 5"));
     follow(&replica, &master);
     in_step(&replica, &master);
-    // The copy of the folder preserves the master's earlier state.
+    // The copy of the folder holds the master's earlier state.
     assert!(master.terminate().success());
     for entry in std::fs::read_dir(folders[0].path()).unwrap() {
         let entry = entry.unwrap();
@@ -247,7 +247,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
         (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
         (OwnedFrame::Null, full_syncs)
     );
-    // An operator can force it, and the discarded data is saved.
+    // An operator can force this; the replica saves the data that it discards.
     fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
     until("the replica has the old writes", || like_of(&replica, FIRST) == bulk(5));
     let names =
@@ -292,8 +292,8 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
     assert_eq!(like_of(&replica, FIRST), bulk(5));
 }
 
-/// A full sync resumes with the files of the previous link, after verifying them. On a slow disk,
-/// that takes longer than the master's timeout.
+/// A full sync resumes with files of an earlier link, after the replica has verified them. On a
+/// slow disk, the verification takes longer than the master's timeout.
 #[test]
 fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     if std::process::Command::new("strace").arg("-V").output().is_err() {
@@ -343,22 +343,22 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     }
 }
 
-/// A master's reason for refusing a replica may contain line breaks and be long. It must not inject
-/// lines into INFO.
+/// The reason that a master gives for refusing a replica may be long and contain line breaks. It
+/// must not inject lines into INFO.
 #[test]
 fn what_a_master_says_is_one_line_of_info() {
     const FORGED: &str = "no\r\nrole:master\nrole:master\u{85}role:master\u{2028}role:master\r\n";
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        // Its reply to TM.REPLICATE, and its frame in place of Welcome.
+        // The same text in its reply to TM.REPLICATE, and in a frame in place of Welcome.
         let error = format!("-ERR {}\r\n", FORGED.trim_end().replace('\r', ""));
         let refused = [&[72][..], b"frames ", FORGED.as_bytes(), &[b'x'; 1 << 20]].concat();
         let frame = store::frame_head(store::Check::new().u64(0), &refused);
         let answers = [error.into_bytes(), [b"+OK\r\n", &frame[..], &refused].concat()];
         for (stream, answer) in listener.incoming().zip(answers.iter().cycle()) {
             let mut stream = stream.unwrap();
-            // The client may be gone.
+            // The client may have disconnected.
             let _ = stream.read(&mut [0; 1000]);
             let _ = stream.write_all(answer);
             std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
@@ -382,7 +382,7 @@ fn what_a_master_says_is_one_line_of_info() {
     }
 }
 
-/// The same error as a replica of Redis.
+/// Redis returns the same error to a node that would follow itself.
 #[test]
 fn a_node_told_to_follow_itself_keeps_its_master() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -408,7 +408,8 @@ fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
     in_step_as(|_| more.to_owned())
 }
 
-/// Starts a master and a synced replica, whose configuration depends on the master.
+/// Starts a master and a replica that is in sync; the replica's configuration depends on the
+/// master.
 fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2], Program, Program) {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let master = start(folders[0].path(), SPACES);

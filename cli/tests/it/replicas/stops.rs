@@ -1,5 +1,5 @@
-//! A stopping master waits for its replicas, and for the one that takes over, up to the configured
-//! timeout.
+//! A master that shuts down waits for its replicas, and for a replica that takes over, up to the
+//! configured timeout.
 
 use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Returns a port that forwards to a server, and a flag that blocks the data from the server.
+/// Returns a port that forwards to a server, and a flag that blocks data from the server.
 fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, is_shut) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(false)));
@@ -40,7 +40,7 @@ fn gate_to(server: u16) -> (u16, Arc<AtomicBool>) {
     (port, is_shut)
 }
 
-/// Sends a request in the background. Returns its reply, or `None` if the connection ends without
+/// Sends a request in the background. Returns the reply, or `None` if the connection closes without
 /// one.
 fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedFrame>> {
     let (mut client, words) = (program.client(), words.to_owned());
@@ -49,7 +49,7 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
     })
 }
 
-/// Stops the program. Returns the reply to SHUTDOWN, or `None` for a signal.
+/// Stops the server. Returns the reply to SHUTDOWN; `None` if it was stopped by a signal.
 fn told_to_stop(
     program: &Program,
     how: &str,
@@ -61,17 +61,17 @@ fn told_to_stop(
     Some(told(program, how))
 }
 
-/// A stopping master that waits for a replica. The gate withholds its last row, like 3. Writers
-/// wait until the stop ends.
+/// A master that is shutting down and waits for a replica. The gate has blocked its last write,
+/// which sets the counter to 3. Writers wait until the shutdown ends.
 struct Leaving {
     folders: [tempfile::TempDir; 2],
     master: Program,
     replica: Program,
     /// Blocks the data from the master to the replica.
     gate: Arc<AtomicBool>,
-    /// Reply to SHUTDOWN, `None` for a signal.
+    /// Reply to SHUTDOWN; `None` for a signal.
     asked: Option<std::thread::JoinHandle<Option<OwnedFrame>>>,
-    /// Reply to a write that was sent afterwards.
+    /// Reply to a write that was sent after the shutdown began.
     paused: std::thread::JoinHandle<Option<OwnedFrame>>,
 }
 
@@ -101,7 +101,7 @@ fn is_leaving(master: &Program) -> bool {
     master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
 }
 
-/// Waits up to a minute until the program exits. Returns whether it succeeded.
+/// Waits up to a minute until the process exits. Returns whether the exit status was 0.
 fn ended(program: &mut Program) -> bool {
     let began = Instant::now();
     loop {
@@ -117,7 +117,7 @@ fn ends(program: &mut Program) {
     assert!(ended(program));
 }
 
-/// A planned restart under Sentinel: the replica that takes over has all acknowledged writes.
+/// A planned restart under Sentinel: the replica that takes over must have all acknowledged writes.
 #[test]
 fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
     for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
@@ -149,7 +149,7 @@ fn a_stop_that_waits_can_be_taken_back() {
         Leaving::by("SHUTDOWN");
     let also = told(&master, "SHUTDOWN NOW");
     until("as in Redis, both wait, beside the writer", || master.info("blocked_clients") == "3");
-    // As in Redis 7.2; before that version, it crashed.
+    // As in Redis 7.2; earlier versions crashed.
     let unblocked = (1..20).map(|id| master.ask(&format!("CLIENT UNBLOCK {id}")));
     assert!(unblocked.into_iter().all(|reply| reply == OwnedFrame::Integer(0)));
     for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
@@ -206,7 +206,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         let (began, mut asked) = (Instant::now(), None);
         match how {
             "SIGTERM" => master.sigterm(),
-            // All of them wait, except for SIGINT, an operator's second Ctrl-C.
+            // A SIGTERM waits, even a second one. SIGINT, an operator's second Ctrl-C, does not.
             "SIGINT" => {
                 master.sigterm();
                 until("the client is blocked", || is_leaving(&master));
@@ -271,8 +271,8 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
     );
 }
 
-/// Starts a hand-over to a frozen replica that has not read its order. Sets the shutdown timeout in
-/// seconds.
+/// Starts a hand-over to a frozen replica, which has not read the request. The parameter is the
+/// shutdown timeout in seconds.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
     let (folders, old, new) = in_step_with("");
     fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
@@ -283,7 +283,7 @@ fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program
     (folders, old, new)
 }
 
-/// A planned restart after FAILOVER: when the old master has exited, there is a new one.
+/// A planned restart after FAILOVER: once the old master has exited, there is a new master.
 #[test]
 fn a_stop_waits_for_the_replica_that_is_to_take_over() {
     for how in ["SIGTERM", "SHUTDOWN"] {
@@ -315,7 +315,8 @@ fn a_failover_while_a_master_stops_leaves_a_master() {
     }
 }
 
-/// Then the old master is the master after a restart, or asks the replica again.
+/// After a restart, the old master is either the master again, or repeats its request to the
+/// replica.
 #[test]
 fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
     for is_aborted in [true, false] {
@@ -323,7 +324,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
         old.sigterm();
         if is_aborted {
             until("the old master waits for the new master", || is_leaving(&old));
-            // It may exit before its reply.
+            // The server may exit before it replies.
             told(&old, "FAILOVER ABORT");
         }
         ends(&mut old);
@@ -349,7 +350,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
     }
 }
 
-/// Replicas get everything in the log at that time, and nothing else.
+/// Replicas receive all data that is in the log at that time, and nothing else.
 #[test]
 fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     let Some(disk) = SmallDisk::mount(16) else {
@@ -375,7 +376,7 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
     gate.store(false, SeqCst);
-    // The exit status says whether acknowledged writes were not synced.
+    // The exit status shows whether acknowledged writes were not synced.
     ended(&mut master);
     assert_eq!(asked.join().unwrap(), None, "no reply");
     assert_eq!(like_of(&replica, FIRST), bulk(3));

@@ -1,4 +1,4 @@
-//! Replies of a replica that is ordered to take over, or their absence, and the reaction of its
+//! Replies, or missing replies, of a replica that is asked to take over, and the reaction of its
 //! master. There must never be two masters.
 
 use super::{
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A new master that refuses the old one as a replica would leave both as masters.
+/// If a new master refused the old one as a replica, both would remain masters.
 #[test]
 fn a_replica_without_room_for_the_old_master_is_not_promoted() {
     let (_folders, old, new) = in_step_with("max_replicas = 1");
@@ -32,18 +32,19 @@ fn a_replica_without_room_for_the_old_master_is_not_promoted() {
 const LOADING: &str = "-LOADING Redis is loading the dataset in memory";
 const NOT_NOW: &str = "-NOMASTERLINK not now";
 
-/// A simulated replica: its reply to TM.REPLICATE, and the number of requests.
+/// A simulated replica, with its reply to TM.REPLICATE and the number of requests that it has
+/// received.
 #[derive(Default)]
 struct Played {
-    /// Reply; if empty, the connection is closed.
+    /// The reply; if it is empty, the replica closes the connection.
     says: Mutex<&'static str>,
-    /// Reply to PING, if not +PONG.
+    /// The reply to PING, unless it is +PONG.
     greets: Mutex<&'static str>,
     asked: AtomicUsize,
 }
 
 impl Played {
-    /// Starts a master and a synced replica, which announces the address of the simulated replica.
+    /// Starts a master and a replica in sync, which announces the address of the simulated replica.
     fn instead_of_a_replica(
         greets: &'static str,
         says: &'static str,
@@ -69,8 +70,8 @@ impl Played {
                 "" => *self.says.lock().unwrap(),
                 greets => greets,
             };
-            // Count before replying: a test that reads the count then finds the reply to the
-            // previous request.
+            // Count the request before replying: a test that reads the count then finds the reply
+            // to the previous request.
             self.asked.fetch_add(usize::from(!is_ping || !reply.starts_with('+')), SeqCst);
             if reply.is_empty() || stream.write_all(format!("{reply}\r\n").as_bytes()).is_err() {
                 return;
@@ -86,20 +87,20 @@ impl Played {
         *self.says.lock().unwrap() = reply;
     }
 
-    /// Runs FAILOVER, so that the simulated replica is asked repeatedly.
+    /// Runs FAILOVER, so that the master asks the simulated replica repeatedly.
     fn is_asked_by(&self, old: &Program) {
         fine(old, "FAILOVER");
         self.is_asked_again();
     }
 
-    /// Waits for two more requests, so that the master has read a reply with the current text.
+    /// Waits for two more requests; the master has then read a reply with the current text.
     fn is_asked_again(&self) {
         let before = self.asked.load(SeqCst);
         until("the replica is asked again", || self.asked.load(SeqCst) >= before + 2);
     }
 }
 
-/// It may have taken over before its restart.
+/// The replica may have taken over before its restart.
 #[test]
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "-ERR no");
@@ -113,8 +114,8 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
     is_master(&old, 3);
 }
 
-/// A replica that did not reply may have taken over. Only its own refusal or an operator can end
-/// the hand-over.
+/// A replica that did not reply may have taken over. Only a refusal by the replica itself, or an
+/// operator, can end the hand-over.
 #[test]
 fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     for end in ["no", "NO ONE", "the same"] {
@@ -142,14 +143,14 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 new.freeze(true);
                 played.says("-NOFAILOVER this replica has a different history");
                 until("the node is a master again", || old.info("role") == "master");
-                // Another node may have the role, for example one with replicas of its own.
+                // Another node may have the role, for example one that has replicas itself.
                 let refused = old.ask(&format!("HINCRBY post:{FIRST} like 1"));
                 assert!(
                     refusal(&refused).contains("fenced until its role is known"),
                     "{refused:?}"
                 );
                 assert_eq!(refusal(&old.ask("FAILOVER ABORT")), "ERR No failover in progress.");
-                // The real replica still exists and follows again.
+                // The real replica still exists, and follows again.
                 new.freeze(false);
             }
             "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
@@ -168,7 +169,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
     }
 }
 
-/// A temporary refusal is final if the replica has got no other request.
+/// A temporary refusal is final if the replica has received no other request.
 #[test]
 fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     for says in ["-ERR max number of replicas reached", "-NOPERM no", "-NOFAILOVER no"] {
@@ -178,8 +179,8 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
         played.says(says);
         is_master(&old, 3);
     }
-    // A replica that asks for a later retry has not taken over. A server with too many clients
-    // refuses at PING and reads nothing more.
+    // A replica that asks the master to retry later has not taken over. A server with too many
+    // clients already refuses PING, and reads no further.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);
@@ -188,13 +189,13 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     }
 }
 
-/// A frozen replica may wake up and obey long after Sentinels have chosen another master.
+/// A frozen replica may continue, and take over, long after Sentinels have chosen another master.
 #[test]
 fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
         let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "");
         if speaks {
-            // With a single Sentinel, FAILOVER is refused.
+            // FAILOVER is refused under a single Sentinel.
             for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
                 let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
                 fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
@@ -216,7 +217,7 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     }
 }
 
-/// The configuration was copied with the announced address.
+/// The replica's configuration was copied, including its announced address.
 #[test]
 fn a_node_refuses_a_failover_to_itself() {
     let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));

@@ -1,4 +1,4 @@
-//! Tests of which node may accept writes and which may be promoted, after orders, hellos and
+//! Tests which nodes accept writes and which may be promoted, after role changes, hellos and
 //! restarts.
 
 use super::*;
@@ -22,8 +22,8 @@ fn master() -> (Replication, Config, tempfile::TempDir) {
     (replication, config, folder)
 }
 
-/// The log's owner obeys orders one by one. It may finish one after the next was given; its log
-/// then does not match the role, and the gate must stay shut.
+/// The log's owner applies role changes one by one. It may finish one when the next is already
+/// published. Its log then does not match the role, and the write gate must stay closed.
 #[test]
 fn only_the_last_order_obeyed_opens_the_gate() {
     let (replication, config, _folder) = master();
@@ -35,7 +35,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
         assert!(replication.refusal().unwrap().starts_with("READONLY "));
         assert!(!replication.is_settled());
     };
-    // A replica is ordered to be a master.
+    // A replica becomes a master.
     give(Some(other(1)));
     give(None);
     assert!(!replication.settle(&config, false, 1));
@@ -44,7 +44,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     assert!(replication.settle(&config, true, 2));
     assert!(replication.is_settled());
     assert_eq!(replication.refusal(), None);
-    // A master is ordered to be a replica.
+    // A master becomes a replica.
     give(Some(other(1)));
     assert!(replication.settle(&config, false, 2));
     give(None);
@@ -141,7 +141,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
     named(&again, &config, false, 6);
     assert!(again.refusal().unwrap().contains("fenced"));
     assert_eq!(kept(), at(6));
-    // By an operator, while another node may have been the master.
+    // An operator promotes it. Another node may have been the master.
     assert!(order(&again, &config, None));
     assert!(again.renews() && again.promoting() == 2 && again.refusal().is_some());
     assert!(!again.settle(&config, true, 3), "not before the log has a new term");
@@ -162,12 +162,12 @@ fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
     let (replication, config, _folder) = started(role);
     assert!(order(&replication, &config, None));
     assert!(replication.renews() && replication.promoting() > 2);
-    // Without Sentinels only an operator gives orders, and is trusted.
+    // Without Sentinels only an operator changes roles, and is trusted.
     let (replication, config, _folder) = started(Role { replicated: true, ..Role::default() });
     assert!(!order(&replication, &config, None) && !replication.renews());
 }
 
-/// Several Sentinels publish every second. One thread persists their epochs, and the others do not
+/// Several Sentinels publish every second. One thread persists their epochs. Other threads do not
 /// wait for the disk.
 #[test]
 fn one_at_a_time_writes_down_what_sentinels_say() {
@@ -188,8 +188,7 @@ fn one_at_a_time_writes_down_what_sentinels_say() {
     assert!(says(7));
 }
 
-/// Writing the role may take seconds. Readers of the role and of the gate use the old one until
-/// then.
+/// Writing the role may take seconds. Until it is written, readers see the old role and gate.
 #[test]
 fn reads_of_the_role_do_not_wait_for_the_disk() {
     let (replication, config, _folder) = master();
@@ -214,7 +213,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
     assert!(replication.is_replicated() && replication.refusal().is_some());
 }
 
-/// FAILOVER, and a crash before the replica has confirmed that it took over.
+/// FAILOVER with a crash before the replica has confirmed its promotion.
 #[test]
 fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     let (replication, config, folder) = master();
@@ -231,7 +230,7 @@ fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
     assert!(again().is_fit(), "a promotion needs the whole data set");
     replication.synced(&config);
     assert_eq!(again().failover.handover(), None, "the node has taken over");
-    // Where there are Sentinels, they decide.
+    // If there are Sentinels, they decide.
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 5 }];
     Role { master: Some(other(1)), handing: Some(7), sentinels, ..Role::default() }
         .write(folder.path())
@@ -259,7 +258,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
     assert!(!replication.is_fit() && !is_fit_after_a_start());
     replication.synced(&config);
     assert!(replication.is_fit() && is_fit_after_a_start());
-    // Only once: another node may have the master's address later.
+    // Data are discarded only once, because another node may have the master's address later.
     let forced = Order { master: Some(other(1)), forced: true, ..Order::default() };
     assert!(replication.order(&config, forced, || ()).unwrap() && replication.is_forced());
     let again = Replication::new();

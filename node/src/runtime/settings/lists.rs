@@ -1,4 +1,4 @@
-//! CONFIG REWRITE: lists of spaces, views and actions, with the state of the data folder.
+//! CONFIG REWRITE: writes the lists of spaces, views and actions as they are in the data folder.
 
 use crate::config::{Action, Counter, Existence, Key, View};
 use dataset::catalogue::is_same;
@@ -32,9 +32,9 @@ fn name_of(entry: &Table) -> &str {
     entry.get("name").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Returns the renamed entries as pairs of indexes in `before` and `now`: an entry that
-/// disappeared, and a new one with an equal declaration. The new entry keeps the original text of
-/// its fields.
+/// Returns the renamed entries as pairs of indexes in `before` and `now`. A pair is an entry that
+/// disappeared and a new one with an equal declaration. The new entry gets the original text of its
+/// fields.
 fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     fn has(list: &[Table], name: &str) -> bool {
         list.iter().any(|entry| name_of(entry) == name)
@@ -67,8 +67,8 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists that differ from `now`. `written` is the file's content; the defaults stand in
-/// for a missing list. Preserves the text and comments of remaining entries.
+/// Writes the lists that differ from `now`. `written` is the file's content. A missing list has the
+/// default entries. Preserves the text and comments of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,
@@ -157,8 +157,8 @@ pub(super) fn put(table: &mut dyn TableLike, key: &str, value: &Value) -> Result
     Ok(())
 }
 
-/// Sets the changed keys of an entry, in the order of the printed file. A seed of 0 in `now` is
-/// secret, so the file's seed remains.
+/// Sets the changed keys of an entry, in the order of the printed file. A seed of 0 in `now` stands
+/// for a secret, so the file's seed remains.
 fn change(
     entry: &mut dyn TableLike,
     keys: &[Key],

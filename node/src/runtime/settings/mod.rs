@@ -2,7 +2,7 @@
 //!
 //! All code reads the [`Config`] as one immutable value, and a change publishes a new one. So
 //! readers never block and never see a partial change. A setting has a name `section.key`, as in
-//! the file, and some also have Redis's name. A few names exist for Redis's tools only: their
+//! the file, and some also have Redis's name. A few names exist only for Redis's tools. Their
 //! values are derived or constant (`foreign_settings`).
 
 mod lists;
@@ -69,19 +69,19 @@ impl Settings {
     }
 
     /// Returns a number that increases with every change of the configuration or of users'
-    /// permissions. Holders of a copy compare it to reload.
+    /// permissions. Code with a cached copy compares it to detect changes.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Relaxed)
     }
 
-    /// Increments the version, so that holders of a copy reload.
+    /// Increments the version, so that code with a cached copy reloads it.
     pub fn touch(&self) {
         self.version.fetch_add(1, Relaxed);
     }
 
-    /// Changes the configuration atomically. `change` edits a copy, which is validated and passed
-    /// to `apply` together with the old one. The copy is published if that succeeds.
+    /// Changes the configuration atomically. `change` edits a copy, which is validated. `apply`
+    /// receives the old and the new configuration. If it succeeds, the new one is published.
     pub fn change<E: From<ConfigError>>(
         &self,
         change: impl FnOnce(&mut Config) -> Result<(), E>,
@@ -99,8 +99,8 @@ impl Settings {
     }
 
     /// Writes changed values into the configuration file, durably, and preserves the rest,
-    /// including comments. `complete` adds state that is kept elsewhere: users, and the catalogue's
-    /// spaces.
+    /// including comments. `complete` adds the users and the catalogue's spaces, which are not part
+    /// of the settings.
     pub fn rewrite(&self, complete: impl FnOnce(&mut Config)) -> Result<(), SetError> {
         let _one = self.writing.lock();
         let mut config = Config::clone(&self.now.load());
@@ -113,7 +113,7 @@ impl Settings {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let text = rewritten(&text, &config).map_err(wrong)?;
-        // A file that cannot be parsed must not replace one that can.
+        // An invalid file must not replace a valid one.
         Config::parse(&text, path).map_err(|e| wrong(e.to_string()))?;
         atomic_file::replace(path, text.as_bytes()).map_err(|e| wrong(e.to_string()))
     }
@@ -153,9 +153,8 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Returns all settings by name, including those for Redis's tools. Seeds are never shown,
-/// passwords only `with_secrets`. `config` is the configuration with state kept elsewhere; `port`
-/// is the actual port.
+/// Returns all settings by name, including those for Redis's tools. Omits seeds, and passwords
+/// unless `with_secrets`. `config` includes the catalogue's spaces; `port` is the actual port.
 pub fn list(
     settings: &Settings,
     config: &Config,
@@ -199,8 +198,8 @@ pub fn list(
     out
 }
 
-/// Finds a key by any of its names, case-insensitive: Redis's, `section.key`, or the key alone if
-/// it is unique.
+/// Finds a key by one of its case-insensitive names: Redis's name, `section.key`, or the key alone
+/// if it is unique.
 fn find(name: &str) -> Option<(&'static str, &'static Key)> {
     let all =
         || SECTIONS.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, key)));
@@ -275,7 +274,7 @@ pub fn set(
                 };
                 *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
             }
-            // Checked one by one, so that the error names the right setting.
+            // Checks each setting separately, so that the error names the invalid one.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
         }
         let (file, lists) = (config.file.take(), std::mem::take(&mut config.lists));
@@ -301,8 +300,8 @@ fn worded(message: &str) -> String {
     }
 }
 
-/// Returns the text of a configuration file with the current values, where they differ from the
-/// file or, for missing keys, from the defaults.
+/// Returns the text of a configuration file with the current values. Writes a key only if its value
+/// differs from the file's, or from the default if the file lacks the key.
 fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     let mut file: toml_edit::DocumentMut =
         text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
@@ -365,7 +364,7 @@ mod tests {
         assert_eq!(**settings.now(), Config::default());
     }
 
-    /// Exporters and runbooks read and set these names.
+    /// Metrics exporters and runbooks read and set these names.
     #[test]
     fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
         let settings = Settings::new(Config::default());
@@ -451,7 +450,7 @@ mod tests {
             ),
             (&[("timeout", "9"), ("TIMEOUT", "9")], set_failed("TIMEOUT", "duplicate parameter")),
             (&[("timeout", "9"), ("dir", "/")], set_failed("dir", "can't set immutable config")),
-            // All names that CONFIG GET lists are known.
+            // CONFIG SET knows all names that CONFIG GET lists.
             (
                 &[("counter.post.rows", "x:{id}")],
                 set_failed("counter.post.rows", "can't set immutable config"),
@@ -529,7 +528,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let settings = Settings::new(Config::load(&path).unwrap());
         let folder_has = |config: &mut Config| {
-            // As stored in the data folder: reformatted, and with a secret seed.
+            // The entry as in the data folder: reformatted and with a secret seed.
             config.counter[0].name = "article".to_owned();
             config.counter[0].fields = "like:12 read:4".to_owned();
             config.existence[0].name = "loved".to_owned();

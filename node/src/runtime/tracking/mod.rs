@@ -1,5 +1,5 @@
-//! Client tracking (CLIENT TRACKING): notifies clients that cache what they read when a write makes
-//! a copy stale.
+//! Client tracking (CLIENT TRACKING): notifies clients when a write makes a value in their cache
+//! stale.
 //!
 //! ```text
 //!   read by a tracking client        table: id -> key as the client named it -> its readers
@@ -7,15 +7,15 @@
 //!   end of the writer's command      `invalidate` to each reader, then the writer's own reply
 //! ```
 //!
-//! - **Default mode.** A read enters its keys into the table *before* it reads. A write changes the
-//!   data first and removes the keys second. So a reader either sees the new value or is notified.
-//! - **Broadcast mode.** Does not use the table. Each change of an id is sent, under all possible
-//!   names of its keys, to the clients with a matching prefix.
+//! - **Default mode.** A read inserts its keys into the table *before* it reads. A write changes
+//!   the data before it removes the keys. So a reader either sees the new value or is notified.
+//! - **Broadcast mode.** Does not use the table. After a change of an id, all possible names of its
+//!   keys are sent to the clients with a matching prefix.
 //! - **Places.** A key depends on one or several [places](dataset::watch::Place): the row, or the
-//!   pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET is a
-//!   key of its own, which depends on all places that the view reads.
-//! - **Order.** Messages go to the inbox of the receiving client. The worker empties an inbox
-//!   between two replies, so a message never overtakes an earlier reply.
+//!   pairs, of an id in a space. The key of a cell depends on the whole row. An id in FEED.GET is
+//!   also a key, which depends on all places that the view reads.
+//! - **Order.** Messages go to the inbox of the receiving client. The worker empties an inbox only
+//!   between two replies, so a message never precedes an earlier reply.
 //!
 //! Without tracking clients a write costs one atomic load. Memory is bounded: table entries by
 //! `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by `max_subscriptions` and
@@ -63,7 +63,7 @@ impl ChangeListener for Tracking {
 
 /// Channel on which a RESP2 client receives redirected invalidations.
 const CHANNEL: &[u8] = b"__redis__:invalidate";
-/// Maximum number of changed places whose names are generated and sent at once.
+/// Maximum number of changed places whose names are generated and sent together.
 const PLACES_TOGETHER: usize = 256;
 /// Number of stale entries below which a scan of the table is not worthwhile.
 const FEW_STALE: usize = 1000;
@@ -85,7 +85,7 @@ pub struct Options {
 
 /// A tracking client, from CLIENT TRACKING ON to OFF.
 pub struct Tracker {
-    /// Unique number; a client that starts tracking again gets a new one.
+    /// Unique number. A client that restarts tracking gets a new one.
     number: u64,
     client: Arc<Client>,
     /// Options of the client.
@@ -115,7 +115,7 @@ pub struct Tracking {
     most_push_bytes: AtomicUsize,
 }
 
-/// Changes by one command, or by one record of a master's log, that were not sent yet.
+/// Unsent changes by one command or by one record of a master's log.
 #[derive(Default)]
 struct Changes {
     /// Client that made the changes, and the number of its tracker.
@@ -155,7 +155,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Writes an invalidation of these keys, or of all.
+/// Writes an invalidation of these keys, or of all keys.
 fn write_message(reply: &mut Reply<'_>, keys: Option<&[&[u8]]>) {
     if reply.protocol() == Protocol::Resp3 {
         reply.push(2);
@@ -273,7 +273,7 @@ impl Tracking {
         self.clients.store(trackers.len(), SeqCst);
         let items = usize::try_from(tracker.items.load(Relaxed)).unwrap_or(0);
         self.stale.fetch_add(items, Relaxed);
-        // Under the lock, so that entries of a new tracker remain.
+        // Cleared under the lock, so that entries of a new tracker remain.
         let all = trackers.is_empty().then(|| {
             self.stale.store(0, Relaxed);
             self.table.clear()
@@ -282,13 +282,13 @@ impl Tracking {
         all.into_iter().for_each(table::drop_elsewhere);
     }
 
-    /// Enters a key that a client is about to read, with the spaces on which it depends.
+    /// Inserts a key that a client is about to read, with the spaces on which it depends.
     pub fn remember(&self, tracker: &Tracker, id: u64, key: &[u8], spaces: &Spaces) {
         if !self.table.remember(id, key, spaces, tracker.number) {
             return;
         }
         tracker.items.fetch_add(1, Relaxed);
-        // Evicts two entries per new one, so that a lowered limit is reached eventually.
+        // Evicts two entries per new one, so that the size eventually reaches a lowered limit.
         for _ in 0..2 {
             if !self.is_over() || !self.evict() {
                 break;
@@ -325,7 +325,7 @@ impl Tracking {
         CHANGES.take().is_some_and(|changes| self.send(&changes, engines))
     }
 
-    /// Adds to the collected changes. Sends them at once if nothing is being collected.
+    /// Adds to the collected changes, or sends the change immediately if none are being collected.
     fn tell(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
         let alone = CHANGES.with_borrow_mut(|gathered| match gathered {
             Some(changes) => {
@@ -360,7 +360,7 @@ impl Tracking {
         });
     }
 
-    /// Handles a change after which any key may be stale, such as one of a schema.
+    /// Handles a change that may make any key stale, such as a schema change.
     #[cold]
     pub(crate) fn all_changed(&self) {
         table::drop_elsewhere(self.table.clear());
@@ -428,8 +428,8 @@ impl Tracking {
         own
     }
 
-    /// Delivers a message to a tracker's client or to its redirection target. Returns whether that
-    /// is the client that made the changes.
+    /// Delivers a message to a tracker's client or to its redirection target. Returns whether the
+    /// receiver made the changes.
     fn deliver(&self, tracker: &Tracker, message: &mut Message<'_>, changes: &Changes) -> bool {
         let most = self.most_push_bytes.load(Relaxed);
         let push = |client: &Client, bytes: &[u8]| {
@@ -438,7 +438,7 @@ impl Tracking {
         };
         let Some((id, target)) = &tracker.options.redirect else {
             let client = &tracker.client;
-            // RESP2 cannot distinguish a message from a reply.
+            // A RESP2 client cannot distinguish a message from a reply.
             return client.protocol() == Protocol::Resp3
                 && push(client, message.bytes(Protocol::Resp3));
         };
@@ -481,12 +481,12 @@ impl Tracking {
         while self.is_over() && self.evict() {}
     }
 
-    /// Handles a new horizon: pairs of ids below it are unknown from now on.
+    /// Handles a new horizon, below which pairs are unknown.
     fn recycled(&self, engines: &Engines, space: u32, horizon: u64) {
         let taken = self.table.take_below(space, horizon);
         self.tell(Some(engines), |changes| changes.taken.extend(taken));
-        // The ids known to clients in broadcast mode are not recorded, so these clients discard all
-        // keys.
+        // The table does not record the keys of clients in broadcast mode, so these clients discard
+        // all keys.
         let numbers: BTreeSet<u64> = {
             let prefixes = self.prefixes.read();
             let touched = engines.name_starts(space);
@@ -499,8 +499,8 @@ impl Tracking {
         }
     }
 
-    /// Disconnects clients whose users may no longer receive their broadcasts, after a change of
-    /// users.
+    /// Called after a change of users. Disconnects clients whose users may no longer receive their
+    /// broadcasts.
     pub fn end_denied(&self, may: impl Fn(&Client, &[u8]) -> bool) {
         let trackers = self.trackers.read();
         let prefixes = self.prefixes.read();

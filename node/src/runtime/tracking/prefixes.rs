@@ -1,7 +1,7 @@
 //! Key prefixes of clients in broadcast mode.
 //!
-//! A key is matched by looking up its own prefixes, one for each length in use. The cost does not
-//! depend on the number of clients.
+//! To match a key, looks up the key's prefix of each length in use. The cost does not depend on the
+//! number of clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -52,7 +52,7 @@ impl Prefixes {
         }
     }
 
-    /// Returns each prefix that matches some of `names`, as its trackers and the matching names.
+    /// For each prefix that matches some of `names`, returns its trackers and the matching names.
     pub(crate) fn matching<'n>(&self, names: &'n BTreeSet<Vec<u8>>) -> Vec<Matches<'_, 'n>> {
         let mut found: BTreeMap<&[u8], Matches<'_, 'n>> = BTreeMap::new();
         for name in names {
@@ -75,15 +75,15 @@ impl Prefixes {
     }
 }
 
-/// Whether a key can begin with both.
+/// Whether a key can begin with both strings.
 fn overlap(a: &[u8], b: &[u8]) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
 
-/// Two overlapping prefixes of one client. It would be notified twice of the same key.
+/// Two overlapping prefixes of one client, which would cause two notifications for the same key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Overlap<'a> {
-    /// A new prefix, and an existing one of the client.
+    /// A new prefix and an existing prefix of the client.
     Existing(&'a [u8], &'a [u8]),
     /// Two new prefixes.
     Provided(&'a [u8], &'a [u8]),
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(find(&none, &["FOO", "FOOBAR"]), told("FOO", "FOOBAR", false));
         assert_eq!(find(&none, &["FOO", "FOO"]), told("FOO", "FOO", false));
         assert_eq!(find(&none, &["x", ""]), told("x", "", false));
-        // Neighbours in sort order that do not overlap must not hide others that do.
+        // Adjacent prefixes in sort order that do not overlap must not hide overlapping ones.
         assert_eq!(find(&none, &["a", "b", "c", "ba", "bb"]), told("b", "ba", false));
         assert_eq!(find(&none, &["ab", "ac", "a"]), told("ab", "a", false));
         assert_eq!(find(&none, &["ad", "ac", "ab", "b", "a"]), told("ad", "a", false));

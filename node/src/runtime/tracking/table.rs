@@ -1,7 +1,7 @@
 //! Tracking table: id -> keys of the id, as clients named them -> readers.
 //!
-//! It consists of shards by id, each with its own lock. An id has only a few keys (its row, its
-//! cells, its pairs, itself), so they are in a list.
+//! The table is divided into shards by id, each with its own lock. An id has few keys (its row, its
+//! cells, its pairs, the id itself), so they are stored in a list.
 
 use dataset::watch::Place;
 use parking_lot::Mutex;
@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Number of shards, a power of two.
 const SHARDS: usize = 64;
-/// Number of ids above which a table is dropped on another thread, as that takes milliseconds.
+/// Number of ids above which a table is freed on another thread, because freeing it takes
+/// milliseconds.
 const MANY_KEYS: usize = 10_000;
 /// Overhead of an allocation, in bytes.
 const ALLOCATION: usize = 16;
@@ -44,10 +45,10 @@ struct OfId {
     keys: Vec<Key>,
 }
 
-/// Memory of an id without its keys: list element and map entry.
+/// Memory of an id without its keys: the list element and the map entry.
 const ID_BYTES: usize = size_of::<OfId>() + ALLOCATION + 2 * size_of::<(u64, usize)>();
 
-/// Ids in a list, for random choice, and the index of each id.
+/// A list of ids, for random eviction, and the index of each id.
 #[derive(Default)]
 pub(crate) struct Shard {
     at: HashMap<u64, usize>,
@@ -112,7 +113,7 @@ impl Shard {
                 &mut keys[known]
             }
             None => {
-                // Exact, because most ids have one key.
+                // Reserves exactly one element, because most ids have one key.
                 keys.reserve_exact(1);
                 let (spaces, readers) = (Spaces::new(), SmallVec::new());
                 keys.push(Key { text: text.into(), spaces, readers });
@@ -135,7 +136,7 @@ impl Shard {
     }
 
     fn keep_readers(&mut self, is_kept: impl Fn(u64) -> bool) {
-        // In reverse, since removing an id moves the last one to its index.
+        // Iterates backwards, because removing an id moves the last one to its index.
         for index in (0..self.ids.len()).rev() {
             for key in &mut self.ids[index].keys {
                 let (readers, bytes) = (key.readers.len(), key.bytes());
@@ -154,7 +155,7 @@ impl Shard {
 pub(crate) struct Taken {
     pub(crate) key: Box<[u8]>,
     pub(crate) readers: SmallVec<[u64; 2]>,
-    /// Whether it was removed for another reason than a client's change.
+    /// Whether the key was evicted, rather than changed by a client.
     pub(crate) is_evicted: bool,
 }
 
@@ -261,10 +262,10 @@ impl Table {
     }
 }
 
-/// Drops the content of a table, on another thread if it is large.
+/// Frees the content of a table, on another thread if it is large.
 pub(crate) fn drop_elsewhere(shards: Vec<Shard>) {
     if shards.iter().map(|shard| shard.ids.len()).sum::<usize>() > MANY_KEYS {
-        // If no thread can be started, it is dropped here.
+        // If no thread can be started, this thread frees it.
         let _ = std::thread::Builder::new().name("drop".to_owned()).spawn(move || drop(shards));
     }
 }
@@ -300,7 +301,7 @@ mod tests {
             (7, "post:7", &[1], 3),
             (7, "post:7:like", &[1], 3),
             (7, "liked:7", &[2], 3),
-            // FEED.GET of two views with the same id.
+            // FEED.GET with two views reads the same id.
             (7, "7", &[1, 2], 3),
             (7, "7", &[1, 9, 8, 6, 4], 3),
             (8, "post:8", &[1], 3),

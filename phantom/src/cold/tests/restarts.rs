@@ -118,9 +118,9 @@ impl Master {
 }
 
 /// A restart merges a table before replay reaches the next table of the range. The new file then
-/// covers ids up to the upper range, and the process is killed. The next restart must not treat all
-/// ids of that file as ids of the range. Otherwise an outlier among them would move into the file's
-/// table, and lookups would miss it once the log opens another table over it.
+/// covers ids up to the upper range, and the process is killed. The next restart must not assign
+/// all ids of that file to the range. Otherwise an outlier among them would move into the table of
+/// that file. Lookups would miss it once the log opens another table for its id.
 #[test]
 fn outlier_in_a_gap_survives_a_killed_start() {
     const FAR: u64 = 1 << 40;

@@ -181,13 +181,13 @@ fn list(call: &mut Call<'_>) -> Outcome {
 }
 
 fn load(call: &mut Call<'_>) -> Outcome {
-    // The caller's connection must get its reply first; it rechecks its user afterwards.
+    // The caller's connection must receive its reply first. It checks its user before the next
+    // request.
     let own = call.session.client.id;
     call.answer_later(move |node, reply| {
         let before = node.acl.all();
         node.acl.load(&node.config().security).map_err(|e| refuse!("ERR {e}"))?;
-        // Active connections of removed users close on their next request. Idle ones are closed
-        // here.
+        // Close idle connections of removed users. Active ones close at their next request.
         node.settings.touch();
         let others = || node.clients.list().into_iter().filter(|client| client.id != own);
         for client in others() {

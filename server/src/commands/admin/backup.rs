@@ -1,4 +1,4 @@
-//! BACKUP commands; the work is in `node/src/roles/backup.rs`.
+//! BACKUP commands. `node/src/roles/backup.rs` makes the backup.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};

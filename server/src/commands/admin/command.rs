@@ -62,7 +62,7 @@ fn write_info(reply: &mut Reply<'_>, spec: &Spec, in_cluster: bool) {
         .enumerate()
         .filter(|(bit, _)| spec.has(1 << bit))
         .map(|(_, name)| *name)
-        // Makes cluster clients ask COMMAND GETKEYS.
+        // Makes cluster clients call COMMAND GETKEYS.
         .chain(matches!(spec.keys, KeyArgs::Streams(_)).then_some("movablekeys"))
         .collect();
     reply.set(flags.len());
@@ -123,8 +123,8 @@ fn write_key_specification(reply: &mut Reply<'_>, spec: &KeySpec) {
     reply.bulk(b"type");
     reply.bulk(b"range");
     reply.bulk(b"spec");
-    // Relative to the first key here, to the command name above. For stream commands, half of the
-    // remaining words are keys.
+    // `lastkey` in a key specification is relative to the first key. For stream commands, the first
+    // half of the remaining words are keys (limit 2).
     let last = if last > 0 { last - first } else { last };
     let (last, step, limit) = if named_from.is_some() { (-1, 1, 2) } else { (last, step, 0) };
     reply.map(3);
@@ -160,7 +160,7 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
-/// Maximum number of names per request; the description of a command is about a thousand times
+/// Maximum number of names per request. The description of a command is about a thousand times
 /// longer than its name.
 const MOST_NAMES: usize = 1024;
 

@@ -47,7 +47,8 @@ fn get(call: &mut Call<'_>) -> Outcome {
             "ERR at most {MAX_ARGS} patterns with {MAX_PATTERNS} bytes in total are allowed"
         ));
     }
-    // Only a user with all rights sees passwords, because they would give other users more rights.
+    // Only a user with all permissions sees passwords, because a password can give other users more
+    // permissions.
     let may_everything =
         call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
     let mut config = Config::clone(&call.node.config());

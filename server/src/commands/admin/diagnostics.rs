@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
 const LOOK: u32 = ALWAYS | flag::ADMIN;
-/// Tips for reports that each node gives about itself.
+/// Command tips of reports that describe only the node that executes them.
 const REPORT_OF_EACH: &[&str] =
     &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
 
@@ -262,7 +262,7 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the bytes that a row takes in a full table, unless it does not exist.
+/// Returns the bytes that a row takes in a full table. `None` if the row does not exist.
 fn row_bytes(
     call: &mut Call<'_>,
     space: &CounterSpace,

@@ -12,7 +12,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Redis version that commands and replies follow; clients derive features from it.
+/// Redis version that commands and replies are compatible with. Client libraries detect features by
+/// this version.
 pub(crate) const REDIS_VERSION: &str = "7.4.0";
 
 type Section = (&'static str, fn(&Sample, &mut String));
@@ -39,7 +40,7 @@ const SECTIONS: &[Section] = &[
 
 /// Sections included in `all`, or selected by name.
 const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
-/// Sections selected by name only. They visit every table and therefore run on another thread.
+/// Sections selected by name only. They scan every table and therefore run on another thread.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
 pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
@@ -59,7 +60,7 @@ pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
         let may_flush = !call.session.in_exec || call.session.may_leave;
         return call.answer_later(move |node, reply| {
             if may_flush && !node.durability.has_logged() {
-                // If the flush fails, the offsets show that the log is behind.
+                // If the flush fails, the offsets in the reply show that the log is behind.
                 let _ = node.durability.flush();
             }
             reply.text(&text(&node, &sections));
@@ -131,7 +132,7 @@ pub(crate) fn mode(node: &Node) -> &'static str {
     if node.cluster.is_enabled() { "cluster" } else { "standalone" }
 }
 
-/// The controller of Kvrocks chooses a new master by `sequence`.
+/// The Kvrocks controller chooses a new master by `sequence`.
 fn cluster(Sample { node, .. }: &Sample, out: &mut String) {
     let is_enabled = node.cluster.is_enabled();
     lines!(out, "cluster_enabled" = u8::from(is_enabled));
@@ -200,7 +201,7 @@ fn memory(Sample { node, .. }: &Sample, out: &mut String) {
         "used_memory_human" = human(used),
         "used_memory_rss" = resident,
         "used_memory_rss_human" = human(resident),
-        // The kernel's peak covers tables and everything else.
+        // The kernel's peak covers the whole process.
         "used_memory_peak" = peak,
         "used_memory_peak_human" = human(peak),
         "used_memory_peak_perc" = percent(resident, peak),
@@ -337,7 +338,7 @@ fn latencystats(Sample { node, .. }: &Sample, out: &mut String) {
 }
 
 fn cpu(_: &Sample, out: &mut String) {
-    // Fields 14 to 17 of proc(5), counted after the closing parenthesis because the program's name
+    // Fields 14 to 17 of proc(5), counted after the closing parenthesis because the process name
     // may contain spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> =
@@ -379,8 +380,8 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
     }
 }
 
-/// Formats the measured false-positive rate with its confidence interval. A declared rate is kept
-/// if `measured_at_least` is below `false_positive_rate`.
+/// Formats the measured false-positive rate with its confidence interval. The filter meets its
+/// declared rate if `measured_at_least` is below `false_positive_rate`.
 fn measured(measured: phantom::Measured) -> String {
     let (least, most) = (measured.at_least(), measured.at_most());
     format!(

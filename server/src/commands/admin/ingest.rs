@@ -1,4 +1,4 @@
-//! TM.INGEST commands; the work is in `crate::ingest`.
+//! TM.INGEST commands. `crate::ingest` reads the sources.
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Once};
@@ -150,7 +150,7 @@ fn write(
     }
 }
 
-/// Writes the lag, or nil before the broker's first answer.
+/// Writes the lag, or nil if the broker has not reported it.
 fn write_lag(reply: &mut Reply<'_>, standing: Standing) {
     reply.bulk(b"lag");
     match standing.lag {

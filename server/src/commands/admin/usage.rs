@@ -20,7 +20,7 @@ pub(crate) struct Argument {
     /// Redis's type name: `key`, `string`, `integer`, `double`, `pattern`, `unix-time`,
     /// `pure-token`, `oneof`, `block`.
     pub(crate) kind: &'static str,
-    /// Index of the key specification it belongs to.
+    /// Index of the key specification that describes this argument.
     pub(crate) key: Option<usize>,
     /// The literal token, or the token that precedes the argument.
     pub(crate) token: Option<String>,
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         word
     }
 
-    /// Parses sequences separated by `|`; a single sequence is returned unchanged.
+    /// Parses sequences separated by `|`. Returns a single sequence unchanged.
     fn alternatives(&mut self) -> Vec<Argument> {
         let mut choices = vec![self.sequence()];
         while self.peek() == "|" {
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses the content of `[x ...]`, which repeats preceding arguments. Returns their number,
-    /// and whether the token repeats too.
+    /// and whether the token is repeated.
     fn repeated(&mut self) -> Option<(usize, bool)> {
         let close = self.words.iter().position(|word| *word == "]")?;
         let (inner, last) = self.words[..close].split_at(close.checked_sub(1)?);
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
         let next = self.peek();
         let announces_one =
             next == "<" || (!["", "|", "[", "]", ">", "..."].contains(&next) && !is_token(next));
-        // A token before several words applies to the enclosing brackets.
+        // A token before several words belongs to the whole bracket.
         let several = self
             .words
             .get(1)
@@ -260,7 +260,7 @@ mod tests {
     use crate::commands::families::install;
     use node::command::table::{find, with_numbers};
 
-    /// Formats an argument as redis-cli does, which restores the source.
+    /// Formats an argument as redis-cli does. The result equals the parsed text.
     fn written(argument: &Argument) -> String {
         let parts: Vec<String> = argument.parts.iter().map(written).collect();
         let mut text = match (argument.kind, argument.token.as_deref()) {

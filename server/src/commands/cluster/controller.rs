@@ -1,9 +1,8 @@
 //! CLUSTERX: a controller sets the topology of this node. Syntax, replies and error texts follow
 //! Kvrocks, so that its controller works with this server.
 //!
-//! A node adopts the role that the topology assigns: a master follows no node, a replica follows
-//! its master. SETNODES therefore also performs failovers. Every change is durable before the
-//! reply.
+//! A node adopts the role that the topology assigns. SETNODES therefore also performs failovers.
+//! Every change is durable before the reply.
 
 use crate::commands::call::Call;
 use crate::commands::cluster::roles::{obey, refuse_alone};
@@ -119,7 +118,8 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
-        // An id does not determine the role.
+        // A new id does not confirm the role of a fenced master, so the topology counts as
+        // unchanged.
         obey(&node, false, false)?;
         reply.ok();
         Ok(())
@@ -135,7 +135,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 5 || call.args.len() == 5 && !forced && !hands_over && !is_check {
         return Err(refuse!("ERR Invalid setnodes options"));
     }
-    // CHECK needs no data, so a new cluster need not wait for its slowest node.
+    // CHECK needs no data, so it does not wait for loading.
     if !is_check && !call.node.is_loaded() {
         return Err(Refusal::LOADING);
     }
@@ -175,8 +175,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
             }
             node.replication.skipped(node.cluster.topology().skipped(&before));
         }
-        // A replica takes its master's data. FORCE makes a replica that cannot follow discard its
-        // own data.
+        // With FORCE, a replica that cannot follow its new master discards its own data.
         let gives_up = (is_news && node.cluster.topology().joins_another_shard(&before))
             || (forced && node.replication.is_refused());
         obey(&node, is_news || forced, gives_up)?;
@@ -188,7 +187,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
 /// Runs [`confirm_topology`] on a thread that may block.
 fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
-    // An invalid topology is refused later with its own error.
+    // The caller refuses an invalid topology with its own error.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
     // One confirmation at a time, because each sends the whole text to every other node.
     let _one = node.cluster.confirming.lock();
@@ -198,7 +197,7 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| refuse!("ERR {error}"))?;
     let confirmed = runtime.block_on(confirm_topology(node, &next));
-    // A name lookup may still occupy a blocking thread.
+    // Does not wait for blocking threads: a name lookup may still be running.
     runtime.shutdown_background();
     confirmed
 }
@@ -263,7 +262,7 @@ const MOST_TOKEN: usize = 64;
 
 const NONE: (Duration, bool) = (Duration::ZERO, false);
 
-/// CLUSTERX HEARTBEAT: grants the master of this shard a lease. The reply has the node's log offset
+/// CLUSTERX HEARTBEAT: grants the master of this shard a lease. Replies with the node's log offset
 /// and role.
 fn heartbeat(call: &mut Call<'_>) -> Outcome {
     let master = id_of(call.args, 2, "Invalid node id")?;
@@ -276,7 +275,8 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     if election == 0 {
         return Err(refuse!("ERR Invalid election version"));
     }
-    // The lease starts at the request's arrival, because the controller counts from sending it.
+    // The lease starts when the request arrives. The controller counts from the time at which it
+    // sends the request.
     let came = arrival::came();
     call.answer_later(move |node, reply| {
         let config = node.config();
@@ -299,8 +299,9 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns whether a host and port of the topology denote this node: an address it listens on, or
-/// the announced one. Other nodes of the machine differ in port or address.
+/// Returns whether a host and port of the topology are those of this node: an address that it
+/// listens on, or the announced address. Another node on the same machine differs in port or
+/// address.
 pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
@@ -317,7 +318,7 @@ pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
                 .is_ok_and(|mut all| all.any(|at| reached.is_at(at, is_local))))
 }
 
-/// Only local addresses can be bound.
+/// A socket can only be bound to a local address.
 fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
@@ -330,8 +331,8 @@ struct Reached<'a> {
 }
 
 impl Reached<'_> {
-    /// `listens` are the plain-text addresses; TLS uses the same IPs. Port 0 and an empty host mean
-    /// none.
+    /// `listens` are the plain-text addresses; TLS uses the same IPs. Port 0 or an empty host means
+    /// that the address is not configured.
     fn of<'a>(
         listens: &[SocketAddr],
         tls_port: u16,
@@ -358,7 +359,7 @@ impl Reached<'_> {
         Reached { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
     }
 
-    /// Cheap check that avoids a name lookup.
+    /// Check the port first, because the host may require a name lookup.
     fn has_port(&self, port: u16) -> bool {
         let is_announced = |(_, ports): &(&str, Box<[u16]>)| ports.contains(&port);
         port != 0
@@ -433,7 +434,7 @@ mod tests {
         all.iter().map(|at| at.parse().unwrap()).collect()
     }
 
-    /// Three nodes of one machine share a port.
+    /// Three nodes on one machine use the same port.
     #[test]
     fn nodes_of_one_machine_and_port_are_told_apart_by_their_addresses() {
         let at = listening(&["127.0.0.2:7000"]);

@@ -1,10 +1,10 @@
 //! Requests whose ids belong to several shards. This node executes its own part immediately,
 //! requests the other parts ([`peers`]), and merges the elements in the order of the ids.
 //!
-//! A part is the same command with fewer ids. All parts of a client's turn are sent together; its
-//! replies are held until every part has arrived or timed out. Other clients of the worker
-//! continue. If a part fails, its ids become errors. The whole page is refused only if all nodes
-//! refuse it.
+//! A part is the same command with fewer ids. The parts of all requests in a client's pipeline are
+//! sent together. The client's replies are held until every part has arrived or timed out; the
+//! worker serves other clients. If a part fails, the reply has an error for each of its ids. The
+//! whole page is refused only if all nodes refuse it.
 //!
 //! Parts name their ids separately, also for a request with packed ids. PH.UNSEEN sends PH.EXISTS,
 //! or PH.ADD with MARK, and selects the ids itself. With MARK and LIMIT all ids must belong to one
@@ -33,7 +33,7 @@ use node::roles::node::Now;
 use resp::{Args, Kept, Protocol, Reply, natural};
 use std::cell::LazyCell;
 
-/// Maximum number of requests per turn that wait for other nodes.
+/// Maximum number of requests of one client that wait for other nodes together.
 const MOST_TOGETHER: usize = 512;
 
 /// Returns whether a request can be split into parts.
@@ -44,7 +44,7 @@ pub(crate) fn can_be_parted(
     engines: &Engines,
 ) -> bool {
     let KeyArgs::Ids(of, ..) = spec.keys else { return false };
-    // An action with member counters is one unit.
+    // An action with member counters cannot be split.
     let counts_member =
         || engines.action(args.at(1)).is_some_and(dataset::engines::Action::counts_member);
     spec.has(flag::PER_ID)
@@ -53,7 +53,7 @@ pub(crate) fn can_be_parted(
         && !(of == Of::Action && counts_member())
 }
 
-/// Returns whether this node, as a replica, serves reads on behalf of its master.
+/// Returns whether this node is a replica that serves reads of its shard.
 pub(crate) fn reads_here(session: &Session, node: Now<'_>) -> bool {
     let (from, most_ms) = {
         let config = node.config();
@@ -163,7 +163,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the part that serves a slot. `of_master` caches the parts found so far.
+    /// Returns the part that contains a slot. `of_master` caches the parts found so far.
     fn place(
         &mut self,
         slot: u16,
@@ -193,9 +193,10 @@ impl Plan {
     }
 }
 
-/// Executes a request that [can be split](can_be_parted). The reply is written immediately or
-/// supplied later by the session's gathering. `told` is the layout hash that a coordinator sent.
-// Long: all that a command is executed with.
+/// Executes a request that [can be split](can_be_parted). Writes the reply, or registers the
+/// request with the session's [`Gathering`](super::gathering::Gathering), which supplies the reply
+/// later. `told` is the layout hash that a coordinator sent.
+// Long: takes all parameters of a command's execution.
 #[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 pub(crate) fn answer(
     number: u16,
@@ -215,7 +216,7 @@ pub(crate) fn answer(
     let (number, spec) = separated.unwrap_or((number, spec));
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
     plan.shape = match shape::own(spec, args, node.engines()) {
-        // The own part reports the error.
+        // This node's own part reports the error.
         Err(_) if session.is_coordinator => None,
         shape => shape?,
     };
@@ -299,7 +300,7 @@ fn separate(
     Ok(Some(kept))
 }
 
-// Long: all that a command is executed with.
+// Long: takes all parameters of a command's execution.
 #[expect(clippy::too_many_arguments, reason = "parameters of execute")]
 fn own_part(
     number: u16,
@@ -343,8 +344,8 @@ fn columns(engines: &Engines, name: &[u8]) -> Result<Vec<(usize, usize)>, Refusa
     Ok(views.map(|view| (engines.columns(view).len(), view.flags())).collect())
 }
 
-/// Checks whether this node serves a request. If it does not, but the request can be split, records
-/// that in the session.
+/// Checks whether this node serves a request. If it does not, and the request can be split, sets
+/// `is_parted` in the session.
 #[cold]
 pub(crate) fn check(
     topology: &Topology,

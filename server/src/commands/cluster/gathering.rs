@@ -1,5 +1,5 @@
-//! State of a turn that waits for other nodes: how its requests were split, what was sent, and how
-//! the replies are merged ([`gather`](super::gather)).
+//! Requests of a client that wait for other nodes: how they were split, what was sent, and how the
+//! replies are merged ([`gather`](super::gather)).
 
 use crate::commands::cluster::peers::{self, Address, Answer, Batch, Failure, Link};
 use crate::session::unseen::{Unseen, UnseenOptions};
@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// Byte that fills all columns of an unavailable row in a packed page; counters read as -1.
 pub(crate) const MISSING: u8 = 0xff;
 
-/// Location of the ids of a part.
+/// Node that executes a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
     Here,
-    /// Shard, by the position of its master.
+    /// Another shard, by the position of its master in the topology.
     Shard(usize),
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Belongs {
 }
 
 pub(super) struct Plan {
-    /// Number of arguments before the ids, and per id.
+    /// Number of arguments before the first id, and of arguments per id.
     pub(super) head: usize,
     pub(super) step: usize,
     /// Argument position of each id, with its part or refusal.
@@ -47,10 +47,10 @@ pub(super) struct Plan {
     /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
     pub(super) parts: Vec<Part>,
-    /// Errors of ids in unassigned slots, as elements.
+    /// Encoded errors of ids that no part contains.
     pub(super) refusals: Vec<Vec<u8>>,
     pub(super) is_binary: bool,
-    /// Layout hash to send to other nodes, if there is one.
+    /// Layout hash to send to other nodes, if the command needs one.
     pub(super) shape: Option<u64>,
 }
 
@@ -66,7 +66,7 @@ impl Plan {
         Belongs::Refusal(self.refusals.len() as u32 - 1)
     }
 
-    /// Returns the arguments of the request, restricted to selected ids.
+    /// Returns the arguments of the request with only the selected ids.
     pub(super) fn words<'a>(
         &self,
         args: Args<'a>,
@@ -95,8 +95,8 @@ impl Plan {
     }
 }
 
-/// Prefix of the layout hash, the last argument of a part; eight little-endian bytes follow. No id
-/// or option has this form.
+/// Prefix of the layout hash, which is the last argument of a part. Eight little-endian bytes
+/// follow. No id or option has this form.
 pub(super) const SHAPE: &[u8] = b"shape=";
 
 fn put_shape(shape: u64, out: &mut Vec<u8>) {
@@ -110,7 +110,7 @@ pub(super) struct Page {
     pub(super) spec: &'static Spec,
     pub(super) request: Kept,
     pub(super) plan: Plan,
-    /// Numbers of counters and flags of the view and its joined views, for a packed page.
+    /// For a packed page: number of counters and of flags of the view and of each joined view.
     pub(super) columns: Option<Vec<(usize, usize)>>,
     /// Options of PH.UNSEEN, whose parts are requests for the flag of each id.
     pub(super) unseen: Option<UnseenOptions>,
@@ -120,14 +120,14 @@ pub(super) struct Page {
     pub(super) again: Vec<(usize, Vec<u8>)>,
 }
 
-/// Requests of a turn that wait for other nodes.
+/// Requests of one client that wait for other nodes.
 #[derive(Default)]
 pub(crate) struct Gathering {
     pub(super) batch: Arc<Batch>,
     pub(super) pages: Vec<Page>,
 }
 
-/// A reply, and the range it replaces in the turn's output.
+/// A reply, and the range it replaces in the output buffer.
 pub(crate) type Joined = (Range<usize>, Vec<u8>);
 
 impl Page {
@@ -146,7 +146,7 @@ impl Page {
         };
         for part in 0..self.plan.parts.len() {
             let At::Shard(master) = self.plan.parts[part].at else { continue };
-            // This node is a replica of that shard and may not answer, so only the master can.
+            // This node is a replica of that shard and may not serve the read, so ask its master.
             let is_own = topology
                 .own_master()
                 .is_some_and(|own| std::ptr::eq(own, &raw const topology.members()[master]));
@@ -194,7 +194,7 @@ impl Page {
         }
     }
 
-    /// Returns the element of each id, in order, and a trailing error that concerns all.
+    /// Returns the element of each id, in order, and the trailing error of the page, if any.
     fn elements(&self) -> (Vec<&[u8]>, Option<&[u8]>) {
         let mut replies: Vec<_> = self.plan.parts.iter().map(|p| elements(&p.reply)).collect();
         let mut again = self.again.iter().peekable();
@@ -204,7 +204,7 @@ impl Page {
                 Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
                 Belongs::Part(part) => match &mut replies[part as usize] {
                     Some(reply) => reply.next().unwrap_or(b"-ERR a node returned too few rows\r\n"),
-                    // The whole part failed: each of its ids gets the error.
+                    // The whole part failed, so the error applies to each of its ids.
                     None => &self.plan.parts[part as usize].reply[..],
                 },
             };
@@ -217,7 +217,7 @@ impl Page {
         (all, beyond)
     }
 
-    /// Retries the ids that have moved.
+    /// Sends the ids that returned MOVED to the node that the error names.
     fn ask_again(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
         let mut by_link: Vec<(Arc<Link>, Vec<usize>)> = Vec::new();
         for (id, element) in self.elements().0.into_iter().enumerate() {
@@ -268,7 +268,7 @@ impl Page {
             && self.again.is_empty()
             && parts.iter().all(refused)
         {
-            // All nodes refused, so the error concerns the request and not single ids.
+            // All nodes refused, so the error applies to the whole request.
             out.extend_from_slice(&first.reply);
             return;
         }
@@ -308,7 +308,7 @@ impl Page {
     }
 }
 
-/// Returns whether repeating a change has no further effect.
+/// Returns whether the change is idempotent.
 fn counts_once(spec: &Spec, args: Args<'_>) -> bool {
     let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
     spec.name != "cnt.mincrby" || has_token
@@ -335,7 +335,7 @@ fn write_packed(
     put_head(out, b'$', rows.len() * width);
     for row in rows {
         let end = out.len() + width;
-        // An error has no cells.
+        // An error has no columns.
         let mut cells = elements(row).into_iter().flatten();
         for (counters, flags) in columns {
             for cell in cells.by_ref().take(*counters) {

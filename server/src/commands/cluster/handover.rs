@@ -1,6 +1,6 @@
 //! CLUSTERX SETNODES ... HANDOVER: this master hands slots to its replicas.
-//! [`node::cluster::handover`] has the sequence of steps; this file implements them for a node with
-//! clients.
+//! [`node::cluster::handover`] defines the sequence of steps. This file implements the steps for a
+//! node with clients.
 
 use crate::commands::call::{Call, answer};
 use crate::commands::cluster::roles::obey;
@@ -18,9 +18,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The pause of a handover is ended explicitly, so its own timeout is one day.
+/// Timeout of the client pause during a handover. The handover ends the pause explicitly.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// Maximum distance in log bytes at which a replica counts as in sync.
+/// Maximum lag of a replica, in log bytes, that counts as in sync.
 const CLOSE: u64 = 1 << 20;
 
 /// Starts the handover, which continues even if the client disconnects.

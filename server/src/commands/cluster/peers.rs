@@ -1,9 +1,9 @@
 //! Connections of a worker to other cluster nodes, for parts of pages.
 //!
-//! A worker keeps one connection per node and shares it among its clients: requests made in one
-//! pass of the worker go out in one write. Replies arrive in request order. A request without a
-//! reply within `cluster.peer_timeout_ms` fails, and a late reply is discarded. A connection that
-//! stays silent for that time is closed. While a node is unreachable, requests to it fail
+//! A worker has one connection per node and shares it among its clients. Requests queued in one
+//! event-loop iteration go out in one write. Replies arrive in request order. A request without a
+//! reply within `cluster.peer_timeout_ms` fails, and a late reply is discarded. A connection
+//! without replies for that time is closed. While a node is unreachable, requests to it fail
 //! immediately; reconnects follow every [`RETRY_EVERY`].
 
 use node::client::connect;
@@ -34,14 +34,14 @@ const READ_BYTES: usize = 64 << 10;
 const MOST_OUT: usize = 16 << 20;
 /// Maximum number of requests without a reply.
 const MOST_WAITING: usize = 1 << 16;
-/// Maximum number of connections per worker: every node of a topology, in both roles.
+/// Maximum number of connections per worker: two to every node of a topology, one per role.
 const MOST_LINKS: usize = 2 * MOST_NODES;
 /// Maximum reply size. A larger reply closes the connection and fails all its requests.
 const MOST_REPLY: usize = 512 << 20;
-/// Replies up to this size are always kept, even above the limit of a turn; replies to writes are
-/// this short.
+/// Maximum size of a reply that is stored even above the client's output limit. Replies to writes
+/// do not exceed this size.
 const SMALL: usize = 1 << 10;
-/// One of this many choices of the nearest node picks another one, to measure it again.
+/// One read in `LOOK_AGAIN` goes to a node that is not the nearest, to measure its latency again.
 const LOOK_AGAIN: u32 = 64;
 
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ pub(crate) enum Failure {
 /// Complete reply of another node, or a failure.
 pub(crate) type Answer = Result<Vec<u8>, Failure>;
 
-/// Requests of one client to other nodes that complete together.
+/// Requests of one client to other nodes. The batch completes when all of them have replies.
 #[derive(Default)]
 pub(crate) struct Batch(Mutex<Answers>);
 
@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// Stores a reply, or an error if the turn's replies would exceed `most` bytes.
+    /// Stores a reply, or an error if the replies of the batch would exceed `most` bytes.
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
@@ -112,7 +112,7 @@ impl Batch {
     }
 }
 
-/// Node address and role. A connection in the role of a replica carries reads only.
+/// Node address and role. A connection to a node as replica only carries reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -138,7 +138,7 @@ impl Address {
     }
 }
 
-/// A request without a reply yet; without a batch it has timed out.
+/// A request without a reply. `batch` is `None` if the request has timed out.
 struct Waiter {
     batch: Option<Arc<Batch>>,
     number: usize,
@@ -147,14 +147,14 @@ struct Waiter {
 
 #[derive(Default)]
 struct State {
-    /// Reason for failing requests immediately while disconnected.
+    /// Error of requests made while the node is disconnected.
     down: Option<String>,
     /// Unsent requests, and their number.
     out: Vec<u8>,
     unsent: usize,
     waiting: VecDeque<Waiter>,
     task: Option<Waker>,
-    /// Smoothed response time in microseconds; 0 before the first measurement.
+    /// Moving average of the response time in microseconds. 0 before the first measurement.
     us: u64,
     is_retired: bool,
 }
@@ -166,7 +166,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Queues a request, which `write` appends; returns its index in the batch.
+    /// Queues a request, which `write` appends. Returns its index in the batch.
     pub(crate) fn ask(
         &self,
         process: &Process,
@@ -238,7 +238,7 @@ impl Link {
                 }
                 Err(error) => (false, error),
             };
-            // A server may close an idle connection (`idle_timeout_s`), which is not a failure.
+            // A peer may close an idle connection (`idle_timeout_s`). That is not a failure.
             if was_open && self.is_idle() {
                 tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
                 continue;
@@ -274,14 +274,14 @@ fn late(timeout: Duration) -> String {
 
 struct Wire {
     socket: Socket,
-    /// Request bytes being sent, and how many of them are written.
+    /// Request bytes being sent, and the number of those already written.
     out: Vec<u8>,
     sent: usize,
     unflushed: bool,
     input: Vec<u8>,
     end: ReplyEnd,
     heard: Instant,
-    /// Timer for the oldest request at the time it was set.
+    /// Timeout of the request that was the oldest when the timer was set.
     due: Pin<Box<Sleep>>,
     is_due_set: bool,
 }
@@ -448,7 +448,7 @@ impl Wire {
 #[derive(Default)]
 pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
-    /// Links to the members of this topology, by position.
+    /// Links to the members of the topology, by position.
     topology: Option<Arc<Topology>>,
     of_members: Vec<Option<Arc<Link>>>,
     turns: u32,
@@ -472,7 +472,7 @@ fn retire(link: &Link) {
 }
 
 impl Peers {
-    /// Returns the link to the node named by a MOVED error; `None` above the limit of links.
+    /// Returns the link to the node named by a MOVED error. `None` if [`MOST_LINKS`] is reached.
     pub(crate) fn moved_to(
         &mut self,
         address: Address,
@@ -491,7 +491,7 @@ impl Peers {
         link.clone()
     }
 
-    /// Adopts a topology and retires links to former members.
+    /// Switches to a new topology. Links to former members close when their requests have replies.
     fn follow(&mut self, topology: &Arc<Topology>) {
         if self.topology.as_ref().is_some_and(|known| Arc::ptr_eq(known, topology)) {
             return;

@@ -1,4 +1,4 @@
-//! Role of this node according to the topology.
+//! Applies the role that the topology assigns to this node.
 
 use crate::commands::replication::{all_logged, order};
 use node::cluster::Role;
@@ -16,10 +16,10 @@ pub(crate) fn refuse_alone(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Adopts the role that the topology assigns, after all turns have seen it. A node outside the
-/// topology keeps its role and owns no slot. `is_news` means that the topology changed, which lifts
-/// the fence of a master; a repeated one does not. `gives_up` makes a replica discard the data of
-/// another shard and take its new master's.
+/// Adopts the role that the topology assigns. First waits until no worker uses an older topology. A
+/// node outside the topology keeps its role and owns no slot. `is_news` is set if the topology
+/// changed; only a changed topology lifts the fence of a master. `gives_up` makes a replica replace
+/// its data, which may be of another shard, by its new master's.
 pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
     node.wait_for_turns();
     let topology = node.cluster.topology();

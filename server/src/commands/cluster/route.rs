@@ -13,15 +13,15 @@ use resp::Args;
 pub(super) const CROSS_SLOT: Refusal =
     Refusal::fixed(b"CROSSSLOT Keys in request don't hash to the same slot");
 
-/// Determines the node for a request, or for all requests of a transaction.
+/// Determines which node serves a request, or all requests of a transaction.
 pub(crate) struct Router<'a> {
     topology: &'a Topology,
     /// Whether a replica serves reads of this client (READONLY).
     reads_here: bool,
     first: Option<u16>,
     is_parted: bool,
-    /// Whether the ids belong to several slots; then whether this node serves all of them, and
-    /// whether a single node does.
+    /// Whether the ids belong to several slots. The next two fields tell whether this node serves
+    /// all of them, and whether one node does.
     is_spread: bool,
     are_all_here: bool,
     are_together: bool,
@@ -64,7 +64,7 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// Returns a refusal unless this node serves everything added.
+    /// Returns a refusal unless this node serves all keys added so far.
     pub(crate) fn outcome(self) -> Outcome {
         if let Some(refusal) = self.unplaced {
             return Err(refusal);
@@ -97,12 +97,12 @@ pub(crate) fn reads_replica(session: &Session, node: Now<'_>) -> bool {
 }
 
 /// Returns whether this replica has the data of the master that the topology assigns. A replica
-/// without it would return missing rows or rows of another shard. A link that is down does not
-/// matter.
+/// without it would return missing rows or rows of another shard. The data stays valid while the
+/// link is down.
 pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
     let (topology, replication) = (node.cluster.topology(), &node.replication);
-    // The topology changes before the role does. With Sentinel, the master may appear under another
-    // name.
+    // The topology changes before the node's role changes. With Sentinel, the master may appear
+    // under another name.
     let is_ordered = || {
         let told = replication.master();
         let at = topology.own_master().map(|at| (at.host.as_str(), at.port));

@@ -1,5 +1,5 @@
 //! Layout check between nodes. Two nodes may define a view, action or counter space of the same
-//! name differently. A node refuses a part whose expected layout differs from its own, also if the
+//! name differently. A node refuses a part whose expected layout differs from its own, or whose
 //! layout changes during the request (`TM.SPACE ALTER`).
 
 use crate::commands::call::{action, counter_space, view};
@@ -13,8 +13,8 @@ use node::command::table::Found;
 use node::roles::node::Now;
 use resp::Args;
 
-/// Returns the hash of the element layout, if the request does not determine it. Fails if the view,
-/// action or counter space does not exist.
+/// Returns the hash of the element layout. `None` if the request alone determines the layout. Fails
+/// if the view, action or counter space does not exist.
 pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Option<u64>, Refusal> {
     let KeyArgs::Ids(of, ..) = spec.keys else { return Ok(None) };
     let name = args.at(1);

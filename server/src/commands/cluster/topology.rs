@@ -1,12 +1,12 @@
-//! CLUSTER commands. A node of a cluster answers from its topology.
+//! CLUSTER commands. A cluster node replies according to its topology.
 //!
 //! Any other server presents itself as a cluster of one shard: this node, or its master, owns all
 //! slots. Cluster clients can therefore connect without configuration. Other clients see a
-//! standalone server: HELLO says so, and INFO's `cluster_enabled` is 0. Cluster clients do not
-//! check either before asking for slots. Node ids are hashes of addresses, so they are equal on all
+//! standalone server: HELLO says so, and INFO's `cluster_enabled` is 0. Cluster clients request the
+//! slots without checking HELLO or INFO. Node ids are hashes of addresses, so they are equal on all
 //! nodes and stable across restarts.
 //!
-//! There is no cluster bus. A controller changes the cluster, and Redis's commands for that are
+//! There is no cluster bus. A controller changes the cluster; Redis's commands for that purpose are
 //! refused.
 
 use crate::commands::call::Call;
@@ -33,7 +33,7 @@ const CONTROLLER: u32 = flag::ADMIN | flag::STALE | flag::NO_MULTI | flag::NOSCR
 const QUICK: u32 = flag::LOADING | flag::STALE | flag::FAST;
 const ANYTIME: u32 = flag::LOADING | flag::STALE;
 
-/// Defines a subcommand that would need the cluster bus.
+/// Defines a subcommand that requires the cluster bus, and is therefore refused.
 const fn refused(name: &'static str, arity: i32, usage: &'static str) -> Command {
     let flags = flag::ADMIN | flag::STALE;
     let summary = "Not supported: there is no cluster bus.";
@@ -159,10 +159,10 @@ struct Place {
     port: u16,
     is_self: bool,
     master: Option<String>,
-    /// Log offset, as far as this node knows.
+    /// Log offset, as last reported to this node.
     offset: u64,
     state: State,
-    /// Times of the last health check and the last answer.
+    /// Times of the last health check and of its last reply.
     pulse: Pulse,
 }
 
@@ -253,12 +253,12 @@ fn id_of(name: &str) -> String {
     id
 }
 
-/// Nodes outside a cluster: the master first, then its known replicas.
+/// Returns the nodes of a server outside a cluster: the master first, then its known replicas.
 fn places(call: &Call<'_>) -> Vec<Place> {
     let node = call.node;
     let config = node.config();
     let settings = &config.replication;
-    // The address this client has used, unless another one is configured.
+    // The address that this client has connected to, unless another one is configured.
     let local = call.session.client.local;
     let announced_port = Some(settings.replica_announce_port).filter(|&port| port != 0);
     let ip = match settings.replica_announce_ip.as_str() {
@@ -304,7 +304,7 @@ fn slots(call: &mut Call<'_>) -> Outcome {
     reply.array(map.ranges.len());
     for &(first, last, master) in &map.ranges {
         let master = &map.places[master];
-        // Clients send reads to every listed replica.
+        // Clients send reads to every replica in the reply.
         let replicas: Vec<_> =
             map.replicas_of(master).filter(|place| place.state == State::Online).collect();
         reply.array(3 + replicas.len());

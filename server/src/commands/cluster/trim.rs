@@ -1,6 +1,6 @@
 //! CLUSTERX TRIM and TRIMPAIRS: delete rows and pairs of slots that the shard no longer owns, after
-//! slots were given away or the shard was split. They are not served, but take memory and appear in
-//! scans and counts.
+//! slots were given away or the shard was split. Such rows and pairs are not served, but use memory
+//! and appear in scans and counts.
 //!
 //! Rows are deleted through the log, as by DEL. Pairs are only removed from the ledger's files,
 //! which are local to each node. Their flags stay in the filters until the table is recycled or
@@ -41,7 +41,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
     call.answer_later(move |node, reply| trim(&name, cursor, most, node, reply))
 }
 
-/// Returns the topology; fails if the shard has no slots, since every row would be foreign.
+/// Returns the topology. Fails if the shard has no slots, because every row would be foreign.
 fn own_topology(node: Now<'_>) -> Result<Arc<Topology>, Refusal> {
     let topology = node.cluster.topology();
     if topology.ranges().iter().all(|(first, ..)| is_foreign(&topology, *first)) {
@@ -65,7 +65,7 @@ fn trim(name: &[u8], cursor: u64, most: u64, node: Now<'_>, reply: &mut Reply<'_
             foreign.push(id);
         }
     })?;
-    // Reads cold rows first: deletion must know whether a row exists.
+    // Read the cold rows first, because a deletion checks whether its row exists.
     if space.cold_end() > 0
         && let Ok(runtime) = Handle::try_current()
     {
@@ -89,7 +89,7 @@ fn delete(
 ) -> Result<usize, Refusal> {
     let (mut deleted, mut unreadable) = (0, None);
     for &id in ids {
-        // A slot may return to this shard with a newer copy of its rows.
+        // A slot may have returned to this shard with a newer copy of its rows.
         if node.cluster.topology().version != topology.version || !node.replication.is_master() {
             return Err(refuse!("ERR the topology changed: restart with cursor 0"));
         }
@@ -113,7 +113,7 @@ pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
         let keep = |id| !is_foreign(&topology, of_id(id));
         let still = || match node.cluster.topology().version == topology.version {
             true => Ok(()),
-            // A slot may return to this shard with its own pairs.
+            // A slot may have returned to this shard with its pairs.
             false => Err(store::Error::Refused("the topology changed: restart with id 0".into())),
         };
         let is_stopped = || node.stop.is_stopped();

@@ -71,8 +71,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 fn ping(call: &mut Call<'_>) -> Outcome {
-    // Sentinel replaces a master that answers PING with any error but LOADING. A node that cannot
-    // write therefore answers with an error, as Redis does, unless `ping_fails_with_log` is off.
+    // Sentinel replaces a master that answers PING with any error but LOADING. As in Redis, a node
+    // that cannot write therefore answers with an error, unless `ping_fails_with_log` is off.
     if call.node.config().durability.ping_fails_with_log
         && let Some(text) = call.node.durability.refusal()
     {
@@ -80,7 +80,7 @@ fn ping(call: &mut Call<'_>) -> Outcome {
     }
     match call.args.len() {
         1 | 2 if call.session.listening && call.reply.protocol() == Protocol::Resp2 => {
-            // In RESP2 the reply has the form of a message, so that a subscriber can parse it.
+            // In RESP2 the reply to a subscriber has the form of a message.
             call.reply.array(2);
             call.reply.bulk(b"pong");
             call.reply.bulk(call.args.at(1));
@@ -97,7 +97,7 @@ fn echo(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Logs the connection in as this user if the password is correct.
+/// Authenticates the connection as this user if the password is correct.
 fn log_in(call: &mut Call<'_>, name: &[u8], password: &[u8]) -> Outcome {
     let (node, session) = (call.node, &mut *call.session);
     let Some(user) = node.acl.login(name, password) else {
@@ -206,7 +206,7 @@ fn quit(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Releases the node's state of a connection, on RESET and when it closes.
+/// Removes the state that the node stores for a connection, on RESET and when it closes.
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     transaction::forget(session, node);
     pubsub::forget(session, node);
@@ -221,7 +221,7 @@ fn reset(call: &mut Call<'_>) -> Outcome {
     forget(call.session, &call.node);
     let client = &call.session.client;
     if listened {
-        // Senders have already counted this client as a receiver.
+        // Publishers have already counted this client as a receiver.
         client.inbox.take(call.reply.bytes(), None);
     }
     client.set_protocol(Protocol::Resp2);
@@ -256,7 +256,7 @@ fn getname(call: &mut Call<'_>) -> Outcome {
 
 const MAX_NAME: usize = 256;
 
-/// Names appear in lines whose fields are separated by spaces.
+/// Names appear in the space-separated lines of CLIENT LIST.
 fn is_plain(name: &[u8]) -> bool {
     name.iter().all(|b| (b'!'..=b'~').contains(b))
 }

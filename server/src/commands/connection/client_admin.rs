@@ -176,8 +176,8 @@ pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
     }
 }
 
-/// Returns the clients with a subscription that their user may no longer have. `before` holds the
-/// users before the change. Users that have lost no channel permission are skipped.
+/// Returns the clients with a subscription that the ACL no longer allows. `before` holds the users
+/// before the change. Skips users that have lost no channel permission.
 pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
     let loses = |old: &Arc<User>| {
         let now = node.acl.get(old.name())?;
@@ -198,7 +198,7 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_hear(kind, name)))
 }
 
-/// Closes a connection: another one immediately, the caller's after its reply.
+/// Closes a connection: the caller's own after its reply, any other immediately.
 pub(crate) fn end(call: &mut Call<'_>, client: &Arc<Client>) {
     if client.id == call.session.client.id {
         call.session.leaving = true;
@@ -234,8 +234,8 @@ fn pause(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    // The reply waits until earlier writes are in the log, so that none follows it during the
-    // pause.
+    // The reply waits until earlier writes are in the log, so that the log does not grow after the
+    // reply.
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     call.answer_when(async move {
         let written = failover::all_written(&node, true);

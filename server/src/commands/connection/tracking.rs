@@ -1,5 +1,5 @@
-//! CLIENT TRACKING and related commands, and the hooks around each command. The tables of tracked
-//! keys are in `node::runtime::tracking`.
+//! CLIENT TRACKING and related commands, and the functions called before and after each command.
+//! The tables of tracked keys are in `node::runtime::tracking`.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -174,7 +174,8 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     let (before, engines) = (session.tracking.take(), node.loaded());
     let before_it = before.as_ref().map(|tracked| &*tracked.tracker);
     let tracker = node.tracking.start(&session.client, options, &prefixes, before_it, engines);
-    // A write in progress may have missed the new tracker. EXEC already excludes writers.
+    // Wait for writes in progress, which may not have seen the new tracker. EXEC already excludes
+    // writers.
     if let Some(engines) = engines.filter(|_| !session.in_exec) {
         engines.pass_writers();
     }

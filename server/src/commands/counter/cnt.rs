@@ -68,8 +68,8 @@ pub(crate) const COMMANDS: &[Command] = &[
 /// Number of rows read together, so that their cache misses overlap. Limits the memory for their
 /// values.
 pub(crate) const READ_TOGETHER: usize = 1024;
-/// Number of rows prefetched together before they are changed. With more, the first would be
-/// evicted from the L1 cache again.
+/// Number of rows prefetched together before they are changed. More rows would evict the first ones
+/// from the L1 cache.
 const WRITTEN_TOGETHER: usize = 32;
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
@@ -181,8 +181,8 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Refuses repeated counters under one token, where the second would look like a retry of the
-/// first.
+/// Refuses a repeated counter under one token, because the second increment would look like a retry
+/// of the first.
 fn refuse_repeated<T: Ord>(counters: &mut [T]) -> Result<(), Refusal> {
     counters.sort_unstable();
     if counters.is_sorted_by(|a, b| a < b) {
@@ -223,8 +223,7 @@ fn mincrby(call: &mut Call<'_>) -> Answered {
     if call.step.begins_request() {
         call.scratch.changes.clear();
     }
-    // Parse everything before the first change, so that an error in the last triple leaves no
-    // partial effect.
+    // Parse all triples before the first change, so that a syntax error leaves no partial effect.
     call.check_each(triples.len() / 3, |call, items| {
         let schema = space.schema();
         let Scratch { ids, changes, .. } = &mut *call.scratch;
@@ -296,7 +295,7 @@ pub(crate) fn read_values(
     Ok(values)
 }
 
-/// Values to set, at most one per field, so that they fit on the stack regardless of the request.
+/// Values to set. There is at most one per field, so they fit on the stack.
 pub(crate) struct Values {
     list: [(usize, i64); counter::MAX_FIELDS],
     length: usize,

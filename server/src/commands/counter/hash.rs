@@ -1,8 +1,8 @@
 //! Rows as Redis hashes: a row key (`post:17`) is a hash whose fields are the schema's counters.
 //!
-//! Unlike a Redis hash, a row has all fields of its schema, and a field never set reads as 0. HSET,
-//! HSETNX and HEXISTS therefore treat a counter of 0 as absent. For a field outside the schema,
-//! reads return nil, as in Redis, and writes return an error.
+//! Unlike a Redis hash, a row has all fields of its schema, and a field that was never set is 0.
+//! HSET, HSETNX and HEXISTS therefore treat a counter of 0 as absent. For a field outside the
+//! schema, reads return nil, as in Redis, and writes return an error.
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -68,8 +68,8 @@ fn field(space: &CounterSpace, name: &[u8]) -> Result<usize, Refusal> {
     space.index_of(name).ok_or_else(|| no_field(space.name(), name))
 }
 
-/// Reads a row into `scratch.row`. Returns whether it exists, and the read view, whose schema
-/// describes the row.
+/// Reads a row into `scratch.row`. Returns whether the row exists, and the read view with its
+/// schema.
 fn read<'a>(
     call: &mut Call<'_>,
     space: &'a CounterSpace,
@@ -164,14 +164,14 @@ fn hmget(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns one field of the row in `scratch.row`, unless there is no row or no such field.
+/// Returns one field of the row in `scratch.row`. `None` if the row or the field does not exist.
 #[inline]
 fn value_of(call: &Call<'_>, exists: bool, schema: &Schema, name: &[u8]) -> Option<i64> {
     let field = schema.index_of(name).filter(|_| exists)?;
     Some(call.scratch.row[field])
 }
 
-/// Writes that field, or nil.
+/// Writes the value of a field, or nil if it is absent.
 #[inline]
 fn write_field(call: &mut Call<'_>, exists: bool, schema: &Schema, name: &[u8]) {
     match value_of(call, exists, schema, name) {

@@ -8,7 +8,7 @@ use node::command::spec::Outcome;
 use resp::Reply;
 use tokio::runtime::Handle;
 
-/// Bit of a space's cursor that marks the phase of cold rows.
+/// Bit of a cursor that is set while the scan visits cold rows.
 const ON_DISK: u64 = 1 << counter::scan::CURSOR_BITS;
 /// Exclusive upper bound of a space's cursors.
 pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
@@ -16,8 +16,8 @@ pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 /// Maximum number of keys in a reply of KEYS or of one SCAN call.
 pub(crate) const MOST_KEYS: u64 = 10_000;
 
-/// Passes the ids of about `most` rows to `take`. Returns the next cursor, below [`CURSOR_LIMIT`];
-/// 0 starts and ends a scan. Reads cold rows synchronously.
+/// Passes the ids of about `most` rows to `take`, in one step of a scan. Returns the next cursor,
+/// below [`CURSOR_LIMIT`]; 0 starts and ends a scan. Reads cold rows synchronously.
 pub(crate) fn step(
     space: &CounterSpace,
     cursor: u64,
@@ -25,7 +25,7 @@ pub(crate) fn step(
     take: &mut impl FnMut(u64),
 ) -> Result<u64, Refusal> {
     if cursor & ON_DISK == 0 {
-        // Memory before disk, because rows move from memory to disk during a scan.
+        // Scan memory before disk, because rows may move from memory to disk during the scan.
         return Ok(match space.scan(cursor, most, &mut *take) {
             0 if space.cold_end() > 0 => ON_DISK,
             next => next,
@@ -86,7 +86,7 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Writes the reply. With `waits`, the thread may block, so all cold blocks are read concurrently.
+/// Writes the reply. With `waits`, the thread may block: it reads all cold blocks concurrently.
 fn answer(
     space: &CounterSpace,
     asked: &Asked,
@@ -106,7 +106,7 @@ fn answer(
     let schema = read.schema();
     let there = || {
         let rows = rows.chunks_exact(schema.width()).zip(&ids).zip(&found);
-        // Skips rows deleted since the scan.
+        // Skip rows that were deleted after the scan.
         rows.filter(|(_, found)| **found).map(|((row, id), _)| (*id, row))
     };
     reply.array(2 + usize::from(asked.binary));

@@ -86,11 +86,12 @@ const SET_EXPIRES: &str =
     "Not supported: counters do not expire. In a space with expire = \"ignore\" the command works \
      as SET, and the counter does not expire.";
 
-/// Pseudo-position for all fields as one text.
+/// Pseudo-position that stands for the text of all fields.
 const WHOLE_ROW: usize = usize::MAX;
 
 /// Resolves a key for GET: a cell, or a row of a space with `text_rows`. Returns `None` for a key
-/// outside all spaces, unless a space has `text_rows`: clients of Weibo's service expect an error.
+/// outside all spaces. If a space has `text_rows`, returns an error instead, which clients of
+/// Weibo's service expect.
 #[inline]
 fn readable<'a>(
     call: &Call<'a>,
@@ -104,7 +105,7 @@ fn readable<'a>(
     }
 }
 
-/// Returns whether clients of Weibo's service are supported.
+/// Returns whether a space supports clients of Weibo's service.
 fn is_strict(call: &Call<'_>) -> bool {
     call.node.engines().counters().iter().any(|space| space.text_rows)
 }
@@ -316,7 +317,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns whether a word of SET or GETEX introduces a time.
+/// Returns whether a word of SET or GETEX is followed by a time.
 fn is_expiry(word: &[u8]) -> bool {
     [&b"ex"[..], b"px", b"exat", b"pxat"].iter().any(|name| word.eq_ignore_ascii_case(name))
 }
@@ -389,7 +390,7 @@ fn getex(call: &mut Call<'_>) -> Outcome {
         4 if is_expiry(call.args.at(2)) => Some((call.args.at(2), call.args.at(3))),
         _ => return Err(Refusal::SYNTAX),
     };
-    // An absent key needs no check.
+    // For an absent key the expiry has no effect, so it is not checked.
     if let Some((unit, time)) = expiry
         && let Some((space, ..)) = readable(call, call.args.at(1))?
         && check_expiry(call, space, unit, time)?

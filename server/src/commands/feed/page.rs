@@ -32,7 +32,8 @@ pub(crate) const COMMANDS: &[Command] = &[
          bytes (1, 0, -1 for unknown); in Python struct.iter_unpack('<4q2b', reply) for four \
          counters and two flags. EXACT looks up set flags in their ledgers (ledger = \"exact\"), \
          so that none is a false positive; each set flag costs a disk read. IDS takes one string \
-         of little-endian u64. MARK also applies an action to each id after reading it, and needs the permission for FEED.ACT. The action \
+         of little-endian u64. MARK also applies an action to each id after reading it, and needs \
+         the permission for FEED.ACT. The action \
          must move exactly one counter; of an entry with several ids it applies to the first. An \
          id whose mark fails has the error in place of its row. If all marks fail (MISCONF: the \
          log cannot be written), the rows are complete and the error follows as an extra element; \
@@ -59,7 +60,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          below the horizon.").keys(KeyArgs::ids_of(Of::Action)).linear("ids"),
 ];
 
-/// Pages with more ids are checked against the output limit in advance.
+/// Maximum number of ids of a page that is not checked against the output limit in advance.
 const LARGE: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
@@ -90,8 +91,8 @@ fn get(call: &mut Call<'_>) -> Answered {
     call.do_each(ids, together, |call, items| show(call, view, &viewer, items))
 }
 
-/// FEED.ROW: one row of a page, addressed by its key. Clients that route by key build a page from a
-/// pipeline of these.
+/// FEED.ROW: one row of a page, addressed by its key. Clients that route requests by key can build
+/// a page from a pipeline of FEED.ROW.
 fn row(call: &mut Call<'_>) -> Outcome {
     let view = view(call.node.engines(), call.args.at(2))?;
     if view.is_joined() {
@@ -122,7 +123,7 @@ fn row(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Writes some rows of a page. The first call begins the reply, the last one completes it.
+/// Writes some rows of a page. The first call also writes the header of the reply.
 fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usize>) -> Outcome {
     let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
     let is_whole = call.step == Step::Whole;
@@ -151,7 +152,7 @@ fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usiz
         write_rows(call, view, items.len() + beyond, &refused);
     }
     if view.is_joined() && is_whole {
-        // All of these ids were shown; see `visibility.rs`.
+        // The reply shows the ids of joined views as well; see `visibility.rs`.
         let Scratch { ids, further, .. } = &mut *call.scratch;
         further.iter().for_each(|(more, _)| ids.extend(more));
     }
@@ -231,7 +232,7 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
         } else if arg.eq_ignore_ascii_case(b"EXACT") {
             asked.exact = true;
         } else if arg.eq_ignore_ascii_case(b"MARK") {
-            // Only once, because the ACL check covers the first action only.
+            // MARK may appear once, because the ACL check covers the first action only.
             if asked.mark.replace(at + 1).is_some() || at + 1 == call.args.len() {
                 return Err(Refusal::SYNTAX);
             }
@@ -257,7 +258,8 @@ fn read_words(call: &mut Call<'_>, view: &View, words: Range<usize>) -> Outcome 
     Ok(())
 }
 
-/// Parses a compound entry such as `1001/77`: the view's own id, then one id per joined view.
+/// Parses a compound entry such as `1001/77`: the id for the view itself, then one id per joined
+/// view.
 fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
     let mut parts = text.split(|byte| *byte == b'/');
     let Scratch { ids, further, .. } = scratch;
@@ -303,7 +305,7 @@ pub(crate) fn too_long(most: usize) -> Refusal {
     refuse!("ERR the page exceeds {most} bytes (max_output_buffer_bytes)")
 }
 
-/// Returns rows with an unreadable part, and their errors; other rows are unaffected.
+/// Returns the rows with an unreadable part, and their errors.
 #[cold]
 fn unreadable_rows(
     call: &Call<'_>,
@@ -324,9 +326,9 @@ fn unreadable_rows(
     refused
 }
 
-/// Executes an action for all ids after the page was read, so the page shows the state before. A
-/// refused mark (no memory) replaces its own row by an error. If the log accepts no changes, the
-/// rows are intact and one error follows the last.
+/// Executes an action for all ids. The page was read before, so it shows the previous state. If an
+/// id is refused (no memory), an error replaces its row. If the log accepts no changes, one error
+/// follows the last row.
 #[inline]
 fn mark(
     call: &mut Call<'_>,
@@ -359,7 +361,7 @@ fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page
     std::iter::once(&scratch.page).chain(further.iter().map(|(_, page)| page))
 }
 
-/// Writes the rows read; rows in `refused` become errors.
+/// Writes the rows read, and errors for the rows in `refused`.
 fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
     let page = &call.scratch.page;
     let most = call.session.most_out;
@@ -467,8 +469,8 @@ fn undo(call: &mut Call<'_>) -> Answered {
     })
 }
 
-/// Executes or undoes an action for each id. A refusal (no memory) becomes the element of its id,
-/// since other ids may have changed already.
+/// Executes or undoes an action for each id. If an id is refused (no memory), the error becomes its
+/// element, because other ids may have changed already.
 fn change(
     call: &mut Call<'_>,
     one: fn(&mut Call<'_>, &Action, &Member<'_>, u64) -> Result<Change, Refusal>,
@@ -476,8 +478,8 @@ fn change(
     let action = action(call.node.engines(), call.args.at(1))?;
     let viewer = Member::parse(call.args.at(2));
     call.read_ids(3)?;
-    // The additional counters may belong to other stripes: lock all of them, and log the group in
-    // one batch.
+    // The counters of the action may belong to several stripes. Lock all of them and log the group
+    // in one batch.
     let _alone = if action.is_wide() && call.checked.is_none() {
         let part = call.part;
         let bytes = log_size::of(call.node.engines(), || std::iter::once(part))?;

@@ -91,17 +91,18 @@ const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 /// CF.RESERVE, CF.INSERT). BF.ADD alone does not set it.
 const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
-/// Returns whether a filter was explicitly created for this id; with a ledger, whether the id has
-/// members.
+/// Returns whether a filter was explicitly created for this id. With a ledger, returns whether the
+/// id has members.
 fn is_made(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
-    // A ledger lists all members, so a marker would be visible.
+    // A ledger lists all members, so the marker would be visible to clients.
     if let Some(ledger) = space.ledger() {
         return ledger.has_any(id);
     }
     Ok(space.contains(id, &MADE)? == Answer::Yes)
 }
 
-/// Creates the filter of an id; false if it exists. With a ledger the first member creates it.
+/// Creates the filter of an id. Returns false if it exists. With a ledger, the first member creates
+/// the filter.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
     if space.ledger().is_some() {
         return Ok(!is_made(space, id)?);
@@ -109,8 +110,8 @@ pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<b
     has_changed(call.node.engines().flag(space, id, &MADE)?)
 }
 
-/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. Creates the
-/// filter if `makes` (without NOCREATE), and otherwise requires it.
+/// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. With `makes` (no
+/// NOCREATE), creates the filter if it does not exist. Otherwise fails if it does not exist.
 pub(crate) fn before_items(
     call: &Call<'_>,
     space: &ExistenceSpace,
@@ -232,7 +233,8 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Values of BF.INFO. They describe the whole space, because its filters hold the items of all ids.
+/// Values of BF.INFO. They describe the whole space, because its filters contain the items of all
+/// ids.
 fn facts(space: &ExistenceSpace) -> [(&'static str, &'static str, i64); 5] {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let options = space.declared();
@@ -264,7 +266,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
     let wanted = call.args.at(2);
     let found = facts.iter().find(|(word, ..)| wanted.eq_ignore_ascii_case(word.as_bytes()));
     let (_, name, value) = found.ok_or_else(|| refuse!("ERR Invalid information value"))?;
-    // RESP3 clients get a map, RESP2 clients the value alone.
+    // RESP3 clients receive a map, RESP2 clients the value alone.
     if call.reply.protocol() == Protocol::Resp3 {
         call.reply.map(1);
         call.reply.simple(name);
@@ -316,7 +318,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
     contains_each(call, write)
 }
 
-/// Writes for each member of a key whether it is set.
+/// Writes whether each member of the key is set.
 pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
     let found = call.known_pairs(1)?;
     let members = call.args.from(2);

@@ -1,6 +1,6 @@
 //! Members of one id as a RedisBloom cuckoo filter: `CF.ADD liked:17 7`, `CF.DEL liked:17 7`.
 //!
-//! Unlike in RedisBloom, an item is stored once, however often it was added, so one CF.DEL removes
+//! Unlike in RedisBloom, an item that is added several times is stored once, so one CF.DEL removes
 //! it. Deleting an item that was never added does not remove a colliding one.
 
 use crate::commands::call::Call;

@@ -34,11 +34,11 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 const PIECE: usize = 4096;
-/// SSCAN cursors hold a string's first `PREFIX` bytes, or `NUMBER_BITS` bits of a number. They stay
-/// below 2^50, so that clients may store them as doubles.
+/// An SSCAN cursor contains the first `PREFIX` bytes of a string, or the top `NUMBER_BITS` bits of
+/// a number. Cursors are less than 2^50, so that clients may store them as doubles.
 const PREFIX: usize = 6;
 const NUMBER_BITS: u32 = 43;
-/// Marks the cursor of a string.
+/// Bit that is set in the cursor of a string.
 const STRING: u64 = 1 << 49;
 
 struct Asked {
@@ -92,7 +92,7 @@ pub(crate) fn write_member(reply: &mut Reply<'_>, member: Member<'_>) {
     reply.bulk(&text(member));
 }
 
-/// Returns the ledger of a space by number; the space may have been dropped.
+/// Returns the ledger of a space by number. Fails if the space was dropped.
 fn ledger_of<'n>(node: Now<'n>, number: u32) -> Result<&'n PairLedger, Refusal> {
     let space = node.engines().existence_by_number(number);
     let ledger = space.and_then(|space| space.ledger());
@@ -242,8 +242,8 @@ pub(super) fn all(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns a member's SSCAN cursor. Cursors are monotonic in member order, so a cursor represents
-/// all members up to it. 0 marks the beginning and the end.
+/// Returns a member's SSCAN cursor. Cursors increase with the member order. 0 marks the beginning
+/// and the end.
 fn cursor_of(member: Member<'_>) -> u64 {
     match member {
         Member::Number(number) => {
@@ -259,7 +259,7 @@ fn cursor_of(member: Member<'_>) -> u64 {
     }
 }
 
-/// Returns an upper bound of the members with this cursor.
+/// Returns the greatest member with this cursor.
 fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     let invalid = || refuse!("ERR invalid cursor");
     if cursor == 0 {
@@ -282,8 +282,7 @@ fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     Ok(Some(OwnedMember::Number(number << shortened | ((1 << shortened) - 1))))
 }
 
-/// SSCAN. Returns at least COUNT members if there are so many, and all further members with the
-/// last one's cursor.
+/// SSCAN. Returns COUNT members, and all further members that have the same cursor as the last one.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     let found = listed(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -310,8 +309,8 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Returns at least `most` members of an id after `after`, extended to all members with the last
-/// one's cursor. Also returns that cursor, or 0 at the end.
+/// Returns `most` members of an id after `after`, and all further members that have the same cursor
+/// as the last one. Also returns that cursor, or 0 at the end.
 fn scanned(
     ledger: &PairLedger,
     id: u64,
@@ -341,7 +340,8 @@ fn scanned(
 mod tests {
     use super::*;
 
-    /// Cursors are monotonic, and a scan resumes after all members with the cursor.
+    /// Cursors increase with the member order, and a scan resumes after all members with the
+    /// cursor.
     #[test]
     fn cursors_rise_with_members_and_stand_for_all_up_to_them() {
         let numbers = [0, 1, 2, 9, (1 << 43) - 1, 1 << 43, (1 << 43) + 1, 1 << 63, u64::MAX];

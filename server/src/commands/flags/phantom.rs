@@ -1,4 +1,5 @@
-//! Flags by space, member and ids (PH.*): one member against many ids, as a feed needs them.
+//! Flags by space, member and ids (PH.*). A command checks one member and many ids, as for a feed
+//! page.
 
 use crate::commands::call::{Call, id};
 use crate::commands::command::{Command, Group, Run::Long};
@@ -137,7 +138,7 @@ fn change(
     })
 }
 
-/// Refuses a query that a filter cannot answer; a key of the wrong type has priority.
+/// Refuses a query that a filter cannot answer. A key of the wrong type returns WRONGTYPE instead.
 pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
     Err(Refusal::NOT_COUNTED)

@@ -1,5 +1,6 @@
 //! Members of one id as a Redis set: the key `liked:17` is the set of members that liked post 17.
-//! Membership can be tested and changed everywhere; only a ledger can list members (`members.rs`).
+//! Every space can test and change membership. Only a space with a ledger can list members
+//! (`members.rs`).
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
@@ -78,7 +79,7 @@ const UNKNOWABLE: &str =
      a client can compute the result with SMEMBERS and SSCAN. A key that fits no space has no \
      members.";
 
-/// Returns whether all keys are outside all spaces, so that the result is an empty set.
+/// Returns whether every key is outside all spaces. The result is then an empty set.
 fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
     for at in keys {
         if call.known_pairs(at)?.is_some() {
@@ -181,7 +182,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     if !stays && from.ledger().is_none() {
         from.may_remove(from_id, &member).map_err(WriteError::from)?;
     }
-    // Add before removing, so that a refusal cannot lose the member.
+    // Add first: if the second change is refused, the member is not lost.
     if engines.flag(to, to_id, &member)? == Change::Unknown {
         return Err(Refusal::BELOW_HORIZON);
     }
@@ -213,8 +214,7 @@ fn smismember(call: &mut Call<'_>) -> Answered {
     bloom::contains_each(call, write)
 }
 
-/// Parses argument 2 as a numeric member: the offset of a bitmap command, as in `SETBIT liked:17 42
-/// 1`.
+/// Parses argument 2, the offset of a bitmap command, as a numeric member: `SETBIT liked:17 42 1`.
 fn offset<'a>(call: &Call<'a>) -> Result<Member<'a>, Refusal> {
     let text = call.args.at(2);
     resp::natural(text)

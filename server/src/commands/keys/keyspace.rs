@@ -181,15 +181,15 @@ fn persist(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Deletes everything that a key names, including all pairs of an id. Returns whether anything
-/// existed; always true for pairs without a ledger.
+/// Deletes the row, the counter or all pairs that a key names. Returns whether anything existed.
+/// Always true for pairs without a ledger.
 pub(crate) fn delete_key(engines: &Engines, key: &KeyRef<'_>) -> Result<bool, WriteError> {
     match *key {
         KeyRef::Row { space, id } => engines.delete(space, id),
         KeyRef::Cell { space, id, field } => engines.clear(space, id, field),
         KeyRef::Pair { space, id } if space.has_members => {
             match has_pairs(space, id)? {
-                // Pairs set concurrently are ordered after this command.
+                // A pair set concurrently counts as set after this command.
                 Some(false) => Ok(false),
                 _ => engines.forget_flags(space, id),
             }
@@ -206,8 +206,8 @@ pub(crate) fn has_passed(time_ms: i64, is_of_clock: bool) -> bool {
     time_ms <= 0 || time_ms.unsigned_abs() <= now_ms
 }
 
-/// EXPIRE and related commands. Since nothing expires, NX, XX, GT and LT treat the current expiry
-/// as infinite where expiries are ignored. As in Redis, a time in the past deletes the key.
+/// EXPIRE and related commands. In a space that ignores expiries, NX, XX, GT and LT treat the
+/// current expiry as infinite. As in Redis, a time in the past deletes the key.
 fn expire(call: &mut Call<'_>) -> Outcome {
     let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
     for option in call.args.from(3).iter() {

@@ -51,8 +51,8 @@ pub(crate) const COMMANDS: &[Command] = &[
         .linear("bytes of the payload and of the members of a set").uses("OW update"),
 ];
 
-/// Sets of at most this many members are added on the worker. Larger sets, and sets for tables on
-/// disk, use another thread (promise 9).
+/// Maximum number of members that are added on the worker. Larger sets, and sets for tables on
+/// disk, are added on another thread (promise 9).
 const MEMBERS_IN_PLACE: usize = 256;
 
 const BUSY_KEY: Refusal = Refusal::fixed(b"BUSYKEY Target key name already exists.");
@@ -88,8 +88,8 @@ fn dump(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Parses the options after the payload. Returns whether existing data is replaced, and whether the
-/// TTL is absolute. Options about eviction are checked and ignored.
+/// Parses the options after the payload. Returns whether REPLACE and ABSTTL are set. Checks the
+/// eviction options (IDLETIME, FREQ) and ignores them.
 fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     let (mut replace, mut absolute, mut idle, mut frequency) = (false, false, false, false);
     let mut words = call.args.from(4).iter();
@@ -116,12 +116,12 @@ fn options(call: &Call<'_>) -> Result<(bool, bool), Refusal> {
     Ok((replace, absolute))
 }
 
-/// Adds the key to an error, because MIGRATE sends many keys at once and shows one error.
+/// Adds the key to an error, because MIGRATE sends many keys at once and reports only one error.
 fn restore(call: &mut Call<'_>) -> Outcome {
     let Err(refusal) = put(call) else { return Ok(()) };
     let text = String::from_utf8_lossy(refusal.text());
     let key = Printable(call.args.at(1)).to_string();
-    // Tools compare the text of BUSYKEY.
+    // Leave BUSYKEY unchanged, because tools compare its text.
     if refusal.text() == BUSY_KEY.text() || text.contains(&key) {
         return Err(refusal);
     }
@@ -136,7 +136,7 @@ fn put(call: &mut Call<'_>) -> Outcome {
     }
     let (replace, absolute) = options(call)?;
     let key = call.node.engines().resolve(call.args.at(1))?;
-    // As in Redis, checked before the payload. The change itself checks again.
+    // As in Redis, checked before the payload. The change checks this again.
     if !replace && is_busy(&key)? {
         return Err(BUSY_KEY);
     }
@@ -162,7 +162,8 @@ fn put(call: &mut Call<'_>) -> Outcome {
         ));
     }
     if ttl > 0 && has_passed(ttl, absolute) {
-        // As in Redis, an expired value is not created, but a value to be replaced is deleted.
+        // As in Redis, an expired value is not created, but REPLACE still deletes the existing
+        // value.
         if replace {
             delete_key(call.node.engines(), &key)?;
         }
@@ -267,7 +268,7 @@ fn pairs(
         return Err(Refusal::no_members(space));
     }
     if call.session.in_exec {
-        // EXEC has reserved log space by the number of arguments, which does not cover the members.
+        // EXEC reserves log space by the number of arguments. That does not cover the members.
         return Err(refuse!("ERR RESTORE of a set is not allowed in a transaction"));
     }
     let mut members = 0;
@@ -289,7 +290,7 @@ fn pairs(
         }
         Ok(Vec::new())
     };
-    // The request runs again after all members were added, and answers then.
+    // When all members are added, the request runs again and writes its reply.
     call.suspension(work);
     Ok(())
 }

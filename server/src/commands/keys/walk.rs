@@ -35,12 +35,11 @@ pub(crate) const COMMANDS: &[Command] = &[
         .tips(&["request_policy:all_shards", "nondeterministic_output"]),
 ];
 
-/// Key patterns that list the rows of a space: one key per row, or one per counter if rows have no
-/// keys.
+/// Key patterns of a space: they give one key per row, or one per counter if rows have no keys.
 struct Listed<'a> {
-    /// Patterns of the keys; the first one is used unless a glob matches only another.
+    /// Patterns of the keys, in order of preference.
     forms: Vec<&'a Pattern>,
-    /// Counters with keys; a single empty name if the row itself has a key.
+    /// Names of the counters with keys. A single empty name if the row itself has a key.
     fields: Vec<String>,
     kind: &'static str,
 }
@@ -58,7 +57,7 @@ impl<'a> Listed<'a> {
         (!cells.is_empty()).then_some(Listed { forms: cells, fields, kind: "string" })
     }
 
-    /// Returns the keys of one row, each in the first form that matches the glob.
+    /// Returns the keys of one row. Each uses the first pattern whose key matches the glob.
     fn keys(&self, id: u64, glob: Option<&[u8]>) -> impl Iterator<Item = Vec<u8>> {
         let fits = move |key: &Vec<u8>| glob.is_none_or(|glob| glob::matches(glob, key, false));
         self.fields.iter().filter_map(move |field| {
@@ -81,7 +80,7 @@ pub(crate) fn refuse_many_keys(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// Passes all matching keys to `take`, possibly some of them twice.
+/// Passes all matching keys to `take`. Some keys may be passed twice.
 pub(crate) fn every_key(
     engines: &Engines,
     glob: Option<&[u8]>,
@@ -136,7 +135,8 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         if random.u64(..(here + cold).max(1)) >= here {
             id = space.cold().some_id(space, &mut random).map_err(disk)?;
         }
-        // All rows of the sampled file may have been deleted, or all rows in memory spilled.
+        // The sampled file may contain only deleted rows, or all rows in memory may have been
+        // spilled.
         if id.is_none() {
             id = space.some_id(random.u64(..));
         }
@@ -152,8 +152,9 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
     Ok(())
 }
 
-/// SCAN. The low byte of a cursor is the space's slot, the rest the space's own cursor
-/// ([`scan::step`]). Cursors are below 2^50, so clients may store them as doubles.
+/// SCAN. The low byte of a cursor is the slot number of the space. The other bits are the cursor
+/// within the space ([`scan::step`]). Cursors are less than 2^50, so clients may store them as
+/// doubles.
 fn scan(call: &mut Call<'_>) -> Outcome {
     let cursor = resp::natural(call.args.at(1)).filter(|&cursor| cursor < scan::CURSOR_LIMIT << 8);
     let cursor = cursor.ok_or_else(|| refuse!("ERR invalid cursor"))?;
@@ -198,7 +199,7 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
     spaces.sort_by_key(|space| space.slot());
     let (slot, inner) = (cursor & 0xff, cursor >> 8);
     let mut index = spaces.partition_point(|space| u64::from(space.slot()) < slot);
-    // Either the last space was dropped or the cursor is invalid: start over rather than report the
+    // The last space was dropped, or the cursor is invalid. Start over instead of reporting the
     // end.
     index = if index < spaces.len() { index } else { 0 };
     // A space dropped during the scan has no rows left.
@@ -223,7 +224,7 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
             None => 0,
             Some(_) => scan::step(space, inner, wanted, &mut take)?,
         };
-        // Empty buckets count as well, so that a call terminates.
+        // Empty buckets also count, so that the time of a call is bounded.
         left = left.min(before.saturating_sub(1));
         if inner == 0 {
             index += 1;

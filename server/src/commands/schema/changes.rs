@@ -1,7 +1,7 @@
 //! Changes of spaces, views and actions at run time.
 //!
-//! A change runs on another thread, because it may allocate much memory. The reply waits until the
-//! log has it durably. Inside EXEC the change runs inline.
+//! A change runs on another thread, because allocating memory for tables may take long. The reply
+//! waits until the change is durable in the log. Inside EXEC the change runs on the worker.
 
 use crate::commands::call::Call;
 use dataset::catalogue::{Catalogue, EditError};
@@ -14,11 +14,12 @@ use std::time::Duration;
 use store::time;
 
 const MAX_WORDS: usize = 256;
-/// Maximum length of a word, so that any declaration fits one log batch.
+/// Maximum length of a word. Any declaration then fits into one log batch.
 const MAX_WORD_BYTES: usize = 2048;
 /// Maximum number of words of a change shown in the server's log.
 const SHOWN_WORDS: usize = 16;
-/// Time DROP waits for users of the space; after that the last user frees its memory.
+/// Maximum time that DROP waits for other users of the space. After that the last user frees its
+/// memory.
 const DROPPED_WITHIN: Duration = Duration::from_secs(10);
 
 fn text(call: &Call<'_>, index: usize) -> Result<String, Refusal> {
@@ -48,7 +49,8 @@ fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
     Ok((replaces, pairs(call, 3 + usize::from(replaces))?))
 }
 
-/// Refuses to remove a target of ingest events, which would become poison.
+/// Refuses to drop an action or counter that ingest events refer to. The events would become
+/// poison.
 pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> bool) -> Outcome {
     match call.node.ingest.source_for(is) {
         None => Ok(()),
@@ -70,7 +72,7 @@ fn edit(
     Ok(())
 }
 
-/// Applies a change and waits until the log has it.
+/// Applies a change and waits until it is in the log.
 fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
     edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
     node.current.forget_former();
@@ -90,7 +92,7 @@ pub(crate) fn change(
         call.args.iter().take(SHOWN_WORDS).map(|word| Printable(word).to_string()).collect();
     let by = format!("{} by {}", words.join(" "), call.session.client.peer);
     if call.session.in_exec {
-        // The reply waits for the log like that of any write in EXEC.
+        // The reply of EXEC waits for the log, as after any write.
         edit(&call.node, || Ok(()), change)?;
         call.reply.ok();
         return Ok(());
@@ -104,7 +106,7 @@ pub(crate) fn change(
     Ok(())
 }
 
-/// Returns whether `counter`, in the form space.field, belongs to `space`.
+/// Returns whether `counter`, written as space.field, is a counter of `space`.
 fn is_of(counter: &str, space: &str) -> bool {
     counter.split_once('.').is_some_and(|(of, _)| of == space)
 }
@@ -136,8 +138,8 @@ pub(super) fn rename_space(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Retires the rows of ids below a horizon. The horizon must not exceed the highest id, since a
-/// typo would otherwise discard all future rows.
+/// Deletes all rows with an id below a horizon. The horizon must not exceed the highest id, because
+/// a typo would discard all future rows.
 pub(super) fn retire(call: &mut Call<'_>) -> Outcome {
     let (name, horizon) = (text(call, 2)?, call.id(3)?);
     let space = call.node.engines().counter(name.as_bytes());

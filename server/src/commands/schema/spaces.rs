@@ -205,7 +205,7 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     } else if what.eq_ignore_ascii_case(b"WIDEN") {
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"NARROW") {
-        // The engine has one operation for both directions.
+        // The engine uses the same operation to widen and to narrow.
         sized().map(|(name, width)| Alteration::Widen { name, width })
     } else if what.eq_ignore_ascii_case(b"DROP") {
         if call.args.len() != 5 {
@@ -217,13 +217,12 @@ fn alteration(call: &Call<'_>) -> Result<Alteration, Refusal> {
     }
 }
 
-/// Refuses a WIDEN that would narrow and a NARROW that would widen: a typo must not cost memory or
-/// lose bits.
+/// Refuses a WIDEN to fewer bits and a NARROW to more bits, which are probably typos.
 fn check_direction(call: &Call<'_>, space: &CounterSpace, change: &Alteration) -> Outcome {
     let Alteration::Widen { name, width } = change else { return Ok(()) };
     let schema = space.schema();
     let Some(now) = schema.living().find(|(_, field)| field.name == *name) else {
-        // The engine reports an unknown field.
+        // The engine returns an error for an unknown field.
         return Ok(());
     };
     let (widens, now) = (call.args.at(3).eq_ignore_ascii_case(b"WIDEN"), now.1.width);
@@ -249,7 +248,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
         let counter = format!("{}.{name}", space.name());
         check_events(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
-    // Changes pending in the log are encoded under the new schema, with more fields than reserved.
+    // Pending changes will be encoded with the new schema, so they may exceed their reservations.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };
     let altered = call.node.current.alter(space.number(), &change);
     let schema = altered.map_err(|error| refuse!("ERR {error}"))?;
@@ -409,7 +408,8 @@ fn counter_tables(space: &CounterSpace, all: &mut Vec<Entries>) {
 fn existence_tables(space: &ExistenceSpace, all: &mut Vec<Entries>) {
     let files = space.cold().files();
     for (index, table) in space.tables_probed(CANARIES).into_iter().enumerate() {
-        // Later tables are recycled after this one, at an unknown rate.
+        // The time is known for the oldest table only. Later tables are recycled at an unknown
+        // rate.
         let recycled_in_s = if index == 0 { space.recycled_in_s() } else { None };
         // Cold tables are not probed, because each probe would be a disk read.
         let known = (!table.is_cold).then_some(table.measured);

@@ -71,8 +71,8 @@ impl Claim {
         })
     }
 
-    /// Claims the eligible entries. Returns them encoded, and the ids that the log no longer
-    /// contains, which are removed from the pending list.
+    /// Claims the eligible entries. Returns the encoded entries. Also returns the ids that the log
+    /// no longer contains, and removes them from the pending list.
     fn carry_out(&self, node: Now<'_>, ids: &[Id]) -> Result<(Vec<Entry>, Vec<Id>), Refusal> {
         let log = Log::new(node);
         let wanted: Vec<Id> = groups(node).with(&self.key, |group| {
@@ -97,7 +97,7 @@ impl Claim {
                         }
                         continue;
                     };
-                    // Another consumer may have claimed it during the read.
+                    // Another consumer may have claimed the entry during the read.
                     let is_new = !group.pending.contains_key(&id);
                     if !self.may(group, id) || is_new && group.pending.len() >= most {
                         continue;
@@ -133,7 +133,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     let args = call.args;
     let mut ids = Vec::new();
     let mut at = 5;
-    // Ids end at the first other word.
+    // The ids end at the first word that is not an id.
     while at < args.len()
         && let Ok(id) = id(args.at(at), 0)
     {
@@ -185,7 +185,7 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
     })
 }
 
-/// Option LASTID: advances the group's cursor if the id is ahead of it.
+/// Option LASTID: advances the group's cursor if the id is greater.
 fn advance(node: Now<'_>, key: &Key, last: Id) -> Outcome {
     let is_ahead = |group: &Group| group.next.last() < last;
     if !groups(node).with(key, |group| group.is_some_and(|group| is_ahead(group))) {

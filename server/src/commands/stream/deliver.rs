@@ -1,4 +1,4 @@
-//! Delivery by XREADGROUP: new entries of a group, or a consumer's pending ones again.
+//! Delivery by XREADGROUP: new entries of a group, or the pending entries of a consumer.
 
 use super::group::{admitted, groups, hear_of, named, no_key_or_group};
 use super::{Found, Log};
@@ -99,7 +99,7 @@ impl Member {
             || admitted(node),
             |group| {
                 let group = group.as_mut().ok_or_else(|| self.missing(name))?;
-                // XGROUP SETID moved the cursor during the read.
+                // XGROUP SETID has changed the cursor during the read.
                 if group.next != next {
                     return Ok(false);
                 }
@@ -117,8 +117,8 @@ impl Member {
         Ok(())
     }
 
-    /// Delivers a consumer's pending entries after an id again. Entries that the log no longer
-    /// contains are returned with nil fields.
+    /// Returns a consumer's pending entries after an id. Entries that the log no longer contains
+    /// are returned with nil fields.
     pub(super) fn deliver_again(
         &self,
         log: Log<'_>,
@@ -140,7 +140,7 @@ impl Member {
             )
         });
         let ids = ids.ok_or_else(|| self.missing(name)).or_else(|missing| {
-            // No entry follows the highest id.
+            // No entry can follow the maximum id.
             if after == Id::MAX { Ok(Vec::new()) } else { Err(missing) }
         })?;
         let mut delivered = Vec::new();

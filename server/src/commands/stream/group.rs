@@ -55,7 +55,7 @@ const NO_KEY: Refusal = Refusal::fixed(
       use the MKSTREAM option to create an empty stream automatically.",
 );
 
-/// Refuses on a node that accepts no writes.
+/// Returns an error if the node accepts no writes.
 pub(super) fn admitted(node: Now<'_>) -> Outcome {
     node.refusal().map_or(Ok(()), Err)
 }
@@ -94,7 +94,7 @@ pub(super) fn no_group(call: &Call<'_>) -> Refusal {
     )
 }
 
-/// Error text of commands other than XGROUP.
+/// Error text for a missing group in commands other than XGROUP.
 pub(super) fn no_key_or_group(key: &[u8], group: &[u8], behind: &str) -> Refusal {
     refuse!(
         "NOGROUP No such key '{}' or consumer group '{}'{behind}",

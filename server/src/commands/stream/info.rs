@@ -34,7 +34,7 @@ pub(crate) const XINFO: &[Command] = &[
 
 const NO_KEY: Refusal = Refusal::fixed(b"ERR no such key");
 
-/// Parses XINFO STREAM; the number is FULL's count of entries.
+/// Parses XINFO STREAM. Returns the COUNT of FULL, if given.
 fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
     let words = call.args.len();
     let is = |at: usize, word: &[u8]| call.args.at(at).eq_ignore_ascii_case(word);
@@ -42,7 +42,7 @@ fn parse(call: &Call<'_>) -> Result<(Scope, Option<usize>), Refusal> {
         3 => None,
         4 if is(3, b"full") => Some(10),
         6 if is(3, b"full") && is(4, b"count") => {
-            // As in Redis, 0 means no limit, apart from that of a reply.
+            // As in Redis, 0 means no limit. The limit of a reply still applies.
             Some(count(Some(call.args.at(5)))?)
         }
         _ => {
@@ -67,7 +67,7 @@ fn write(node: Now<'_>, scope: Scope, full: Option<usize>, reply: &mut Reply<'_>
     let (first, last) = tally.ends.unwrap_or_default();
     reply.map(if full.is_some() { 9 } else { 10 });
     number(reply, "length", tally.entries);
-    // Log segments are the closest equivalent.
+    // Log segments are the closest equivalent of radix tree nodes.
     number(reply, "radix-tree-keys", segments as u64);
     number(reply, "radix-tree-nodes", segments as u64 + 1);
     let id = |reply: &mut Reply<'_>, name: &str, id: Id| {
@@ -109,7 +109,7 @@ fn number(reply: &mut Reply<'_>, name: &str, number: u64) {
     reply.int(i64::try_from(number).unwrap_or(i64::MAX));
 }
 
-/// Writes a group's position and lag; nil if the log no longer reaches back that far.
+/// Writes a group's position and lag. Nil if the log no longer contains that position.
 fn write_progress(log: Log<'_>, scope: Scope, group: &Group, reply: &mut Reply<'_>) -> Outcome {
     reply.bulk(b"last-delivered-id");
     reply.bulk(log.delivered(scope, group.next)?.to_string().as_bytes());

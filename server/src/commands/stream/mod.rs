@@ -1,7 +1,7 @@
 //! `tm:changes`: the log as a Redis stream ([`dataset::changes`]).
 //!
-//! Other threads read the log files. A waiting reader whose log has grown only a little reads on
-//! its worker instead: the data is still in memory, which takes less than a millisecond.
+//! Other threads read the log files. A blocked reader for which only a few bytes have arrived reads
+//! on its worker instead: they are in the page cache, so this takes less than a millisecond.
 
 pub(crate) mod claim;
 mod deliver;
@@ -31,7 +31,7 @@ const STREAM: Group = Group::new("stream", "5.0.0", ONE_KEY);
 const READ_COST: &str = "O(N+M) where N is the number of returned entries and M is 64 KiB of log, \
                          or the size of the segment if an id is in a segment that was not read \
                          since the start";
-/// Linear factor of commands that need the length of the log.
+/// Complexity of commands that need the number of entries.
 const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growth since the last \
                             call at later ones";
 
@@ -48,7 +48,7 @@ pub(crate) const READ_ONLY: Refusal =
 const INVALID_ID: Refusal =
     Refusal::fixed(b"ERR Invalid stream ID specified as stream command argument");
 
-/// Resolves a key to a stream; `None` if there is none.
+/// Resolves a key to a stream. `None` if the key names no stream.
 fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
     let engines = node.engines();
     match streams::scope_of(engines, key) {
@@ -73,7 +73,7 @@ fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
     Ok(Id { term, seq })
 }
 
-/// Returns the error of a reader that cannot start at `at`. `first` is the first available entry.
+/// Returns the error for a reader that cannot start at `at`. `first` is the first available entry.
 fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
     match lost {
         Lost::Trimmed => {
@@ -108,7 +108,7 @@ impl Found {
     }
 }
 
-/// The log of a node, up to the position that is durable at one moment.
+/// The log of a node, up to the position that was durable when this value was created.
 #[derive(Clone, Copy)]
 struct Log<'a> {
     node: Now<'a>,
@@ -120,15 +120,15 @@ impl<'a> Log<'a> {
         Log { node, end: node.durability.certain() }
     }
 
-    /// Returns the place where a reader starts, or `None` if it is beyond the end. A replica may
-    /// still receive later entries. On a master, a position beyond the end belongs to a diverged
-    /// history.
+    /// Returns the place where a reader starts, or `None` if it is beyond the end. On a replica,
+    /// entries at such a position may still arrive. On a master, it belongs to a diverged history,
+    /// which is an error.
     fn find(&self, scope: Scope, start: Start) -> Result<Option<Place>, Refusal> {
         let node = self.node;
         match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
             Err(Lost::Ahead) if !node.replication.is_master() => Ok(None),
-            // The entry is written but not durable; a replica may have shown it already.
+            // The entry is written but not durable. A replica may already have returned it.
             Err(Lost::Ahead) if self.is_written(start) => Ok(None),
             Err(lost) => {
                 let (Start::After(id) | Start::At(id)) = start else {
@@ -150,7 +150,8 @@ impl<'a> Log<'a> {
         self.node.changes.find(&self.node.store, written, start).is_ok() || id == Id::MIN
     }
 
-    /// Returns the id of the entry before a cursor; a group stores only the following id.
+    /// Returns the id of the entry before a cursor, because a group stores only the id of the next
+    /// entry.
     fn delivered(&self, scope: Scope, cursor: Cursor) -> Result<Id, Refusal> {
         let Cursor::At(id) = cursor else { return Ok(cursor.last()) };
         let (node, engines) = (self.node, self.node.engines());
@@ -164,15 +165,15 @@ impl<'a> Log<'a> {
         found.first().map_or(Ok(Id::MIN), |text| self::id(text, 0))
     }
 
-    /// Returns number of entries, first and last entry of a stream.
+    /// Returns the number of entries, and the first and the last entry of a stream.
     fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
         tally.map_err(|lost| refusal(&lost, "its start", None))
     }
 
-    /// Returns the number of entries from a start on; `None` if the log no longer reaches back to
-    /// it.
+    /// Returns the number of entries from a start on. `None` if the log no longer contains the
+    /// start.
     fn lag(&self, scope: Scope, start: Start) -> Result<Option<u64>, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let place = match node.changes.find(&node.store, self.end, start) {

@@ -90,13 +90,13 @@ struct Range {
     /// Inclusive bounds.
     low: Id,
     high: Id,
-    /// Requested maximum; without one, a range above the limit of a reply is an error.
+    /// Requested maximum (COUNT). Without it, a range above the limit of a reply is an error.
     most: Option<usize>,
 }
 
 impl Range {
-    /// Parses the range. The inner error means an empty reply: true for nil, false for an empty
-    /// array.
+    /// Parses the range. The inner error stands for an empty reply: true for nil, false for an
+    /// empty array.
     fn read(call: &Call<'_>, is_reverse: bool) -> Result<Result<Range, bool>, Refusal> {
         let (low, high) = if is_reverse { (3, 2) } else { (2, 3) };
         let (low, high) = (call.args.at(low), call.args.at(high));
@@ -113,7 +113,7 @@ impl Range {
         if most == Some(0) {
             return Ok(Err(true));
         }
-        // An empty range does not check its lower bound.
+        // The lower bound of an empty range is not checked.
         if first > last {
             return Ok(Err(false));
         }
@@ -129,7 +129,8 @@ impl Range {
         }
     }
 
-    /// Number of entries to look for: one more than the limit of a reply, to detect an excess.
+    /// Number of entries to read: one more than the limit of a reply, to detect that the range
+    /// exceeds it.
     fn wanted(&self) -> usize {
         self.most.unwrap_or(usize::MAX).min(MOST_ENTRIES + 1)
     }
@@ -163,7 +164,7 @@ impl Range {
 
     fn down(&self, node: Now<'_>, reply: &mut Reply<'_>) -> Outcome {
         let log = Log::new(node);
-        // Fails if the log no longer reaches back to the lower bound.
+        // Fails if the log no longer contains the lower bound.
         log.find(self.scope, self.start())?;
         let make = |id: Id, space: u32, change: Change<'_>| {
             let mut bytes = Vec::new();

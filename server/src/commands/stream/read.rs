@@ -72,9 +72,9 @@ fn no_space(key: &[u8]) -> Refusal {
 /// Position from which a stream is read.
 #[derive(Clone, Copy)]
 enum What {
-    /// The last entry; entries after it once its id is known.
+    /// The last entry (`+`). Becomes `Behind` when the entry's id is known.
     Last,
-    /// Entries after a start, and their place once it is known.
+    /// Entries after a start. The first read sets the place.
     Behind(Start, Option<Place>),
     /// Entries that no consumer of the group has received.
     New,
@@ -95,8 +95,8 @@ struct Asked {
     /// Log position that `$` denotes.
     end: Position,
     member: Option<Member>,
-    /// Ticket in the groups' wait queues, for a blocking XREADGROUP; before queueing, the highest
-    /// ticket.
+    /// Ticket in the wait queues of the groups, for a blocking XREADGROUP. Before the reader is
+    /// queued, the highest ticket.
     number: Option<u64>,
 }
 
@@ -115,7 +115,7 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
     let mut readings = Vec::new();
     for at in first..first + streams {
         let (key, text) = (call.args.at(at), call.args.at(at + streams));
-        // As in Redis, a wrong type has priority over a wrong id.
+        // As in Redis, the type is checked before the id.
         let scope = scope(call.node, key)?;
         if let Some(member) = &member {
             member.hear_of(call.node, scope, key)?;
@@ -180,7 +180,7 @@ impl Asked {
                 let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
                 reading.what = What::Behind(start, None);
             }
-            // Streams beyond the reply's size limit are left for the next call.
+            // The next call returns the streams that do not fit into this reply.
             let has_room = bytes < super::MOST_BYTES;
             match (&mut reading.what, &self.member) {
                 (What::Behind(start, place), _) => {
@@ -207,7 +207,7 @@ impl Asked {
                 _ => {}
             }
             bytes += found.bytes.len();
-            // As in Redis, a consumer's pending list is answered even if it is empty.
+            // As in Redis, the reply contains a consumer's pending list even if it is empty.
             if found.count > 0 || matches!(reading.what, What::Own(_)) {
                 all.push((index, found));
             }
@@ -235,7 +235,7 @@ impl Asked {
         let (awaited, groups) = (self.awaited_groups(), node.engines().groups.clone());
         let mut place = None;
         loop {
-            // Subscribe before checking the queues, so that no departure is missed.
+            // Subscribe before checking the queues, so that no change of the queues is missed.
             let mut departures = groups.departures();
             let number = self.number.unwrap_or(0);
             let turns = awaited.iter().filter(|key| groups.has_turn(key, number)).count();
@@ -262,11 +262,11 @@ impl Asked {
                     continue;
                 }
             }
-            // Wait for entries beyond those read.
+            // Wait for entries after those that were read.
             client.blocked.begin(true);
             let demoted = async {
-                // A replica can be read without groups, so only group readers are unblocked on
-                // demotion.
+                // A demotion unblocks only readers of groups, because any replica serves reads
+                // without groups.
                 match self.member {
                     Some(_) => node.replication.demoted().await,
                     None => std::future::pending().await,

@@ -38,8 +38,8 @@ const VALUES: [&str; 14] = [
     "01",
     "",
 ];
-/// Commands excluded for the second client: they need absent threads or time, use files, or change
-/// users or spaces.
+/// Commands that the second client does not send. They need other threads or time, use files, or
+/// change users or spaces.
 pub(super) const LEFT_OUT: [&str; 20] = [
     "acl",
     "bgsave",
@@ -248,5 +248,5 @@ impl Choices<'_> {
     }
 }
 
-/// Number of values of `kind` in [`Choices::known`].
+/// Number of commands that [`Choices::known`] generates.
 pub(super) const KNOWN: usize = 32;

@@ -12,7 +12,7 @@ fn number(text: &[u8]) -> Option<i64> {
     text.parse::<i64>().ok().filter(|value| value.to_string() == text)
 }
 
-/// Any error; texts are compared by the tests of commands.
+/// Represents any error. The tests of the commands check the texts.
 pub(super) fn error() -> Frame {
     Frame::Error(String::new())
 }
@@ -29,7 +29,8 @@ fn ints(values: impl IntoIterator<Item = i64>) -> Frame {
     Frame::Array(values.into_iter().map(Frame::Integer).collect())
 }
 
-/// Row, counter (for a token of one counter), and the client's token.
+/// Key of an applied increment: row, counter (if the token covers a single one), and the client's
+/// token.
 type Token = (u64, Option<usize>, Vec<u8>);
 
 #[derive(Default)]
@@ -38,7 +39,7 @@ pub(super) struct Model {
     /// Pairs of each space of [`FLAGS`].
     flags: [BTreeSet<(u64, Vec<u8>)>; 2],
     horizons: [u64; 2],
-    /// Number of rows outside the universe.
+    /// Number of rows that the model does not track.
     others: i64,
     queue: Option<Vec<Words>>,
     /// Applied increments and their replies.
@@ -60,8 +61,8 @@ impl Increment {
 }
 
 impl Model {
-    /// Updates horizons from the engines and, with `rows_too`, copies all data after another
-    /// client's writes.
+    /// Reads the horizons from the engines. With `rows_too`, also copies all data, which another
+    /// client may have changed.
     pub(super) fn look(&mut self, engines: &Engines, rows_too: bool) {
         for (index, (name, ..)) in FLAGS.iter().enumerate() {
             let space = engines.existence(name.as_bytes()).expect("a space");
@@ -207,7 +208,7 @@ impl Model {
         let is_option = |word: &&Vec<u8>| {
             [&b"MIN"[..], b"MAX", b"SAT", b"FAIL", b"TOKEN"].contains(&word.as_slice())
         };
-        // SAT and FAIL exclude each other.
+        // SAT and FAIL are mutually exclusive.
         let kinds = words.iter().filter(is_option).map(|word| match word.as_slice() {
             b"FAIL" => &b"SAT"[..],
             word => word,
@@ -249,8 +250,8 @@ impl Model {
         token: Option<(Option<usize>, Vec<u8>)>,
     ) -> Option<Vec<i64>> {
         let token = token.map(|(cell, token)| (id, cell, token));
-        // CNT.INCRBY's token covers the row, CNT.MINCRBY's a counter; either conflicts with the
-        // other.
+        // The token of CNT.INCRBY covers the row, that of CNT.MINCRBY one counter. A row token
+        // conflicts with every counter token.
         let names = token.iter().flat_map(|(id, cell, token)| {
             let others = match cell {
                 Some(_) => vec![None],
@@ -351,7 +352,7 @@ impl Model {
         self.execute_now(name, words).unwrap_or_else(error)
     }
 
-    /// Returns `None` for an error.
+    /// Returns `None` if the command fails.
     // Long: one arm for each command.
     fn execute_now(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let opposite = |text: &[u8]| number(text)?.checked_neg();
@@ -520,7 +521,7 @@ impl Model {
         })
     }
 
-    /// Commands on the members of one id.
+    /// Replies of commands on the members of one id.
     fn members(&mut self, name: &[u8], words: &[Vec<u8>]) -> Option<Frame> {
         let int = |is: bool| Frame::Integer(is.into());
         let space = words[1].split(|&b| b == b':').next().unwrap_or_default();

@@ -9,7 +9,7 @@ use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Reco
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
 
-/// A batch that contains a joined turn also contains all pending keys of the turn's stripes.
+/// A batch with the keys of a joined guard also contains all pending keys of the guard's stripes.
 #[test]
 fn what_waits_in_stripes_that_are_joined_is_in_the_same_batch() {
     for joins in [true, false] {
@@ -71,13 +71,13 @@ struct Interrupted<'a> {
     twice: Vec<u32>,
 }
 
-/// Key in a stripe of its own, between those of the atomic group.
+/// Key in a separate stripe, between the stripes of the atomic group.
 const WRITES_AT: u32 = 1;
 
 impl Source<u32> for Interrupted<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         if keys == [WRITES_AT] {
-            // Simulates a concurrent writer; its stripes are not locked.
+            // Simulates a concurrent writer, whose stripes are not locked.
             for key in [0, 2] {
                 self.meeting.set(key, 7);
             }
@@ -119,8 +119,7 @@ fn no_batch_holds_a_key_twice() {
     assert_eq!(meeting.left(), BTreeMap::from([(0, 7), (1, 1), (2, 7)]));
 }
 
-/// A source with records so large that a batch has no room for twenty. Keys 2n and 2n + 1 belong
-/// together.
+/// A source with records so large that twenty exceed a batch. Keys 2n and 2n + 1 belong together.
 struct Large<'a> {
     reader: Reader<'a>,
     parted: usize,
@@ -182,7 +181,7 @@ impl Meeting {
         self.by_hand_with(Large { reader: Reader::alone(&self.engine), parted: 0 })
     }
 
-    /// Changes keys atomically. Returns false if there is no room for a reservation.
+    /// Changes keys atomically. Returns false if the reservation fails.
     fn set_together(&self, keys: std::ops::Range<u32>, value: i64) -> bool {
         let Some(reserved) = self.committer.reserve(bytes_of(keys.len())) else { return false };
         let several = reserved.several(keys.clone().map(u64::from));
@@ -192,7 +191,7 @@ impl Meeting {
     }
 }
 
-/// C6, C8. Of two groups that exceed one batch, the second waits for a round without holding locks.
+/// C6, C8. If two groups exceed one batch, the second one waits for a round without holding locks.
 #[test]
 fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
     // Also in a single stripe.
@@ -202,13 +201,13 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         assert!(meeting.set_together(0..10, 1));
         assert!(meeting.committer.is_crowded(), "a large group is flushed soon");
         assert!(!meeting.set_together(10..20, 1) && !meeting.committer.has_room(bytes_of(10)));
-        // Small groups and single turns do not wait for large groups.
+        // Small groups and single guards do not wait for large groups.
         assert!(meeting.set_together(20..22, 1));
         meeting.set(31, 1);
         thread.round().unwrap();
         assert!(meeting.set_together(10..20, 1));
         thread.round().unwrap();
-        // Every reservation is released, also if nothing or only one stripe was marked.
+        // Every reservation is released, even if no stripe or only one was marked.
         drop(meeting.committer.reserve(bytes_of(15)).unwrap());
         drop(meeting.committer.reserve(bytes_of(15)).unwrap().exclusive());
         assert!(meeting.set_together(7..8, 2));
@@ -216,7 +215,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         let all = meeting.committer.reserve(bytes_of(15)).expect("no reservation is left");
         assert!(meeting.committer.reserve(bytes_of(1)).is_none());
         drop(all);
-        // A group that exceeds any batch is admitted alone.
+        // A group that exceeds any batch is admitted if no other is pending.
         drop(meeting.committer.reserve(usize::MAX).unwrap());
         assert_eq!(thread.source.parted, 0);
         let batches = meeting.batches();
@@ -245,8 +244,8 @@ fn what_could_not_be_logged_keeps_its_room() {
     assert_eq!(meeting.batches(), [(0..10).collect::<Vec<_>>(), (10..20).collect()]);
 }
 
-/// Changes of other writers in the same stripes go into other batches if they exceed the room.
-/// Changes of the same ids stay in the group's batch.
+/// Changes of other writers in the same stripes go into other batches if they exceed the remaining
+/// space. Changes of the same ids stay in the group's batch.
 #[test]
 fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
     let whole: Vec<u32> = (0..8).collect();
@@ -260,7 +259,7 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
             turn.mark(key);
         };
         (20..30).for_each(set);
-        // The group changes a key that was the stripe's last one.
+        // The group changes the key that was marked last in its stripe.
         set(6);
         let several = meeting.committer.reserve(bytes_of(8)).unwrap().several(0..4);
         (0..8).step_by(2).for_each(set);
@@ -292,9 +291,9 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
     let mut thread = meeting.by_hand_large();
     // Pending keys in one of the stripes, greater than the later ones.
     (16..30).step_by(2).for_each(|key| _ = meeting.set(key, 1));
-    // Keys of both stripes, those of one of them repeatedly.
+    // Marks keys of both stripes, and keys of one of them repeatedly.
     let several = meeting.committer.reserve(bytes_of(10)).unwrap().several([0, 1]);
-    // Enough marks, with the seven keys above, to trigger a deduplication.
+    // With the seven keys above, these marks trigger a deduplication.
     (0..249).for_each(|i| _ = meeting.set(i % 2 * 2, 1));
     meeting.set(1, 1);
     drop(several);

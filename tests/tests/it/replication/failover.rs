@@ -131,7 +131,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
     let (mut writer, mut operator) = (master.raw(), master.connection());
     let mut rng = fastrand::Rng::with_seed(11);
     for round in 1..=40u64 {
-        // In one turn: the write arrives during the pause, before any progress of the failover.
+        // Both commands arrive together, so the write is paused before the failover makes progress.
         let both =
             [&["FAILOVER", "TO", "127.0.0.1", "1"][..], &["HINCRBY", "post:1", "like", "1"][..]];
         writer.send(both.map(tidemark_tests::request).concat());
@@ -198,7 +198,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     assert_eq!((role().as_deref(), by_hello(&replica).as_str()), (Some("master"), "master"));
     assert_eq!(hand(&replica, &lineage, &term), "+OK", "once more, as if our answer had been lost");
 
-    // The node has handed the role on.
+    // The replica, now a master, hands the role over to a third node.
     let next = TestServer::with(small);
     follow(&next, &replica);
     in_step(&replica, &next);

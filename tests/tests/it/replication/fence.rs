@@ -14,7 +14,7 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
         .unwrap();
 }
 
-/// Restarted, replaced, chosen again, abandoned by all Sentinels: the role of a node in each case.
+/// The role of a master that is restarted, replaced, chosen again, and abandoned by all Sentinels.
 #[test]
 fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
@@ -40,7 +40,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
             .unwrap();
     }
     refused("fenced until its role is known");
-    // One Sentinel names another master, and one was away during that choice.
+    // One Sentinel names another master; a second Sentinel was offline during that election.
     hello(&master, other, 6);
     hello(&master, own, 5);
     refused("fenced until its role is known");
@@ -57,7 +57,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
         given_away.contains("not valid on a fenced node"),
         "the fenced node gave slots away: {given_away}"
     );
-    // A replica that has not heard of the change cannot confirm; a newer epoch can.
+    // A replica that does not know of the change cannot confirm the master; a newer epoch can.
     let late = TestServer::with(small);
     follow(&late, &master);
     in_step(&master, &late);
@@ -100,7 +100,7 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
     hello(&master, replica.port(), 6);
     hello(&master, master.port(), 5);
     refused(&master);
-    // A node promoted in the meantime and restarted cannot confirm either.
+    // A node that was promoted in the meantime and restarted also cannot confirm itself as master.
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").query::<()>(&mut replica.connection()).unwrap();
     write(&replica).unwrap();
     let replica = replica.stopped().started();
@@ -110,9 +110,9 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
 }
 
 /// Regression test: the second of two failovers returned to the old master before Sentinel had
-/// reconfigured it. REPLICAOF NO ONE changed nothing there, and the other nodes had a later term
-/// and never followed it again. The order may also be lost, because Sentinel is satisfied with any
-/// master.
+/// reconfigured it. REPLICAOF NO ONE had no effect on that node. The other nodes had a later term
+/// and never followed it again. Sentinel may also send no REPLICAOF NO ONE at all, because the node
+/// already reports that it is a master.
 #[test]
 fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
     for is_told in [true, false] {
@@ -152,9 +152,9 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
     }
 }
 
-/// A master deposed by Sentinel disconnects its clients at once; otherwise they get READONLY errors
-/// for eight seconds. Sentinels stay connected. A client that connects later is disconnected after
-/// its first write.
+/// A master demoted by Sentinel disconnects its clients immediately; otherwise they get READONLY
+/// errors for eight seconds. Sentinels stay connected. A client that connects later is disconnected
+/// after its first write.
 #[test]
 fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     let server = TestServer::with(small);
@@ -183,7 +183,7 @@ fn a_master_that_sentinel_deposes_parts_with_its_clients() {
     let mut in_transaction = server.raw();
     in_transaction.request(&["MULTI"]).expect("+OK\r\n").request(&["HSET", "post:1", "like", "2"]);
     assert!(in_transaction.rest().starts_with("-READONLY"));
-    // Chosen again, the node keeps its clients.
+    // A node that is chosen again keeps its clients.
     hello(&server, server.port(), 3);
     eventually("the disk has it", || {
         let written = server.raw().ask(&["HSET", "post:1", "like", "2"]);

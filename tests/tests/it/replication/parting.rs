@@ -1,5 +1,5 @@
-//! Diverged histories: which node gives way, what it keeps of its own data, and which node may be
-//! promoted in the meantime.
+//! Diverged histories: which node discards its data, what it saves of that data, and which node may
+//! be promoted in the meantime.
 
 use super::{detach, follow, follow_port, in_step, info, likes, number, relay, small};
 use redis::Commands;
@@ -149,7 +149,7 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
     }
     other.connection().hset::<_, _, _, ()>("post:20", "like", 20).unwrap();
     assert!(!other.folder().join("log-0000000000000001.tlog").exists(), "the log is not whole");
-    // Repeating the order changes nothing.
+    // Repeating the command changes nothing.
     let port = master.port().to_string();
     for _ in 0..3 {
         redis::cmd("REPLICAOF")

@@ -21,8 +21,9 @@ fn an_order_that_is_taken_back_at_once_leaves_a_master() {
     assert_eq!(likes(&server, 0..50), [Some(1); 50]);
 }
 
-/// Once REPLICAOF NO ONE is answered, no write is refused, as in Redis, although a log must start
-/// first. Clients write while the role changes repeatedly; exactly the acknowledged writes remain.
+/// After the reply to REPLICAOF NO ONE no write is refused, as in Redis, although the new master
+/// must first begin a log. Clients write while the role changes repeatedly; exactly the
+/// acknowledged writes remain.
 #[test]
 fn a_client_of_a_new_master_may_write() {
     let server = TestServer::with(small);
@@ -62,7 +63,7 @@ fn a_client_of_a_new_master_may_write() {
                 assert_eq!(operator.ask(&["REPLICAOF", "NO", "ONE"]), "+OK");
                 assert_eq!(stays.ask(&["HINCRBY", "post:2", "like", "1"]), format!(":{round}"));
             } else {
-                // In the same turn as the order.
+                // Sent in one packet, so that the write follows the role change immediately.
                 operator
                     .send([tidemark_tests::request(&["REPLICAOF", "NO", "ONE"]), like(2)].concat());
                 assert_eq!(
@@ -85,7 +86,7 @@ fn a_client_of_a_new_master_may_write() {
     assert_eq!(likes(&server.restart(), 1..4), wanted);
 }
 
-/// Without a write since the start or the promotion, replicas count as up to date.
+/// Without a write since startup or promotion, replicas count as up to date.
 #[test]
 fn wait_counts_replicas_before_the_first_write() {
     let always = |config: &mut Config| {
@@ -107,7 +108,7 @@ fn wait_counts_replicas_before_the_first_write() {
     assert_eq!(wait(&b), 1, "promoted");
 }
 
-/// A new order during the previous change of role does not wait for that change's waiters.
+/// REPLICAOF during a change of role does not wait for the clients that this change blocks.
 #[test]
 fn roles_change_as_fast_as_they_are_told() {
     let server = TestServer::with(small);
@@ -232,7 +233,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
     let gauge = "tidemark_replication_refusing_replicas 1\n";
     assert!(get(admin, "/metrics", &[]).body.contains(gauge));
     assert_eq!(likes(&replica, 7..8), [Some(7)]);
-    // The operator decides for the master's data.
+    // The operator decides to keep the master's data.
     redis::cmd("REPLICAOF")
         .arg(&["127.0.0.1", &master.port().to_string(), "FORCE"])
         .exec(&mut replica.connection())
@@ -262,7 +263,7 @@ fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
     assert_eq!(asked("role").as_deref(), Some("master"));
     let role: redis::Value = redis::cmd("ROLE").query(&mut server.connection()).unwrap();
     assert!(format!("{role:?}").contains("master"));
-    // The next order clears the error.
+    // The next REPLICAOF clears the error.
     let master = TestServer::with(small);
     follow(&server, &master);
     assert_eq!(asked("repl_last_error"), None);

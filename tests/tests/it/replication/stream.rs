@@ -1,4 +1,4 @@
-//! Data that a replica receives: while connected, and after an absence.
+//! Data that a replica receives: while connected, and after a disconnect.
 
 use super::{follow, in_step, likes, number, small};
 use redis::Commands;

@@ -84,7 +84,8 @@ fn promoted_replica_has_every_acknowledged_write() {
     }
 }
 
-/// A handover names the end of the master's log; a replica without all of it stays a replica.
+/// A handover request contains the end of the master's log; a replica that lacks part of the log
+/// stays a replica.
 #[test]
 fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
     let nodes = [TestServer::with(small), TestServer::with(small)];
