@@ -330,7 +330,7 @@ impl Plan {
         add("likes on the disk", bytes(flags), formula);
         let snapshots = 2.0 * self.table_bytes();
         add("snapshots", bytes(snapshots), "at most 2 x tables (old, new)".to_owned());
-        add("write-ahead log", bytes(log), "keep_log_bytes + 2 snapshot_log_bytes".to_owned());
+        add("write-ahead log", bytes(log), "keep_log + 2 snapshot_log".to_owned());
         let ssd = cold + flags + snapshots + log;
         add("SSD of a server", bytes(ssd), "sum of the four".to_owned());
         let written = self.writes_per_day * LOG_BYTES_PER_WRITE;
@@ -393,7 +393,7 @@ impl Plan {
         let number = |n: u64| grouped(n).replace(',', "_");
         let _ = write!(
             out,
-            "\n[server]\nmemory_bytes = {}\n\n\
+            "\n[server]\nmemory = {}\n\n\
              [[counter]]\nname = \"post\"\nfields = \"{}\"\nrows = \"post:{{id}}\"\n\
              cells = \"post:{{id}}:{{field}}\"\nspill = {spills}\nrows_per_table = {}\n",
             number(self.memory_bytes() as u64),

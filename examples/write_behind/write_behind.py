@@ -13,7 +13,7 @@ A space becomes a table of its name: of counters `id`, a column per counter, `_e
 them `WHERE _deleted = 0`. A space that is dropped leaves its table behind.
 
 After TRIMMED or PARTED it reads all rows anew. Pairs cannot be listed, so those that were set meanwhile, in the part of
-the log that it did not read, are missing then: keep enough of it (durability.keep_log_bytes).
+the log that it did not read, are missing then: keep enough of it (durability.keep_log).
 
 --until-idle ends when nothing is left to do; --compare reads both sides and says whether they are equal.
 """
@@ -134,7 +134,7 @@ class Tables:
                f"WHERE id = {text(row)} AND _entry < {text(sortable(entry))};")
 
     def retire(self, table, low, entry):
-        """Statements that delete all rows of ids below one: TM.SPACE RETIRE, keep_tables."""
+        """Statements that delete all rows of ids below one: TM.SPACE RETIRE, keep_newest."""
         yield from self._table(table, ["id"], [])
         below = f"(length(id) < {len(low)} OR (length(id) = {len(low)} AND id < {text(low)}))"
         yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "

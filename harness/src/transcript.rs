@@ -56,7 +56,7 @@ pub fn run(path: &Path) -> Result<Outcome, String> {
 }
 
 /// Default configuration of a story. Snapshots are written on request only.
-const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every_s = 0\n";
+const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every = 0\n";
 
 #[derive(Default)]
 struct Story {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A start begins a new log segment, and a snapshot deletes earlier ones. No node is fenced,
 /// because no Sentinel names the master.
-const CONFIG: &str = "[durability]\nkeep_log_bytes = 0\nsnapshot_every_s = 0\n\
+const CONFIG: &str = "[durability]\nkeep_log = 0\nsnapshot_every = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 
 fn root() -> PathBuf {

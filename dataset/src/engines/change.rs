@@ -143,7 +143,7 @@ impl Engines {
                 return Err(format!(
                     "existence space '{}': its first table, an eighth of pairs_per_table, takes \
                      {needed} bytes: more than there is for it beside what other spaces keep \
-                     (server.memory_bytes, memory_limit_bytes)",
+                     (server.memory, memory_limit)",
                     known.made.name
                 ));
             }

@@ -132,7 +132,7 @@ fn make_room(live: &Live<'_>) {
         Ok(Some((number, bytes))) => tracing::warn!(
             "no room on the disk: segment {number} of the log, {bytes} bytes that were kept for \
              replicas, was removed; one that was away since then is sent all data; make room, or \
-             lower keep_log_bytes"
+             lower keep_log"
         ),
         Err(error) => {
             tracing::warn!(

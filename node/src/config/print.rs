@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 const HEAD: &str = "\
 # Configuration of Tidemark, with the default values. A file needs only what it changes.
 # Sizes are written as \"8gb\" or \"64mb\", times as \"500ms\", \"10s\", \"1h\" or \"7d\".
-# The form [server] with port = 6399 below it means the same as server.port = 6399.
+# \"server.port = 1\" may also be written as \"port = 1\" in a section [server].
 # * CONFIG SET changes this setting while the server runs, CONFIG REWRITE saves it here.
 ";
 

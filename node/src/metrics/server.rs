@@ -102,7 +102,7 @@ pub(super) const MEMORY: &[M] = &[
         "used_memory",
         Gauge,
         "tidemark_memory_used",
-        "Memory that server.memory_bytes limits: of the process, and at least of the tables.",
+        "Memory that server.memory limits: of the process, and at least of the tables.",
         |s| {
             let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
             tables.max(resident_bytes()).into()
@@ -113,7 +113,7 @@ pub(super) const MEMORY: &[M] = &[
         "maxmemory",
         Gauge,
         "tidemark_memory_limit",
-        "Memory that it may take (server.memory_bytes).",
+        "Memory that it may take (server.memory).",
         |s| s.node.config().memory_bytes().into(),
     )
     .bytes(),

@@ -36,7 +36,7 @@ pub const COUNTER_SPACES: &[C] = &[
         "",
         Gauge,
         "tidemark_counters_memory_limit",
-        "Its share of server.memory_bytes at present, by its needs.",
+        "Its share of server.memory at present, by its needs.",
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
@@ -122,7 +122,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         "most_revoked",
         Gauge,
         "tidemark_existence_most_deleted_pairs",
-        "Unset pairs of the table that has most of them (limit: existence.max_revoked).",
+        "Unset pairs of the table that has most of them (limit: existence.max_unset).",
         |s| s.most_revoked().into(),
     ),
     E::new(

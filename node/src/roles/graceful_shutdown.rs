@@ -3,7 +3,7 @@
 //! A node with a long log writes a snapshot first, as Redis does, and serves clients during that
 //! time. It makes the next start fast. Then a master pauses writes, while reads continue, and sends
 //! its replicas the rest of its log, since one of them may be promoted before this node restarts.
-//! It waits until all replicas have everything, for at most `server.shutdown_timeout_s`. SHUTDOWN
+//! It waits until all replicas have everything, for at most `server.shutdown_timeout`. SHUTDOWN
 //! ABORT cancels the shutdown. A replica does not wait, because its master has all of its data.
 //!
 //! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive

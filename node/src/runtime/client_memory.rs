@@ -1,5 +1,5 @@
 //! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
-//! theirs could exhaust the memory. So the sum has a limit too (`max_clients_memory_bytes`, Redis's
+//! theirs could exhaust the memory. So the sum has a limit too (`max_clients_memory`, Redis's
 //! `maxmemory-clients`), and the largest client is disconnected when it is exceeded.
 //!
 //! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.

@@ -127,15 +127,15 @@ pub struct Client {
 /// Number of connections closed by the server, by reason.
 #[derive(Default)]
 pub struct Ended {
-    /// Requests above `max_query_buffer_bytes`.
+    /// Requests above `max_query_buffer`.
     pub by_input: AtomicU64,
-    /// Replies above `max_output_buffer_bytes`, or messages above `max_push_buffer_bytes`.
+    /// Replies above `max_output_buffer`, or messages above `max_push_buffer`.
     pub by_output: AtomicU64,
-    /// No authentication or TLS handshake within `handshake_timeout_s`.
+    /// No authentication or TLS handshake within `handshake_timeout`.
     pub by_handshake: AtomicU64,
-    /// No input for `idle_timeout_s`.
+    /// No input for `idle_timeout`.
     pub by_idleness: AtomicU64,
-    /// The largest client when all together exceeded `max_clients_memory_bytes`.
+    /// The largest client when all together exceeded `max_clients_memory`.
     pub(crate) by_memory: AtomicU64,
 }
 
@@ -272,7 +272,7 @@ impl Client {
             self.ended.by_output.fetch_add(1, Relaxed);
             tracing::warn!(
                 "client {} does not read its messages: disconnected; make it read, or raise \
-                 max_push_buffer_bytes",
+                 max_push_buffer",
                 self.peer
             );
             self.kill();
@@ -450,7 +450,7 @@ impl Clients {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
                 "client {} disconnected: of all it takes most memory, {bytes} bytes, and together \
-                 they take more than max_clients_memory_bytes; raise it, or have clients read",
+                 they take more than max_clients_memory; raise it, or have clients read",
                 client.peer
             );
             self.ended.by_memory.fetch_add(1, Relaxed);

@@ -119,7 +119,7 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let new = names.iter().filter(|name| !own.of(kind).contains(*name));
     if own.bytes() + new.map(bytes_of).sum::<usize>() > most_bytes {
         return Err(refuse!(
-            "ERR a client's subscriptions may take {most_bytes} bytes (max_subscription_bytes)"
+            "ERR a client's subscriptions may take {most_bytes} bytes (max_subscriptions_memory)"
         ));
     }
     for name in names.iter() {

@@ -7,7 +7,7 @@
 //! and replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
-//! executes requests while replies are pending, up to `max_output_buffer_bytes`. Above that limit
+//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit
 //! it stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`]. Every buffer
 //! that a request can grow has a limit in [`Server`](node::config::Server).
 //!
@@ -399,7 +399,7 @@ impl Connection {
     }
 
     /// Executes the requests in `bytes` and keeps an incomplete rest. Returns an error if that rest
-    /// exceeds `max_query_buffer_bytes`.
+    /// exceeds `max_query_buffer`.
     fn receive(
         &mut self,
         node: &Arc<Node>,
@@ -422,7 +422,7 @@ impl Connection {
         if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
             node.clients.ended.by_input.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} sent a request beyond max_query_buffer_bytes: disconnected; send less \
+                "client {} sent a request beyond max_query_buffer: disconnected; send less \
                  at a time, or raise it",
                 self.talk.session.client.peer
             );

@@ -504,7 +504,7 @@ impl RequestLoop {
     #[cold]
     pub(crate) fn end_by_output(&mut self, process: &Process) {
         tracing::warn!(
-            "client {} asked for more than max_output_buffer_bytes: disconnected; ask for less at \
+            "client {} asked for more than max_output_buffer: disconnected; ask for less at \
              a time, or raise it",
             self.session.client.peer
         );

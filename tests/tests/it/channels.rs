@@ -225,7 +225,7 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     assert_eq!(raw.ask(&["SUBSCRIBE", &"x".repeat(5000)]), "-ERR a channel may have 4096 bytes");
     assert_eq!(raw.ask(&["PSUBSCRIBE", &"x".repeat(500)]), "-ERR a pattern may have 256 bytes");
     // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
-    admin_sets(&server, "server.max_subscription_bytes", "2048");
+    admin_sets(&server, "server.max_subscriptions_memory", "2048");
     raw.request(&["HELLO", "3"]);
     while raw.line() != "modules" {}
     raw.request(&["ECHO", "mark"]);
@@ -233,7 +233,7 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     let (long, other) = ("x".repeat(1000), "y".repeat(1000));
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));
-    let error = "-ERR a client's subscriptions may take 2048 bytes (max_subscription_bytes)";
+    let error = "-ERR a client's subscriptions may take 2048 bytes (max_subscriptions_memory)";
     assert_eq!(raw.ask(&["SSUBSCRIBE", &other]), error);
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));

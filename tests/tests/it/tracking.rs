@@ -743,7 +743,7 @@ fn prefixes_are_limited_and_counted() {
     assert_eq!(ask(&mut raw, &names), "-ERR a client may track 20 prefixes (max_subscriptions)");
     assert_eq!(
         ask(&mut raw, &names[..20]),
-        "-ERR a client's prefixes may take 4096 bytes (max_subscription_bytes)"
+        "-ERR a client's prefixes may take 4096 bytes (max_subscriptions_memory)"
     );
     assert_eq!(ask(&mut raw, &["x".repeat(257)]), "-ERR a prefix may have 256 bytes");
     assert_eq!(ask(&mut raw, &names[..10]), "+OK");

@@ -167,7 +167,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  every one of {rows} rows is right");
 
     println!("no room for cold files, but for the log");
-    node.call(&["CONFIG", "SET", "spill.max_bytes", "1"])?;
+    node.call(&["CONFIG", "SET", "spill.max_disk", "1"])?;
     let (first, told) = set(&node, &all, rows, rows + 10_000_000)?;
     let told = told.ok_or_else(|| error("no write was refused"))?;
     println!("  after {} more rows one is refused: {told}", first - rows);
@@ -176,7 +176,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     }
     rows = first;
     check::every_row(&node, &all, rows, 0)?;
-    node.call(&["CONFIG", "SET", "spill.max_bytes", "0"])?;
+    node.call(&["CONFIG", "SET", "spill.max_disk", "0"])?;
     let until = rows + 500_000;
     wait_for("it goes on", 60, || {
         rows = set(&node, &all, rows, until)?.0;
@@ -187,7 +187,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
 
     println!("full in the middle of a merge");
     // Slow enough that the disk can fill up during the merge.
-    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
+    node.call(&["CONFIG", "SET", "spill.merge_rate", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "merges"))?;
@@ -195,7 +195,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     check::every_row(&node, &all, rows, 1)?;
     println!("  every one of {rows} rows is right meanwhile");
     disk.relieve()?;
-    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "0"])?;
+    node.call(&["CONFIG", "SET", "spill.merge_rate", "0"])?;
     wait_for("merges go on", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
     check::every_row(&node, &all, rows, 1)?;
     println!(

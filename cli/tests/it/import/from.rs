@@ -178,7 +178,7 @@ fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let config = "[[counter]]\nname = \"post\"\nfields = \"like:16\"\nrows = \"post:{id}\"\n\
-                  spill = false\nmemory_limit_bytes = 100_000\n";
+                  spill = false\nmemory_limit = 100_000\n";
     let program = Program::start_with(&folder.path().join("server"), config);
     redis.rows(20_000);
     let more = ["--retry", "1", "--state", "state"];
@@ -190,7 +190,7 @@ fn full_server_stops_the_import_where_it_is() {
     let mut files = Command::new(harness::program());
     files.current_dir(folder.path()).args(["import", "--port", &program.port.to_string()]);
     done_of(files.arg("rows.csv"), 1, &["is refused: OOM", "importing again is harmless"]);
-    ask(&program, "TM.SPACE ALTER post SET memory_limit_bytes 0");
+    ask(&program, "TM.SPACE ALTER post SET memory_limit 0");
     let words = ["20,000 rows set, 0 flags; 0 bad keys"];
     done(import(folder.path(), redis.port, program.port, &more), 0, &words);
 }

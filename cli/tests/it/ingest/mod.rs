@@ -144,7 +144,7 @@ fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
 /// Nearly empty filters, so that no event meets a false positive: each event is one step or none.
 const SPACES: &str = "view = []
 [durability]
-snapshot_log_bytes = 4_000_000
+snapshot_log = 4_000_000
 [replication]
 fence = false
 [[counter]]

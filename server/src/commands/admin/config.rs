@@ -28,7 +28,7 @@ pub(crate) const CONFIG: Command =
         SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
             "Changes settings while the server runs: all of them, or none. The configuration file \
              marks those that can be changed with *. client-output-buffer-limit sets \
-             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Names of Redis \
+             max_output_buffer (normal) and max_push_buffer (pubsub). Names of Redis \
              that tune what does not exist here (hz, maxmemory-samples, hash-max-listpack-entries \
              and their like) take any value and have no effect.").linear("settings")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),

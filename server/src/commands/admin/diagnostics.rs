@@ -279,7 +279,7 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
         if used > limit / 10 * 9 {
             text += &format!(
                 "The space '{}' takes {used} of the {limit} bytes that it may (its share of \
-                 server.memory_bytes, or its memory_limit_bytes). ",
+                 server.memory, or its memory_limit). ",
                 space.name()
             );
         }

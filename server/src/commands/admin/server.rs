@@ -47,7 +47,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     SERVER.row("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI,
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", Once(shutdown),
         "Stops the server. A master first waits until its replicas have everything \
-         (shutdown_timeout_s), but for NOW. ABORT ends that. A snapshot is written first if \
+         (shutdown_timeout), but for NOW. ABORT ends that. A snapshot is written first if \
          replaying the log would take long, and not with NOSAVE. SAVE writes one; if that fails \
          the server goes on, but for FORCE. The connection ends when another server may have the \
          data folder."),

@@ -162,7 +162,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
         let most_bytes = node.config().server.max_subscription_bytes;
         if bytes_of(own) > most_bytes {
             return Err(refuse!(
-                "ERR a client's prefixes may take {most_bytes} bytes (max_subscription_bytes)"
+                "ERR a client's prefixes may take {most_bytes} bytes (max_subscriptions_memory)"
             ));
         }
     }

@@ -285,7 +285,7 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
 
 /// Returns the error for a page above the output limit.
 pub(crate) fn too_long(most: usize) -> Refusal {
-    refuse!("ERR the page takes more than {most} bytes (max_output_buffer_bytes)")
+    refuse!("ERR the page takes more than {most} bytes (max_output_buffer)")
 }
 
 /// Returns rows with an unreadable part, and their errors; other rows are unaffected.

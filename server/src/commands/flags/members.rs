@@ -193,7 +193,7 @@ pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome
 
 fn too_many(most: usize) -> Refusal {
     refuse!(
-        "ERR the members take more than {most} bytes (max_output_buffer_bytes): use SSCAN or \
+        "ERR the members take more than {most} bytes (max_output_buffer): use SSCAN or \
          PH.MEMBERS"
     )
 }

@@ -27,7 +27,7 @@ pub(crate) const COMMANDS: &[Command] = &[
             "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|DROP \
              field|SET option value [option value ...]>", Once(alter),
             "SET changes options of a space of either kind, as the configuration names them \
-             (memory_limit_bytes, max_tables, rows_per_table, max_ahead, spill, rows, pairs, ...), \
+             (memory_limit, keep_newest, spill, max_ahead, rows, pairs, ...), \
              all or none, and answers OK. The others change the schema of a counter space, at once \
              and without a pause: a new field is 0 in all rows; WIDEN gives a field more bits \
              inside a row, NARROW fewer (what does not fit is kept beside, exactly); BOUND \
@@ -67,7 +67,7 @@ pub(crate) const COMMANDS: &[Command] = &[
             "Gives up the rows of all ids below this one, for good, with their memory and their \
              files: the horizon of a counter space. Reads find no row there (nil, or 0 in a page), \
              FEED.ACT answers nil, other writes are refused. An id above the highest one is \
-             refused. keep_tables does it by itself."),
+             refused. keep_newest does it by itself."),
     ]),
     SCHEMA.row("tm.tables", -1, flag::STALE | flag::NO_MULTI | flag::NAMED, "[space]", Once(tables),
         "The tables of a space (or of all), oldest first, a map each: id range, rows or pairs, \
