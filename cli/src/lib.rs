@@ -32,7 +32,7 @@ use terminal::print;
 Examples:
   tidemark demo                        load a generated day and show a page
   tidemark serve --dir data            serve on 127.0.0.1:6399
-  tidemark config > tidemark.toml      all settings, with their documentation
+  tidemark config > tidemark.toml      settings, with their documentation
 
 `tidemark help COMMAND` has more examples."
 )]

@@ -3,6 +3,7 @@
 
 use super::terminal::{Align, Paint, grouped, table};
 use clap::Args;
+use dataset::options::units::Unit;
 use node::config::Durability;
 use std::fmt::Write;
 
@@ -388,15 +389,15 @@ impl Plan {
 
     fn toml(&self, args: &SizeArgs) -> String {
         let mut out =
-            String::from("# Printed by `tidemark size`; `tidemark config` has the rest.\n");
+            String::from("# Printed by `tidemark size`; `tidemark config --all` has the rest.\n");
         let spills = args.retention_days > args.memory_days;
         let number = |n: u64| grouped(n).replace(',', "_");
         let _ = write!(
             out,
-            "\n[server]\nmemory = {}\n\n\
+            "\n[server]\nmemory = \"{}\"\n\n\
              [[counter]]\nname = \"post\"\nfields = \"{}\"\nrows = \"post:{{id}}\"\n\
              cells = \"post:{{id}}:{{field}}\"\nspill = {spills}\nrows_per_table = {}\n",
-            number(self.memory_bytes() as u64),
+            Unit::Bytes.format((self.memory_bytes() as u64).next_multiple_of(1 << 20)),
             args.fields,
             number(self.rows_per_table),
         );

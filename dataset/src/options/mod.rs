@@ -304,9 +304,9 @@ section! {
         /// marks.
         #[group = 2]
         spill: bool = true,
-        /// Number of newest pairs that a space with spill = true keeps, in memory and on disk; 0 keeps
-        /// all. Older flags become unknown, a table at a time, and at least two tables stay. Set it
-        /// to limit disk space. Not with a ledger.
+        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags become
+        /// unknown, a table (8 million pairs) at a time. 0 keeps all, or 32 tables if spill is
+        /// false. Set it to limit memory or disk space. Not with a ledger.
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
@@ -435,10 +435,11 @@ impl Options {
 }
 
 impl Existence {
-    /// `max_tables`, or what 0 means.
+    /// Maximum number of tables in memory.
     pub fn tables(&self) -> usize {
         match self.max_tables {
             0 if self.spill => phantom::MOST_TABLES,
+            0 if self.keep_newest > 0 => self.keep_tables(),
             0 => RECYCLED_TABLES,
             tables => tables,
         }
@@ -499,7 +500,7 @@ impl Default for Options {
             existence: vec![
                 Existence { ledger: LedgerMode::Exact, ..existence("liked") },
                 Existence { ledger: LedgerMode::Exact, ..existence("reposted") },
-                Existence { spill: false, max_tables: RECYCLED_TABLES, ..existence("read") },
+                Existence { spill: false, ..existence("read") },
             ],
             view: vec![View {
                 name: text("home"),
