@@ -25,9 +25,7 @@ pub fn with<T: Serialize + DeserializeOwned>(
             (Value::Boolean(_), "true") => Value::Boolean(true),
             (Value::Boolean(_), "false") => Value::Boolean(false),
             // More bits than TOML's have: most options take none.
-            (Value::Integer(_), digits) if is_wide(digits) => {
-                Value::String(digits.to_owned())
-            }
+            (Value::Integer(_), digits) if is_wide(digits) => Value::String(digits.to_owned()),
             _ => parsed(&like, text).map_err(|why| format!("{key}: {why}"))?,
         };
         all.insert(key.clone(), value);

@@ -527,9 +527,10 @@ mod tests {
         change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")])
             .unwrap();
         settings.rewrite(|_| ()).unwrap();
-        let expected = text
-            .replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout = \"3s\"\n")
-            + "\n[durability]\nfsync = \"no\"\n";
+        let expected = text.replace(
+            "max_clients = 9  # nine\n",
+            "max_clients = 10  # nine\nidle_timeout = \"3s\"\n",
+        ) + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
         // A default value must be written if the file has another one.
