@@ -23,7 +23,7 @@ pub struct Key {
     pub live: bool,
     /// A password: CONFIG GET shows it only to users with all rights.
     pub secret: bool,
-    /// Who sets it: 1 every operator, 2 some, 3 few. 0: `tidemark config` does not print it.
+    /// 1: every operator sets it, 2: some do, 3: few do, 0: `tidemark config` does not print it.
     pub group: u8,
     /// Module that writes and reads its value; empty for plain ones.
     pub with: &'static str,
@@ -43,8 +43,8 @@ pub const fn name(names: &[&'static str]) -> &'static str {
 
 /// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis =
 /// "..."]` gives Redis's name of a key, with the same unit; `#[live = true]` says that it may be
-/// changed while the server runs, `#[secret = true]` that it is a password, `#[group = 1]` who sets
-/// it ([`Key::group`]), `#[key = "..."]` its name if not that of the field, `#[with = "..."]` the
+/// changed while the server runs, `#[secret = true]` that it is a password, `#[group = 1]` is
+/// [`Key::group`], `#[key = "..."]` its name if not that of the field, `#[with = "..."]` the
 /// module that writes and reads it (`units`, `wide`).
 #[macro_export]
 macro_rules! section {
@@ -153,16 +153,17 @@ impl Fsync {
 section! {
     /// Files with the old rows and flags of spaces that spill to disk.
     Spill {
-        /// Memory that caches rows read from disk. 0 is an eighth of server.memory. Set it when INFO
-        /// shows that most reads of old posts miss the cache.
+        /// Memory that caches rows read from disk. 0 is an eighth of server.memory. Set it when
+        /// INFO shows that most reads of old posts miss the cache.
         #[key = "cache"]
         #[with = "crate::options::units::bytes"]
         cache_bytes: u64 = 0,
         /// Number of threads that read from disk, and so of concurrent reads.
         read_threads: usize = 16,
-        /// Maximum disk space of spilled rows and flags; 0 is no limit. At the limit tables stay in
-        /// memory, so new rows may get OOM errors. Set it when other programs share the disk. The
-        /// files of ledgers do not count, and a merge needs space for its new file in addition.
+        /// Maximum disk space of spilled rows and flags; 0 is no limit. At the limit tables stay
+        /// in memory, so new rows may get OOM errors. Set it when other programs share the disk.
+        /// The files of ledgers do not count, and a merge needs space for its new file in
+        /// addition.
         #[live = true]
         #[group = 2]
         #[key = "max_disk"]
@@ -190,8 +191,8 @@ section! {
         #[live = true]
         max_tokens: usize = 1_000_000,
         /// How long the server remembers a token, at least 1s. A retry after that counts again.
-        /// Raise it if clients retry for longer. INFO tokens_dropped_age_s shows whether memory ran
-        /// out earlier.
+        /// Raise it if clients retry for longer. INFO tokens_dropped_age_s shows whether memory
+        /// ran out earlier.
         #[live = true]
         #[group = 3]
         #[key = "keep"]
@@ -212,13 +213,14 @@ section! {
         /// stops at the bounds instead.
         #[group = 2]
         fields: String = String::new(),
-        /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty for
-        /// none. Change them to match your clients' keys. "post:{{id}}" is the pattern of post:{17},
-        /// a hash tag that keeps all keys of an id on one server. Replies use the first pattern.
+        /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty
+        /// for none. Change them to match your clients' keys. "post:{{id}}" is the pattern of
+        /// post:{17}, a hash tag that keeps all keys of an id on one server. Replies use the first
+        /// pattern.
         #[group = 2]
         rows: String = String::new(),
-        /// Key patterns of single counters for string commands (INCR post:17:like); empty for none.
-        /// A pattern without {field} names the first field.
+        /// Key patterns of single counters for string commands (INCR post:17:like); empty for
+        /// none. A pattern without {field} names the first field.
         #[group = 2]
         cells: String = String::new(),
         /// Whether ids in keys may have leading zeros: post:0017 is then post:17.
@@ -230,8 +232,8 @@ section! {
         /// executes the rest of the command. Take "ignore" for tools that copy keys from Redis.
         #[group = 3]
         expire: Expire = Expire::Refuse,
-        /// Whether deleting a row also unsets all flags of its id. Set it if ids are used again: the
-        /// likes of the old post would otherwise keep users from liking the new one.
+        /// Whether deleting a row also unsets all flags of its id. Set it if ids are used again:
+        /// the likes of the old post would otherwise keep users from liking the new one.
         #[group = 3]
         delete_forgets: bool = false,
         /// Whether the oldest rows move to disk when memory is short. Take false for ids that are
@@ -267,14 +269,14 @@ section! {
         /// Name in commands (PH.EXISTS liked 7 17), views and actions.
         #[group = 2]
         name: String = String::new(),
-        /// Key patterns of an id's pairs for set and Bloom commands (SISMEMBER liked:17 7), separated
-        /// by spaces; empty for none.
+        /// Key patterns of an id's pairs for set and Bloom commands (SISMEMBER liked:17 7),
+        /// separated by spaces; empty for none.
         #[group = 2]
         pairs: String = String::new(),
         /// Whether ids in keys may have leading zeros: liked:0017 is then liked:17.
         padded_ids: bool = false,
-        /// Whether a flag has a member. false makes the space a set of ids (BFSET 17, BFGET 17), as
-        /// in Weibo's service; views and actions cannot use it then.
+        /// Whether a flag has a member. false makes the space a set of ids (BFSET 17, BFGET 17),
+        /// as in Weibo's service; views and actions cannot use it then.
         #[group = 3]
         members: bool = true,
         /// What EXPIRE does, because nothing expires: "refuse" is an error, "ignore" executes the
@@ -285,23 +287,25 @@ section! {
         #[with = "crate::options::wide"]
         first_id: u64 = 0,
         /// Probability that the answer for an unset flag is yes. Ten times fewer errors take five
-        /// more bits per pair. A page with 64 flags shows a wrong one on 0.64 % of pages at 0.0001.
-        /// Lower it if users notice wrong flags. Later only a space with a ledger can change it.
+        /// more bits per pair. A page with 64 flags shows a wrong one on 0.64 % of pages at
+        /// 0.0001. Lower it if users notice wrong flags. Later only a space with a ledger can
+        /// change it.
         #[group = 2]
         false_positive_rate: f64 = 0.0001,
         /// Pairs per table, about 20 bits each. The first table is an eighth of it.
         pairs_per_table: u64 = 8 << 20,
         /// Maximum number of tables in memory. 0 is no limit if the space spills, otherwise 32.
         max_tables: usize = 0,
-        /// What an action does with an id whose flags were recycled: "refuse" returns nil and changes
-        /// no counter, "count" changes the counters each time. Take "count" if a lost like is worse
-        /// than one that counts twice. Only spaces with spill = false or keep_newest recycle.
+        /// What an action does with an id whose flags were recycled: "refuse" returns nil and
+        /// changes no counter, "count" changes the counters each time. Take "count" if a lost like
+        /// is worse than one that counts twice. Only spaces with spill = false or keep_newest
+        /// recycle.
         #[group = 2]
         #[key = "recycled_ids"]
         below_horizon: BelowHorizon = BelowHorizon::Refuse,
-        /// Whether the oldest flags move to disk when memory is short. With false the server recycles
-        /// them: they become unknown (nil). Take false for flags that may be lost, such as read
-        /// marks.
+        /// Whether the oldest flags move to disk when memory is short. With false the server
+        /// recycles them: they become unknown (nil). Take false for flags that may be lost, such
+        /// as read marks.
         #[group = 2]
         spill: bool = true,
         /// Number of newest pairs that the space keeps, in memory and on disk. Older flags become
@@ -310,9 +314,10 @@ section! {
         #[group = 2]
         #[with = "crate::options::wide"]
         keep_newest: u64 = 0,
-        /// Whether a ledger on disk also stores every pair: "exact" or "off". With "exact" each like
-        /// counts exactly once and SMEMBERS lists members; a pair takes 4 to 10 bytes of disk. Take
-        /// "off" if a wrong "yes" may drop a like. Needs spill and members; fixed at creation.
+        /// Whether a ledger on disk also stores every pair: "exact" or "off". With "exact" each
+        /// like counts exactly once and SMEMBERS lists members; a pair takes 4 to 10 bytes of
+        /// disk. Take "off" if a wrong "yes" may drop a like. Needs spill and members; fixed at
+        /// creation.
         #[group = 2]
         ledger: LedgerMode = LedgerMode::Off,
         /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect

@@ -24,8 +24,8 @@ pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub use print::Extent;
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Admin, AuthClients, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability,
-    LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Shard, Tls,
+    Admin, AuthClients, BACKLOG, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT,
+    Durability, LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Shard, Tls,
 };
 
 use serde::{Deserialize, Serialize};
@@ -344,7 +344,6 @@ const MOST_THREADS: i64 = 1_024;
 const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
     ("server", "tcp_keepalive", 0..=MOST_KEEPALIVE_S),
     ("server", "workers", 0..=MOST_THREADS),
-    ("server", "backlog", 0..=i32::MAX as i64),
     ("server", "max_request_args", 64..=1 << 20),
     ("server", "max_transaction_args", 64..=1 << 20),
     // Argument positions in the query buffer are 32 bits wide.
@@ -429,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_changed_setting_is_printed_whatever_its_group() {
-        let text = "[server]\nbacklog = 7\nworkers = 2\n[[existence]]\nname = \"liked\"\n\
+        let text = "[server]\nmax_watched_keys = 7\nworkers = 2\n[[existence]]\nname = \"liked\"\n\
                     max_tables = 3\n";
         let config = parse(text).unwrap();
         for extent in [Extent::Short, Extent::Lists, Extent::All] {
@@ -513,7 +512,6 @@ mod tests {
             ("[server]\ntcp_keepalive = 32768", "tcp_keepalive is 32768s: must be 0 to 32767s"),
             ("[server]\nshutdown_grace = \"2147483648ms\"", "must be 0 to 2147483647ms"),
             ("[server]\nidle_timeout = 9223372036854775807", "must be 0 to 2147483647s"),
-            ("[server]\nbacklog = -1", "server.backlog is -1: must be 0 to 2147483647"),
             ("[server]\nmax_request_args = 63", "must be 64 to 1048576"),
             ("[server]\nmax_transaction_args = 1048577", "must be 64 to 1048576"),
             ("[server]\nworkers = 1025", "server.workers is 1025: must be 0 to 1024"),

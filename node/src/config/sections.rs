@@ -9,6 +9,9 @@ use std::path::PathBuf;
 /// The port that Tidemark listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 6399;
 
+/// Maximum number of connections that wait for accept(), as Redis's default.
+pub const BACKLOG: i32 = 511;
+
 /// How the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -53,9 +56,6 @@ section! {
         #[live = true]
         #[group = 2]
         max_clients: usize = 10_000,
-        /// Maximum number of connections that wait for accept().
-        #[redis = "tcp-backlog"]
-        backlog: i32 = 511,
         /// Time after which an idle client is disconnected; 0 is never. Set it if clients leak
         /// connections. Subscribers and replicas are exempt.
         #[redis = "timeout"]
@@ -225,8 +225,7 @@ section! {
         #[key = "keep_log"]
         #[with = "dataset::options::units::bytes"]
         keep_log_bytes: u64 = 2 << 30,
-        /// Whether PING fails while the log cannot be written, so that Sentinel promotes a
-        /// replica.
+        /// Whether PING fails while the log cannot be written, so that Sentinel promotes a replica.
         #[live = true]
         ping_fails_with_log: bool = true,
     }
@@ -424,11 +423,6 @@ section! {
         /// Maximum number of replicas.
         #[live = true]
         max_replicas: usize = 32,
-        /// Maximum log that is kept for a full sync in addition to durability.keep_log.
-        #[live = true]
-        #[key = "sync_log"]
-        #[with = "dataset::options::units::bytes"]
-        sync_log_bytes: u64 = 4 << 30,
         /// Whether a restarted master with replicas refuses writes until Sentinel, a replica or
         /// REPLICAOF NO ONE confirms its role. Switch it off only if no other node can become
         /// the master.

@@ -5,7 +5,7 @@
 //! (encodings, eviction samples, active defragmentation). It accepts and shows any value of its
 //! type, without effect.
 
-use crate::config::Config;
+use crate::config::{BACKLOG, Config};
 use dataset::options::units::Unit;
 
 /// Idle settings with Redis's defaults.
@@ -116,6 +116,7 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
         ("slave-read-only", text("yes")),
         ("slave-serve-stale-data", text("yes")),
         ("stop-writes-on-bgsave-error", text("no")),
+        ("tcp-backlog", BACKLOG.to_string()),
     ]
 }
 

@@ -67,8 +67,9 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists that differ from `now`. `written` is the file's content, `read` the same
-/// with values in their usual form. The defaults stand in for a missing list. Preserves the text and comments of remaining entries.
+/// Writes the lists that differ from `now`. `written` is the file's content, `read` the same with
+/// values in their usual form. The defaults replace a missing list. Preserves the text and comments
+/// of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,
