@@ -100,7 +100,7 @@ impl Unit {
     }
 }
 
-/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g.
+/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g. At most 2^63-1.
 fn size(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -114,7 +114,7 @@ fn size(text: &str) -> Option<u64> {
         "gb" => 1 << 30,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(unit)
+    number.parse::<u64>().ok()?.checked_mul(unit).filter(|bytes| i64::try_from(*bytes).is_ok())
 }
 
 struct Reader(Unit);
@@ -245,7 +245,7 @@ mod tests {
             assert_eq!(unit.format(number), text);
             assert_eq!(unit.parse(text), Ok(number), "{text}");
         }
-        for number in [1, 59, 61, 1023, 86_401, 1 << 40, u64::MAX] {
+        for number in [1, 59, 61, 1023, 86_401, 1 << 40, i64::MAX.cast_unsigned()] {
             for unit in [Bytes, Seconds, Millis, Micros] {
                 assert_eq!(unit.parse(&unit.format(number)), Ok(number));
             }

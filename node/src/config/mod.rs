@@ -21,7 +21,6 @@ pub use dataset::options::{
 use dataset::options::{defaults, words};
 pub use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
-pub use print::Extent;
 pub(crate) use sections::SECTIONS;
 pub use sections::{
     Admin, AuthClients, BACKLOG, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT,
@@ -53,6 +52,17 @@ pub enum ConfigError {
     /// The values do not fit together.
     #[error("configuration: {0}")]
     Invalid(String),
+}
+
+/// What [`Config::print`] prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The first group, and what is not the default.
+    Short,
+    /// The first group, the lists, and what is not the default.
+    Lists,
+    /// All groups and lists.
+    All,
 }
 
 /// The whole configuration. `Config::default()` is what the program runs with when no file is

@@ -3,7 +3,9 @@
 //! Settings have their full names, as for CONFIG SET, because a section may have keys of several
 //! groups and TOML allows a section only once.
 
-use crate::config::{Action, Config, Counter, Existence, Ingest, Key, SECTIONS, Shard, View};
+use crate::config::{
+    Action, Config, Counter, Existence, Extent, Ingest, Key, SECTIONS, Shard, View,
+};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -11,7 +13,8 @@ use std::fmt::Write as _;
 const HEAD: &str = "\
 # Configuration of Tidemark, with the default values. A file needs only what it changes.
 # Sizes are written as \"8gb\" or \"64mb\", times as \"500ms\", \"10s\", \"1h\" or \"7d\".
-# \"server.port = 1\" may also be written as \"port = 1\" in a section [server].
+# \"server.port = 1\" may also be written as \"port = 1\" in a section [server], but a file
+# uses only one form for a section.
 # * CONFIG SET changes this setting while the server runs, CONFIG REWRITE saves it here.
 ";
 
@@ -35,17 +38,6 @@ const LISTS: &str = "\
 # REWRITE saves them here. The sections of a kind replace all default ones of that kind. A section
 # needs only what it changes.
 ";
-
-/// What [`Config::print`] prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// The first group, and what is not the default.
-    Short,
-    /// The first group, the lists, and what is not the default.
-    Lists,
-    /// All groups and lists.
-    All,
-}
 
 impl Config {
     /// The file with these values and their documentation.

@@ -13,6 +13,7 @@ use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::runtime::atomic_file;
 use crate::runtime::foreign_settings::{IMMUTABLE, Idle, fixed, read_buffer_limits, why_fixed};
 use arc_swap::{ArcSwap, Guard};
+use dataset::options::units::Unit;
 use dataset::options::words::parsed;
 use parking_lot::Mutex;
 use std::path::Path;
@@ -163,14 +164,15 @@ fn without_unit(key: &Key, text: &str) -> String {
     }
 }
 
-/// Adds the unit to a number under Redis's name. Under ours a time without a unit is in seconds.
-fn with_unit(key: &Key, name: &str, value: &str) -> String {
+/// Adds the unit to a time under Redis's name. Under ours a time without a unit is in seconds.
+fn with_unit(key: &Key, name: &str, value: &str) -> Result<String, &'static str> {
     let is_redis = key.redis.iter().any(|redis| redis.eq_ignore_ascii_case(name));
-    match key.unit() {
-        Some(unit) if is_redis && value.parse::<i64>().is_ok() => {
-            format!("{value}{}", unit.suffix())
-        }
-        _ => value.to_owned(),
+    match key.unit().map(Unit::suffix) {
+        Some(suffix) if is_redis && !suffix.is_empty() => match value.parse::<i64>() {
+            Ok(number) => Ok(format!("{number}{suffix}")),
+            Err(_) => Err("argument couldn't be parsed into an integer"),
+        },
+        _ => Ok(value.to_owned()),
     }
 }
 
@@ -274,7 +276,8 @@ pub fn set(
                 }
                 // A setting with a derived value (maxmemory) is set to the literal value.
                 (_, Some((section, key))) if key.live => {
-                    vec![(section, key.name, with_unit(key, name, value))]
+                    let value = with_unit(key, name, value).map_err(|why| refused(name, why))?;
+                    vec![(section, key.name, value)]
                 }
                 // A fixed setting accepts its own value.
                 (Some((_, is)), _) if is == *value => continue,
