@@ -2,21 +2,24 @@
 
 use clap::Args;
 use dataset::recovery::catalogue_of;
-use node::config::Config;
+use node::config::{Config, Extent};
 use std::path::PathBuf;
 
-/// Prints the configuration file with every key, its default and what it means.
+/// Prints the configuration file: the settings that every operator sets, or with --all all of them.
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Examples:
-  tidemark config > tidemark.toml      to start from; keep only what you change
-  tidemark config --config my.toml     what the server would run with, defaults
-                                       filled in; complains of a wrong file
-  tidemark config --dir data           the spaces, views and actions that this
-                                       data folder has, as they are by now
+  tidemark config > tidemark.toml      a file to start from
+  tidemark config --all                all settings, and the default spaces
+  tidemark config --config my.toml     checks a file and prints its values
+  tidemark config --dir data           the spaces, views and actions of a data
+                                       folder
   tidemark config --hash-tags          keys like post:{17} and liked:{17}, for
                                        twemproxy and clients of several servers")]
 pub(super) struct ConfigArgs {
+    /// Print all settings, and the spaces, views and actions.
+    #[arg(long)]
+    all: bool,
     /// Print this file's values instead of the defaults.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -49,5 +52,10 @@ pub(super) fn run(args: &ConfigArgs) -> Result<(), String> {
         // Patterns that were apart may be one now.
         config.validate().map_err(|e| e.to_string())?;
     }
-    crate::terminal::print(&config.print())
+    let extent = match args {
+        ConfigArgs { all: true, .. } => Extent::All,
+        ConfigArgs { dir: None, .. } => Extent::Short,
+        _ => Extent::Lists,
+    };
+    crate::terminal::print(&config.print(extent))
 }

@@ -32,7 +32,7 @@ use terminal::print;
 Examples:
   tidemark demo                        load generated data and show a page
   tidemark serve --dir data            serve on 127.0.0.1:6399
-  tidemark config > tidemark.toml      print all settings with documentation
+  tidemark config > tidemark.toml      print settings with documentation
 
 `tidemark help COMMAND` has more examples."
 )]

@@ -29,7 +29,7 @@ Signals: SIGTERM, SIGINT and SIGQUIT stop the server without losing data. SIGHUP
 certificates. SIGUSR1 and SIGUSR2 have no effect. The log goes to standard error, so there is no
 log file to reopen.
 
-`tidemark config` prints all settings. Options on the command line override the file.")]
+`tidemark config --all` prints all settings. Options on the command line override the file.")]
 pub(super) struct ServeArgs {
     /// Configuration file (TOML). Default: the built-in settings.
     #[arg(long, value_name = "FILE")]

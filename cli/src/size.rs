@@ -3,6 +3,7 @@
 
 use super::terminal::{Align, Paint, grouped, table};
 use clap::Args;
+use dataset::options::units::Unit;
 use node::config::Durability;
 use std::fmt::Write;
 
@@ -334,7 +335,7 @@ impl Plan {
         add("likes on disk", bytes(flags), formula);
         let snapshots = 2.0 * self.table_bytes();
         add("snapshots", bytes(snapshots), "up to 2 x tables (old and new)".to_owned());
-        add("write-ahead log", bytes(log), "keep_log_bytes + 2 snapshot_log_bytes".to_owned());
+        add("write-ahead log", bytes(log), "keep_log + 2 snapshot_log".to_owned());
         let ssd = cold + flags + snapshots + log;
         add("disk of a server", bytes(ssd), "sum of the four above".to_owned());
         let written = self.writes_per_day * LOG_BYTES_PER_WRITE;
@@ -391,16 +392,17 @@ impl Plan {
     }
 
     fn toml(&self, args: &SizeArgs) -> String {
-        let mut out =
-            String::from("# Printed by `tidemark size`; `tidemark config` prints all settings.\n");
+        let mut out = String::from(
+            "# Printed by `tidemark size`; `tidemark config --all` prints all settings.\n",
+        );
         let spills = args.retention_days > args.memory_days;
         let number = |n: u64| grouped(n).replace(',', "_");
         let _ = write!(
             out,
-            "\n[server]\nmemory_bytes = {}\n\n\
+            "\n[server]\nmemory = \"{}\"\n\n\
              [[counter]]\nname = \"post\"\nfields = \"{}\"\nrows = \"post:{{id}}\"\n\
              cells = \"post:{{id}}:{{field}}\"\nspill = {spills}\nrows_per_table = {}\n",
-            number(self.memory_bytes() as u64),
+            Unit::Bytes.format((self.memory_bytes() as u64).next_multiple_of(1 << 20)),
             args.fields,
             number(self.rows_per_table),
         );

@@ -13,7 +13,7 @@ table of flags has `id`, `member`, `_entry`, `_deleted`. A counter `id` becomes 
 the table `space._x`. Query them with `WHERE _deleted = 0`. A dropped space keeps its table.
 
 After TRIMMED or PARTED the program reads all rows again. It cannot list pairs, so pairs set in the unread part of the
-log are missing then: keep enough of the log (durability.keep_log_bytes).
+log are missing then: keep enough of the log (durability.keep_log).
 """
 
 import argparse
@@ -132,7 +132,7 @@ class Tables:
                f"WHERE id = {text(row)} AND _entry < {text(sortable(entry))};")
 
     def retire(self, table, low, entry):
-        """Yields statements that delete the rows of all ids below `low`: TM.SPACE RETIRE, keep_tables."""
+        """Yields statements that delete the rows of all ids below `low`: TM.SPACE RETIRE, keep_newest."""
         yield from self._table(table, ["id"], [])
         below = f"(length(id) < {len(low)} OR (length(id) = {len(low)} AND id < {text(low)}))"
         yield (f"UPDATE {name(table)} SET _deleted = 1, _entry = {text(sortable(entry))} "

@@ -127,7 +127,7 @@ impl Server {
     ) -> io::Result<Server> {
         let beside = || Ok::<_, io::Error>(std::env::current_exe()?.with_file_name("tidemark"));
         let program = program.map(PathBuf::from).map_or_else(beside, Ok)?;
-        let config = format!("[durability]\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n{more}");
+        let config = format!("[durability]\nsnapshot_every = 0\nsnapshot_log = 0\n{more}");
         Server::new(dir, move |folder, port| {
             let file = folder.join("tidemark.toml");
             // If this fails, the server will report the missing file.

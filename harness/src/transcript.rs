@@ -57,7 +57,7 @@ pub fn run(path: &Path) -> Result<Outcome, String> {
 }
 
 /// Default configuration of a transcript. Snapshots are only written on request.
-const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every_s = 0\n";
+const CONFIG: &str = "[server]\nworkers = 2\n[durability]\nsnapshot_every = 0\n";
 
 #[derive(Default)]
 struct Story {

@@ -6,7 +6,7 @@ use rolling::Unreadable;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The table has `max_revoked` deleted pairs. Recycle the table or raise the limit.
-    #[error("too many unset pairs in this table (max_revoked)")]
+    #[error("too many unset pairs in this table (max_unset)")]
     RevokedFull,
     /// The id is further ahead than `max_ahead` allows.
     #[error("key too big")]

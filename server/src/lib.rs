@@ -147,7 +147,7 @@ fn listen_at(config: &Config, port: u16) -> Result<Vec<TcpListener>, StartError>
     for host in &config.server.bind {
         let address = format!("{host}:{port}");
         listeners.push(
-            workers::listen_on(host, port, config.server.backlog)
+            workers::listen_on(host, port, node::config::BACKLOG)
                 .map_err(|source| StartError::Listen { address, source })?,
         );
     }

@@ -41,11 +41,11 @@ action = [{ name = "like", flag = "liked", counter = "post.like" }, { name = "se
 [server]
 port = %d
 workers = 2
-memory_bytes = 67108864
+memory = 67108864
 [durability]
 dir = "%s/data"
 fsync = "always"
-snapshot_log_bytes = 1048576
+snapshot_log = 1048576
 """
 
 

@@ -38,7 +38,7 @@ class Node:
 
     def config(self, follows):
         lines = ["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[replication]",
-                 f"timeout_s = {self.timeout_s}", 'replica_announce_ip = "127.0.0.1"', f"replica_announce_port = {self.proxy.port}"]
+                 f"timeout = {self.timeout_s}", 'replica_announce_ip = "127.0.0.1"', f"replica_announce_port = {self.proxy.port}"]
         return "\n".join(lines + ([f'replicaof = "127.0.0.1 {follows}"'] if follows else [])) + "\n"
 
     def client(self, timeout_s=3):

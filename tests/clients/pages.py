@@ -17,11 +17,11 @@ POSTS = range(1000, 1040)
 
 
 class Peer(Member):
-    more = f"peer_timeout_ms = {DEADLINE_MS}\nread_from = \"master\""
+    more = f"peer_timeout = \"{DEADLINE_MS}ms\"\nread_from = \"master\""
 
 
 class Reader(Member):
-    more = f"peer_timeout_ms = {DEADLINE_MS}\nread_from = \"replica\"\nmax_staleness_ms = {STALE_MS}"
+    more = f"peer_timeout = \"{DEADLINE_MS}ms\"\nread_from = \"replica\"\nmax_staleness = \"{STALE_MS}ms\""
 
 
 def connect(node, protocol=2):
@@ -209,7 +209,7 @@ def from_replicas(controller):
         took = time.time() - stopped
         assert STALE_MS / 1000 - 1.5 < took < STALE_MS / 1000 + 2, took
         check_partial(client.execute_command("FEED.GET", "home", 1, *POSTS), shard, 1)
-        print(f"a replica without its master replies for {took:.1f} s (max_staleness_ms is {STALE_MS})")
+        print(f"a replica without its master replies for {took:.1f} s (max_staleness is {STALE_MS})")
     finally:
         nodes[2].process.send_signal(signal.SIGCONT)
     until("pages are complete again", lambda: not any(map(is_error, client.execute_command("FEED.GET", "home", 1, *POSTS))), 20)

@@ -22,9 +22,9 @@ class Member(Node):
     sentinels = []
 
     def config(self, follows):
-        lines = ["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[replication]", f"timeout_s = {self.timeout_s}"]
+        lines = ["[server]", f"port = {self.port}", "workers = 1", "[durability]", f'dir = "{self.folder}/data"', "[replication]", f"timeout = {self.timeout_s}"]
         lines += [f'replicaof = "127.0.0.1 {follows}"'] if follows else []
-        lines += ["[cluster]", "enabled = true", "peer_timeout_ms = 300", "sentinels = [%s]" % ", ".join(f'"127.0.0.1:{port}"' for port in self.sentinels)]
+        lines += ["[cluster]", "enabled = true", 'peer_timeout = "300ms"', "sentinels = [%s]" % ", ".join(f'"127.0.0.1:{port}"' for port in self.sentinels)]
         for n in range(SHARDS):
             first, last = slots_of(n, SHARDS)
             lines += ["[[shard]]", f'name = "{n}"', f'master = "shard{n}"', f'slots = "{first}-{last}"']

@@ -18,7 +18,7 @@ FANS, FAN_POSTS = range(3), range(1000, 1400)
 
 
 class Peer(Member):
-    more = "peer_timeout_ms = 1000"
+    more = 'peer_timeout = "1s"'
 
     def config(self, follows):
         # Acknowledged writes must be on disk, because nodes are killed.

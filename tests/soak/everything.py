@@ -32,7 +32,7 @@ CONFIG = """
 [server]
 port = {port}
 workers = 2
-memory_bytes = 134217728
+memory = 134217728
 [admin]
 port = 0
 [durability]

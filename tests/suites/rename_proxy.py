@@ -443,7 +443,7 @@ async def read_reply(reader):
 def configuration(tidemark_default, port, folder):
     """Returns the configuration of a server for the suites: the default one, with small spaces for the keys of the proxy."""
     text = tidemark_default.replace("port = 6399", f"port = {port}", 1).replace('dir = "data"', f'dir = "{folder}"', 1)
-    small = "rows_per_table = 65536\nmemory_limit_bytes = 67108864\n"
+    small = "rows_per_table = 65536\nmemory_limit = 67108864\n"
     for prefix in PREFIXES:
         text += f'[[counter]]\nname = "{space_of(prefix)}"\nfields = "v:64"\nrows = ""\ncells = "{prefix}:{{id}}:{{field}}"\n{small}'
     fields = " ".join(f"{FIELD % number}:8" for number in range(FIELDS))

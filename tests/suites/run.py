@@ -57,7 +57,7 @@ class Server:
         self.folder = tempfile.mkdtemp(prefix="tidemark-suites-")
         self.log = os.path.join(self.folder, "log")
         self.config = os.path.join(self.folder, "tidemark.toml")
-        default = subprocess.run([program, "config"], capture_output=True, text=True, check=True).stdout
+        default = subprocess.run([program, "config", "--all"], capture_output=True, text=True, check=True).stdout
         with open(self.config, "w", encoding="utf-8") as file:
             text = rename_proxy.configuration(default, port, os.path.join(self.folder, "data"))
             for name, value in (settings or {}).items():

@@ -374,10 +374,11 @@ fn bench(name: Option<&str>, options: &[String]) -> Result<(), String> {
 
 fn print() -> Result<(), String> {
     cargo(&["build", "--bin", "tidemark"], &[])?;
-    for (subcommand, file) in [("commands", "docs/commands.md"), ("config", "config/tidemark.toml")]
+    for (words, file) in
+        [(&["commands"][..], "docs/commands.md"), (&["config", "--all"], "config/tidemark.toml")]
     {
         let mut program = Command::new(root().join("target/debug/tidemark"));
-        let output = program.arg(subcommand).output().map_err(|e| e.to_string())?;
+        let output = program.args(words).output().map_err(|e| e.to_string())?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }

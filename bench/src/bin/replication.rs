@@ -120,7 +120,7 @@ const REDIS_EVERYSEC: Kind = Kind::Redis {
 
 const CONFIG: &str = "[[counter]]\nname = \"post\"\n\
                       fields = \"like:12 repost:8 comment:8 read:16\"\nrows = \"post:{id}\"\n\
-                      memory_limit_bytes = 16_000_000_000\n[[view]]\nname = \"home\"\n\
+                      memory_limit = 16_000_000_000\n[[view]]\nname = \"home\"\n\
                       counters = [\"post\"]\n";
 
 impl Kind {
@@ -487,7 +487,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
 fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
     let (master, mut replica) = pair(args, Kind::Tidemark)?;
     // Restores the default.
-    master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log_bytes", b"268435456"])?;
+    master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log", b"268435456"])?;
     replica.kill()?;
     let (first, before) =
         (number(&master, "log_written_segment")?, number(&master, "master_repl_offset")?);

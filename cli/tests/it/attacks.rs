@@ -108,7 +108,7 @@ impl Victim {
     }
 }
 
-const PASSWORD: &str = "[security]\npassword = \"secret\"\nhandshake_timeout_s = 5\n";
+const PASSWORD: &str = "[security]\npassword = \"secret\"\nhandshake_timeout = 5\n";
 
 /// Reads until the server closes the connection. Returns false after a timeout.
 fn is_closed(stream: &mut TcpStream) -> bool {
@@ -202,7 +202,7 @@ fn an_unauthenticated_client_that_does_not_read_is_closed() {
 /// Attack 34: a client requests large replies and never reads them.
 #[test]
 fn a_client_that_does_not_read_costs_bounded_memory() {
-    let victim = Victim::start("[server]\nmax_output_buffer_bytes = 4_000_000\n");
+    let victim = Victim::start("[server]\nmax_output_buffer = 4_000_000\n");
     victim.alive(None);
     let before = victim.resident();
     let mut page = "*5003\r\n$8\r\nFEED.GET\r\n$4\r\nhome\r\n$1\r\n7\r\n".to_owned();
@@ -238,7 +238,7 @@ fn a_client_that_does_not_read_costs_bounded_memory() {
 fn a_reply_that_is_too_long_is_not_made() {
     let fields: Vec<String> = (0..60).map(|i| format!("field{i}:8")).collect();
     let victim = Victim::start(&format!(
-        "existence = []\naction = []\n[server]\nmax_output_buffer_bytes = 4_000_000\n[[counter]]\n\
+        "existence = []\naction = []\n[server]\nmax_output_buffer = 4_000_000\n[[counter]]\n\
          name = \"wide\"\nfields = \"{}\"\nrows = \"{{id}}\"\ncells = \"{{id}}.{{field}}\"\n\
          text_rows = true\n[[view]]\nname = \"all\"\ncounters = [\"wide\"]\n",
         fields.join(" ")

@@ -92,7 +92,7 @@ fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed(
     let mut torn = 0;
     for round in 0..rounds {
         // The rate is low enough for crashes to interrupt some backups.
-        let program = start(home, "bytes_per_s = 3_000_000\nkeep_log_s = 3600\n");
+        let program = start(home, "rate = 3_000_000\nkeep_log = 3600\n");
         let port = program.port;
         check(port, &all.lock().unwrap());
         let pause = Duration::from_millis(rng.u64(300..1500));
@@ -217,7 +217,7 @@ fn likes_of(port: u16) -> i64 {
 fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    let program = start(home, "keep_log_s = 3600\n");
+    let program = start(home, "keep_log = 3600\n");
     let mut client = program.client();
     // Positions before and after the backup, and on both sides of a restart and a snapshot.
     let mut places = Vec::new();
@@ -231,7 +231,7 @@ fn a_restore_ends_at_the_position_or_the_time_that_it_is_told() {
         if phase == 4 {
             assert_eq!(refusal(&call(&mut client, "SAVE")), "");
             program.take().unwrap().kill();
-            let again = start(home, "keep_log_s = 3600\n");
+            let again = start(home, "keep_log = 3600\n");
             client = again.client();
             program = Some(again);
         }
@@ -347,7 +347,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
     std::os::unix::fs::symlink(disk.path(), home.join("backups")).unwrap();
-    let program = start(home, "bytes_per_s = 0\n");
+    let program = start(home, "rate = 0\n");
     let mut client = program.client();
     for first in (0..40_000u64).step_by(1000) {
         for id in first..first + 1000 {
@@ -387,7 +387,7 @@ fn a_full_disk_fails_the_backup_and_nothing_else() {
 fn backups_beside_snapshots_and_spills_are_whole() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    let settings = "bytes_per_s = 0\n[[counter]]\nname = \"post\"\nfields = \"like:24\"\n\
+    let settings = "rate = 0\n[[counter]]\nname = \"post\"\nfields = \"like:24\"\n\
                     rows = \"post:{id}\"\nrows_per_table = 2000\nspill = true\n";
     let program = start(home, settings);
     let port = program.port;
@@ -500,7 +500,7 @@ fn replicas_of_the_old_node_take_the_data_of_the_restored_one() {
 fn backups_are_made_by_a_timetable_and_old_ones_removed() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    let settings = "every_s = 1\nkeep = 2\nkeep_log_s = 3600\n";
+    let settings = "every = 1\nkeep = 2\nkeep_log = 3600\n";
     let program = start(home, settings);
     let mut client = program.client();
     let autos = || {
@@ -520,13 +520,13 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
         home.join("backups/mine").join("tidemark.backup").exists()
     });
     // A backup folder belongs to one server.
-    let other = start_in(home, "other", "every_s = 1\n");
+    let other = start_in(home, "other", "every = 1\n");
     until("the backup fails", || other.info("backup_last_status") == "err");
     assert!(status(&mut other.client(), "last_error").contains("in use by another process"));
     drop(other);
     program.kill();
     // A restart does not reset the schedule: the hour has not passed yet.
-    let program = start(home, "every_s = 3600\nkeep = 2\n");
+    let program = start(home, "every = 3600\nkeep = 2\n");
     let before = autos();
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(autos(), before);
@@ -542,7 +542,7 @@ fn backups_are_made_by_a_timetable_and_old_ones_removed() {
 fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    let timetable = "every_s = 1\nkeep = 2\n";
+    let timetable = "every = 1\nkeep = 2\n";
     let program = start(home, timetable);
     call(&mut program.client(), "HSET post:1 like 5");
     let mut newest = Vec::new();
@@ -590,7 +590,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
 fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
-    let program = start(home, "keep_log_s = 3600\n");
+    let program = start(home, "keep_log = 3600\n");
     let mut client = program.client();
     call(&mut client, "HSET post:1 like 5");
     assert_eq!(back_up(&mut client, "one"), "ok");

@@ -19,10 +19,10 @@ const FIELDS: [&str; 4] = ["like", "repost", "comment", "read"];
 type Truth = BTreeMap<u64, Vec<i64>>;
 
 fn start(dir: &Path) -> Program {
-    let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\nsnapshot_log_bytes = 0\n\
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_every = 0\nsnapshot_log = 0\n\
                 [[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
                 rows = \"post:{id}\"\nspill = true\nrows_per_table = 10_000\n\
-                memory_limit_bytes = 1_000_000\n\
+                memory_limit = 1_000_000\n\
                 [[view]]\nname = \"home\"\ncounters = [\"post.like\", \"post.read\"]\n";
     Program::start_with(dir, text)
 }

@@ -13,7 +13,7 @@ const ROWS: u64 = PER_TABLE * TABLES;
 fn start(dir: &Path) -> Program {
     let config = dir.join("tidemark.toml");
     let text = format!(
-        "[durability]\nfsync = \"no\"\nsnapshot_every_s = 0\n[spill]\ncache_bytes = 1_000_000\n\
+        "[durability]\nfsync = \"no\"\nsnapshot_every = 0\n[spill]\ncache = 1_000_000\n\
          [[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
          spill = true\nrows_per_table = {PER_TABLE}\n"
     );

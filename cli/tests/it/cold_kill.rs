@@ -22,8 +22,8 @@ type Truth = BTreeMap<(u64, u64), Option<bool>>;
 
 fn start(dir: &Path) -> Program {
     // A thousand late pairs trigger a merge, which takes half a second.
-    let text = "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n[spill]\n\
-                cache_bytes = 100_000\nmerge_bytes_per_s = 500_000\n[[existence]]\n\
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_every = 0\n[spill]\n\
+                cache = 100_000\nmerge_rate = 500_000\n[[existence]]\n\
                 name = \"liked\"\npairs = \"liked:{id}\"\nspill = true\npairs_per_table = 100_000\n\
                 max_tables = 2\n[[view]]\nname = \"home\"\ncounters = [\"post\"]\n\
                 flags = [\"liked\"]\n[[action]]\nname = \"like\"\nflag = \"liked\"\n\

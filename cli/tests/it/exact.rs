@@ -43,7 +43,7 @@ name = "liked"
 pairs = "liked:{id}"
 ledger = "exact"
 spill = true
-max_revoked = 16
+max_unset = 16
 [[view]]
 name = "home"
 counters = ["post.like"]

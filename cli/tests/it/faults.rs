@@ -497,7 +497,7 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
 fn a_folder_in_use_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let config = tempfile::NamedTempFile::new().unwrap();
-    writeln!(&config, "[durability]\nkeep_log_bytes = 0").unwrap();
+    writeln!(&config, "[durability]\nkeep_log = 0").unwrap();
     let options = ["--fsync", "no", "--config", config.path().to_str().unwrap()];
     let program =
         Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"));

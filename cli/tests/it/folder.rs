@@ -211,7 +211,7 @@ fn snapshots(dir: &Path) -> Vec<String> {
 #[test]
 fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     let folder = tempfile::tempdir().unwrap();
-    let by_size = config("[durability]\nsnapshot_log_bytes = 100_000\nsnapshot_every_s = 0\n");
+    let by_size = config("[durability]\nsnapshot_log = 100_000\nsnapshot_every = 0\n");
     let program = start(folder.path(), by_size.path());
     let mut client = program.client();
     let like = |client: &mut Client, members: std::ops::Range<u64>| {
@@ -234,7 +234,7 @@ fn snapshots_come_by_log_size_and_by_time_and_only_for_changes() {
     until("the snapshot is saved", || refusal(&call(&mut client, "SAVE")).is_empty());
     assert!(program.terminate().success());
 
-    let by_time = config("[durability]\nsnapshot_log_bytes = 0\nsnapshot_every_s = 1\n");
+    let by_time = config("[durability]\nsnapshot_log = 0\nsnapshot_every = 1\n");
     let program = start(folder.path(), by_time.path());
     let mut client = program.client();
     let before = snapshots(folder.path());
@@ -416,7 +416,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
 #[test]
 fn snapshots_on_demand_are_one_at_a_time_and_say_when_they_ended() {
     let folder = tempfile::tempdir().unwrap();
-    let config = config("[durability]\nsnapshot_log_bytes = 0\nsnapshot_every_s = 0\n");
+    let config = config("[durability]\nsnapshot_log = 0\nsnapshot_every = 0\n");
     let program = start(folder.path(), config.path());
     let mut client = program.client();
     let last = |client: &mut Client| match call(client, "LASTSAVE") {
@@ -452,8 +452,8 @@ fn values(texts: &[&str]) -> OwnedFrame {
 
 /// Small tables keep the folder small.
 const V4_CONFIG: &str = r#"[durability]
-snapshot_log_bytes = 0
-snapshot_every_s = 0
+snapshot_log = 0
+snapshot_every = 0
 [[counter]]
 name = "post"
 fields = "like:12 repost:8 comment:8 read:16"

@@ -24,7 +24,7 @@ const SHARED: std::ops::Range<u64> = 1000..1006;
 const OWN: u64 = 1006;
 
 fn start(dir: &Path) -> Program {
-    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
+    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every = 0\n")
 }
 
 /// Users that a client's own user follows. `None` if the last reply did not arrive.

@@ -168,7 +168,7 @@ struct Fresh {
 impl Fresh {
     fn start(memory_bytes: u64) -> Fresh {
         let folder = tempfile::tempdir().unwrap();
-        let config = format!("[server]\nmemory_bytes = {memory_bytes}\n");
+        let config = format!("[server]\nmemory = {memory_bytes}\n");
         let program = Program::start_with(folder.path(), &config);
         Fresh { folder, config, memory_bytes, program, worst: 0.0 }
     }

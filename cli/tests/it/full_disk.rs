@@ -227,7 +227,7 @@ fn snapshots_that_fail_do_not_take_the_log_with_them() {
     let mut client = program.client();
     assert!(rows(&mut client, 0, 600_000));
     disk.fill(18 << 20);
-    assert_eq!(refusal(&call(&mut client, "CONFIG SET durability.snapshot_log_bytes 1000")), "");
+    assert_eq!(refusal(&call(&mut client, "CONFIG SET durability.snapshot_log 1000")), "");
     let failed = || failures.load(std::sync::atomic::Ordering::Relaxed);
     let (mut id, mut least) = (600_000, u64::MAX);
     let mut write = |client: &mut Client| {

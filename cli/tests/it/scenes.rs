@@ -24,7 +24,7 @@ const POSTS: u64 = 50;
 const FURTHER: std::ops::Range<u64> = 1..1000;
 
 fn start(dir: &Path) -> Program {
-    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every_s = 0\n")
+    Program::start_with(dir, "[durability]\nfsync = \"always\"\nsnapshot_every = 0\n")
 }
 
 fn ok(client: &mut Client, words: &str) -> OwnedFrame {
@@ -363,7 +363,7 @@ fn scene(
         "TM.SPACE ALTER photo WIDEN like:20",
         "TM.SPACE ALTER photo NARROW like:6",
         "TM.SPACE ALTER photo BOUND share {0..}",
-        "TM.SPACE ALTER photo SET memory_limit_bytes 64mb",
+        "TM.SPACE ALTER photo SET memory_limit 64mb",
         "TM.SPACE ALTER loved SET spill yes max_tables 40",
     ] {
         ok(&mut client, words);
@@ -378,7 +378,7 @@ fn scene(
     if spills {
         ok(&mut client, "TM.SPACE ALTER photo SET spill yes");
     } else if rng.bool() {
-        ok(&mut client, "TM.SPACE ALTER photo SET keep_tables 1000");
+        ok(&mut client, "TM.SPACE ALTER photo SET keep_newest 1000000000");
     }
     if spills && rng.bool() {
         for words in ["TM.ROLL photo", "TM.SPILL photo 9", "TM.ROLL loved", "TM.SPILL loved 9"] {

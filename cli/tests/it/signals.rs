@@ -82,7 +82,7 @@ fn signals_that_stop_the_server_lose_nothing() {
     assert_eq!(program.ask(&format!("HGET post:{FIRST} like")), all);
 }
 
-/// Connects a client that reads nothing. A shutdown waits `shutdown_grace_ms`, one second, for this
+/// Connects a client that reads nothing. A shutdown waits `shutdown_grace`, one second, for this
 /// client to read its replies.
 fn a_client_that_does_not_read(program: &Program) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", program.port)).unwrap();

@@ -28,7 +28,7 @@ fn serve(dir: &Path, port: u16) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let config = dir.join("tidemark.toml");
     // The limit has a margin, because the shards of the token table do not fill evenly.
-    let text = "[durability]\nfsync = \"always\"\nsnapshot_log_bytes = 4_000_000\n[replication]\n\
+    let text = "[durability]\nfsync = \"always\"\nsnapshot_log = 4_000_000\n[replication]\n\
                 fence = false\n[tokens]\nmax_tokens = 4_000_000\n";
     std::fs::write(&config, text).unwrap();
     let port = port.to_string();

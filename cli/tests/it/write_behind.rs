@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Each start begins a new log segment, and each snapshot deletes earlier ones. The nodes are not
 /// fenced, because no Sentinel names the master.
-const CONFIG: &str = "[durability]\nkeep_log_bytes = 0\nsnapshot_every_s = 0\n\
+const CONFIG: &str = "[durability]\nkeep_log = 0\nsnapshot_every = 0\n\
                       [replication]\nfence = false\n[changes]\nmax_pending = 600\n";
 
 fn root() -> PathBuf {

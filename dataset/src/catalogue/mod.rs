@@ -308,6 +308,7 @@ impl Catalogue {
         for mut entry in take_list(&mut all, "counter")? {
             let number = take_space(&mut entry)?;
             let horizon = take_digits(&mut entry, "horizon")?.unwrap_or(0);
+            modernize(&mut entry, "rows_per_table");
             catalogue.counter.push(CounterEntry { number, made: read(entry)?, horizon });
         }
         for mut entry in take_list(&mut all, "existence")? {
@@ -315,6 +316,7 @@ impl Catalogue {
             let seed = take_digits(&mut entry, "seed")?;
             let seed = seed.ok_or_else(|| Unreadable("missing seed of a space".to_owned()))?;
             let first_id = take_digits(&mut entry, "first_id")?.unwrap_or(0);
+            modernize(&mut entry, "pairs_per_table");
             let made = Existence { seed, first_id, ..read(entry)? };
             catalogue.existence.push(ExistenceEntry { number, made });
         }
@@ -430,6 +432,27 @@ fn differ_in_fields(space: &str, file: &str, is: &str, said: &mut Vec<String>) {
                 shown(file.get(name))
             ));
         }
+    }
+}
+
+/// Old names of options in catalogues, with the present ones.
+const OLD_NAMES: &[(&str, &str)] = &[
+    ("memory_limit_bytes", "memory_limit"),
+    ("below_horizon", "recycled_ids"),
+    ("max_aside", "max_outliers"),
+    ("max_revoked", "max_unset"),
+];
+
+/// Converts the options of a catalogue that an earlier release wrote.
+fn modernize(entry: &mut Table, per_table: &str) {
+    for (old, new) in OLD_NAMES {
+        if let Some(value) = entry.remove(*old) {
+            entry.insert((*new).to_owned(), value);
+        }
+    }
+    let tables = entry.remove("keep_tables").and_then(|tables| tables.as_integer());
+    if let Some((tables, size)) = tables.zip(entry.get(per_table).and_then(Value::as_integer)) {
+        entry.insert("keep_newest".to_owned(), Value::Integer(tables.saturating_mul(size)));
     }
 }
 

@@ -25,7 +25,7 @@ fn a_configuration_seeds_a_new_folder_and_no_other() {
     let lists = ["counter", "existence", "view", "action"].map(str::to_owned);
     let said = first.differences(&config, &lists);
     assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].contains("'user' has memory_limit_bytes = 0 in"), "{said:?}");
+    assert!(said[0].contains("'user' has memory_limit = \"0\" in"), "{said:?}");
     assert!(said[1].contains("existence space 'read', but the file"), "{said:?}");
     assert_eq!(first.differences(&config, &lists[1..2]).len(), 1, "lists that the file contains");
     assert_eq!(first.differences(&Options::default(), &lists), [""; 0]);

@@ -222,7 +222,7 @@ pub fn existence_options(made: &options::Existence) -> phantom::Options {
         pairs_per_table: made.pairs_per_table,
         max_tables: made.tables(),
         spill: made.spill,
-        keep_tables: made.keep_tables,
+        keep_tables: made.keep_tables(),
         max_revoked: made.max_revoked,
         max_aside: made.max_aside,
         max_forgotten: made.max_forgotten,
@@ -245,7 +245,7 @@ fn rows_per_table(made: &options::Counter, schema: &counter::Schema, part: u64) 
         tracing::warn!(
             "counter space '{}': using {room} rows per table instead of rows_per_table = {}, since \
              its {limit} bytes of memory cannot hold {TABLES_WITHIN_LIMIT} such tables. Raise \
-             server.memory_bytes or memory_limit_bytes, or lower rows_per_table",
+             server.memory or memory_limit, or lower rows_per_table",
             made.name,
             made.rows_per_table,
         );

@@ -142,8 +142,8 @@ impl Engines {
             if needed > most {
                 return Err(format!(
                     "existence space '{}': its first table (an eighth of pairs_per_table) needs \
-                     {needed} bytes, more than the other spaces leave (server.memory_bytes, \
-                     memory_limit_bytes)",
+                     {needed} bytes, more than the other spaces leave (server.memory, \
+                     memory_limit)",
                     known.made.name
                 ));
             }

@@ -9,7 +9,7 @@
 //!   that spill share the rest by max-min fairness: the largest ones get equal limits. Their
 //!   writers wait until they have spilled.
 //!
-//! The limit of a space never exceeds its `memory_limit_bytes`.
+//! The limit of a space never exceeds its `memory_limit`.
 
 use super::error::WriteError;
 use super::registry::Engines;

@@ -1,7 +1,7 @@
 //! Retirement of counters: removes the rows below a counter space's horizon.
 //!
 //! The horizon is part of the catalogue, which is logged, replicated and recovered. TM.SPACE RETIRE
-//! or the option `keep_tables` raises it.
+//! or the option `keep_newest` raises it.
 
 use crate::engines::registry::Engines;
 use crate::engines::spaces::CounterSpace;
@@ -18,7 +18,7 @@ impl Engines {
         }
     }
 
-    /// Names and new horizons of the counter spaces with more tables than `keep_tables`.
+    /// Names and new horizons of the counter spaces with more rows than `keep_newest`.
     pub fn to_retire(&self) -> Vec<(String, u64)> {
         let due = |space: &CounterSpace| Some((space.name().to_owned(), space.due_horizon()?));
         self.counters.iter().filter_map(due).collect()
@@ -28,9 +28,7 @@ impl Engines {
 impl CounterSpace {
     /// Lowest id of the oldest table to retain; `None` if no table must be retired.
     fn due_horizon(&self) -> Option<u64> {
-        // Use the configured table size, because a space that spills creates smaller tables when
-        // memory is short.
-        let kept = self.made.keep_tables.checked_mul(self.made.rows_per_table)?;
+        let kept = self.made.keep_newest;
         if kept == 0 {
             return None;
         }
@@ -104,7 +102,7 @@ mod tests {
     #[test]
     fn the_oldest_tables_go_when_there_are_more_than_are_kept() {
         let post = Options::default().counter[0].clone();
-        let current = current(Counter { keep_tables: 3, ..post });
+        let current = current(Counter { keep_newest: 3000, ..post });
         let mut most = 0;
         for id in 1..20_000 {
             let engines = current.load();

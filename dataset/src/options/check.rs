@@ -86,9 +86,9 @@ impl Lists<'_> {
                     existence.name
                 ));
             }
-            if existence.ledger == LedgerMode::Exact && existence.keep_tables > 0 {
+            if existence.ledger == LedgerMode::Exact && existence.keep_newest > 0 {
                 return Err(format!(
-                    "existence space '{}': ledger = \"exact\" keeps every pair: leave keep_tables \
+                    "existence space '{}': ledger = \"exact\" keeps every pair: leave keep_newest \
                      out",
                     existence.name
                 ));

@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod defaults;
+pub mod units;
 pub mod wide;
 pub mod words;
 
@@ -22,23 +23,44 @@ pub struct Key {
     pub live: bool,
     /// A password: CONFIG GET shows it only to users with all rights.
     pub secret: bool,
+    /// 1: every operator sets it, 2: some do, 3: few do, 0: `tidemark config` does not print it.
+    pub group: u8,
+    /// Module that writes and reads its value; empty for plain ones.
+    pub with: &'static str,
+}
+
+impl Key {
+    /// Unit of its number, if it has one.
+    pub fn unit(&self) -> Option<units::Unit> {
+        units::Unit::of(self.with)
+    }
+}
+
+/// First of the names: that of the file, or else that of the field.
+pub const fn name(names: &[&'static str]) -> &'static str {
+    names[0]
 }
 
 /// Declares a section: the struct, its defaults and its documentation, from one text. `#[redis =
 /// "..."]` gives Redis's name of a key, with the same unit; `#[live = true]` says that it may be
-/// changed while the server runs, `#[secret = true]` that it is a password, `#[wide = "..."]` how a
-/// number is written that may need all 64 bits (`wide`).
+/// changed while the server runs, `#[secret = true]` that it is a password, `#[group = 1]` is
+/// [`Key::group`], `#[key = "..."]` its name if not that of the field, `#[with = "..."]` the
+/// module that writes and reads it (`units`, `wide`).
 #[macro_export]
 macro_rules! section {
     ($(#[doc = $about:literal])+ $name:ident { $(
         $(#[doc = $doc:literal])+ $(#[redis = $redis:literal])* $(#[live = $live:literal])?
-        $(#[secret = $secret:literal])? $(#[wide = $wide:literal])?
+        $(#[secret = $secret:literal])? $(#[group = $group:literal])? $(#[key = $key:literal])?
+        $(#[with = $with:literal])?
         $field:ident: $type:ty = $default:expr,
     )* }) => {
         $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(deny_unknown_fields, default)]
-        pub struct $name { $( $(#[doc = $doc])+ $(#[serde(with = $wide)])? pub $field: $type, )* }
+        pub struct $name { $(
+            $(#[doc = $doc])+ $(#[serde(rename = $key)])? $(#[serde(with = $with)])?
+            pub $field: $type,
+        )* }
 
         impl Default for $name {
             fn default() -> Self {
@@ -52,11 +74,13 @@ macro_rules! section {
             /// Its keys, in the order of the file.
             pub const KEYS: &'static [$crate::options::Key] = &[$(
                 $crate::options::Key {
-                    name: stringify!($field),
+                    name: $crate::options::name(&[$($key,)? stringify!($field)]),
                     doc: &[$($doc),+],
                     redis: &[$($redis),*],
                     live: false $(|| $live)?,
                     secret: false $(|| $secret)?,
+                    group: 0 $(+ $group)?,
+                    with: concat!("" $(, $with)?),
                 },
             )*];
         }
@@ -127,249 +151,241 @@ impl Fsync {
 }
 
 section! {
-    /// Rows of old posts on the disk: tables of a counter space that reaches its memory limit. What
-    /// that takes beside the spaces' limits: cache_bytes; about 6 bytes per 4 KiB of files (their
-    /// index, INFO cold_index_bytes); 40 bytes per row that was deleted on the disk and not merged
-    /// yet, which count in the space's memory, whatever its limit; while a table is written one
-    /// byte per row of it, at least 1 MiB, and 1 MiB of buffers; while many rows are written at
-    /// all, 16 MiB of log that is not synced yet, and 32 bytes per change that waits to be logged,
-    /// at most 24 MiB (INFO log_queue_bytes).
+    /// Files with the old rows and flags of spaces that spill to disk.
     Spill {
-        /// Most bytes of memory for rows that were read from the disk; 0: an eighth of
-        /// server.memory_bytes.
+        /// Memory that caches rows read from disk. 0 is an eighth of server.memory. Set it when
+        /// INFO shows that most reads of old posts miss the cache.
+        #[key = "cache"]
+        #[with = "crate::options::units::bytes"]
         cache_bytes: u64 = 0,
-        /// Threads that read from the disk: as many reads as the disk serves well at a time.
+        /// Number of threads that read from disk, and so of concurrent reads.
         read_threads: usize = 16,
-        /// Most bytes that cold files may take on the disk; 0 means as many as it has. At the
-        /// limit, as on a full disk, tables stay in memory: then new rows are refused with an OOM
-        /// error, and it goes on by itself when there is room. A merge needs room for what it
-        /// writes anew on top. The files of ledgers are not counted.
+        /// Maximum disk space of spilled rows and flags; 0 is no limit. At the limit tables stay
+        /// in memory, so new rows may get OOM errors. Set it when other programs share the disk.
+        /// The files of ledgers do not count, and a merge needs space for its new file in
+        /// addition.
         #[live = true]
+        #[group = 2]
+        #[key = "max_disk"]
+        #[with = "crate::options::units::bytes"]
         max_bytes: u64 = 0,
-        /// Most bytes per second that merging writes to the disk; 0 means as fast as it goes.
-        /// Spilling when memory runs short is never slowed down.
+        /// Maximum bytes per second that merges write; 0 is no limit. Spilling is not limited.
         #[live = true]
+        #[key = "merge_rate"]
+        #[with = "crate::options::units::bytes"]
         merge_bytes_per_s: u64 = 32 << 20,
-        /// Once a week all cold files are read in the background, and their checksums compared: so
-        /// many bytes per second at most, and a quarter of that while requests wait for the disk.
-        /// At 4 MiB/s a week is enough for 2.4 TB; more takes longer. 0: never. Set to another
-        /// value again, it begins at once. INFO cold_damaged names what was found.
+        /// Bytes per second that the weekly check of all checksums reads; 0 switches it off. It
+        /// drops to a quarter while requests wait for the disk.
         #[live = true]
+        #[key = "scrub_rate"]
+        #[with = "crate::options::units::bytes"]
         scrub_bytes_per_s: u64 = 4 << 20,
     }
 }
 
 section! {
-    /// Tokens: increments that a client may send again, and that count once (CNT.INCRBY ... TOKEN).
-    /// The window in which a repetition is known ends by time or by number, whatever is first; INFO
-    /// (tokens_dropped_age_s) says whether the number has cut it
-    /// short.
+    /// Tokens make a retried increment count once: CNT.INCRBY ... TOKEN.
     Tokens {
-        /// Most tokens that are kept, at least 64; 0: TOKEN is refused. They are kept in 64 equal
-        /// parts by their hashes, and in a full part the token used longest ago goes first. They
-        /// take memory when they are used: about 80 bytes each, at most 160, and 8 more for each
-        /// counter of one increment if there are more than two. Never more are kept than take an
-        /// eighth of server.memory_bytes at 80 bytes each.
+        /// Maximum number of tokens, at least 64; 0 refuses TOKEN. Each takes 80 to 160 bytes. The
+        /// number is also limited to what an eighth of server.memory holds.
         #[live = true]
         max_tokens: usize = 1_000_000,
-        /// A token is known for so many seconds, at least 1, by the clock of the master.
+        /// How long the server remembers a token, at least 1s. A retry after that counts again.
+        /// Raise it if clients retry for longer. INFO tokens_dropped_age_s shows whether memory
+        /// ran out earlier.
         #[live = true]
+        #[group = 3]
+        #[key = "keep"]
+        #[with = "crate::options::units::seconds"]
         keep_s: u64 = 3_600,
     }
 }
 
 section! {
-    /// A counter space: one 64-bit id -> several counters, packed to the bit.
+    /// A counter space: each id has a row of several counters.
     Counter {
-        /// Its name in commands (`CNT.GET post 17`) and in views and actions.
+        /// Name in commands (CNT.GET post 17), views and actions.
+        #[group = 2]
         name: String = String::new(),
-        /// The counters of a row, in order, each with its width in bits (1 to 64). A value that
-        /// needs more bits is still held exactly, in the aux dictionary: pick the width that most
-        /// rows need, not the largest. `TM.ADVISE` will compute it. At most 64 in the space's life,
-        /// with those that were dropped. `stock:20{0..}` declares bounds that every write keeps:
-        /// one beyond them is refused; with `sat` behind (`level:8{0..100}sat`) it stops there.
+        /// Counters of a row as NAME:BITS, with 1 to 64 bits each. Choose the width that most rows
+        /// need: a larger value is still exact, but takes more memory. TM.ADVISE suggests widths
+        /// for existing data. "stock:20{0..}" refuses writes that go below 0; "level:8{0..100}sat"
+        /// stops at the bounds instead.
+        #[group = 2]
         fields: String = String::new(),
-        /// Keys of rows, for the hash commands (`HGETALL post:17`). Empty: rows have no keys.
-        /// Braces around {id} are text: "post:{{id}}" has keys like post:{17}, a hash tag, by which
-        /// proxies and clients of several servers send all keys of an id to one of them (`tidemark
-        /// config --hash-tags` prints that form alone). Several patterns, divided by blanks, name
-        /// the same rows, so that clients may use either and move from one to the other; replies
-        /// that list keys show the first.
+        /// Key patterns of rows for hash commands (HGETALL post:17), separated by spaces; empty
+        /// for none. Change them to match your clients' keys. "post:{{id}}" is the pattern of
+        /// post:{17}, a hash tag that keeps all keys of an id on one server. Replies use the first
+        /// pattern.
+        #[group = 2]
         rows: String = String::new(),
-        /// Keys of single counters, for the string commands (`INCR post:17:like`). Empty: cells
-        /// have no keys. Without `{field}` a key names the first field of its row: cells =
-        /// "views:{id}" of a space of one field gives the keys `views:17`. Several patterns are
-        /// divided by blanks.
+        /// Key patterns of single counters for string commands (INCR post:17:like); empty for
+        /// none. A pattern without {field} names the first field.
+        #[group = 2]
         cells: String = String::new(),
-        /// Whether ids in keys may begin with zeros, which change nothing: `post:000000000017` is
-        /// then `post:17`, as `redis-benchmark -r` writes it. Replies (SCAN, KEYS) show ids without
-        /// zeros.
+        /// Whether ids in keys may have leading zeros: post:0017 is then post:17.
         padded_ids: bool = false,
-        /// Whether GET and MGET on a row's key answer the row as one text,
-        /// `repost:20,like:20,comment:20`, empty if there is no row, as the clients of Weibo's
-        /// service expect (with rows = "{id}", cells = "{id}.{field}"). Otherwise a row is a hash,
-        /// and GET refuses it.
+        /// Whether GET on a row's key returns the row as text, "like:20,repost:3", as Weibo's
+        /// service does. Otherwise GET refuses a row.
         text_rows: bool = false,
-        /// What becomes of an expiry (EXPIRE, SET ... EX, RESTORE with a ttl), as nothing expires:
-        /// "refuse" (the command is refused), "ignore" (the key stays for ever, and the command
-        /// answers as if it would not; a time that has passed deletes it at once). Ignoring lets
-        /// tools copy keys of a Redis that expire.
+        /// What EXPIRE and SET ... EX do, because nothing expires: "refuse" is an error, "ignore"
+        /// executes the rest of the command. Take "ignore" for tools that copy keys from Redis.
+        #[group = 3]
         expire: Expire = Expire::Refuse,
-        /// Whether DEL, UNLINK and CNT.DEL of a row unset all flags of its id, too, as TM.FORGET
-        /// does. Otherwise the flags stay set: an id that is used again has likers whose likes
-        /// do not count.
+        /// Whether deleting a row also unsets all flags of its id. Set it if ids are used again:
+        /// the likes of the old post would otherwise keep users from liking the new one.
+        #[group = 3]
         delete_forgets: bool = false,
-        /// Whether the oldest tables move to the disk when memory is short: of server.memory_bytes,
-        /// or of the space's own limit. A space that does not spill stays in memory.
+        /// Whether the oldest rows move to disk when memory is short. Take false for ids that are
+        /// not ordered by time, such as users: no part of them is old. Without it new rows get OOM
+        /// errors when memory is full.
+        #[group = 2]
         spill: bool = true,
-        /// Rows that a table is made for. A table is allocated when its range begins to be used,
-        /// not before. A row takes its bits plus about 3.5 bytes for its id and empty slots. With
-        /// spill = true fewer, if the memory limit has no room for four such tables.
+        /// Rows per table, at most what a quarter of the memory limit holds.
         rows_per_table: u64 = 1 << 20,
-        /// How many tables' worth of rows (of rows_per_table each) are kept, in memory and on the
-        /// disk together. Older tables are retired: reads find no row there, writes are refused,
-        /// and their memory and files are free. 0: all are kept. For ids that rise with time only.
-        #[wide = "crate::options::wide"]
-        keep_tables: u64 = 0,
-        /// Most bytes of memory for this space's tables; 0 means as many as server.memory_bytes has
-        /// for it, which all spaces share. Beyond it, when nothing can be spilled, writes of new
-        /// rows are refused with an OOM error. While a table that deletions have emptied is
-        /// replaced by a smaller one there may be more, by that one.
+        /// Number of newest rows that the space keeps, in memory and on disk; 0 keeps all. Older
+        /// rows are deleted a table at a time and refuse writes. Set it to the rows of, say, one
+        /// year if old posts may lose their counters. Only for ids that rise with time.
+        #[group = 2]
+        #[with = "crate::options::wide"]
+        keep_newest: u64 = 0,
+        /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect
+        /// other spaces from this one. At the limit rows spill, or new rows get OOM errors.
+        #[group = 2]
+        #[key = "memory_limit"]
+        #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
-        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
-        /// never. The first id of a space may be any: where a first row with a low id (a test's)
-        /// keeps the real ids out, delete it.
-        #[wide = "crate::options::wide"]
+        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too big".
+        /// 0 is no limit. Set it if clients may send corrupt ids.
+        #[group = 3]
+        #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
     }
 }
 
 section! {
-    /// An existence space: (id, member) -> yes or no, in Bloom filters.
+    /// An existence space: flags, each a pair of an id and a member.
     Existence {
-        /// Its name in commands (`PH.EXISTS liked 7 17`) and in views and actions.
+        /// Name in commands (PH.EXISTS liked 7 17), views and actions.
+        #[group = 2]
         name: String = String::new(),
-        /// Keys of an id's pairs, for the set and Bloom commands (`SISMEMBER liked:17 7`, `BF.ADD
-        /// liked:17 7`). Empty: pairs have no keys. Several patterns are divided by blanks.
+        /// Key patterns of an id's pairs for set and Bloom commands (SISMEMBER liked:17 7),
+        /// separated by spaces; empty for none.
+        #[group = 2]
         pairs: String = String::new(),
-        /// Whether ids in keys may begin with zeros, which change nothing: `liked:000000000017` is
-        /// then `liked:17`.
+        /// Whether ids in keys may have leading zeros: liked:0017 is then liked:17.
         padded_ids: bool = false,
-        /// Whether a pair has a member. If not, an id alone is set or not, as the clients of
-        /// Weibo's service have it (with pairs = "{id}"): BFSET, BFGET, EXISTS, DEL; commands that
-        /// name a member are refused, and no view or action can show or move it. Such keys may also
-        /// be those of a counter space (rows = "{id}"): then BFSET, BFGET, BFMSET and BFMGET mean
-        /// the flag, and all other commands the counters.
+        /// Whether a flag has a member. false makes the space a set of ids (BFSET 17, BFGET 17),
+        /// as in Weibo's service; views and actions cannot use it then.
+        #[group = 3]
         members: bool = true,
-        /// What becomes of an expiry (EXPIRE, RESTORE with a ttl), as nothing expires: "refuse"
-        /// (the command is refused), "ignore" (the pairs stay, and the command answers as if they
-        /// would not).
+        /// What EXPIRE does, because nothing expires: "refuse" is an error, "ignore" executes the
+        /// rest of the command. Take "ignore" for tools that copy keys from Redis.
+        #[group = 3]
         expire: Expire = Expire::Refuse,
-        /// The lowest id of a new space: ids below it are answered as ids below the horizon are
-        /// (nil, and -1 by BFSET and BFGET), and take no pairs. Kept with the space's data: what a
-        /// space was made with holds.
-        #[wide = "crate::options::wide"]
+        /// Lowest id of a new space. Ids below it are unknown (nil).
+        #[with = "crate::options::wide"]
         first_id: u64 = 0,
-        /// Share of pairs that were never set and are still answered yes. A page of 32 posts with
-        /// two flags shows a wrong one on 0.64 % of pages at 0.0001, on 47 % at 0.01. Ten times
-        /// fewer errors cost about five more bits per pair. INFO shows the measured rate; alert
-        /// when measured_at_least is above this setting.
-        /// Kept with the space's data; TM.SPACE ALTER changes it where there is a ledger.
+        /// Probability that the answer for an unset flag is yes. Ten times fewer errors take five
+        /// more bits per pair. A page with 64 flags shows a wrong one on 0.64 % of pages at
+        /// 0.0001. Lower it if users notice wrong flags. Later only a space with a ledger can
+        /// change it.
+        #[group = 2]
         false_positive_rate: f64 = 0.0001,
-        /// Pairs that a table is made for; about 20 bits each at 0.0001. The first table of a space
-        /// is an eighth of that, then each is twice the one before.
+        /// Pairs per table, about 20 bits each. The first table is an eighth of it.
         pairs_per_table: u64 = 8 << 20,
-        /// Most tables in memory; 0: as many as there is memory for where tables move to the disk
-        /// (spill), else 32. When one more would be needed, the oldest moves there. With
-        /// spill = false it is recycled: its ids lie below the horizon then, and answer "unknown"
-        /// (nil). What an action on such an id does, below_horizon says.
+        /// Maximum number of tables in memory. 0 is no limit if the space spills, otherwise 32.
         max_tables: usize = 0,
-        /// What an action does with an id below the horizon, where it is not known any more whether
-        /// the member did it before: "refuse" (it answers nil and moves no counter: an old post
-        /// cannot be liked any more) or "count" (it moves the counters and answers 1; the flag
-        /// stays unknown, so a repeated like counts again, and so does a repeated unlike).
+        /// What an action does with an id whose flags were recycled: "refuse" returns nil and
+        /// changes no counter, "count" changes the counters each time. Take "count" if a lost like
+        /// is worse than one that counts twice. Only spaces with spill = false or keep_newest
+        /// recycle.
+        #[group = 2]
+        #[key = "recycled_ids"]
         below_horizon: BelowHorizon = BelowHorizon::Refuse,
-        /// Whether the oldest table moves to the disk when memory is short, instead of being
-        /// recycled: one 4 KiB read per flag of an old post then, and the horizon stays where it
-        /// is. Take false for what may be forgotten, as read marks. What is set late of
-        /// tables on the disk is held exactly until it is merged, in at most a sixteenth of the
-        /// memory that the tables may take; beyond that it is refused with an OOM error. While
-        /// there is no room on the disk the newest table goes on, up to the memory limit.
+        /// Whether the oldest flags move to disk when memory is short. With false the server
+        /// recycles them: they become unknown (nil). Take false for flags that may be lost, such
+        /// as read marks.
+        #[group = 2]
         spill: bool = true,
-        /// Of a space that spills: how many tables' worth of pairs (of pairs_per_table each) are
-        /// kept, in memory and on the disk together. When there are more the oldest table is
-        /// recycled, and its file is removed: see max_tables. At least 2; 0: all are kept.
-        keep_tables: usize = 0,
-        /// Whether every pair is also kept on the disk, sorted, in about 4 to 10 bytes: "off" or
-        /// "exact". With "exact" each like counts exactly once: where the filter says that a pair
-        /// is set, a write reads one 4 KiB block to be sure; a first like reads nothing. Pages are
-        /// answered from the filters as before; EXACT on FEED.GET and PH.EXISTS asks the ledger.
-        /// SMEMBERS, SSCAN, SCARD and PH.MEMBERS list the members. These are numbers, or strings
-        /// of at most 512 bytes. Needs spill = true and members; what a space was made with holds.
+        /// Number of newest pairs that the space keeps, in memory and on disk. Older flags become
+        /// unknown, a table (8 million pairs) at a time. 0 keeps all, or 32 tables if spill is
+        /// false. Set it to limit memory or disk space. Not with a ledger.
+        #[group = 2]
+        #[with = "crate::options::wide"]
+        keep_newest: u64 = 0,
+        /// Whether a ledger on disk also stores every pair: "exact" or "off". With "exact" each
+        /// like counts exactly once and SMEMBERS lists members; a pair takes 4 to 10 bytes of
+        /// disk. Take "off" if a wrong "yes" may drop a like. Needs spill and members; fixed at
+        /// creation.
+        #[group = 2]
         ledger: LedgerMode = LedgerMode::Off,
-        /// Most bytes of memory for this space, within server.memory_bytes, which all spaces share;
-        /// 0 means twice what `max_tables` full tables take, if tables are recycled.
-        /// At the limit a table that gets more late pairs than it has room for refuses them with an
-        /// OOM error; the newest one goes on.
+        /// Maximum memory of the space; 0 means only server.memory limits it. Set it to protect
+        /// other spaces from this one.
+        #[group = 2]
+        #[key = "memory_limit"]
+        #[with = "crate::options::units::bytes"]
         memory_limit_bytes: u64 = 0,
-        /// Most unset ("unliked") pairs per table, held exactly.
+        /// Maximum number of unset pairs per table; each takes memory until a merge.
+        #[key = "max_unset"]
         max_revoked: usize = 1 << 20,
-        /// Pairs of ids far ahead of all others, at least 1, that are held exactly and wait for
-        /// others that lie close to them. A sixteenth of so many, or 4,096, get tables of their
-        /// own if their ids lie together; more than this, or than an eighth of the space's memory,
-        /// if they do not. All take memory, and are refused at the space's memory limit only.
+        /// Maximum number of pairs whose ids are far above all others; they take more memory than
+        /// others.
+        #[key = "max_outliers"]
         max_aside: usize = 1 << 16,
-        /// Ids whose flags were all unset at once (TM.FORGET): 32 to 64 bytes each, until their
-        /// table is recycled. At the limit TM.FORGET is refused.
+        /// Maximum number of ids that TM.FORGET has removed; 32 to 64 bytes each.
         max_forgotten: usize = 1 << 18,
-        /// An id further than this above the highest one is refused ("ERR key too big"); 0 means
-        /// never. The first id of a space may be any: where a first row with a low id (a test's)
-        /// keeps the real ids out, delete it.
-        #[wide = "crate::options::wide"]
+        /// Maximum distance of a new id above the highest one; a higher id gets "ERR key too big".
+        /// 0 is no limit. Set it if clients may send corrupt ids.
+        #[group = 3]
+        #[with = "crate::options::wide"]
         max_ahead: u64 = 0,
-        /// Seed of the hashes. Keep it secret: with it a client could choose ids or members that
-        /// fill a filter; 0 means that the server picks one at random when the space is made.
-        #[wide = "crate::options::wide"]
+        /// Secret seed of the hashes; 0 chooses a random one when the space is made.
+        #[with = "crate::options::wide"]
         seed: u64 = 0,
     }
 }
 
 section! {
-    /// A view: what FEED.GET answers for each id. Without any in the file there is `home`, with
-    /// what the spaces have of the counters and flags below.
+    /// A view: what FEED.GET returns for each id. Without [[view]] sections there is `home`.
     View {
-        /// Its name (`FEED.GET home ...`).
+        /// Name in FEED.GET.
+        #[group = 2]
         name: String = String::new(),
-        /// Counters, in order: "post.like" for a field, "post" for all fields that the space has.
-        /// Name the fields: with "post" every page has one value more, for all clients at once,
-        /// when TM.SPACE ALTER adds a field.
+        /// Counters to return, in this order: "post.like" is one field, "post" all fields of the
+        /// space. Name the fields, because a field that is added later would change every page.
+        #[group = 2]
         counters: Vec<String> = vec![],
-        /// Flags, in order: existence spaces.
+        /// Existence spaces whose flags to return, in this order, after the counters.
+        #[group = 2]
         flags: Vec<String> = vec![],
-        /// Views of the further ids of an entry: with an author's view here `FEED.GET home 7
-        /// 1001/77 1002/78` shows behind what this view shows of a post what that one shows of its
-        /// author. Such a view has no further ones itself.
+        /// Views of further ids of an entry. With a view of authors here, FEED.GET home 7 1001/77
+        /// returns this view of post 1001, then that view of author 77. Set it to fetch posts and
+        /// authors in one request.
+        #[group = 2]
         then: Vec<String> = vec![],
     }
 }
 
 section! {
-    /// An action: a flag and a counter that move together, so that a repeated like counts once.
-    /// Without any in the file there are those of the actions below whose flag and counter the
-    /// spaces have.
+    /// An action: a flag and a counter that change together, so that a repeated like counts once.
+    /// Without [[action]] sections there are like, repost and read.
     Action {
-        /// Its name (`FEED.ACT like ...`).
+        /// Name in FEED.ACT.
+        #[group = 2]
         name: String = String::new(),
-        /// The existence space that remembers which members did it.
+        /// Existence space whose flag the action sets.
+        #[group = 2]
         flag: String = String::new(),
-        /// The counter of the id that it moves, as "space.field".
+        /// Counter of the id that the action changes, as "space.field".
+        #[group = 2]
         counter: String = String::new(),
-        /// Counters of the id that it moves beside, each as "space.field".
+        /// Further counters of the id, each as "space.field".
+        #[group = 2]
         also: Vec<String> = Vec::new(),
-        /// Counters of the member that it moves beside. With the flag "follows", the counter
-        /// "user.follower" and "user.following" here `FEED.ACT follow 7 9` counts a follower for 9
-        /// and a following for 7. A member must be an id then. All of them move with the flag or
-        /// none does, in one batch of the log.
+        /// Counters of the member, each as "space.field". With counter = "user.follower" and
+        /// "user.following" here, FEED.ACT follow 7 9 adds a follower to 9 and a following to 7.
+        #[group = 2]
         member_counters: Vec<String> = Vec::new(),
     }
 }
@@ -424,12 +440,22 @@ impl Options {
 }
 
 impl Existence {
-    /// `max_tables`, or what 0 means.
+    /// Maximum number of tables in memory.
     pub fn tables(&self) -> usize {
         match self.max_tables {
             0 if self.spill => phantom::MOST_TABLES,
+            0 if self.keep_newest > 0 => self.keep_tables(),
             0 => RECYCLED_TABLES,
             tables => tables,
+        }
+    }
+
+    /// `keep_newest` in tables; 0 keeps all.
+    pub(crate) fn keep_tables(&self) -> usize {
+        let tables = self.keep_newest.div_ceil(self.pairs_per_table.max(1));
+        match self.keep_newest {
+            0 => 0,
+            _ => usize::try_from(tables).unwrap_or(usize::MAX).max(2),
         }
     }
 }
@@ -479,7 +505,7 @@ impl Default for Options {
             existence: vec![
                 Existence { ledger: LedgerMode::Exact, ..existence("liked") },
                 Existence { ledger: LedgerMode::Exact, ..existence("reposted") },
-                Existence { spill: false, max_tables: RECYCLED_TABLES, ..existence("read") },
+                Existence { spill: false, ..existence("read") },
             ],
             view: vec![View {
                 name: text("home"),

@@ -25,10 +25,8 @@ pub fn with<T: Serialize + DeserializeOwned>(
             (Value::Boolean(_), "true") => Value::Boolean(true),
             (Value::Boolean(_), "false") => Value::Boolean(false),
             // More bits than TOML's have: most options take none.
-            (Value::Integer(_), digits) if is_wide(digits) && !key.ends_with("_bytes") => {
-                Value::String(digits.to_owned())
-            }
-            _ => parsed(&like, key, text).map_err(|why| format!("{key}: {why}"))?,
+            (Value::Integer(_), digits) if is_wide(digits) => Value::String(digits.to_owned()),
+            _ => parsed(&like, text).map_err(|why| format!("{key}: {why}"))?,
         };
         all.insert(key.clone(), value);
         // Each for itself, so that the error is about the right one.
@@ -46,14 +44,11 @@ fn is_wide(digits: &str) -> bool {
 }
 
 /// Reads a value that is to replace `like`.
-pub fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str> {
+pub fn parsed(like: &Value, text: &str) -> Result<Value, &'static str> {
     Ok(match like {
         Value::Boolean(_) if text.eq_ignore_ascii_case("yes") => Value::Boolean(true),
         Value::Boolean(_) if text.eq_ignore_ascii_case("no") => Value::Boolean(false),
         Value::Boolean(_) => return Err("argument must be 'yes' or 'no'"),
-        Value::Integer(_) if key.ends_with("_bytes") => {
-            Value::Integer(bytes(text).ok_or("argument must be a memory value")?)
-        }
         Value::Integer(_) => Value::Integer(text.parse().map_err(|_| NO_INTEGER)?),
         Value::Float(_) => {
             Value::Float(text.parse().map_err(|_| "argument couldn't be parsed into a number")?)
@@ -63,21 +58,4 @@ pub fn parsed(like: &Value, key: &str, text: &str) -> Result<Value, &'static str
         ),
         _ => Value::String(text.to_owned()),
     })
-}
-
-/// Bytes as Redis writes them: `1k` is 1000, `1kb` is 1024, likewise m and g.
-pub fn bytes(text: &str) -> Option<i64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let unit: i64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" => 1_000,
-        "kb" => 1 << 10,
-        "m" => 1_000_000,
-        "mb" => 1 << 20,
-        "g" => 1_000_000_000,
-        "gb" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<i64>().ok()?.checked_mul(unit)
 }

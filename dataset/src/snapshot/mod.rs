@@ -132,7 +132,7 @@ fn make_room(live: &Live<'_>) {
         Ok(None) => {}
         Ok(Some((number, bytes))) => tracing::warn!(
             "disk full: removed segment {number} of the log, {bytes} bytes kept for replicas. A \
-             replica that still needs it gets a full sync. Free disk space, or lower keep_log_bytes"
+             replica that still needs it gets a full sync. Free disk space, or lower keep_log"
         ),
         Err(error) => {
             tracing::warn!(

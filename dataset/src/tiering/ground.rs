@@ -17,7 +17,7 @@ const URGENT: u64 = 2;
 
 pub(crate) fn no_room(store: &Store) -> store::Error {
     let source =
-        std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_bytes is reached");
+        std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_disk is reached");
     store::Error::Full { path: store.path(""), doing: "creating a cold file in", source }
 }
 

@@ -13,7 +13,7 @@ pub enum State {
     Online,
     /// It answers and is loading its data.
     Loading,
-    /// It has not answered for longer than `cluster.node_timeout_ms`.
+    /// It has not answered for longer than `cluster.node_timeout`.
     Failed,
 }
 

@@ -33,62 +33,72 @@ pub enum IngestPoison {
 }
 
 dataset::section! {
-    /// A source of events, which are taken over exactly once: a stream of NATS JetStream, a topic
-    /// of Kafka, a stream of another Redis. docs/ingest.md has the events, and what is promised.
-    /// A master reads it; each node that may become one is to have the same sources. This is a
-    /// sample: there is none by default.
+    /// A stream of events that the master reads, each event exactly once: docs/ingest.md. Every
+    /// node that may become the master needs the same sources. There is none by default.
     Ingest {
-        /// Its name, for good: how far it is read is known by it. 1 to 64 of a-z, A-Z, 0-9, _ and
-        /// -.
+        /// Name, 1 to 64 of a-z, A-Z, 0-9, _ and -. The position in the stream is stored under
+        /// it: a new name reads from the start.
+        #[group = 2]
         name: String = String::new(),
-        /// The broker: nats://host:4222, kafka://host:9092, redis://host:6379; several with commas
-        /// between (not of redis).
+        /// Broker: nats://host:4222, kafka://host:9092 or redis://host:6379. NATS and Kafka
+        /// take several, separated by commas.
+        #[group = 2]
         url: String = String::new(),
-        /// The user to log in as (empty, with a password: that is a token of nats).
+        /// User to log in as. With an empty user the password is a NATS token.
+        #[group = 2]
         user: String = String::new(),
-        /// See user.
+        /// Password to log in with.
         #[secret = true]
+        #[group = 2]
         password: String = String::new(),
-        /// Whether the link is encrypted.
+        /// Whether to encrypt the connection.
+        #[group = 2]
         tls: bool = false,
-        /// PEM file with the authorities that the broker's certificate must be signed by; empty:
-        /// the system's.
+        /// PEM file with the authorities that sign the broker's certificate; empty uses the
+        /// system's.
         ca_file: String = String::new(),
-        /// JetStream's stream, Kafka's topic (all of its partitions), the key of Redis's stream.
+        /// JetStream's stream, Kafka's topic, or the key of a Redis stream.
+        #[group = 2]
         stream: String = String::new(),
-        /// JetStream: only messages of these subjects (likes.>); empty: all.
+        /// JetStream subjects to read, such as "likes.>"; empty reads all.
+        #[group = 2]
         subject: String = String::new(),
-        /// How events are written: "json" (an object per line, any number of lines per message) or
-        /// "binary".
+        /// Format of events: "json", one object per line, or "binary".
+        #[group = 2]
         format: IngestFormat = IngestFormat::Json,
-        /// What events are called and do: "NAME = act ACTION", "NAME = undo ACTION", "NAME =
-        /// increment SPACE.FIELD" or "NAME = set SPACE.FIELD". Empty: each action has its own name,
-        /// and un- before it undoes it (like, unlike); increment and set name a field. Binary
-        /// events are numbers of this list, from 0.
+        /// Events as "NAME = act ACTION", "NAME = undo ACTION", "NAME = increment SPACE.FIELD"
+        /// or "NAME = set SPACE.FIELD". Empty takes the names of the actions, and un- to undo
+        /// one. Binary events are indexes into this list.
+        #[group = 2]
         events: Vec<String> = Vec::new(),
-        /// JSON: what the parts of an event are called.
+        /// JSON key of the event's name.
         event_name: String = "event".to_owned(),
-        /// See event_name.
+        /// JSON key of the id.
         id_name: String = "id".to_owned(),
-        /// See event_name.
+        /// JSON key of the member.
         member_name: String = "member".to_owned(),
-        /// See event_name: space.field, of increment and set.
+        /// JSON key of the counter, for increment and set.
         field_name: String = "field".to_owned(),
-        /// See event_name: of increment (1 without it) and set.
+        /// JSON key of the number, for increment and set.
         value_name: String = "value".to_owned(),
-        /// Redis: the field of an entry that has the events; an entry without it is an event
-        /// itself, by its fields.
+        /// Redis: field of an entry that has the events. An entry without it is an event
+        /// itself.
         payload: String = "payload".to_owned(),
-        /// Where a source is read from that never was: "first" (the oldest message) or "new".
+        /// Where a new source begins: "first", the oldest message, or "new".
+        #[group = 2]
         start: IngestStart = IngestStart::First,
-        /// Most events that are made in one step, 1 to 4096: writers of their ids wait so long.
+        /// Maximum number of events per step, 1 to 4096.
         batch: usize = 512,
-        /// What becomes of an event that cannot be made (no JSON, an unknown name, an id out of
-        /// range): "skip" (it goes to the dead letters) or "stop" (the source halts before it).
+        /// What to do with an invalid event: "skip" writes it to a file of dead letters, "stop"
+        /// halts the source. Take "stop" if no event may be lost.
+        #[group = 2]
         poison: IngestPoison = IngestPoison::Skip,
-        /// The file of dead letters, a JSON object per line; empty: NAME.dead in the data folder.
+        /// File of dead letters, one JSON object per line; empty is NAME.dead in the data
+        /// folder.
         dead_letters: String = String::new(),
-        /// Most bytes of that file; beyond them dead letters are only counted.
+        /// Maximum size of that file. Further dead letters are only counted.
+        #[key = "max_dead_letters"]
+        #[with = "dataset::options::units::bytes"]
         dead_letter_bytes: u64 = 64 << 20,
     }
 }
@@ -243,7 +253,7 @@ impl Broker {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
+    use crate::config::{Config, Extent};
     use std::path::Path;
 
     #[test]
@@ -254,7 +264,7 @@ mod tests {
         };
         let whole = "name = \"a\"\nstream = \"s\"\nurl = \"redis://h\"\n";
         let config = parse(whole).unwrap();
-        assert_eq!(Config::parse(&config.print(), Path::new("t.toml")).unwrap(), config);
+        assert_eq!(Config::parse(&config.print(Extent::All), Path::new("t.toml")).unwrap(), config);
         let cases = [
             ("", "a name has 1 to 64"),
             ("name = \"a b\"", "a name has 1 to 64"),

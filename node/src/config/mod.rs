@@ -1,6 +1,6 @@
 //! The configuration: one TOML file. Each setting is declared once, in `sections`, with its unit,
-//! its default and its documentation; `tidemark config` prints the file from these declarations,
-//! and `config/tidemark.toml` is what it prints (a test compares).
+//! its default and its documentation. `tidemark config` prints the file from these declarations,
+//! and `config/tidemark.toml` is what `tidemark config --all` prints (a test compares).
 //!
 //! A key that is not declared is refused with its name and line: a misspelt limit must not go
 //! unnoticed.
@@ -14,6 +14,7 @@ use dataset::Options;
 use dataset::catalogue::{Catalogue, Described};
 pub(crate) use dataset::options::Key;
 use dataset::options::check::Lists;
+use dataset::options::units::Unit;
 pub use dataset::options::{
     Action, Counter, Existence, Expire, Fsync, LedgerMode, Spill, Tokens, View,
 };
@@ -22,8 +23,8 @@ pub use ingest::{Broker, Mapped, Verb};
 pub use ingest::{Ingest, IngestFormat, IngestPoison, IngestStart};
 pub(crate) use sections::SECTIONS;
 pub use sections::{
-    Admin, AuthClients, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT, Durability,
-    LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Shard, Tls,
+    Admin, AuthClients, BACKLOG, Backup, Changes, Cluster, DEFAULT_ADMIN_PORT, DEFAULT_PORT,
+    Durability, LeaseMode, LogFormat, ReadFrom, Replication, Security, Server, Shard, Tls,
 };
 
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,17 @@ pub enum ConfigError {
     /// The values do not fit together.
     #[error("configuration: {0}")]
     Invalid(String),
+}
+
+/// What [`Config::print`] prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The first group, and what is not the default.
+    Short,
+    /// The first group, the lists, and what is not the default.
+    Lists,
+    /// All groups and lists.
+    All,
 }
 
 /// The whole configuration. `Config::default()` is what the program runs with when no file is
@@ -127,8 +139,7 @@ impl Default for Config {
     }
 }
 
-/// Replaces values that a file gives as Redis's does: sizes with units (`memory_bytes = "8gb"`)
-/// and lists as words (`bind = "0.0.0.0"`).
+/// Replaces lists that a file gives as words, as Redis's does (`bind = "0.0.0.0"`).
 fn read_words(written: &mut toml::Table) {
     let defaults = toml::Table::try_from(Config::default()).unwrap_or_default();
     let item = |section: &str| match section {
@@ -156,8 +167,8 @@ fn read_words(written: &mut toml::Table) {
 fn read_words_like(like: &toml::Table, values: &mut toml::Table) {
     for (key, value) in values {
         let (Some(like), toml::Value::String(text)) = (like.get(key), &*value) else { continue };
-        if (like.is_array() || key.ends_with("_bytes"))
-            && let Ok(read) = words::parsed(like, key, text)
+        if like.is_array()
+            && let Ok(read) = words::parsed(like, text)
         {
             *value = read;
         }
@@ -244,14 +255,20 @@ impl Config {
         for (section, keys) in SECTIONS {
             let Some(values) = all.get(*section).and_then(toml::Value::as_table) else { continue };
             for key in *keys {
-                let Some(value) = values.get(key.name).and_then(toml::Value::as_integer) else {
+                let Some(value) = values.get(key.name).and_then(|value| number(key, value)) else {
                     continue;
                 };
-                let range = range_of(section, key.name);
+                let range = range_of(section, key);
                 if !range.contains(&value) {
-                    let (name, least, most) = (key.name, range.start(), range.end());
+                    let shown = |number: &i64| match (key.unit(), u64::try_from(*number)) {
+                        (Some(unit), Ok(number)) => unit.format(number),
+                        _ => number.to_string(),
+                    };
+                    let (least, most) = (shown(range.start()), shown(range.end()));
                     return Err(ConfigError::Invalid(format!(
-                        "{section}.{name} is {value}: must be {least} to {most}"
+                        "{section}.{} is {}: must be {least} to {most}",
+                        key.name,
+                        shown(&value)
                     )));
                 }
             }
@@ -284,7 +301,7 @@ impl Config {
             return invalid("backup.keep must be at least 1".to_owned());
         }
         if backup.dir.as_os_str().is_empty() {
-            let needs = [("every_s", backup.every_s), ("keep_log_s", backup.keep_log_s)];
+            let needs = [("every", backup.every_s), ("keep_log", backup.keep_log_s)];
             return match needs.iter().find(|(_, value)| *value > 0) {
                 Some((name, _)) => {
                     invalid(format!("backup.{name} is set, but not backup.dir: name a folder"))
@@ -314,23 +331,6 @@ impl Config {
         if server.max_clients == 0 {
             return invalid("server.max_clients must be at least 1".to_owned());
         }
-        // Argument positions in the query buffer are 32 bits wide.
-        for (name, value, least) in [
-            ("max_bulk_bytes", server.max_bulk_bytes, 64 << 10),
-            ("max_query_buffer_bytes", server.max_query_buffer_bytes, 1 << 20),
-            ("max_output_buffer_bytes", server.max_output_buffer_bytes, 1 << 20),
-        ] {
-            if !(least..=2 << 30).contains(&value) {
-                return invalid(format!(
-                    "server.{name} is {value}: must be {least} to {}",
-                    2u64 << 30
-                ));
-            }
-        }
-        // What it changes becomes one batch of the log.
-        if server.max_transaction_bytes > 64 << 20 {
-            return invalid("server.max_transaction_bytes must be at most 67108864".to_owned());
-        }
         self.check_ranges()?;
         self.check_backup()?;
         Ingest::check(&self.ingest).map_err(ConfigError::Invalid)?;
@@ -344,7 +344,7 @@ impl Config {
 /// Upper bound of every setting that is a duration, in its own unit, as in Redis: whatever is
 /// computed from it fits an `Instant`.
 const MOST_TIME: i64 = i32::MAX as i64;
-/// Upper bound of `tcp_keepalive_s`: Linux refuses more (MAX_TCP_KEEPIDLE), so that no socket could
+/// Upper bound of `tcp_keepalive`: Linux refuses more (MAX_TCP_KEEPIDLE), so that no socket could
 /// be set up.
 const MOST_KEEPALIVE_S: i64 = 32_767;
 /// Upper bound of settings that are a number of threads.
@@ -352,30 +352,42 @@ const MOST_THREADS: i64 = 1_024;
 
 /// Settings with a range of their own.
 const RANGES: &[(&str, &str, std::ops::RangeInclusive<i64>)] = &[
-    ("server", "tcp_keepalive_s", 0..=MOST_KEEPALIVE_S),
+    ("server", "tcp_keepalive", 0..=MOST_KEEPALIVE_S),
     ("server", "workers", 0..=MOST_THREADS),
-    ("server", "backlog", 0..=i32::MAX as i64),
     ("server", "max_request_args", 64..=1 << 20),
     ("server", "max_transaction_args", 64..=1 << 20),
-    ("server", "slowlog_slower_than_us", -1..=i64::MAX),
+    // Argument positions in the query buffer are 32 bits wide.
+    ("server", "max_bulk", 64 << 10..=2 << 30),
+    ("server", "max_query_buffer", 1 << 20..=2 << 30),
+    ("server", "max_output_buffer", 1 << 20..=2 << 30),
+    // A transaction's changes become one batch of the log.
+    ("server", "max_transaction", 0..=64 << 20),
+    ("server", "slowlog_slower_than", -1..=i64::MAX),
     ("spill", "read_threads", 0..=MOST_THREADS),
     ("tokens", "max_tokens", 0..=1 << 30),
-    ("tokens", "keep_s", 1..=MOST_TIME),
+    ("tokens", "keep", 1..=MOST_TIME),
     ("changes", "max_groups", 0..=1 << 16),
     ("changes", "max_consumers", 1..=1 << 20),
     ("changes", "max_pending", 1..=1 << 24),
-    ("replication", "timeout_s", 1..=MOST_TIME),
-    ("cluster", "peer_timeout_ms", 1..=60_000),
-    ("cluster", "node_timeout_ms", 100..=MOST_TIME),
+    ("replication", "timeout", 1..=MOST_TIME),
+    ("cluster", "peer_timeout", 1..=60_000),
+    ("cluster", "node_timeout", 100..=MOST_TIME),
 ];
 
+/// Number of a setting, in the unit of its field.
+fn number(key: &Key, value: &toml::Value) -> Option<i64> {
+    match (key.unit(), value.as_str()) {
+        (Some(unit), Some(text)) => i64::try_from(unit.parse(text).ok()?).ok(),
+        _ => value.as_integer(),
+    }
+}
+
 /// The values that an integer setting may have.
-fn range_of(section: &str, name: &str) -> std::ops::RangeInclusive<i64> {
-    let own = RANGES.iter().find(|(s, n, _)| (*s, *n) == (section, name));
-    let is_time = (name.ends_with("_s") && !name.ends_with("_per_s")) || name.ends_with("_ms");
+fn range_of(section: &str, key: &Key) -> std::ops::RangeInclusive<i64> {
+    let own = RANGES.iter().find(|(s, n, _)| (*s, *n) == (section, key.name));
     match own {
         Some((_, _, range)) => range.clone(),
-        None if is_time => 0..=MOST_TIME,
+        None if matches!(key.unit(), Some(Unit::Seconds | Unit::Millis)) => 0..=MOST_TIME,
         None => i64::MIN..=i64::MAX,
     }
 }
@@ -390,35 +402,47 @@ mod tests {
 
     #[test]
     fn the_printed_file_is_the_default_and_the_shipped_file() {
-        let printed = Config::default().print();
+        let printed = Config::default().print(Extent::All);
         assert_eq!(parse(&printed), Ok(Config::default()));
-        assert!(SECTIONS.iter().all(|(name, _)| printed.contains(&format!("\n[{name}]\n"))));
+        let short = Config::default().print(Extent::Short);
+        assert_eq!(parse(&short), Ok(Config::default()));
+        assert!(short.lines().count() <= 80, "{}", short.lines().count());
+        assert_eq!(parse(&Config::default().print(Extent::Lists)), Ok(Config::default()));
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tidemark.toml");
         let shipped = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             shipped == printed,
             "config/tidemark.toml is not what `tidemark config` prints: write it anew with\n  \
-             cargo run -p tidemark -- config > config/tidemark.toml"
+             cargo run -p tidemark -- config --all > config/tidemark.toml"
         );
     }
 
     #[test]
-    fn the_printed_file_has_every_key() {
-        let printed = Config::default().print();
-        let sections = [
-            Server::KEYS,
-            Admin::KEYS,
-            Durability::KEYS,
-            Security::KEYS,
-            Tls::KEYS,
-            Replication::KEYS,
-            Counter::KEYS,
-            Existence::KEYS,
-            View::KEYS,
-            Action::KEYS,
-        ];
-        for Key { name, .. } in sections.concat() {
-            assert!(printed.contains(&format!("\n{name} = ")), "{name}");
+    fn the_printed_file_has_at_most_70_settings() {
+        let printed = Config::default().print(Extent::All);
+        let mut names: Vec<&str> = printed
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| Some(line.split_once(" = ")?.0))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert!(names.len() <= 70, "{}: {names:?}", names.len());
+        for (section, keys) in SECTIONS {
+            for key in *keys {
+                let name = format!("{section}.{}", key.name);
+                assert_eq!(names.contains(&name.as_str()), key.group > 0, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_setting_is_printed_whatever_its_group() {
+        let text = "[server]\nmax_watched_keys = 7\nworkers = 2\n[[existence]]\nname = \"liked\"\n\
+                    max_tables = 3\n";
+        let config = parse(text).unwrap();
+        for extent in [Extent::Short, Extent::Lists, Extent::All] {
+            assert_eq!(parse(&config.print(extent)).as_ref(), Ok(&config), "{extent:?}");
         }
     }
 
@@ -431,7 +455,7 @@ mod tests {
             let views: Vec<String> = config.view.iter().map(view).collect();
             let actions: Vec<&str> = config.action.iter().map(|a| a.name.as_str()).collect();
             // Also where a list is empty.
-            assert_eq!(parse(&config.print()).as_ref(), Ok(&config), "{text}");
+            assert_eq!(parse(&config.print(Extent::All)).as_ref(), Ok(&config), "{text}");
             (views.join("; "), actions.join(" "))
         };
         let counters = "post.like post.repost post.comment post.read";
@@ -464,7 +488,7 @@ mod tests {
         assert_eq!(config.counter[0].cells, "post:{{id}}:{field}");
         assert_eq!(config.counter[1].cells, "");
         assert_eq!(config.existence[0].pairs, "liked:{{id}}");
-        assert_eq!(parse(&config.print()), Ok(config.clone()));
+        assert_eq!(parse(&config.print(Extent::All)), Ok(config.clone()));
         let once = config.clone();
         config.put_hash_tags();
         assert_eq!(config, once);
@@ -492,18 +516,17 @@ mod tests {
         let cases = [
             ("[server]\nbind = []", "server.bind is empty"),
             ("[server]\nmax_clients = 0", "max_clients"),
-            ("[server]\nmax_query_buffer_bytes = 10", "max_query_buffer_bytes is 10"),
-            ("[replication]\ntimeout_s = 0", "timeout_s is 0"),
-            ("[replication]\ntimeout_s = 2147483648", "timeout_s is 2147483648"),
-            ("[server]\ntcp_keepalive_s = 32768", "tcp_keepalive_s is 32768: must be 0 to 32767"),
-            ("[server]\nshutdown_grace_ms = 2147483648", "must be 0 to 2147483647"),
-            ("[server]\nidle_timeout_s = 9223372036854775807", "must be 0 to 2147483647"),
-            ("[server]\nbacklog = -1", "server.backlog is -1: must be 0 to 2147483647"),
+            ("[server]\nmax_query_buffer = 10", "max_query_buffer is 10: must be 1mb to 2gb"),
+            ("[replication]\ntimeout = 0", "timeout is 0: must be 1s to"),
+            ("[replication]\ntimeout = \"2147483648s\"", "timeout is 2147483648s"),
+            ("[server]\ntcp_keepalive = 32768", "tcp_keepalive is 32768s: must be 0 to 32767s"),
+            ("[server]\nshutdown_grace = \"2147483648ms\"", "must be 0 to 2147483647ms"),
+            ("[server]\nidle_timeout = 9223372036854775807", "must be 0 to 2147483647s"),
             ("[server]\nmax_request_args = 63", "must be 64 to 1048576"),
             ("[server]\nmax_transaction_args = 1048577", "must be 64 to 1048576"),
             ("[server]\nworkers = 1025", "server.workers is 1025: must be 0 to 1024"),
             ("[spill]\nread_threads = 1025", "spill.read_threads is 1025: must be 0 to 1024"),
-            ("[durability]\nsnapshot_every_s = 2147483648", "must be 0 to 2147483647"),
+            ("[durability]\nsnapshot_every = 2147483648", "must be 0 to 2147483647s"),
             ("[[counter]]\nfields = \"a:1\"", "'' cannot name a counter or existence space"),
             ("[[counter]]\nname = \"A b\"", "'A b' cannot name a counter or existence space"),
             (
@@ -552,26 +575,24 @@ mod tests {
         }
     }
 
-    /// F24: every setting at both ends of its range is accepted, and none is a number without one
-    /// that is a duration.
+    /// F24: every duration is accepted at both ends of its range, and not beyond.
     #[test]
     fn every_duration_is_bounded() {
         for (section, keys) in SECTIONS {
             for key in *keys {
-                let is_time = ["_s", "_ms"].iter().any(|unit| key.name.ends_with(unit));
-                if !is_time || key.name.ends_with("_per_s") {
-                    continue;
-                }
-                let range = range_of(section, key.name);
+                let Some(unit @ (Unit::Seconds | Unit::Millis)) = key.unit() else { continue };
+                let range = range_of(section, key);
                 assert!(*range.end() <= MOST_TIME, "{section}.{}", key.name);
                 // A timetable needs a place.
                 let more = if *section == "backup" { "dir = \"/backups\"\n" } else { "" };
                 for value in [*range.start(), *range.end()] {
-                    let text = format!("[{section}]\n{more}{} = {value}\n", key.name);
+                    let (name, suffix) = (key.name, unit.suffix());
+                    let text = format!("[{section}]\n{more}{name} = \"{value}{suffix}\"\n");
                     assert!(parse(&text).is_ok(), "{text}");
                 }
                 for value in [range.start() - 1, range.end() + 1] {
-                    let text = format!("[{section}]\n{} = {value}\n", key.name);
+                    let (name, suffix) = (key.name, unit.suffix());
+                    let text = format!("[{section}]\n{name} = \"{value}{suffix}\"\n");
                     assert!(parse(&text).is_err(), "{text}");
                 }
             }
@@ -587,7 +608,7 @@ mod tests {
         for (backups, data) in [("/data", "/data"), ("/data/b", "/data"), ("/", "/data")] {
             assert!(file(backups, data).unwrap_err().contains("neither may lie in the other"));
         }
-        for alone in ["every_s = 60", "keep_log_s = 60"] {
+        for alone in ["every = \"1m\"", "keep_log = 60"] {
             let error = parse(&format!("[backup]\n{alone}\n")).unwrap_err();
             assert!(error.contains("not backup.dir"), "{error}");
         }
@@ -596,15 +617,15 @@ mod tests {
 
     #[test]
     fn sizes_have_units_and_lists_are_words() {
-        let text = "[server]\nmemory_bytes = \"8gb\"\nbind = \"0.0.0.0 ::1\"\n[[counter]]\n\
-                    name = \"post\"\nmemory_limit_bytes = \"64mb\"\nfields = \"like:12\"\n\
+        let text = "[server]\nmemory = \"8gb\"\nbind = \"0.0.0.0 ::1\"\n[[counter]]\n\
+                    name = \"post\"\nmemory_limit = \"64mb\"\nfields = \"like:12\"\n\
                     rows = \"post:{id}\"\n[[existence]]\nname = \"liked\"\n\
                     pairs = \"liked:{id}\"\n";
         let config = parse(text).unwrap();
         assert_eq!(config.server.memory_bytes, 8 << 30);
         assert_eq!(config.server.bind, ["0.0.0.0", "::1"]);
         assert_eq!(config.counter[0].memory_limit_bytes, 64 << 20);
-        for wrong in ["memory_bytes = \"8tb\"", "port = \"7000\"", "memory_byte = \"8gb\""] {
+        for wrong in ["memory = \"8tb\"", "port = \"7000\"", "memory_bytes = \"8gb\""] {
             let error = parse(&format!("[server]\n{wrong}\n")).unwrap_err();
             assert!(error.contains("line 2"), "{wrong}: {error}");
         }

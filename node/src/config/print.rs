@@ -1,176 +1,176 @@
-//! The file as it is printed: every key, its documentation and its value.
+//! The file as `tidemark config` prints it: settings in three groups, then the lists.
+//!
+//! Settings have their full names, as for CONFIG SET, because a section may have keys of several
+//! groups and TOML allows a section only once.
 
 use crate::config::{
-    Action, Admin, Backup, Changes, Cluster, Config, Counter, Durability, Existence, Ingest, Key,
-    Replication, Security, Server, Shard, Spill, Tls, Tokens, View,
+    Action, Config, Counter, Existence, Extent, Ingest, Key, SECTIONS, Shard, View,
 };
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// The head of the printed file.
-const PREAMBLE: &str = "# Tidemark's configuration. Every key is listed with its default; a file \
-                        needs only what it changes.
-# Lists of spaces, views and actions replace the default ones of their kind as a whole. They are \
-                        for a new data
-# folder, which keeps its own from then on: TM.SPACE, TM.VIEW and TM.ACTION change them while the \
-                        server runs, and
-# CONFIG REWRITE writes them here.
-# A key marked * can be changed while the server runs: CONFIG SET section.key value, then CONFIG \
-                        REWRITE to keep it.
+/// Head of the printed file.
+const HEAD: &str = "\
+# Configuration of Tidemark, with the default values. A file needs only what it changes.
+# Sizes are written as \"8gb\" or \"64mb\", times as \"500ms\", \"10s\", \"1h\" or \"7d\".
+# \"server.port = 1\" may also be written as \"port = 1\" in a section [server], but a file
+# uses only one form for a section.
+# * CONFIG SET changes this setting while the server runs, CONFIG REWRITE saves it here.
+";
+
+/// Advice of the short form.
+const MORE: &str = "\
 #
-# Sizing. Memory grows by table as ids arrive, and stops at server.memory_bytes, which all spaces \
-                        share by what they need:
-#   counter space     rows x (bits of all fields / 8 + 3.5) bytes; a tenth more while ids come in \
-                        random order
-#   existence space   pairs x 20 bits at a false-positive rate of 0.0001 when tables are full, 28 \
-                        with all that goes on; tables x pairs_per_table are remembered
-# For a machine with 100 GB, say 2 billion posts and 20 billion flags: post 2e9 x 9 = 18 GB, flags \
-                        20e9 x 28 / 8 = 70 GB:
-#   server            memory_bytes = 95_000_000_000
-#   counter.post      rows_per_table = 67_108_864
-#   existence.*       pairs_per_table = 268_435_456    max_tables = 25      (3 spaces x 25 tables \
-                        x 0.27e9 pairs)
-# Bigger tables cost fewer steps per lookup; smaller ones roll, recycle and spill in finer steps. \
-                        30 to 100 tables per space are good.
+# These are the settings that every operator should read. `tidemark config --all` prints the
+# others, and the spaces of counters and flags, which TM.SPACE changes while the server runs.
+";
+
+const GROUPS: &[(u8, &str)] = &[
+    (1, "1. Every operator sets these"),
+    (2, "2. Some operators tune these"),
+    (3, "3. These rarely change"),
+];
+
+const LISTS: &str = "\
+# ---- 4. Spaces, views and actions ----
+#
+# They apply to a new data folder. Later TM.SPACE, TM.VIEW and TM.ACTION change them, and CONFIG
+# REWRITE saves them here. The sections of a kind replace all default ones of that kind. A section
+# needs only what it changes.
 ";
 
 impl Config {
-    /// The file with every key, its documentation and these values.
-    pub fn print(&self) -> String {
-        let mut out = PREAMBLE.to_owned();
-        print_if_empty(&mut out, "counter", &self.counter);
-        print_if_empty(&mut out, "existence", &self.existence);
-        print_if_empty(&mut out, "view", &self.view);
-        print_if_empty(&mut out, "action", &self.action);
-        print_section(&mut out, "[server]", Server::ABOUT, Server::KEYS, &self.server, true);
-        print_section(&mut out, "[admin]", Admin::ABOUT, Admin::KEYS, &self.admin, true);
-        print_section(
-            &mut out,
-            "[durability]",
-            Durability::ABOUT,
-            Durability::KEYS,
-            &self.durability,
-            true,
-        );
-        print_section(&mut out, "[backup]", Backup::ABOUT, Backup::KEYS, &self.backup, true);
-        print_section(
-            &mut out,
-            "[security]",
-            Security::ABOUT,
-            Security::KEYS,
-            &self.security,
-            true,
-        );
-        print_section(&mut out, "[tls]", Tls::ABOUT, Tls::KEYS, &self.tls, true);
-        print_section(
-            &mut out,
-            "[replication]",
-            Replication::ABOUT,
-            Replication::KEYS,
-            &self.replication,
-            true,
-        );
-        print_section(&mut out, "[cluster]", Cluster::ABOUT, Cluster::KEYS, &self.cluster, true);
-        print_section(&mut out, "[spill]", Spill::ABOUT, Spill::KEYS, &self.spill, true);
-        print_section(&mut out, "[tokens]", Tokens::ABOUT, Tokens::KEYS, &self.tokens, true);
-        print_section(&mut out, "[changes]", Changes::ABOUT, Changes::KEYS, &self.changes, true);
-        print_entries(&mut out, "[[counter]]", Counter::ABOUT, Counter::KEYS, &self.counter);
-        print_entries(
-            &mut out,
-            "[[existence]]",
-            Existence::ABOUT,
-            Existence::KEYS,
-            &self.existence,
-        );
-        print_entries(&mut out, "[[view]]", View::ABOUT, View::KEYS, &self.view);
-        print_entries(&mut out, "[[action]]", Action::ABOUT, Action::KEYS, &self.action);
-        self.print_samples(&mut out);
+    /// The file with these values and their documentation.
+    pub fn print(&self, extent: Extent) -> String {
+        let is_all = extent == Extent::All;
+        let mut out = HEAD.to_owned();
+        out.push_str(if is_all { "" } else { MORE });
+        let defaults = Config::default();
+        let lists = [
+            ("counter", self.counter.is_empty(), self.counter == defaults.counter),
+            ("existence", self.existence.is_empty(), self.existence == defaults.existence),
+            ("view", self.view.is_empty(), self.view == defaults.view),
+            ("action", self.action.is_empty(), self.action == defaults.action),
+        ];
+        // Root keys precede all sections.
+        for (name, _, _) in lists.iter().filter(|(_, is_empty, _)| *is_empty) {
+            let _ = writeln!(out, "\n{name} = []");
+        }
+        self.print_settings(&mut out, &defaults, is_all);
+        if extent != Extent::Short || lists.iter().any(|(_, _, is_default)| !is_default) {
+            let _ = write!(out, "\n{LISTS}");
+            print_entries(&mut out, "counter", Counter::ABOUT, Counter::KEYS, &self.counter);
+            let keys = Existence::KEYS;
+            print_entries(&mut out, "existence", Existence::ABOUT, keys, &self.existence);
+            print_entries(&mut out, "view", View::ABOUT, View::KEYS, &self.view);
+            print_entries(&mut out, "action", Action::ABOUT, Action::KEYS, &self.action);
+        }
+        self.print_samples(&mut out, is_all);
         out
     }
 
-    /// Lists that are empty by default.
-    fn print_samples(&self, out: &mut String) {
+    fn print_settings(&self, out: &mut String, defaults: &Config, is_all: bool) {
+        let values = toml::Table::try_from(self).unwrap_or_default();
+        let defaults = toml::Table::try_from(defaults).unwrap_or_default();
+        for (group, title) in GROUPS {
+            let mut has_title = false;
+            for (section, keys) in SECTIONS {
+                let of = |all: &toml::Table, key: &Key| all.get(*section)?.get(key.name).cloned();
+                let is_printed = |key: &&Key| {
+                    // Settings outside the groups come last.
+                    let is_here = key.group == *group || key.group == 0 && *group == 3;
+                    let is_default = of(&values, key) == of(&defaults, key);
+                    is_here && (!is_default || *group == 1 || is_all && key.group > 0)
+                };
+                for key in keys.iter().filter(is_printed) {
+                    if !has_title {
+                        let _ = writeln!(out, "\n# ---- {title} ----");
+                        has_title = true;
+                    }
+                    let Some(value) = of(&values, key) else { continue };
+                    out.push_str(if is_all { "\n" } else { "" });
+                    print_doc(out, key);
+                    let _ = writeln!(out, "{section}.{} = {value}", key.name);
+                }
+            }
+        }
+    }
+
+    /// Prints lists that are empty by default; if all is printed, as samples.
+    fn print_samples(&self, out: &mut String, is_all: bool) {
         let source = Ingest {
             name: "likes".to_owned(),
             url: "nats://127.0.0.1:4222".to_owned(),
             stream: "LIKES".to_owned(),
             ..Ingest::default()
         };
-        let (about, keys) = (Ingest::ABOUT, Ingest::KEYS);
-        print_or_show(out, "[[ingest]]", about, keys, &self.ingest, source);
         let shard = Shard {
             name: "first".to_owned(),
             slots: "0-8191".to_owned(),
             master: "posts-first".to_owned(),
         };
-        print_or_show(out, "[[shard]]", Shard::ABOUT, Shard::KEYS, &self.shard, shard);
+        let (about, keys) = (Ingest::ABOUT, Ingest::KEYS);
+        print_or_show(out, "ingest", about, keys, &self.ingest, is_all.then_some(source));
+        let (about, keys) = (Shard::ABOUT, Shard::KEYS);
+        print_or_show(out, "shard", about, keys, &self.shard, is_all.then_some(shard));
     }
 }
 
-/// Prints the entries of a list; without any a sample, as a comment.
-fn print_or_show<T: Serialize>(
+fn print_doc(out: &mut String, key: &Key) {
+    for (i, line) in key.doc.iter().enumerate() {
+        let _ = writeln!(out, "#{}{line}", if i == 0 && key.live { " *" } else { "" });
+    }
+}
+
+/// Prints the entries of a list; without any the sample, as a comment.
+fn print_or_show<T: Serialize + Default>(
     out: &mut String,
-    head: &str,
+    name: &str,
     about: &[&str],
     keys: &[Key],
     entries: &[T],
-    sample: T,
+    sample: Option<T>,
 ) {
     if !entries.is_empty() {
-        return print_entries(out, head, about, keys, entries);
+        return print_entries(out, name, about, keys, entries);
     }
+    let Some(sample) = sample else { return };
     let mut text = String::new();
-    print_entries(&mut text, head, about, keys, &[sample]);
+    print_entries(&mut text, name, about, keys, &[sample]);
     for line in text.lines() {
         let mark = if line.is_empty() || line.starts_with('#') { "" } else { "#" };
         let _ = writeln!(out, "{mark}{line}");
     }
 }
 
-/// A list without an entry: where a file leaves one out there are the default ones. Before the
-/// first section, as keys behind its head are the section's.
-fn print_if_empty<T>(out: &mut String, name: &str, entries: &[T]) {
-    if entries.is_empty() {
-        let _ = writeln!(out, "\n{name} = []");
-    }
-}
-
-fn print_entries<T: Serialize>(
+/// Prints the first entry with all grouped keys and their documentation, further entries with the
+/// values that are not defaults.
+fn print_entries<T: Serialize + Default>(
     out: &mut String,
-    head: &str,
+    name: &str,
     about: &[&str],
     keys: &[Key],
     entries: &[T],
 ) {
-    for (i, item) in entries.iter().enumerate() {
-        print_section(out, head, about, keys, item, i == 0);
-    }
-}
-
-/// The documentation is printed with the first of several entries only.
-fn print_section(
-    out: &mut String,
-    head: &str,
-    about: &[&str],
-    keys: &[Key],
-    values: &impl Serialize,
-    first: bool,
-) {
-    out.push('\n');
-    if first {
-        for line in about {
-            let _ = writeln!(out, "#{line}");
-        }
-    }
-    let _ = writeln!(out, "{head}");
-    let values = toml::Table::try_from(values).unwrap_or_default();
-    for key in keys {
-        if first {
-            for (i, line) in key.doc.iter().enumerate() {
-                let _ = writeln!(out, "#{}{line}", if i == 0 && key.live { " *" } else { "" });
+    let plain = toml::Table::try_from(T::default()).unwrap_or_default();
+    for (i, entry) in entries.iter().enumerate() {
+        out.push('\n');
+        if i == 0 {
+            for line in about {
+                let _ = writeln!(out, "#{line}");
             }
         }
-        if let Some(value) = values.get(key.name) {
+        let _ = writeln!(out, "[[{name}]]");
+        let values = toml::Table::try_from(entry).unwrap_or_default();
+        for key in keys {
+            let Some(value) = values.get(key.name) else { continue };
+            let is_documented = i == 0 && key.group > 0;
+            if !is_documented && plain.get(key.name) == Some(value) {
+                continue;
+            }
+            if is_documented {
+                print_doc(out, key);
+            }
             let _ = writeln!(out, "{} = {value}", key.name);
         }
     }

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 /// The port that Tidemark listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 6399;
 
+/// Maximum number of connections that wait for accept(), as Redis's default.
+pub const BACKLOG: i32 = 511;
+
 /// How the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -20,122 +23,145 @@ pub enum LogFormat {
 }
 
 section! {
-    /// Where the server listens, and what it allows its clients.
+    /// Network, memory and clients.
     Server {
-        /// Addresses to listen on. Only this machine by default: the protocol is not encrypted and
-        /// there is no password.
+        /// Addresses to listen on. The default serves only this machine. Name others for remote
+        /// clients, and set security.password or users then.
         #[redis = "bind"]
+        #[group = 1]
         bind: Vec<String> = vec!["127.0.0.1".to_owned()],
-        /// The TCP port; 0 lets the system choose.
+        /// TCP port; 0 lets the system choose. Change it if another server uses the port.
         #[redis = "port"]
+        #[group = 1]
         port: u16 = DEFAULT_PORT,
-        /// How the log's lines on standard error are written: "text" for people, "json" for
-        /// collectors (one object a line: timestamp, level, message).
+        /// Format of the log on standard error: "text", or "json" for log collectors.
+        #[group = 1]
         log_format: LogFormat = LogFormat::Text,
-        /// Memory that the server may take, in bytes: tables of all spaces, the cache of cold rows,
-        /// buffers and all else. The spaces share it by what they need: see docs/configuration.md.
-        /// 0 means 70 % of what the machine has, or the container (cgroup).
+        /// Maximum memory of the process, such as "8gb"; 0 is 70 % of the machine or container.
+        /// Lower it if other programs need memory. At the limit old tables move to disk, or new
+        /// data gets OOM errors.
         #[redis = "maxmemory"]
         #[live = true]
+        #[group = 1]
+        #[key = "memory"]
+        #[with = "dataset::options::units::bytes"]
         memory_bytes: u64 = 0,
-        /// Threads that serve connections; 0 means one per core.
+        /// Number of threads that serve connections; 0 is one per core. Lower it to leave cores
+        /// to other programs.
+        #[group = 2]
         workers: usize = 0,
-        /// Most clients at a time; one more is answered "ERR max number of clients reached".
-        /// Lowered if the system allows fewer open files.
+        /// Maximum number of clients; more get an error. Raise it with the system's limit of
+        /// open files (ulimit -n).
         #[redis = "maxclients"]
         #[live = true]
+        #[group = 2]
         max_clients: usize = 10_000,
-        /// Connections that the system may hold before the server accepts them.
-        #[redis = "tcp-backlog"]
-        backlog: i32 = 511,
-        /// A client that has sent nothing for so many seconds is disconnected, unless it listens,
-        /// follows or waits; 0 means never.
+        /// Time after which an idle client is disconnected; 0 is never. Set it if clients leak
+        /// connections. Subscribers and replicas are exempt.
         #[redis = "timeout"]
         #[live = true]
+        #[group = 3]
+        #[key = "idle_timeout"]
+        #[with = "dataset::options::units::seconds"]
         idle_timeout_s: u64 = 0,
-        /// Probes clients that have been silent for so many seconds, so that dead ones are found; 0
-        /// means never. At most 32767.
+        /// Idle time before the system probes a connection; 0 is never.
         #[redis = "tcp-keepalive"]
         #[live = true]
+        #[key = "tcp_keepalive"]
+        #[with = "dataset::options::units::seconds"]
         tcp_keepalive_s: u64 = 300,
-        /// Most bytes in one argument of a request.
+        /// Maximum size of one argument.
         #[redis = "proto-max-bulk-len"]
         #[live = true]
+        #[key = "max_bulk"]
+        #[with = "dataset::options::units::bytes"]
         max_bulk_bytes: usize = 512 << 20,
-        /// Maximum number of arguments of a request that is executed in one go, such as MSET. A
-        /// longer request is refused. Other clients of the same worker wait for it: at most 20 ms
-        /// with the default. Requests for many ids (CNT.GET, CNT.MINCRBY, CNT.DEL, FEED.*, PH.*,
-        /// DEL, EXISTS, MGET, SADD, ...) yield to others after 512 ids or 2 ms, and may have 2^20
-        /// arguments; in a transaction or a cluster they are executed in one go.
+        /// Maximum number of arguments of a request that runs without yielding, such as MSET.
+        /// Requests for many ids may have 2^20.
         #[live = true]
         max_request_args: usize = 16_384,
-        /// Most bytes of one client's requests that wait to be complete. A client that goes beyond
-        /// is disconnected.
+        /// Maximum size of a client's unfinished requests; beyond it the client is
+        /// disconnected.
         #[redis = "client-query-buffer-limit"]
         #[live = true]
+        #[key = "max_query_buffer"]
+        #[with = "dataset::options::units::bytes"]
         max_query_buffer_bytes: usize = 64 << 20,
-        /// Most bytes of pending replies of one client. Beyond it the server reads none of its
-        /// requests and disconnects it if it takes no reply for 10 seconds. One reply of this size,
-        /// or as many bytes of channel messages, disconnect it at once.
+        /// Maximum size of a client's pending replies. Beyond it the server stops reading its
+        /// requests, and disconnects it if it takes no reply for 10 seconds.
         #[live = true]
+        #[key = "max_output_buffer"]
+        #[with = "dataset::options::units::bytes"]
         max_output_buffer_bytes: usize = 256 << 20,
-        /// Most bytes of messages (channels, MONITOR) that wait for one client. A client that goes
-        /// beyond is disconnected.
+        /// Maximum size of a client's pending messages (channels, MONITOR); beyond it the
+        /// client is disconnected.
         #[live = true]
+        #[key = "max_push_buffer"]
+        #[with = "dataset::options::units::bytes"]
         max_push_buffer_bytes: usize = 32 << 20,
-        /// Most bytes of all of that, of all clients together (requests, replies, messages,
-        /// commands between MULTI and EXEC, subscriptions, watched keys); 0 means any number.
-        /// Beyond it the clients that take most are disconnected, except those with CLIENT NO-EVICT
-        /// ON, and replicas.
+        /// Maximum memory of all clients together; 0 is no limit. Beyond it the largest ones
+        /// are disconnected, except replicas and clients with CLIENT NO-EVICT ON.
         #[redis = "maxmemory-clients"]
         #[live = true]
+        #[key = "max_clients_memory"]
+        #[with = "dataset::options::units::bytes"]
         max_clients_memory_bytes: usize = 1 << 30,
-        /// Most channels, and patterns of channels, that one client listens to.
+        /// Maximum number of channels and patterns of one client.
         #[live = true]
         max_subscriptions: usize = 10_000,
-        /// Most bytes of the names that one client listens to, with 352 for each name. They count
-        /// as its memory.
+        /// Maximum memory of one client's subscriptions: the names, and 352 bytes for each.
         #[live = true]
+        #[key = "max_subscriptions_memory"]
+        #[with = "dataset::options::units::bytes"]
         max_subscription_bytes: usize = 8 << 20,
-        /// Most bytes of the commands that one client queues between MULTI and EXEC. Other writers
-        /// wait while they are executed.
+        /// Maximum size of the commands that a client queues between MULTI and EXEC.
         #[live = true]
+        #[key = "max_transaction"]
+        #[with = "dataset::options::units::bytes"]
         max_transaction_bytes: usize = 16 << 20,
-        /// Most arguments of the commands on data that one client queues between MULTI and EXEC,
-        /// which writers of the same ids wait for. With the default EXEC takes 40 ms at most.
+        /// Maximum number of arguments of the commands that a client queues between MULTI and
+        /// EXEC.
         #[live = true]
         max_transaction_args: usize = 32_768,
-        /// Most keys that one client watches. Each counts 192 bytes in its memory.
+        /// Maximum number of keys that one client watches; 192 bytes each.
         #[live = true]
         max_watched_keys: usize = 10_000,
-        /// Most keys that the server remembers for clients that track (CLIENT TRACKING); a key that
-        /// several clients have read counts once for each. Each takes some 200 bytes. Beyond it
-        /// keys are forgotten at random, and their readers told that they are invalid; 0 means any
-        /// number.
+        /// Maximum number of keys that CLIENT TRACKING remembers, some 200 bytes each; 0 is no
+        /// limit. Beyond it the server invalidates random keys.
         #[redis = "tracking-table-max-keys"]
         #[live = true]
         max_tracked_keys: usize = 1_000_000,
-        /// SLOWLOG keeps commands that take at least so many microseconds; -1 for none. Below 10000
-        /// every command is timed, which costs each some 50 ns.
+        /// Duration from which SLOWLOG records a command; "off" records none. Lower it to find
+        /// slow commands. Below 10ms every command is timed, at about 50 ns each.
         #[redis = "slowlog-log-slower-than"]
         #[live = true]
+        #[group = 3]
+        #[key = "slowlog_slower_than"]
+        #[with = "dataset::options::units::micros"]
         slowlog_slower_than_us: i64 = 10_000,
-        /// Most entries of SLOWLOG.
+        /// Maximum number of entries of SLOWLOG.
         #[redis = "slowlog-max-len"]
         #[live = true]
         slowlog_max_len: usize = 128,
-        /// LATENCY keeps commands that take at least so many milliseconds; 0 for none. If not 0,
-        /// every command is timed.
+        /// Duration from which LATENCY records a command; 0 records none.
         #[redis = "latency-monitor-threshold"]
         #[live = true]
+        #[key = "latency_threshold"]
+        #[with = "dataset::options::units::millis"]
         latency_threshold_ms: u64 = 0,
-        /// On shutdown, replies that are on their way get so many milliseconds to arrive.
+        /// How long a shutdown waits for replies to be sent.
         #[live = true]
+        #[key = "shutdown_grace"]
+        #[with = "dataset::options::units::millis"]
         shutdown_grace_ms: u64 = 1_000,
-        /// On shutdown a master waits at most so many seconds until its replicas have what was
-        /// written last, and a FAILOVER is over; 0 means not at all.
+        /// How long a master's shutdown waits for its replicas to receive the last writes; 0
+        /// does not wait. Raise it if replicas lag for longer, and give the service manager
+        /// more time, too.
         #[redis = "shutdown-timeout"]
         #[live = true]
+        #[group = 3]
+        #[key = "shutdown_timeout"]
+        #[with = "dataset::options::units::seconds"]
         shutdown_timeout_s: u64 = 10,
     }
 }
@@ -144,114 +170,140 @@ section! {
 pub const DEFAULT_ADMIN_PORT: u16 = 6398;
 
 section! {
-    /// The admin port: metrics, health and the dashboard over HTTP, read-only (docs/admin.md).
+    /// Metrics, health and the dashboard over HTTP, read-only: docs/admin.md.
     Admin {
-        /// The address to listen on. Beyond the loopback interface what shows clients, slow
-        /// commands or data needs a user of the ACL with +@admin (HTTP basic authentication, not
-        /// encrypted); metrics and health are open to all that reach the port.
+        /// Address to listen on. Other than loopback, everything but metrics and health needs a
+        /// user with +@admin; HTTP is not encrypted. Change it to let another machine collect
+        /// metrics.
+        #[group = 2]
         bind: String = "127.0.0.1".to_owned(),
-        /// The TCP port; 0 switches it off. If another process has it at the start, the server
-        /// warns and runs without it: give each node of a machine its own.
+        /// HTTP port of metrics, health and dashboard; 0 switches them off. Change it for a
+        /// second server on the same machine.
+        #[group = 1]
         port: u16 = DEFAULT_ADMIN_PORT,
-        /// Names of this server in URLs, in addition to its addresses, localhost and bind. A
-        /// request whose Host header has another name is answered 421.
+        /// Further host names that URLs may use for this server; others get status 421. Set
+        /// them if a proxy or DNS name leads to the port.
         #[live = true]
+        #[group = 3]
         hosts: Vec<String> = vec![],
     }
 }
 
 section! {
-    /// What outlives the process.
+    /// The log and its snapshots.
     Durability {
-        /// The folder for the log, the snapshots and the cold files. It belongs to one server.
+        /// Folder for the log, snapshots and files of old data. Name a folder on a durable
+        /// disk. Each server needs its own.
         #[redis = "dir"]
+        #[group = 1]
         dir: PathBuf = PathBuf::from("data"),
-        /// When a write is safe: "always" (before its reply), "everysec" (at most a second later),
-        /// "no" (when the system sees fit).
+        /// When a write is on disk: "always" is before its reply, "everysec" at most a second
+        /// later, "no" when the system decides. Take "always" if a crash must not lose an
+        /// acknowledged write.
         #[redis = "appendfsync"]
         #[live = true]
+        #[group = 1]
         fsync: Fsync = Fsync::Everysec,
-        /// A snapshot is written when the log has grown by so many bytes since the last one; 0
-        /// means never for that.
+        /// Log size since the last snapshot that starts the next one; 0 is no limit. Lower it
+        /// for faster starts, raise it to write less.
         #[live = true]
+        #[group = 3]
+        #[key = "snapshot_log"]
+        #[with = "dataset::options::units::bytes"]
         snapshot_log_bytes: u64 = 256 << 20,
-        /// A snapshot is written when so many seconds have passed since the last one and something
-        /// has changed; 0 means never for that.
+        /// Time since the last snapshot that starts the next one if data changed; 0 is never.
+        /// Lower it for faster starts.
         #[live = true]
+        #[group = 2]
+        #[key = "snapshot_every"]
+        #[with = "dataset::options::units::seconds"]
         snapshot_every_s: u64 = 3_600,
-        /// The log is kept for replicas that were away, up to so many bytes, though a snapshot has
-        /// made it unnecessary. It lies in segments of 64 MiB, so this is 32 of them. A replica
-        /// that was away while more was written needs a full sync: set what is written in the
-        /// longest time that a replica may be away ("master_repl_offset" of INFO tells the bytes),
-        /// the disk permitting. On replicas, too: one of them may be the next master. On a full
-        /// disk it gives way, oldest first.
+        /// Size of the old log that is kept for replicas that reconnect. A replica that missed
+        /// more copies all data instead. Set it to what you write during the longest outage of
+        /// a replica, on replicas too. A full disk reduces it.
+        #[group = 2]
+        #[key = "keep_log"]
+        #[with = "dataset::options::units::bytes"]
         keep_log_bytes: u64 = 2 << 30,
-        /// Whether PING answers an error while the log cannot be written, so that Sentinel lets a
-        /// replica take over. Otherwise it answers PONG, and the server goes on answering reads.
+        /// Whether PING fails while the log cannot be written, so that Sentinel promotes a replica.
         #[live = true]
         ping_fails_with_log: bool = true,
     }
 }
 
 section! {
-    /// Backups: BACKUP TO, and by a timetable. docs/operations.md says how to restore one.
+    /// Backups, by BACKUP TO and by schedule: docs/operations.md says how to restore one.
     Backup {
-        /// The folder for backups, and the only place where BACKUP writes; empty: there are none.
-        /// It belongs to one server, and lies outside the data folder. On the same file system
-        /// snapshots and cold files are linked and take no room of their own; a machine that is
-        /// lost takes both, so copy it elsewhere, too.
+        /// Folder for backups, outside the data folder; empty switches them off. On the same
+        /// disk a backup takes little space but is lost with it: copy it elsewhere.
+        #[group = 1]
         dir: PathBuf = PathBuf::new(),
-        /// A backup is made every so many seconds (86400 is a day); 0 means never by itself.
+        /// Time between automatic backups, such as "1d"; 0 makes none.
         #[live = true]
+        #[group = 1]
+        #[key = "every"]
+        #[with = "dataset::options::units::seconds"]
         every_s: u64 = 0,
-        /// So many of the backups that are made by themselves are kept, the newest ones. Those of
-        /// BACKUP TO are kept until an operator removes them.
+        /// Number of automatic backups to keep, newest first. Raise it to go back further.
+        /// Those of BACKUP TO stay until you delete them.
         #[live = true]
+        #[group = 2]
         keep: usize = 7,
-        /// The log is kept beside the backups for so many seconds, so that a backup can be restored
-        /// up to any time since; 0 means not at all. To have every time since the oldest backup,
-        /// set every_s * (keep + 1).
+        /// How long the log is kept with the backups, to restore any moment since; 0 keeps
+        /// none. Set it to every * (keep + 1) to cover all backups.
         #[live = true]
+        #[group = 2]
+        #[key = "keep_log"]
+        #[with = "dataset::options::units::seconds"]
         keep_log_s: u64 = 0,
-        /// Most bytes per second that are copied; 0 means as fast as it goes. Links cost nothing.
+        /// Maximum bytes per second that a backup copies; 0 is no limit.
         #[live = true]
+        #[key = "rate"]
+        #[with = "dataset::options::units::bytes"]
         bytes_per_s: u64 = 64 << 20,
     }
 }
 
 section! {
-    /// Users and their rights. docs/security.md has the threats and what guards against them.
+    /// Users and their permissions: docs/security.md.
     Security {
-        /// Password of the user `default`; empty: none is needed. ACL SETUSER default, and a line
-        /// for it in `users` or `acl_file`, go before.
+        /// Password of the user "default"; empty needs none. Set it before you listen on other
+        /// addresses. ACL SETUSER and the lists of users override it.
         #[redis = "requirepass"]
         #[live = true]
         #[secret = true]
+        #[group = 1]
         password: String = String::new(),
-        /// While the user `default` needs no password, connections from other machines are told so
-        /// ("DENIED") and closed.
+        /// Whether remote connections are refused while the user "default" has no password.
+        /// Switch it off only in a trusted network.
         #[redis = "protected-mode"]
         #[live = true]
+        #[group = 3]
         protected_mode: bool = true,
-        /// A file of users, one per line: `user name rules`. ACL LOAD and ACL SAVE read and write
-        /// it. Empty: users are below.
+        /// File of users, one "user NAME RULES" per line, for ACL LOAD and ACL SAVE; empty uses
+        /// security.users. Set it to share one file among servers.
         #[redis = "aclfile"]
+        #[group = 2]
         acl_file: String = String::new(),
-        /// Users: `name rules`, as ACL LIST shows them. CONFIG REWRITE writes them here.
+        /// Users as "NAME RULES", the form of ACL LIST. Add one per application to limit its
+        /// commands and keys.
+        #[group = 1]
         users: Vec<String> = vec![],
-        /// Most users.
+        /// Maximum number of users.
         #[live = true]
         max_users: usize = 10_000,
-        /// Refusals that ACL LOG remembers.
+        /// Maximum number of entries of ACL LOG.
         #[redis = "acllog-max-len"]
         #[live = true]
         acl_log_entries: usize = 128,
-        /// Commands denied to every user, whatever the rules: names ("shutdown", "config|set") and
-        /// categories ("@dangerous").
+        /// Commands that no user may call: names ("shutdown", "config|set") or categories
+        /// ("@dangerous"). Set it to switch off commands for good.
+        #[group = 2]
         deny_commands: Vec<String> = vec![],
-        /// A client that must log in, or make a TLS handshake, and has not done so after so many
-        /// seconds is disconnected; 0 means never.
+        /// How long a client may take for the TLS handshake and its login; 0 is no limit.
         #[live = true]
+        #[key = "handshake_timeout"]
+        #[with = "dataset::options::units::seconds"]
         handshake_timeout_s: u64 = 10,
     }
 }
@@ -269,96 +321,113 @@ pub enum AuthClients {
 }
 
 section! {
-    /// Encryption. Certificates are read again, for new connections, when CONFIG SET names one of
-    /// these keys.
+    /// Encryption. CONFIG SET of a file makes the server read it again.
     Tls {
-        /// The port that speaks TLS, at the addresses of `server.bind`; 0 means none.
+        /// Port for TLS at the addresses of server.bind; 0 is none. Set it if the network is
+        /// not trusted.
         #[redis = "tls-port"]
+        #[group = 2]
         port: u16 = 0,
-        /// The server's certificate and those between it and its root, in PEM.
+        /// PEM file with the server's certificate and its chain. Required with tls.port.
         #[redis = "tls-cert-file"]
         #[live = true]
+        #[group = 2]
         cert_file: String = String::new(),
-        /// Its private key, in PEM.
+        /// PEM file with the private key of the certificate. Required with tls.port.
         #[redis = "tls-key-file"]
         #[live = true]
+        #[group = 2]
         key_file: String = String::new(),
-        /// Certificates of the authorities that clients' certificates must be signed by, in PEM.
+        /// PEM file with the authorities that sign clients' certificates. Required unless
+        /// auth_clients is "no".
         #[redis = "tls-ca-cert-file"]
         #[live = true]
+        #[group = 2]
         ca_file: String = String::new(),
-        /// Whether clients must show a certificate: "yes", "no", or "optional" (one that is shown
-        /// must be right).
+        /// Whether clients must present a certificate: "yes", "no", or "optional". Take "no" if
+        /// passwords suffice.
         #[redis = "tls-auth-clients"]
         #[live = true]
+        #[group = 2]
         auth_clients: AuthClients = AuthClients::Yes,
     }
 }
 
 section! {
-    /// Replicas and masters. The role itself is kept in the data folder: REPLICAOF changes it,
-    /// durably.
+    /// Replicas and masters: docs/operations.md.
     Replication {
-        /// "host port" of the master to follow when the data folder is new; empty: this is a
-        /// master.
+        /// "HOST PORT" of the master, for a replica with a new data folder; empty is a master.
+        /// Later the command REPLICAOF changes the role, and the folder remembers it.
+        #[group = 1]
         replicaof: String = String::new(),
-        /// The password that the master asks for, and the user if not the default one.
+        /// Password for the master. Set it if the master has one, and on the master itself for
+        /// the time after a failover.
         #[redis = "masterauth"]
         #[live = true]
         #[secret = true]
+        #[group = 2]
         master_auth: String = String::new(),
-        /// See master_auth.
+        /// User for the master; empty is the user "default". Set it if the master has a user
+        /// for replicas.
         #[redis = "masteruser"]
         #[live = true]
+        #[group = 2]
         master_user: String = String::new(),
-        /// Whether the link to the master is encrypted: its port is one of `tls.port`, its
-        /// certificate signed by `tls.ca_file`.
+        /// Whether to connect to the master's TLS port. tls.ca_file must have signed its
+        /// certificate.
         #[redis = "tls-replication"]
         #[live = true]
+        #[group = 2]
         tls: bool = false,
-        /// Where others reach this node, if not at the address that its master sees and its own
-        /// port.
+        /// Address at which others reach this node. Set it behind NAT or in a container; empty
+        /// is the address that the master sees.
         #[redis = "replica-announce-ip"]
         #[redis = "slave-announce-ip"]
         #[live = true]
+        #[group = 2]
         replica_announce_ip: String = String::new(),
-        /// See replica_announce_ip; 0 means the own port.
+        /// Port at which others reach this node; 0 is server.port. Set it with
+        /// replica_announce_ip.
         #[redis = "replica-announce-port"]
         #[redis = "slave-announce-port"]
         #[live = true]
+        #[group = 2]
         replica_announce_port: u16 = 0,
-        /// Sentinel promotes the replica with the lowest one; never one with 0. While a replica has
-        /// no complete data set it says 0.
+        /// Priority for Sentinel, which promotes the replica with the lowest number; 0 is
+        /// never. Set it to prefer or spare a machine.
         #[redis = "replica-priority"]
         #[redis = "slave-priority"]
         #[live = true]
+        #[group = 2]
         replica_priority: u32 = 100,
-        /// Writes are refused (NOREPLICAS) while fewer replicas follow closely; 0 means never.
+        /// Number of connected replicas that writes need; with fewer they fail (NOREPLICAS).
+        /// Set it if a write on one machine alone is worse than an error. 0 needs none.
         #[redis = "min-replicas-to-write"]
         #[redis = "min-slaves-to-write"]
         #[live = true]
+        #[group = 2]
         min_replicas_to_write: usize = 0,
-        /// A replica follows closely if it was heard within so many seconds.
+        /// Maximum time since a replica's last message for min_replicas_to_write.
         #[redis = "min-replicas-max-lag"]
         #[redis = "min-slaves-max-lag"]
         #[live = true]
+        #[key = "min_replicas_max_lag"]
+        #[with = "dataset::options::units::seconds"]
         min_replicas_max_lag_s: u64 = 10,
-        /// A peer that was not heard for so many seconds is given up.
+        /// Silence after which a master or replica counts as lost.
         #[redis = "repl-timeout"]
         #[live = true]
+        #[key = "timeout"]
+        #[with = "dataset::options::units::seconds"]
         timeout_s: u64 = 60,
-        /// Most replicas; one more is answered "ERR max number of replicas reached".
+        /// Maximum number of replicas.
         #[live = true]
         max_replicas: usize = 32,
-        /// Most bytes of log that are kept for a full sync beyond what is kept anyway; one that
-        /// takes longer fetches a newer snapshot's files.
+        /// Whether a restarted master with replicas refuses writes until Sentinel, a replica or
+        /// REPLICAOF NO ONE confirms its role. Switch it off only if no other node can become
+        /// the master.
         #[live = true]
-        sync_log_bytes: u64 = 4 << 30,
-        /// Whether a master that has had replicas, or has been one, refuses writes after a restart,
-        /// until Sentinel names it, or REPLICAOF NO ONE, or, where no Sentinel has ever spoken, a
-        /// replica follows it: another node may have become the master meanwhile. Also when
-        /// Sentinel says that another node has.
-        #[live = true]
+        #[group = 3]
         fence: bool = true,
     }
 }
@@ -386,62 +455,69 @@ pub enum ReadFrom {
 }
 
 section! {
-    /// A node of a cluster: it serves the slots that its topology gives to its shard, and sends
-    /// clients elsewhere for all others. docs/cluster.md has the whole.
+    /// A cluster of several shards: docs/cluster.md.
     Cluster {
-        /// Whether this is a node of a cluster. A controller tells it the topology, by Kvrocks'
-        /// CLUSTERX commands. Keys need their id in braces then, post:{1001}, so the patterns of a
-        /// new data folder are made so.
+        /// Whether this node is part of a cluster. Keys of a new data folder then have the id
+        /// in braces: post:{17}. Set it when one machine is too small.
         #[redis = "cluster-enabled"]
+        #[group = 2]
         enabled: bool = false,
-        /// What becomes of writes once the lease is over that a controller gives a master by
-        /// CLUSTERX HEARTBEAT: "block-write" (they are refused: another node may be the master) or
-        /// "disabled". Without any HEARTBEAT there is no lease.
+        /// What a master does whose lease from CLUSTERX HEARTBEAT has expired: "block-write",
+        /// or "disabled" for no leases.
         #[redis = "master-lease-mode"]
         #[live = true]
         master_lease_mode: LeaseMode = LeaseMode::BlockWrite,
-        /// Sentinels that say which nodes are the masters of the shards of this file (`[[shard]]`),
-        /// as host:port. Without any a controller does.
+        /// Sentinels that choose the masters of the shards below ([[shard]]), each as
+        /// "host:port". Empty if a controller sends the topology (CLUSTERX).
+        #[group = 2]
         sentinels: Vec<String> = Vec::new(),
-        /// The user and the password that they ask for, if any.
+        /// User for the Sentinels. Set it if they have users.
         #[live = true]
+        #[group = 2]
         sentinel_user: String = String::new(),
-        /// See sentinel_user.
+        /// Password for the Sentinels. Set it if they have one.
         #[live = true]
         #[secret = true]
+        #[group = 2]
         sentinel_auth: String = String::new(),
-        /// How long a node waits for another one's part of a page, in milliseconds, from 1 to
-        /// 60,000. Later the ids of that shard have an error in their places.
+        /// How long a page waits for rows of another shard, from 1ms to 60s; missing ids then
+        /// have an error in their place. Lower it if a late page is worse than a partial one.
         #[live = true]
+        #[group = 3]
+        #[key = "peer_timeout"]
+        #[with = "dataset::options::units::millis"]
         peer_timeout_ms: u64 = 500,
-        /// A node that has not answered this one for so long, in milliseconds, at least 100, is
-        /// shown as failed (`fail?` in CLUSTER NODES), and CLUSTER SLOTS leaves it out as a
-        /// replica. Which node is the master of what is not decided by it.
+        /// Silence after which CLUSTER NODES shows a node as failed, at least 100ms.
         #[redis = "cluster-node-timeout"]
         #[live = true]
+        #[key = "node_timeout"]
+        #[with = "dataset::options::units::millis"]
         node_timeout_ms: u64 = 5_000,
-        /// Which node of another shard the rows of a page are read from: "master", "nearest" (the
-        /// one that has answered fastest) or "replica" (its replicas by turns). Not "master": a
-        /// replica also answers for its own shard.
+        /// Which node of another shard returns its rows of a page: "master", "nearest" or
+        /// "replica". Take one of the latter to spread reads, if rows may be some seconds old.
         #[live = true]
+        #[group = 2]
         read_from: ReadFrom = ReadFrom::Master,
-        /// A replica that has not had all of its master's changes for so many milliseconds answers
-        /// no part of a page: its master is asked. An idle master says each second that there is
-        /// nothing new.
+        /// Maximum lag of a replica that returns rows of a page.
         #[live = true]
+        #[key = "max_staleness"]
+        #[with = "dataset::options::units::millis"]
         max_staleness_ms: u64 = 5_000,
     }
 }
 
 section! {
-    /// A shard of a cluster whose masters Sentinel chooses: all nodes have the same list. This is a
-    /// sample: there is none by default, and a controller says which shards there are.
+    /// A shard whose master Sentinel chooses. All nodes list all shards. There is none by
+    /// default.
     Shard {
-        /// Its name, for people.
+        /// Name, for people.
+        #[group = 2]
         name: String = String::new(),
-        /// Its slots: "0-8191", or several ranges with blanks between.
+        /// Slots, as ranges separated by spaces. All shards together need 0-16383.
+        #[group = 2]
         slots: String = String::new(),
-        /// What Sentinel calls its master.
+        /// Name of the shard's master in Sentinel.
+        #[group = 2]
         master: String = String::new(),
     }
 }
@@ -454,15 +530,15 @@ impl Cluster {
 }
 
 section! {
-    /// Consumer groups of `tm:changes`. How far back its entries go is durability.keep_log_bytes.
+    /// Consumer groups of the stream tm:changes.
     Changes {
-        /// Most groups of all streams together.
+        /// Maximum number of groups of all streams.
         #[live = true]
         max_groups: usize = 64,
-        /// Most consumers of a group.
+        /// Maximum number of consumers of a group.
         #[live = true]
         max_consumers: usize = 1_000,
-        /// Most entries of a group that were delivered and not acknowledged. About 100 bytes each.
+        /// Maximum number of unacknowledged entries of a group, about 100 bytes each.
         #[live = true]
         max_pending: usize = 10_000,
     }

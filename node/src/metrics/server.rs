@@ -101,21 +101,16 @@ pub(super) const MEMORY: &[M] = &[
         "used_memory",
         Gauge,
         "tidemark_memory_used",
-        "Memory counted against server.memory_bytes: that of the process, at least that of the \
-         tables.",
+        "Memory counted against server.memory: that of the process, at least that of the tables.",
         |s| {
             let tables = s.node.loaded().map_or(0, |engines| engines.memory_bytes());
             tables.max(resident_bytes()).into()
         },
     )
     .bytes(),
-    field(
-        "maxmemory",
-        Gauge,
-        "tidemark_memory_limit",
-        "Memory limit (server.memory_bytes).",
-        |s| s.node.config().memory_bytes().into(),
-    )
+    field("maxmemory", Gauge, "tidemark_memory_limit", "Memory limit (server.memory).", |s| {
+        s.node.config().memory_bytes().into()
+    })
     .bytes(),
     part("", "counter_tables", |s| s.of_counters(|space| space.memory_bytes()).into()),
     part("", "existence_tables", |s| s.of_existences(|space| space.memory_bytes()).into()),

@@ -36,7 +36,7 @@ pub const COUNTER_SPACES: &[C] = &[
         "",
         Gauge,
         "tidemark_counters_memory_limit",
-        "Current share of server.memory_bytes, by demand.",
+        "Current share of server.memory, by demand.",
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
@@ -122,7 +122,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         "most_revoked",
         Gauge,
         "tidemark_existence_most_deleted_pairs",
-        "Unset pairs in the table with the most (limit: existence.max_revoked).",
+        "Unset pairs in the table with the most (limit: existence.max_unset).",
         |s| s.most_revoked().into(),
     ),
     E::new(

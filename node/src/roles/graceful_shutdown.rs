@@ -4,7 +4,7 @@
 //! time. The snapshot makes the next startup fast. Then a master pauses writes and continues to
 //! serve reads. It sends its replicas the rest of its log, because one of them may be promoted
 //! before this node restarts. It waits until all replicas have everything, for at most
-//! `server.shutdown_timeout_s`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
+//! `server.shutdown_timeout`. SHUTDOWN ABORT cancels the shutdown. A replica does not wait,
 //! because its master has all of its data.
 //!
 //! The shutdown also waits for a FAILOVER in progress. Otherwise the replica might never receive

@@ -22,6 +22,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Maximum bytes per write. Copying them into the socket blocks the worker for about 20
 /// microseconds.
 const WRITE_BYTES: usize = 64 << 10;
+/// Maximum log that is kept for a full sync in addition to `durability.keep_log`. A sync that needs
+/// more fetches a newer snapshot.
+const SYNC_LOG_BYTES: u64 = 4 << 30;
 
 /// Slot of one replica, counted against `max_replicas`. Dropping it frees the slot.
 pub struct Place {
@@ -126,13 +129,9 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<(), Ended> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let started = now();
-    let (times, pinned_bytes) = {
-        let config = node.config();
-        let settings = &config.replication;
-        let times = Timeouts { timeout_ms: settings.timeout_s * 1000, ..Timeouts::default() };
-        (times, settings.sync_log_bytes)
-    };
-    let mut feed = Some(Sender::new(times, pinned_bytes, 0));
+    let timeout_ms = node.config().replication.timeout_s * 1000;
+    let times = Timeouts { timeout_ms, ..Timeouts::default() };
+    let mut feed = Some(Sender::new(times, SYNC_LOG_BYTES, 0));
     let mut grown = node.durability.subscribe();
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,5 +1,5 @@
 //! Memory of all clients' buffers. Each client has its own limits, but thousands of clients within
-//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory_bytes`,
+//! their limits could exhaust the memory. So the sum is also limited (`max_clients_memory`,
 //! Redis's `maxmemory-clients`). When it exceeds the limit, the largest client is disconnected.
 //!
 //! Each owner of buffers has a [`Share`] that reports its size. Only whole [`GRAIN`]s are counted.

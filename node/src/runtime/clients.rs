@@ -127,15 +127,15 @@ pub struct Client {
 /// Number of connections closed by the server, by reason.
 #[derive(Default)]
 pub struct Ended {
-    /// Requests above `max_query_buffer_bytes`.
+    /// Requests above `max_query_buffer`.
     pub by_input: AtomicU64,
-    /// Replies exceeded `max_output_buffer_bytes`, or messages exceeded `max_push_buffer_bytes`.
+    /// Replies exceeded `max_output_buffer`, or messages exceeded `max_push_buffer`.
     pub by_output: AtomicU64,
-    /// No authentication or TLS handshake within `handshake_timeout_s`.
+    /// No authentication or TLS handshake within `handshake_timeout`.
     pub by_handshake: AtomicU64,
-    /// No input for `idle_timeout_s`.
+    /// No input for `idle_timeout`.
     pub by_idleness: AtomicU64,
-    /// The client was the largest when the sum exceeded `max_clients_memory_bytes`.
+    /// The client was the largest when the sum exceeded `max_clients_memory`.
     pub(crate) by_memory: AtomicU64,
 }
 
@@ -270,10 +270,7 @@ impl Client {
         let taken = self.inbox.push(message, most);
         if !taken && !self.killed.load(Relaxed) {
             self.ended.by_output.fetch_add(1, Relaxed);
-            tracing::warn!(
-                "closing client {}: unread messages exceed max_push_buffer_bytes",
-                self.peer
-            );
+            tracing::warn!("closing client {}: unread messages exceed max_push_buffer", self.peer);
             self.kill();
         }
         taken
@@ -450,7 +447,7 @@ impl Clients {
             let Some((bytes, client)) = all.pop() else { return };
             tracing::warn!(
                 "evicting client {}: it uses {bytes} bytes, the most of all, and clients exceed \
-                 max_clients_memory_bytes",
+                 max_clients_memory",
                 client.peer
             );
             self.ended.by_memory.fetch_add(1, Relaxed);

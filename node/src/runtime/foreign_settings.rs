@@ -5,7 +5,8 @@
 //! lacks (encodings, eviction samples, active defragmentation). It accepts and returns any value of
 //! its type, without effect.
 
-use crate::config::Config;
+use crate::config::{BACKLOG, Config};
+use dataset::options::units::Unit;
 
 /// Idle settings with Redis's defaults.
 const IDLE: &[(&str, &str)] = &[
@@ -85,7 +86,7 @@ impl Idle {
         let is_switch = |text: &str| ["yes", "no"].iter().any(|w| text.eq_ignore_ascii_case(w));
         let outcome = if is_switch(slot) && !is_switch(value) {
             Err("argument must be 'yes' or 'no'")
-        } else if slot.parse::<i64>().is_ok() && dataset::options::words::bytes(value).is_none() {
+        } else if slot.parse::<i64>().is_ok() && Unit::Bytes.parse(value).is_err() {
             Err("argument couldn't be parsed into an integer")
         } else {
             *slot = value.to_ascii_lowercase();
@@ -115,6 +116,7 @@ pub(crate) fn fixed(config: &Config, port: u16) -> Vec<(&'static str, String)> {
         ("slave-read-only", text("yes")),
         ("slave-serve-stale-data", text("yes")),
         ("stop-writes-on-bgsave-error", text("no")),
+        ("tcp-backlog", BACKLOG.to_string()),
     ]
 }
 
@@ -148,13 +150,12 @@ pub(crate) fn read_buffer_limits(value: &str) -> Result<Vec<(&'static str, Strin
     let mut limits = Vec::new();
     for class in words.chunks_exact(4) {
         let ours = match class[0].to_ascii_lowercase().as_str() {
-            "normal" => Some("max_output_buffer_bytes"),
-            "pubsub" => Some("max_push_buffer_bytes"),
+            "normal" => Some("max_output_buffer"),
+            "pubsub" => Some("max_push_buffer"),
             "slave" | "replica" => None,
             _ => return Err("Invalid client class specified in buffer limit configuration."),
         };
-        let bytes =
-            |text: &str| dataset::options::words::bytes(text).and_then(|n| u64::try_from(n).ok());
+        let bytes = |text: &str| Unit::Bytes.parse(text).ok();
         let numbers = bytes(class[1]).filter(|_| bytes(class[2]).is_some());
         let hard = numbers.filter(|_| class[3].parse::<u32>().is_ok());
         let hard = hard

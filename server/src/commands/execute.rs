@@ -210,9 +210,7 @@ fn queue(
         ));
     }
     if !transaction.push(spec, args, most) {
-        return Err(refuse!(
-            "ERR transaction too large: at most {most} bytes (max_transaction_bytes)"
-        ));
+        return Err(refuse!("ERR transaction too large: at most {most} bytes (max_transaction)"));
     }
     session.client.queued.store(i64::try_from(transaction.len()).unwrap_or(i64::MAX), Relaxed);
     reply.simple("QUEUED");

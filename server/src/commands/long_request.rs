@@ -440,7 +440,7 @@ mod tests {
             if is_fine {
                 assert!(told.starts_with('$'), "{told:.200}");
             } else {
-                let error = "-ERR the page exceeds 1048576 bytes (max_output_buffer_bytes)";
+                let error = "-ERR the page exceeds 1048576 bytes (max_output_buffer)";
                 assert_eq!(told, format!("{error}\r\n"));
             }
         }

@@ -129,7 +129,7 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     if own.bytes() + new.map(bytes_of).sum::<usize>() > most_bytes {
         return Err(refuse!(
             "ERR the subscriptions of a client are limited to {most_bytes} bytes \
-             (max_subscription_bytes)"
+             (max_subscriptions_memory)"
         ));
     }
     for name in names.iter() {

@@ -9,7 +9,7 @@ pub(crate) mod commands;
 pub use commands::commands;
 
 use node::acl;
-use node::config::{Config, Security};
+use node::config::{Config, Extent, Security};
 use node::runtime::glob;
 use resp::{Limits, Scan, Scanner, integer, natural};
 use std::path::Path;
@@ -109,7 +109,7 @@ pub fn config(input: &[u8]) {
     {
         return;
     }
-    let printed = config.print();
+    let printed = config.print(Extent::All);
     let again = Config::parse(&printed, Path::new("printed.toml"))
         .unwrap_or_else(|e| panic!("{text:?}: {e}\n{printed}"));
     assert_eq!(again, config);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn seeded_rounds_of_the_configuration() {
-        let printed = Config::default().print();
+        let printed = Config::default().print(Extent::All);
         rounds(
             config,
             &[

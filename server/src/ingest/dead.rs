@@ -93,7 +93,7 @@ impl Letters {
         let most = source.config.dead_letter_bytes;
         let there = file.metadata().map_err(text)?.len();
         if there + line.len() as u64 > most {
-            return Err(format!("the file has reached dead_letter_bytes = {most}"));
+            return Err(format!("the file has reached max_dead_letters = {most}"));
         }
         file.write_all(line.as_bytes()).map_err(text)
     }

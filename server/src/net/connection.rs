@@ -6,7 +6,7 @@
 //! an incomplete request (`input`) and the replies that the socket did not accept (`pending`).
 //!
 //! Clients may send a whole pipeline before they read the first reply. The connection therefore
-//! executes requests while replies are pending, up to `max_output_buffer_bytes`. Above that limit
+//! executes requests while replies are pending, up to `max_output_buffer`. Above that limit
 //! it stops reading, and it closes if the client reads nothing for [`READER_TIMEOUT`]. Every buffer
 //! that a request can grow has a limit in [`Server`](node::config::Server).
 //!
@@ -402,7 +402,7 @@ impl Connection {
     }
 
     /// Executes the requests in `bytes` and stores an incomplete last one. Returns an error if it
-    /// exceeds `max_query_buffer_bytes`.
+    /// exceeds `max_query_buffer`.
     fn receive(
         &mut self,
         node: &Arc<Node>,
@@ -425,7 +425,7 @@ impl Connection {
         if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
             node.clients.ended.by_input.fetch_add(1, Relaxed);
             tracing::warn!(
-                "client {} exceeded max_query_buffer_bytes: disconnected; send smaller requests, \
+                "client {} exceeded max_query_buffer: disconnected; send smaller requests, \
                  or raise the limit",
                 self.talk.session.client.peer
             );

@@ -504,7 +504,7 @@ impl RequestLoop {
     #[cold]
     pub(crate) fn end_by_output(&mut self, process: &Process) {
         tracing::warn!(
-            "client {} exceeded max_output_buffer_bytes: disconnected; request less at a time, or \
+            "client {} exceeded max_output_buffer: disconnected; request less at a time, or \
              raise the limit",
             self.session.client.peer
         );

@@ -336,7 +336,7 @@ async fn work(
                 let (host, of_task) = (host.clone(), client.clone());
                 let task = tokio::spawn(async move {
                     let _departure = departure;
-                    // The acceptor kills clients whose handshake exceeds `handshake_timeout_s`.
+                    // The acceptor kills clients whose handshake exceeds `handshake_timeout`.
                     let socket = if encrypted {
                         host.tls.accept(stream).await
                     } else {

@@ -53,7 +53,7 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
         assert_eq!(call::<Vec<i64>>(c, &format!("FEED.UNDO like {member} 1001")).unwrap(), [1]);
     }
     assert_eq!((figure(c, "most_revoked"), in_info(c, "most_revoked")), (20, 20));
-    let text = "too many unset pairs in this table (max_revoked)";
+    let text = "too many unset pairs in this table (max_unset)";
     for command in [
         "FEED.UNDO like 20 1001",
         "PH.DEL liked 20 1001",

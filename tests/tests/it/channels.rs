@@ -231,7 +231,7 @@ fn names_and_numbers_of_subscriptions_are_limited() {
         "-ERR pattern too long: at most 256 bytes"
     );
     // The limit in bytes covers all kinds of subscriptions; a repeated one takes no more memory.
-    admin_sets(&server, "server.max_subscription_bytes", "2048");
+    admin_sets(&server, "server.max_subscriptions_memory", "2048");
     raw.request(&["HELLO", "3"]);
     while raw.line() != "modules" {}
     raw.request(&["ECHO", "mark"]);
@@ -240,7 +240,7 @@ fn names_and_numbers_of_subscriptions_are_limited() {
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));
     let error =
-        "-ERR the subscriptions of a client are limited to 2048 bytes (max_subscription_bytes)";
+        "-ERR the subscriptions of a client are limited to 2048 bytes (max_subscriptions_memory)";
     assert_eq!(raw.ask(&["SSUBSCRIBE", &other]), error);
     assert_eq!(raw.ask(&["SUBSCRIBE", &long]), ">3");
     (0..5).for_each(|_| drop(raw.line()));

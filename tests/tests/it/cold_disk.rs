@@ -44,7 +44,7 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     let rows = info(&mut connection, "cold_rows");
     assert!(rows > 10_000 && info(&mut connection, "spill_failures") > 0, "{rows}");
     let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
-    assert!(text.contains("spill_last_status:err") && text.contains("max_bytes"), "{text}");
+    assert!(text.contains("spill_last_status:err") && text.contains("max_disk"), "{text}");
     // A failed spill leaves no file.
     let files = || {
         let names =
@@ -83,11 +83,11 @@ fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_
     let killed = server.killed();
     verify(&killed, &truth, &[]);
     // There is also no room for a merge.
-    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 1").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 1").unwrap();
     let told = call::<u64>(&mut connection, "TM.SPILL post 1").unwrap_err().to_string();
-    assert!(told.contains("disk full") && told.contains("max_bytes"), "{told}");
+    assert!(told.contains("disk full") && told.contains("max_disk"), "{told}");
     verify(&server, &truth, &[]);
-    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 0").unwrap();
     tidemark_tests::eventually("spilling works", || {
         let text: String = redis::cmd("INFO").arg("cold").query(&mut connection).unwrap();
         text.contains("spill_last_status:ok")
@@ -266,7 +266,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     let before: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
     paths.iter().for_each(|path| spoil(path, 8192 + 100, 4096));
     assert_eq!(info(&mut connection, "scrub_passes"), 0);
-    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 1000000000").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_rate 1000000000").unwrap();
     tidemark_tests::eventually("a pass", || info(&mut connection, "scrub_passes") == 1);
     let text: String = call(&mut connection, "INFO cold").unwrap();
     let named = text.lines().find_map(|line| line.strip_prefix("cold_damaged:")).unwrap();
@@ -321,9 +321,9 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
             std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
         }
     }
-    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 0").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_rate 0").unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
-    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_bytes_per_s 1000000000").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.scrub_rate 1000000000").unwrap();
     tidemark_tests::eventually("another pass", || info(&mut connection, "scrub_passes") == 2);
     let text: String = call(&mut connection, "INFO cold").unwrap();
     assert!(text.contains("cold_damaged:\r\n"), "{text}");

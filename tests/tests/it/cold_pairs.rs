@@ -345,7 +345,7 @@ fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
     verify(&server, &truth);
     let _: Value = call(&mut connection, "SAVE").unwrap();
     verify(&server.killed(), &truth);
-    let _: Value = call(&mut connection, "CONFIG SET spill.max_bytes 0").unwrap();
+    let _: Value = call(&mut connection, "CONFIG SET spill.max_disk 0").unwrap();
     eventually("it spills", || info(&mut connection, "cold_files") > 0);
     eventually("without an error", || {
         call::<String>(&mut connection, "INFO cold").unwrap().contains("spill_last_status:ok")

@@ -63,7 +63,7 @@ fn no_keepalive_locks_clients_out() {
         assert_eq!(server.raw().ask(&["PING"]), "+PONG", "{value}");
     }
     // An unrepresentable time would panic the stopping worker.
-    for name in ["server.shutdown_grace_ms", "timeout", "server.shutdown_timeout_s"] {
+    for name in ["server.shutdown_grace", "timeout", "server.shutdown_timeout"] {
         let error = config(&server, &["SET", name, "9223372036854775807"]).unwrap_err();
         assert!(error.to_string().contains("must be 0 to 2147483647"), "{name}: {error}");
         set(&server, &[name, "2147483647"]);
@@ -120,7 +120,7 @@ fn a_rewrite_is_there_at_the_next_start() {
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(
         text.starts_with("# ours\n[server]\nworkers = 2 # two\n")
-            && text.contains("idle_timeout_s = 77\n"),
+            && text.contains("idle_timeout = \"77s\"\n"),
         "{text}"
     );
     let server = start();

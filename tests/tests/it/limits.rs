@@ -341,7 +341,7 @@ fn settings_that_bound_something_are_there() {
     known.extend(settings(&page("configuration.md")));
     let missing: Vec<String> = settings(&page("limits.md")).difference(&known).cloned().collect();
     assert!(missing.is_empty(), "docs/limits.md names settings that are none: {missing:?}");
-    assert!(known.contains("server.max_clients") && known.contains("existence.max_revoked"));
+    assert!(known.contains("server.max_clients") && known.contains("existence.max_unset"));
     assert_eq!(settings("`server.workers` `a/b.rs` `x.md` `A.b` a.b `spill`").len(), 1);
 }
 

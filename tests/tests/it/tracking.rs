@@ -747,7 +747,7 @@ fn prefixes_are_limited_and_counted() {
     );
     assert_eq!(
         ask(&mut raw, &names[..20]),
-        "-ERR the prefixes of a client are limited to 4096 bytes (max_subscription_bytes)"
+        "-ERR the prefixes of a client are limited to 4096 bytes (max_subscriptions_memory)"
     );
     assert_eq!(ask(&mut raw, &["x".repeat(257)]), "-ERR prefix too long: at most 256 bytes");
     assert_eq!(ask(&mut raw, &names[..10]), "+OK");

@@ -251,7 +251,7 @@ fn limits_hold_and_are_named() {
     raw.request(&["MULTI"]).expect("+OK\r\n");
     let long = "x".repeat(600);
     let error = raw.ask(&["ECHO", &long]);
-    assert_eq!(error, "-ERR transaction too large: at most 1000 bytes (max_transaction_bytes)");
+    assert_eq!(error, "-ERR transaction too large: at most 1000 bytes (max_transaction)");
     raw.request(&["EXEC"])
         .expect("-EXECABORT Transaction discarded because of previous errors.\r\n");
     raw.request(&["WATCH", "post:1", "post:2"]).expect("+OK\r\n");

@@ -23,7 +23,7 @@ fn filters_mib(server: &Server) -> io::Result<f64> {
 /// Starts a server and fills it with rows and pairs.
 pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let counters = "[[counter]]\nname = \"post\"\nfields = \"like:12 repost:8 comment:8 read:16\"\n\
-                    memory_limit_bytes = 8_000_000_000\n";
+                    memory_limit = 8_000_000_000\n";
     let filter = |name: &str, pairs: u64| {
         format!("[[existence]]\nname = \"{name}\"\npairs_per_table = {pairs}\nmax_tables = 64\n")
     };
@@ -32,7 +32,7 @@ pub(crate) fn filled(args: &Args, size: &Size) -> io::Result<Server> {
     let config =
         format!("{counters}{}{}{rest}", filter("liked", 16 << 20), filter("read", 1 << 20));
     // Retain no segments that recovery does not need, because copying them takes time.
-    let server = tidemark(args, "everysec", &format!("keep_log_bytes = 0\n{config}"))?;
+    let server = tidemark(args, "everysec", &format!("keep_log = 0\n{config}"))?;
     let started = Instant::now();
     let name = format!("tidemark-{}-{}", size.rows, size.pairs);
     let server = args.place.filled(&name, server, |server| fill_tidemark(server, size))?;

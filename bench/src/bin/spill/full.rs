@@ -166,7 +166,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     println!("  all {rows} rows are correct");
 
     println!("no space for cold files, only for the log");
-    node.call(&["CONFIG", "SET", "spill.max_bytes", "1"])?;
+    node.call(&["CONFIG", "SET", "spill.max_disk", "1"])?;
     let (first, told) = set(&node, &all, rows, rows + 10_000_000)?;
     let told = told.ok_or_else(|| error("no write was rejected"))?;
     println!("  after {} more rows, a row was rejected: {told}", first - rows);
@@ -175,7 +175,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     }
     rows = first;
     check::every_row(&node, &all, rows, 0)?;
-    node.call(&["CONFIG", "SET", "spill.max_bytes", "0"])?;
+    node.call(&["CONFIG", "SET", "spill.max_disk", "0"])?;
     let until = rows + 500_000;
     wait_for("the load resumes", 60, || {
         rows = set(&node, &all, rows, until)?.0;
@@ -186,7 +186,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
 
     println!("the disk fills up during a merge");
     // Make the merge so slow that the disk can fill up meanwhile.
-    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "500000"])?;
+    node.call(&["CONFIG", "SET", "spill.merge_rate", "500000"])?;
     check::change(&node, &all, rows, 0)?;
     node.call(&["WAITAOF", "1", "0", "10000"])?;
     fill_in_the_middle(&disk, &data, || was_written(&node, &data, "merges"))?;
@@ -194,7 +194,7 @@ pub(crate) fn run(dir: &Path, setup: &Setup) -> io::Result<()> {
     check::every_row(&node, &all, rows, 1)?;
     println!("  all {rows} rows are correct during the failure");
     disk.relieve()?;
-    node.call(&["CONFIG", "SET", "spill.merge_bytes_per_s", "0"])?;
+    node.call(&["CONFIG", "SET", "spill.merge_rate", "0"])?;
     wait_for("merges resume", 60, || Ok(node.call(&["TM.SPILL", "post", "100"]).is_ok()))?;
     check::every_row(&node, &all, rows, 1)?;
     println!(

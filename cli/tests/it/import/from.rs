@@ -182,7 +182,7 @@ fn full_server_stops_the_import_where_it_is() {
     let Some(redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let config = "[[counter]]\nname = \"post\"\nfields = \"like:16\"\nrows = \"post:{id}\"\n\
-                  spill = false\nmemory_limit_bytes = 100_000\n";
+                  spill = false\nmemory_limit = 100_000\n";
     let program = Program::start_with(&folder.path().join("server"), config);
     redis.rows(20_000);
     let more = ["--retry", "1", "--state", "state"];
@@ -198,7 +198,7 @@ fn full_server_stops_the_import_where_it_is() {
         1,
         &["was rejected: OOM", "it is safe to import the file again"],
     );
-    ask(&program, "TM.SPACE ALTER post SET memory_limit_bytes 0");
+    ask(&program, "TM.SPACE ALTER post SET memory_limit 0");
     let words = ["20,000 rows set, 0 flags; 0 bad keys"];
     done(import(folder.path(), redis.port, program.port, &more), 0, &words);
 }

@@ -20,7 +20,7 @@ name = \"post\"
 fields = \"like:8 read:8\"
 spill = true
 rows_per_table = 10_000
-memory_limit_bytes = 1_048_576
+memory_limit = 1_048_576
 [[existence]]
 name = \"liked\"
 false_positive_rate = 1e-7

@@ -175,7 +175,7 @@ fn dead_letters_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let broker = brokers.start(&folder.path().join("broker"));
     let dir = folder.path().join("here");
-    let server = serve(&dir, 0, &source(&broker, "dead_letter_bytes = 1000"));
+    let server = serve(&dir, 0, &source(&broker, "max_dead_letters = 1000"));
     let mut connection = Redis::connection(broker.port).unwrap();
     for id in 1..=20 {
         // Payloads with invalid UTF-8, and with JSON that is not an event.

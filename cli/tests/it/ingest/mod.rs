@@ -148,7 +148,7 @@ fn poison(events: u64, of: u64) -> BTreeSet<(u64, u64, u64)> {
 /// The filters are nearly empty, so that no false positive hides an event.
 const SPACES: &str = "view = []
 [durability]
-snapshot_log_bytes = 4_000_000
+snapshot_log = 4_000_000
 [replication]
 fence = false
 [[counter]]

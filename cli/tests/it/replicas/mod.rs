@@ -15,9 +15,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const SPACES: &str = r#"[durability]
-snapshot_log_bytes = 0
-snapshot_every_s = 0
-keep_log_bytes = 0
+snapshot_log = 0
+snapshot_every = 0
+keep_log = 0
 [[counter]]
 name = "post"
 fields = "like:12 read:16"
@@ -302,7 +302,7 @@ fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
     const FILES: usize = 15;
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let config = SPACES.replace("fields =", "rows_per_table = 1000\nfields =")
-        + "[replication]\ntimeout_s = 2\n";
+        + "[replication]\ntimeout = 2\n";
     let master = start(folders[0].path(), &config);
     fill(&master, FILES as u64 + 3);
     let slow =

@@ -193,7 +193,7 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         ("600", "SIGINT"),
     ] {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        write!(file, "[server]\nshutdown_timeout_s = {seconds}\n{SPACES}").unwrap();
+        write!(file, "[server]\nshutdown_timeout = {seconds}\n{SPACES}").unwrap();
         let options = ["--fsync", "always", "--config", file.path().to_str().unwrap()];
         let started = Program::start_until(&[], folders[0].path(), &options, "ready to accept");
         let (mut master, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));

@@ -67,11 +67,13 @@ fn renamed(before: &[Table], now: &mut [Table]) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Writes the lists that differ from `now`. `written` is the file's content. A missing list has the
-/// default entries. Preserves the text and comments of remaining entries.
+/// Writes the lists that differ from `now`. `written` is the file's content, `read` the same with
+/// values in their usual form. A missing list has the default entries. Preserves the text and
+/// comments of remaining entries.
 pub(crate) fn write(
     file: &mut DocumentMut,
     written: &Table,
+    read: &Table,
     now: &Table,
     defaults: &Table,
 ) -> Result<(), String> {
@@ -84,7 +86,7 @@ pub(crate) fn write(
         };
         let is_written = written.contains_key(list);
         let before: Vec<Table> =
-            entries(if is_written { written } else { defaults }, list).iter().map(whole).collect();
+            entries(if is_written { read } else { defaults }, list).iter().map(whole).collect();
         if before == now {
             continue;
         }

@@ -13,8 +13,10 @@ use crate::config::{Config, ConfigError, Key, SECTIONS};
 use crate::runtime::atomic_file;
 use crate::runtime::foreign_settings::{IMMUTABLE, Idle, fixed, read_buffer_limits, why_fixed};
 use arc_swap::{ArcSwap, Guard};
+use dataset::options::units::Unit;
 use dataset::options::words::parsed;
 use parking_lot::Mutex;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use toml::{Table, Value};
@@ -129,7 +131,7 @@ impl From<ConfigError> for SetError {
     }
 }
 
-/// Converts Redis's `save` to `snapshot_every_s`: empty, or seconds and a number of changes, which
+/// Converts Redis's `save` to `snapshot_every`: empty, or seconds and a number of changes, which
 /// must be 1.
 fn save_every(value: &str) -> Result<u64, String> {
     let words: Vec<&str> = value.split_ascii_whitespace().collect();
@@ -150,6 +152,27 @@ fn shown(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(" "),
         other => other.to_string(),
+    }
+}
+
+/// Formats a value under Redis's name, whose numbers have no units.
+fn without_unit(key: &Key, text: &str) -> String {
+    match key.unit().map(|unit| unit.parse(text)) {
+        None => text.to_owned(),
+        Some(Ok(number)) => number.to_string(),
+        Some(Err(_)) => "-1".to_owned(),
+    }
+}
+
+/// Adds the unit to a time under Redis's name. Under ours a time without a unit is in seconds.
+fn with_unit(key: &Key, name: &str, value: &str) -> Result<String, &'static str> {
+    let is_redis = key.redis.iter().any(|redis| redis.eq_ignore_ascii_case(name));
+    match key.unit().map(Unit::suffix) {
+        Some(suffix) if is_redis && !suffix.is_empty() => match value.parse::<i64>() {
+            Ok(number) => Ok(format!("{number}{suffix}")),
+            Err(_) => Err("argument couldn't be parsed into an integer"),
+        },
+        _ => Ok(value.to_owned()),
     }
 }
 
@@ -176,12 +199,8 @@ pub fn list(
             }
             let text = values.get(key.name).map(shown).unwrap_or_default();
             // Fixed settings are already listed, with their actual values.
-            out.extend(
-                key.redis
-                    .iter()
-                    .filter(|redis| !is_fixed(redis))
-                    .map(|redis| ((*redis).to_owned(), text.clone())),
-            );
+            let redis = key.redis.iter().filter(|redis| !is_fixed(redis));
+            out.extend(redis.map(|redis| ((*redis).to_owned(), without_unit(key, &text))));
             out.push((format!("{section}.{}", key.name), text));
         }
     }
@@ -248,7 +267,7 @@ pub fn set(
             let changes = match (fixed, known) {
                 (Some(("save", _)), _) => {
                     let every_s = save_every(value).map_err(|why| refused(name, &why))?;
-                    vec![("durability", "snapshot_every_s", every_s.to_string())]
+                    vec![("durability", "snapshot_every", format!("{every_s}s"))]
                 }
                 (Some(("client-output-buffer-limit", _)), _) => {
                     let limits = read_buffer_limits(value).map_err(|why| refused(name, why))?;
@@ -256,7 +275,8 @@ pub fn set(
                 }
                 // A setting with a derived value (maxmemory) is set to the literal value.
                 (_, Some((section, key))) if key.live => {
-                    vec![(section, key.name, value.clone())]
+                    let value = with_unit(key, name, value).map_err(|why| refused(name, why))?;
+                    vec![(section, key.name, value)]
                 }
                 // A fixed setting accepts its own value.
                 (Some((_, is)), _) if is == *value => continue,
@@ -272,7 +292,7 @@ pub fn set(
                 let Some(slot) = all.get_mut(section).and_then(|s| s.get_mut(key)) else {
                     continue;
                 };
-                *slot = parsed(slot, key, &value).map_err(|why| refused(name, why))?;
+                *slot = parsed(slot, &value).map_err(|why| refused(name, why))?;
             }
             // Checks each setting separately, so that the error names the invalid one.
             all.clone().try_into::<Config>().map_err(|e| refused(name, &worded(e.message())))?;
@@ -306,13 +326,17 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
     let mut file: toml_edit::DocumentMut =
         text.parse().map_err(|e: toml_edit::TomlError| e.message().to_owned())?;
     let written: Table = toml::from_str(text).map_err(|e| e.message().to_owned())?;
+    // The file's values in their usual form: "1024mb" is "1gb".
+    let read = Config::parse(text, Path::new("")).map_err(|e| e.to_string())?;
+    let read = Table::try_from(&read).map_err(|e| e.to_string())?;
     let values = Table::try_from(config).map_err(|e| e.to_string())?;
     let defaults = Table::try_from(Config::default()).map_err(|e| e.to_string())?;
     for (section, keys) in SECTIONS {
         for key in *keys {
             let of = |all: &Table| all.get(*section).and_then(|s| s.get(key.name)).cloned();
             let Some(value) = of(&values) else { continue };
-            if of(&written).or_else(|| of(&defaults)).as_ref() == Some(&value) {
+            let is_written = of(&written).is_some();
+            if of(if is_written { &read } else { &defaults }).as_ref() == Some(&value) {
                 continue;
             }
             let table = file.entry(section).or_insert_with(toml_edit::table);
@@ -321,7 +345,7 @@ fn rewritten(text: &str, config: &Config) -> Result<String, String> {
             put(table, key.name, &value)?;
         }
     }
-    lists::write(&mut file, &written, &values, &defaults)?;
+    lists::write(&mut file, &written, &read, &values, &defaults)?;
     Ok(file.to_string())
 }
 
@@ -417,7 +441,7 @@ mod tests {
     fn a_change_is_whole_or_not_at_all() {
         let settings = Settings::new(Config::default());
         let before = settings.version();
-        change(&settings, &[("MAXCLIENTS", "4"), ("server.idle_timeout_s", "7"), ("save", "")])
+        change(&settings, &[("MAXCLIENTS", "4"), ("server.idle_timeout", "7"), ("save", "")])
             .unwrap();
         assert_eq!(settings.now().server.max_clients, 4);
         change(&settings, &[("max_clients", "5")]).unwrap();
@@ -505,9 +529,10 @@ mod tests {
         change(&settings, &[("maxclients", "10"), ("appendfsync", "no"), ("timeout", "3")])
             .unwrap();
         settings.rewrite(|_| ()).unwrap();
-        let expected = text
-            .replace("max_clients = 9  # nine\n", "max_clients = 10  # nine\nidle_timeout_s = 3\n")
-            + "\n[durability]\nfsync = \"no\"\n";
+        let expected = text.replace(
+            "max_clients = 9  # nine\n",
+            "max_clients = 10  # nine\nidle_timeout = \"3s\"\n",
+        ) + "\n[durability]\nfsync = \"no\"\n";
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert_eq!(Config::load(&path).unwrap(), **settings.now());
         // A default value must be written if the file has another one.

@@ -18,8 +18,8 @@
 //!   between two replies, so a message never precedes an earlier reply.
 //!
 //! Without tracking clients a write costs one atomic load. Memory is bounded: table entries by
-//! `max_tracked_keys`, messages by `max_push_buffer_bytes`, prefixes by `max_subscriptions` and
-//! `max_subscription_bytes`.
+//! `max_tracked_keys`, messages by `max_push_buffer`, prefixes by `max_subscriptions` and
+//! `max_subscriptions_memory`.
 
 mod prefixes;
 mod table;

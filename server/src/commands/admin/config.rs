@@ -28,9 +28,9 @@ pub(crate) const CONFIG: Command =
         SERVER.row("config|set", -4, ADMIN, "parameter value [parameter value ...]", Once(set),
             "Changes settings at run time: all of them or none. An asterisk in the configuration \
              file marks the settings that can change. client-output-buffer-limit sets \
-             max_output_buffer_bytes (normal) and max_push_buffer_bytes (pubsub). Redis settings \
-             without an equivalent here (hz, maxmemory-samples, hash-max-listpack-entries and the \
-             like) accept any value and have no effect.").linear("settings")
+             max_output_buffer (normal) and max_push_buffer (pubsub). Redis settings without an \
+             equivalent here (hz, maxmemory-samples, hash-max-listpack-entries and the like) \
+             accept any value and have no effect.").linear("settings")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]);
 

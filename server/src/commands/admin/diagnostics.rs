@@ -280,8 +280,8 @@ fn memory_doctor(call: &mut Call<'_>) -> Outcome {
         let (used, limit) = (space.memory_bytes(), space.memory_limit_bytes());
         if used > limit / 10 * 9 {
             text += &format!(
-                "The space '{}' uses {used} of {limit} bytes, its limit (memory_limit_bytes, or \
-                 its share of server.memory_bytes). ",
+                "The space '{}' uses {used} of {limit} bytes, its limit (memory_limit, or its \
+                 share of server.memory). ",
                 space.name()
             );
         }

@@ -46,11 +46,11 @@ pub(crate) const COMMANDS: &[Command] = &[
     backup::BACKUP,
     SERVER.row("shutdown", -1, ALWAYS | flag::ADMIN | flag::NO_MULTI,
         "[NOSAVE|SAVE] [NOW] [FORCE] [ABORT]", Once(shutdown),
-        "Stops the server. A master first waits for its replicas to catch up \
-         (shutdown_timeout_s); NOW skips the wait, and ABORT cancels the shutdown. Writes a \
-         snapshot first if the log is long; NOSAVE never writes one, SAVE always does. If SAVE \
-         fails, the server keeps running unless FORCE is given. The connection closes when \
-         another server may open the data folder."),
+        "Stops the server. A master first waits for its replicas to catch up (shutdown_timeout); \
+         NOW skips the wait, and ABORT cancels the shutdown. Writes a snapshot first if the log \
+         is long; NOSAVE never writes one, SAVE always does. If SAVE fails, the server keeps \
+         running unless FORCE is given. The connection closes when another server may open the \
+         data folder."),
     SERVER.row("time", 1, ANYTIME | flag::FAST, "", Once(time),
         "Returns the Unix time as seconds and microseconds.").since("2.6.0")
         .tips(&["nondeterministic_output"]),

@@ -2,7 +2,7 @@
 //!
 //! A worker has one connection per node and shares it among its clients. Requests queued in one
 //! event-loop iteration go out in one write. Replies arrive in request order. A request without a
-//! reply within `cluster.peer_timeout_ms` fails, and a late reply is discarded. A connection
+//! reply within `cluster.peer_timeout` fails, and a late reply is discarded. A connection
 //! without replies for that time is closed. While a node is unreachable, requests to it fail
 //! immediately; reconnects follow every [`RETRY_EVERY`].
 
@@ -94,7 +94,7 @@ impl Batch {
             answers.bytes += if is_too_much { 0 } else { reply.len() };
             is_too_much
         };
-        let why = || format!("the replies exceed {most} bytes (max_output_buffer_bytes)");
+        let why = || format!("the replies exceed {most} bytes (max_output_buffer)");
         self.fill(number, if is_too_much { Err(Failure::Lost(why())) } else { Ok(reply.to_vec()) });
     }
 
@@ -238,7 +238,7 @@ impl Link {
                 }
                 Err(error) => (false, error),
             };
-            // A peer may close an idle connection (`idle_timeout_s`). That is not a failure.
+            // A peer may close an idle connection (`idle_timeout`). That is not a failure.
             if was_open && self.is_idle() {
                 tokio::time::sleep_until((began + RETRY_EVERY).into()).await;
                 continue;

@@ -166,7 +166,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
         if bytes_of(own) > most_bytes {
             return Err(refuse!(
                 "ERR the prefixes of a client are limited to {most_bytes} bytes \
-                 (max_subscription_bytes)"
+                 (max_subscriptions_memory)"
             ));
         }
     }

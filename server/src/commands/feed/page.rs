@@ -302,7 +302,7 @@ fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
 
 /// Returns the error for a page above the output limit.
 pub(crate) fn too_long(most: usize) -> Refusal {
-    refuse!("ERR the page exceeds {most} bytes (max_output_buffer_bytes)")
+    refuse!("ERR the page exceeds {most} bytes (max_output_buffer)")
 }
 
 /// Returns the rows with an unreadable part, and their errors.

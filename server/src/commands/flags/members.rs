@@ -192,9 +192,7 @@ pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome
 }
 
 fn too_many(most: usize) -> Refusal {
-    refuse!(
-        "ERR the members exceed {most} bytes (max_output_buffer_bytes): use SSCAN or PH.MEMBERS"
-    )
+    refuse!("ERR the members exceed {most} bytes (max_output_buffer): use SSCAN or PH.MEMBERS")
 }
 
 /// Resolves the key of a set in a space with a ledger; `None` for a key outside all spaces.

@@ -26,19 +26,19 @@ pub(crate) const COMMANDS: &[Command] = &[
         SCHEMA.row("tm.space|alter", -5, ADMIN | flag::WRITE | flag::NAMED,
             "space <ADD field:bits|WIDEN field:bits|NARROW field:bits|BOUND field bounds|DROP \
              field|SET option value [option value ...]>", Once(alter),
-            "SET changes options of a space, named as in the configuration (memory_limit_bytes, \
-             max_tables, rows_per_table, max_ahead, spill, rows, pairs, ...), all or none, and \
-             returns OK. The other forms change the schema of a counter space, at once and \
-             without blocking clients. ADD creates a field that is 0 in all rows. WIDEN gives a \
-             field more bits, NARROW fewer; values that need more bits are stored outside the \
-             row, exactly. BOUND limits the values that any command may write to a field ({0..}, \
-             {..100}, {-5..5}; {..} for none; ADD takes bounds after the bits, stock:20{0..}). A \
-             write beyond the bounds fails, or with 'sat' stops at the bound; existing values \
-             stay until they are written. DROP removes a field and its values. Older tables are \
-             rewritten in the background. Returns the new schema, with a '!' before dropped \
-             fields. Lines with 'warning: ' follow for views that show the whole space (counters \
-             = [\"post\"], without field names), because their pages now have more or fewer \
-             values. A space may have 64 fields in its lifetime, including dropped ones."),
+            "SET changes options of a space, named as in the configuration (memory_limit, \
+             keep_newest, spill, max_ahead, rows, pairs, ...), all or none, and returns OK. The \
+             other forms change the schema of a counter space, at once and without blocking \
+             clients. ADD creates a field that is 0 in all rows. WIDEN gives a field more bits, \
+             NARROW fewer; values that need more bits are stored outside the row, exactly. BOUND \
+             limits the values that any command may write to a field ({0..}, {..100}, {-5..5}; \
+             {..} for none; ADD takes bounds after the bits, stock:20{0..}). A write beyond the \
+             bounds fails, or with 'sat' stops at the bound; existing values stay until they are \
+             written. DROP removes a field and its values. Older tables are rewritten in the \
+             background. Returns the new schema, with a '!' before dropped fields. Lines with \
+             'warning: ' follow for views that show the whole space (counters = [\"post\"], \
+             without field names), because their pages now have more or fewer values. A space \
+             may have 64 fields in its lifetime, including dropped ones."),
         SCHEMA.row("tm.space|create", -4, ADMIN | flag::WRITE | flag::NO_MULTI | flag::NAMED,
             "space <COUNTER|EXISTENCE> [option value [option value ...]]",
             Once(changes::create_space),
@@ -66,7 +66,7 @@ pub(crate) const COMMANDS: &[Command] = &[
             "Permanently deletes the rows of all ids below the given id, their memory and files. \
              The id becomes the horizon of the counter space. Below it reads find no row (nil, or \
              0 in a page), FEED.ACT returns nil, and other writes fail. An id above the highest \
-             one is an error. keep_tables does the same automatically."),
+             one is an error. keep_newest does the same automatically."),
     ]),
     SCHEMA.row("tm.tables", -1, flag::STALE | flag::NO_MULTI | flag::NAMED, "[space]", Once(tables),
         "Returns a map for each table of a space (or of all), oldest first: id range, rows or \

@@ -33,7 +33,7 @@ pub(crate) const REFUSED: &[Command] = &[
         NOT_WRITABLE).uses("RW delete"),
     STREAM.row("xtrim", -4, flag::WRITE,
         "key <MAXLEN|MINID> [=|~] threshold [LIMIT count]", Once(read_only),
-        "Not supported: durability.keep_log_bytes limits the size of the log.").uses("RW delete")
+        "Not supported: durability.keep_log limits the size of the log.").uses("RW delete")
         .tips(&["nondeterministic_output"]),
     STREAM.row("xsetid", -3, flag::WRITE | flag::DENYOOM | flag::FAST,
         "key last-id [ENTRIESADDED entries-added] [MAXDELETEDID max-deleted-id]", Once(read_only),

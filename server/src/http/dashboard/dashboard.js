@@ -210,7 +210,7 @@ function showMemory(status, spaces) {
   const other = Math.max(0, resident - accounted);
   const whole = Math.max(resident, accounted, 1);
   const legend = [...parts.filter((part) => part.size > 0), { name: "program, allocator and other", color: "--line", size: other }];
-  const limited = h("p", {}, `Used memory: ${bytes(values.used_memory)} of ${bytes(values.maxmemory)} (server.memory_bytes)`);
+  const limited = h("p", {}, `Used memory: ${bytes(values.used_memory)} of ${bytes(values.maxmemory)} (server.memory)`);
   // Counts only data in memory, so that both sums cover the same data.
   const rows = sum(spaces.counters, "rows");
   const pairs = spaces.existences.flatMap((space) => space.tables).filter((t) => t.state !== "cold").reduce((all, t) => all + t.pairs, 0);
@@ -373,7 +373,7 @@ function table(heads, rows, empty) {
 const slowTable = (body) =>
   table([["time", ""], ["duration", "num"], ["command", "args"], ["client", ""]],
     body.entries.map((e) => [clock(e.at_s * 1000), micros(e.took_us), e.args.join(" "), e.name ? `${e.client} ${e.name}` : e.client]),
-    body.slower_than_us < 0 ? "The slow log is disabled (slowlog_slower_than_us = -1)." : `No command took ${micros(body.slower_than_us)} or more.`);
+    body.slower_than_us < 0 ? "The slow log is disabled (slowlog_slower_than = off)." : `No command took ${micros(body.slower_than_us)} or more.`);
 
 const clientTable = (body) =>
   table([["id", "num"], ["address", ""], ["name", ""], ["user", ""], ["kind", ""], ["age", ""], ["idle", ""], ["last command", ""], ["buffers", "num"]],

@@ -34,7 +34,7 @@ fn offset_contains_every_kind_of_write() {
         &["TM.FORGET post 5"],
         &["DEL post:1"],
         &["TM.SPACE CREATE photo COUNTER fields like:10 rows photo:{id}"],
-        &["TM.SPACE ALTER photo SET keep_tables 9"],
+        &["TM.SPACE ALTER photo SET keep_newest 9000000"],
         &["TM.VIEW CREATE wall counters photo.like"],
         &["TM.VIEW DROP wall"],
         &["TM.SPACE DROP photo YES-I-MEAN-photo"],
