@@ -39,7 +39,7 @@ port = 0
 dir = "{folder}/data"
 fsync = "always"
 [replication]
-timeout_s = 5
+timeout = 5
 replica_announce_ip = "127.0.0.1"
 replica_announce_port = {announced}
 [[counter]]

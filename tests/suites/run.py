@@ -61,7 +61,7 @@ class Server:
         with open(self.config, "w", encoding="utf-8") as file:
             text = rename_proxy.configuration(default, port, os.path.join(self.folder, "data"))
             for name, value in (settings or {}).items():
-                text = re.sub(rf"(?m)^{name} = .*$", lambda _, name=name, value=value: f"{name} = {value}", text, count=1)
+                text = re.sub(rf"(?m)^(\w+\.)?{name} = .*$", lambda m, name=name, value=value: f"{m[1] or ''}{name} = {value}", text, count=1)
             file.write(text)
         self.starts = 0
         self.process = None
