@@ -6,7 +6,7 @@
 
 use crate::import::lines::rate;
 use crate::import::redis::layout::{printable, shown};
-use crate::import::redis::source::{Remote, Side, Source};
+use crate::import::redis::source::{BlockingConnection, RedisSource, Side};
 use crate::import::rows::{AllRows, Cursor, Row};
 use clap::{Args, ValueEnum};
 use dataset::key_patterns::{Kind, Pattern};
@@ -67,28 +67,28 @@ pub(super) enum Format {
 }
 
 enum Target {
-    Lines(Format, Box<dyn Write>, Option<Beside>),
-    Redis(Remote, Pattern),
+    Lines(Format, Box<dyn Write>, Option<PartialFile>),
+    Redis(BlockingConnection, Pattern),
 }
 
 /// Temporary file in the folder of the output file. It replaces the output file when it is
 /// complete.
-struct Beside {
+struct PartialFile {
     path: PathBuf,
     to: PathBuf,
 }
 
-impl Beside {
+impl PartialFile {
     /// Returns `None` if the path exists and is not a regular file (/dev/stdout, a pipe), because
     /// it cannot be replaced.
-    fn of(path: &Path) -> Option<Beside> {
+    fn of(path: &Path) -> Option<PartialFile> {
         let to = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if to.exists() && !to.is_file() {
             return None;
         }
         let mut name = to.file_name()?.to_owned();
         name.push(".partial");
-        Some(Beside { path: to.with_file_name(name), to })
+        Some(PartialFile { path: to.with_file_name(name), to })
     }
 
     fn take_place(&self) -> io::Result<()> {
@@ -119,10 +119,10 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), String> {
         cursor = next;
     }
     all.check_slots().map_err(failed)?;
-    if let Target::Lines(_, out, beside) = &mut target {
+    if let Target::Lines(_, out, partial_file) = &mut target {
         written(out.flush())?;
-        if let Some(beside) = beside {
-            beside.take_place().map_err(|e| format!("{}: {e}", beside.to.display()))?;
+        if let Some(partial_file) = partial_file {
+            partial_file.take_place().map_err(|e| format!("{}: {e}", partial_file.to.display()))?;
         }
     }
     bar.finish_and_clear();
@@ -149,7 +149,7 @@ fn server(args: &ExportArgs) -> Result<(AllRows, Vec<String>), String> {
 
 fn target(args: &ExportArgs) -> Result<Target, String> {
     if let Some(url) = &args.to {
-        let source = Source::parse(Side::To, url, args.to_cacert.as_deref())?;
+        let source = RedisSource::parse(Side::To, url, args.to_cacert.as_deref())?;
         let key = args.row_keys.clone().unwrap_or_else(|| format!("{}:{{id}}", args.space));
         let pattern = Pattern::parse(Kind::Row, &key).map_err(|error| error.to_string())?;
         let remote = source.open().map_err(|error| format!("{source}: {error}"))?;
@@ -159,10 +159,10 @@ fn target(args: &ExportArgs) -> Result<Target, String> {
         let out = Box::new(BufWriter::new(io::stdout()));
         return Ok(Target::Lines(args.format, out, None));
     };
-    let beside = Beside::of(path);
-    let path = beside.as_ref().map_or(path, |beside| &beside.path);
+    let partial_file = PartialFile::of(path);
+    let path = partial_file.as_ref().map_or(path, |partial_file| &partial_file.path);
     let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(Target::Lines(args.format, Box::new(BufWriter::new(file)), beside))
+    Ok(Target::Lines(args.format, Box::new(BufWriter::new(file)), partial_file))
 }
 
 /// Exits without an error if the reader has closed the pipe (`| head`).

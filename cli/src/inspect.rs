@@ -3,7 +3,7 @@
 use clap::Args;
 use dataset::recovery::catalogue_of;
 use node::cluster::file;
-use node::cluster::file::Kept;
+use node::cluster::file::StoredState;
 use node::config::Config;
 use node::roles::role;
 use node::roles::role::Role;
@@ -68,7 +68,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
         let mark = match finding.severity {
             Severity::Good => "ok    ",
             Severity::Note => "note  ",
-            Severity::Unread => "UNREAD",
+            Severity::NotRead => "UNREAD",
             Severity::Damage => "DAMAGE",
         };
         let _ = writeln!(out, "{mark}  {}: {}", finding.file, finding.text);
@@ -83,7 +83,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), String> {
                  damaged blocks"
                 .to_owned())
         }
-        Severity::Unread => Err("some files could not be read: see the UNREAD lines".to_owned()),
+        Severity::NotRead => Err("some files could not be read: see the UNREAD lines".to_owned()),
         Severity::Note if bytes == 0 && !report.findings.iter().any(is_good) => {
             Err(format!("{} is neither a data folder nor a backup", args.dir.display()))
         }
@@ -108,11 +108,11 @@ fn check_ours(dir: &Path, report: &mut Report) {
     let role =
         |role: Role| role.master.map_or("a master".to_owned(), |m| format!("a replica of {m}"));
     note(report, role::NAME, Role::read(dir).map(|read| read.map(role)));
-    let cluster = |kept: Kept| {
-        let Kept { topology, .. } = kept;
+    let cluster = |kept: StoredState| {
+        let StoredState { topology, .. } = kept;
         format!("topology version {}, {} nodes", topology.version, topology.members().len())
     };
-    note(report, file::NAME, Kept::read(dir).map(|read| read.map(cluster)));
+    note(report, file::NAME, StoredState::read(dir).map(|read| read.map(cluster)));
 }
 
 /// Adds a finding about a file, if it exists.
@@ -121,7 +121,9 @@ fn note(report: &mut Report, name: &str, read: io::Result<Option<String>>) {
     let (severity, text) = match read {
         Ok(None) => return,
         Ok(Some(text)) => (Severity::Good, text),
-        Err(error) if error.kind() != io::ErrorKind::Other => (Severity::Unread, error.to_string()),
+        Err(error) if error.kind() != io::ErrorKind::Other => {
+            (Severity::NotRead, error.to_string())
+        }
         Err(error) => (Severity::Damage, error.to_string()),
     };
     report.findings.push(Finding { severity, file: name.to_owned(), text });

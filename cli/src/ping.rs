@@ -20,9 +20,9 @@ pub(super) struct PingArgs {
     wait: u64,
 }
 
-/// Timeout of one attempt. `PAUSE`: time between two attempts.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(200);
+/// Timeout of one attempt. `RETRY_INTERVAL`: time between two attempts.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: &PingArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -30,10 +30,12 @@ pub(super) fn run(args: &PingArgs) -> Result<(), String> {
     runtime.block_on(async {
         let until = tokio::time::Instant::now() + Duration::from_secs(args.wait);
         loop {
-            let attempt = tokio::time::timeout(PATIENCE, ping(&args.to)).await;
+            let attempt = tokio::time::timeout(ATTEMPT_TIMEOUT, ping(&args.to)).await;
             match attempt.unwrap_or_else(|_| Err("no answer within 2 seconds".to_owned())) {
                 Ok(()) => return crate::terminal::print("PONG\n"),
-                Err(_) if tokio::time::Instant::now() < until => tokio::time::sleep(PAUSE).await,
+                Err(_) if tokio::time::Instant::now() < until => {
+                    tokio::time::sleep(RETRY_INTERVAL).await
+                }
                 Err(error) => return Err(format!("{}: {error}", args.to.address())),
             }
         }

@@ -5,7 +5,7 @@ use clap::Args;
 use node::runtime::utc;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use store::{ARCHIVE, Plan, Until};
+use store::{ARCHIVE, RestorePlan, RestoreTarget};
 
 /// Makes a verified data folder from a backup, up to any position or time.
 ///
@@ -36,16 +36,16 @@ pub(super) struct RestoreArgs {
     log: Vec<PathBuf>,
 }
 
-fn until(text: &str) -> Result<Until, String> {
+fn until(text: &str) -> Result<RestoreTarget, String> {
     if text.eq_ignore_ascii_case("latest") {
-        return Ok(Until::Latest);
+        return Ok(RestoreTarget::Latest);
     }
     if text.bytes().all(|b| b.is_ascii_digit())
         && let Ok(offset) = text.parse()
     {
-        return Ok(Until::Offset(offset));
+        return Ok(RestoreTarget::Offset(offset));
     }
-    utc::parse(text).map(Until::Time).ok_or_else(|| {
+    utc::parse(text).map(RestoreTarget::Time).ok_or_else(|| {
         format!(
             "--until '{text}': expected an offset, a time such as 2026-11-25T10:59:59Z, or 'latest'"
         )
@@ -65,14 +65,14 @@ fn archive_in(dir: &Path) -> PathBuf {
 }
 
 pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
-    let until = args.until.as_deref().map_or(Ok(Until::Backup), until)?;
+    let until = args.until.as_deref().map_or(Ok(RestoreTarget::Backup), until)?;
     let archives: Vec<PathBuf> = match &args.log[..] {
         [] => archive_of(&args.backup).into_iter().collect(),
         given => given.iter().map(|dir| archive_in(dir)).collect(),
     };
     let text = |error: store::Error| match &error {
         store::Error::Refused(why) => why.clone(),
-        _ => format!("{error}. {}", error.advice_beside()),
+        _ => format!("{error}. {}", error.advice_outside_data_folder()),
     };
     let read = Cell::new(0);
     let count = |bytes| {
@@ -86,7 +86,7 @@ pub(super) fn run(args: &RestoreArgs) -> Result<(), String> {
     crate::terminal::print(&summary(&plan, &args.to, until))
 }
 
-fn summary(plan: &Plan, to: &Path, until: Until) -> String {
+fn summary(plan: &RestorePlan, to: &Path, until: RestoreTarget) -> String {
     let time = if plan.time_ms == 0 { "unknown".to_owned() } else { utc::shown(plan.time_ms) };
     let mut text = format!(
         "restored to {}: {} bytes, up to offset {}, last change at {time}\n",
@@ -94,18 +94,18 @@ fn summary(plan: &Plan, to: &Path, until: Until) -> String {
         plan.bytes,
         plan.end.offset
     );
-    if let (Until::Time(_), false) = (until, plan.goes_on) {
+    if let (RestoreTarget::Time(_), false) = (until, plan.goes_on) {
         text.push_str(
             "note: the log ends before the requested time; later writes, if any, are missing\n",
         );
     }
-    if let (Until::Latest, true) = (until, plan.end.offset <= plan.backup.position.offset) {
+    if let (RestoreTarget::Latest, true) = (until, plan.end.offset <= plan.backup.position.offset) {
         text.push_str(
             "note: found no log after the end of the backup; later writes, if any, are missing \
              (use --log to name a folder with more of the log)\n",
         );
     }
-    if let Until::Offset(offset) = until
+    if let RestoreTarget::Offset(offset) = until
         && offset > plan.end.offset
     {
         text.push_str(&format!(
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn a_place_is_a_position_or_a_time() {
-        assert_eq!(until("12"), Ok(Until::Offset(12)));
-        assert_eq!(until("Latest"), Ok(Until::Latest));
-        assert_eq!(until("2026-11-25T03:06:19Z"), Ok(Until::Time(1_795_575_979_000)));
+        assert_eq!(until("12"), Ok(RestoreTarget::Offset(12)));
+        assert_eq!(until("Latest"), Ok(RestoreTarget::Latest));
+        assert_eq!(until("2026-11-25T03:06:19Z"), Ok(RestoreTarget::Time(1_795_575_979_000)));
         for wrong in ["", "now", "-1", "99999999999999999999", "2026-11-25"] {
             assert!(until(wrong).is_err(), "{wrong}");
         }

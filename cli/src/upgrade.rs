@@ -31,7 +31,7 @@ pub(super) struct UpgradeArgs {
     timeout: u64,
 }
 
-const ASK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum lag of the new master before the roles are exchanged. With more lag, writes would wait
 /// too long for the replica.
 const MAX_LAG_BYTES: u64 = 1 << 20;
@@ -95,7 +95,7 @@ async fn until<T>(
         if began.elapsed() >= timeout {
             return Err(format!("{what}: timed out after {} s", timeout.as_secs()));
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -141,7 +141,7 @@ async fn upgrade(args: &UpgradeArgs) -> Result<(), String> {
         if !error.contains("needs two Sentinels") || began.elapsed() >= timeout {
             return Err(format!("FAILOVER failed, and nothing was changed: {error}"));
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     until(&mut old, "the failover", timeout * 2, |info| {
         let is_over = info.get("master_failover_state") == "no-failover";

@@ -69,8 +69,8 @@ fn every_story_begins_with_a_sentence() -> Result<(), Failed> {
 }
 
 /// Returns the commands in the transcripts, each with the first line of its reply.
-fn told() -> Vec<(String, String)> {
-    let mut told = Vec::new();
+fn commands_with_replies() -> Vec<(String, String)> {
+    let mut commands_with_replies = Vec::new();
     for (_, path) in stories() {
         let text = fs::read_to_string(path).expect("a story");
         let mut lines = text.lines().peekable();
@@ -84,10 +84,10 @@ fn told() -> Vec<(String, String)> {
                 None => command,
             };
             let reply = lines.peek().copied().unwrap_or_default();
-            told.push((command.to_owned(), reply.to_owned()));
+            commands_with_replies.push((command.to_owned(), reply.to_owned()));
         }
     }
-    told
+    commands_with_replies
 }
 
 /// Checks the transcript tests of commands about spaces, views, actions, rows and forgotten ids in
@@ -109,12 +109,12 @@ fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
     if usages.len() < 25 {
         return Err(format!("only {usages:?} in docs/commands.md").into());
     }
-    let told = told();
+    let commands_with_replies = commands_with_replies();
     let mut missing = Vec::new();
     for usage in usages {
         let is_upper = |word: &&str| word.chars().all(|c| c.is_ascii_uppercase() || c == '.');
         let name = usage.split(' ').take_while(is_upper).collect::<Vec<_>>().join(" ");
-        let of_it: Vec<_> = told
+        let of_it: Vec<_> = commands_with_replies
             .iter()
             .filter_map(|(command, reply)| {
                 let arguments = command.strip_prefix(&name)?;
@@ -146,9 +146,9 @@ fn stories_show_every_line_about_schemas() -> Result<(), Failed> {
 /// command.
 fn stories_give_every_option_by_command() -> Result<(), Failed> {
     let config = fs::read_to_string(root().join("config/tidemark.toml"))?;
-    let told = told();
+    let commands_with_replies = commands_with_replies();
     let gives = |section: &str, key: &str| {
-        told.iter().any(|(command, _)| {
+        commands_with_replies.iter().any(|(command, _)| {
             let words: Vec<&str> = command.split(' ').collect();
             let is_about = match (section, words.as_slice()) {
                 ("counter" | "existence", ["TM.SPACE", "ALTER", _, "SET", ..]) => true,

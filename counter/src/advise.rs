@@ -1,10 +1,10 @@
 //! Width advice: the field widths that take the fewest bytes for the current values.
 //!
 //! Each additional bit of width costs one bit per row. Each bit less moves more values to the aux
-//! dictionary, at [`AUX_BITS`] each. A bucket holds a whole number of rows. Only the sum of all
-//! widths therefore matters, and only if it changes the number of rows per bucket. The search finds
-//! the best widths for *every* sum (a knapsack by dynamic programming) and then picks the sum with
-//! the fewest bytes.
+//! dictionary, at [`AUX_ENTRY_BITS`] each. A bucket holds a whole number of rows. Only the sum of
+//! all widths therefore matters, and only if it changes the number of rows per bucket. The search
+//! finds the best widths for *every* sum (a knapsack by dynamic programming) and then picks the sum
+//! with the fewest bytes.
 
 use crate::schema::{MAX_ROW_BITS, Schema};
 use crate::sizing;
@@ -15,9 +15,9 @@ use std::fmt;
 
 /// Bits of an aux entry: one word at the usual fill of its array, plus a small charge for the extra
 /// branch.
-const AUX_BITS: f64 = 84.0;
+const AUX_ENTRY_BITS: f64 = 84.0;
 /// Additional bits of a value that is negative, or at least 2^26 - 1.
-const GIANT_BITS: f64 = 320.0;
+const WIDE_VALUE_BITS: f64 = 320.0;
 /// Approximate number of sampled rows.
 const SAMPLE_ROWS: u64 = 1 << 20;
 
@@ -103,8 +103,8 @@ fn bits_of(value: i64) -> usize {
     if value < 0 { 65 } else { (64 - (value as u64 + 1).leading_zeros()) as usize }
 }
 
-/// Whether an aux entry of the value takes [`GIANT_BITS`] more.
-fn is_giant(value: i64) -> bool {
+/// Whether an aux entry of the value takes [`WIDE_VALUE_BITS`] more.
+fn is_wide_value(value: i64) -> bool {
     !(0..(1 << 26) - 1).contains(&value)
 }
 
@@ -112,7 +112,7 @@ fn is_giant(value: i64) -> bool {
 pub(crate) fn aux_bits(value: i64, width: u8) -> f64 {
     match bits_of(value) <= usize::from(width) {
         true => 0.0,
-        false => AUX_BITS + if is_giant(value) { GIANT_BITS } else { 0.0 },
+        false => AUX_ENTRY_BITS + if is_wide_value(value) { WIDE_VALUE_BITS } else { 0.0 },
     }
 }
 
@@ -131,20 +131,22 @@ impl Distribution {
 
     fn note(&mut self, value: i64) {
         self.by_bits[bits_of(value)] += 1;
-        self.wide_values += u64::from(is_giant(value));
+        self.wide_values += u64::from(is_wide_value(value));
         self.sum += value as f64;
         self.max = self.max.max(value);
     }
 
     /// Number of values that do not fit in `width` bits.
-    fn escapes(&self, width: usize) -> u64 {
+    fn wider_values(&self, width: usize) -> u64 {
         self.by_bits[width + 1..].iter().sum()
     }
 
     /// Aux bits per row at this width.
     fn cost(&self, width: usize, rows: f64) -> f64 {
-        let escapes = self.escapes(width) as f64;
-        (escapes * AUX_BITS + (self.wide_values as f64).min(escapes) * GIANT_BITS) / rows
+        let wider_values = self.wider_values(width) as f64;
+        (wider_values * AUX_ENTRY_BITS
+            + (self.wide_values as f64).min(wider_values) * WIDE_VALUE_BITS)
+            / rows
     }
 }
 
@@ -212,17 +214,17 @@ impl Space {
             let value = |at: usize| row.values.get(at).copied().unwrap_or(0);
             fields.iter_mut().zip(&living).for_each(|(d, (at, _, _))| d.note(value(*at)));
         });
-        let mut crowds = crowds(&tables);
+        let mut range_densities = range_densities(&tables);
         // Only tables have a known density of ids. Use that of the median row's table, or of the
         // newest table if no row is in memory.
-        let mut newest = crowds.last().map_or(1.0, |crowd| crowd.0);
+        let mut newest = range_densities.last().map_or(1.0, |crowd| crowd.0);
         if elsewhere == 0 && !waiting.is_empty() {
             waiting.sort_unstable();
             newest = sizing::gap(&waiting, waiting.len() as u64) as f64;
         }
-        crowds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (mut below, in_tables) = (0, crowds.iter().map(|crowd| crowd.1).sum::<u64>());
-        let middle = crowds.iter().find(|crowd| {
+        range_densities.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut below, in_tables) = (0, range_densities.iter().map(|crowd| crowd.1).sum::<u64>());
+        let middle = range_densities.iter().find(|crowd| {
             below += crowd.1;
             below * 2 > in_tables
         });
@@ -244,7 +246,7 @@ impl Space {
 }
 
 /// Returns ids per row and rows of each table range.
-fn crowds(tables: &Tables<Table>) -> Vec<(f64, u64)> {
+fn range_densities(tables: &Tables<Table>) -> Vec<(f64, u64)> {
     // A drained table and its replacements form one range.
     let is_one = |a: &Entry<Table>, b: &Entry<Table>| match (a.drains(), b.drains()) {
         (Some(a), Some(b)) => std::ptr::eq(a, b),
@@ -295,8 +297,8 @@ fn advice(
             name: name.clone(),
             width: *width,
             best,
-            aux_share: d.escapes(usize::from(*width)) as f64 / n,
-            best_aux_share: d.escapes(usize::from(best)) as f64 / n,
+            aux_share: d.wider_values(usize::from(*width)) as f64 / n,
+            best_aux_share: d.wider_values(usize::from(best)) as f64 / n,
             mean: d.sum / n,
             max: d.max,
         });
@@ -329,7 +331,7 @@ mod tests {
         [0, 1, 2, 3, 254, 255, -1, i64::MAX].into_iter().for_each(|v| d.note(v));
         // One bit holds only 0, eight bits up to 254, 63 bits all but the largest value, and 64
         // bits all but the negative one.
-        assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.escapes(w)), [7, 5, 3, 2, 2, 1]);
+        assert_eq!([1, 2, 8, 9, 63, 64].map(|w| d.wider_values(w)), [7, 5, 3, 2, 2, 1]);
         assert_eq!(d.wide_values, 2);
     }
 
@@ -398,8 +400,10 @@ mod tests {
             let fits = |value: i64, width: usize| value >= 0 && value < (1 << width) - 1;
             let aux_bits = |field: usize, width: usize| {
                 let out = rows.iter().map(|row| row[field]).filter(|&value| !fits(value, width));
-                out.map(|value| if fits(value, 26) { AUX_BITS } else { AUX_BITS + GIANT_BITS })
-                    .sum::<f64>()
+                out.map(|value| {
+                    if fits(value, 26) { AUX_ENTRY_BITS } else { AUX_ENTRY_BITS + WIDE_VALUE_BITS }
+                })
+                .sum::<f64>()
             };
             let aux: Vec<[f64; 25]> = (0..3)
                 .map(|field| {

@@ -32,15 +32,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const VALUE_BITS: u32 = 26;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 /// Marks a value that is in `wide_values`.
-const GIANT: u64 = VALUE_MASK;
+const WIDE_VALUE_MARK: u64 = VALUE_MASK;
 const UNUSED: u64 = 0;
 const DELETED: u64 = 1 << VALUE_BITS;
 /// Accounted bytes of a wide value: key, value, and a share of tree nodes that are two thirds full.
-const GIANT_BYTES: u64 = 40;
+const WIDE_VALUE_BYTES: u64 = 40;
 /// Accounted bytes of an array in addition to its words.
 const ARRAY_BYTES: u64 = 64;
 const SLOTS_PER_SHARD: u64 = 1 << 16;
-const LEAST_WORDS: usize = 16;
+const MIN_WORDS: usize = 16;
 
 pub(crate) struct Aux {
     shards: Box<[ShardData]>,
@@ -75,8 +75,8 @@ struct Array {
     _grant: Reservation,
 }
 
-fn is_giant(value: i64) -> bool {
-    value < 0 || value as u64 >= GIANT
+fn is_wide_value(value: i64) -> bool {
+    value < 0 || value as u64 >= WIDE_VALUE_MARK
 }
 
 fn key_of(position: u64, field: usize) -> u64 {
@@ -165,7 +165,7 @@ impl Aux {
         let key = key_of(position, field);
         let (_, word) = shard.array.load().find(key)?;
         match word & VALUE_MASK {
-            GIANT => shard.wide_values.lock().values.get(&key).copied(),
+            WIDE_VALUE_MARK => shard.wide_values.lock().values.get(&key).copied(),
             value => Some(value as i64),
         }
     }
@@ -191,7 +191,7 @@ impl Aux {
             let array = Array::bytes_of(shard.array.load().words.len());
             (
                 entries + live,
-                bytes + size_of::<ShardData>() as u64 + array + wide_values * GIANT_BYTES,
+                bytes + size_of::<ShardData>() as u64 + array + wide_values * WIDE_VALUE_BYTES,
             )
         })
     }
@@ -199,7 +199,7 @@ impl Aux {
     /// Locks the shard that holds the entries of all rows with this hash.
     pub(crate) fn lock(&self, hash: u64) -> Shard<'_> {
         let data = self.data(hash);
-        Shard { data, counts: data.counts.lock(), giants_change: false, aux: self }
+        Shard { data, counts: data.counts.lock(), has_excess_reservation: false, aux: self }
     }
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct Shard<'a> {
     data: &'a ShardData,
     counts: MutexGuard<'a, Counts>,
     /// Whether the reservation for wide values may exceed the stored values.
-    giants_change: bool,
+    has_excess_reservation: bool,
     aux: &'a Aux,
 }
 
@@ -228,19 +228,20 @@ impl Shard<'_> {
                 .and_then(|position| array.find(key_of(position, field)))
                 .map(|(_, word)| word);
             needed += usize::from(old.is_none());
-            wide_values +=
-                u64::from(is_giant(value) && old.is_none_or(|word| word & VALUE_MASK != GIANT));
+            wide_values += u64::from(
+                is_wide_value(value) && old.is_none_or(|word| word & VALUE_MASK != WIDE_VALUE_MARK),
+            );
         }
         if wide_values > 0 {
-            let reservation = self.aux.quota.take(wide_values * GIANT_BYTES)?;
+            let reservation = self.aux.quota.take(wide_values * WIDE_VALUE_BYTES)?;
             self.data.wide_values.lock().reservation.absorb(reservation);
-            self.giants_change = true;
+            self.has_excess_reservation = true;
         }
         // One word in eight stays unused so that searches terminate (A1).
         if needed + self.counts.deleted <= len - len / 8 {
             return Ok(());
         }
-        let len = (needed + needed / 4 + needed / 8).max(LEAST_WORDS);
+        let len = (needed + needed / 4 + needed / 8).max(MIN_WORDS);
         let reservation = self.aux.quota.take(Array::bytes_of(len))?;
         self.rebuild(len, reservation);
         Ok(())
@@ -263,17 +264,18 @@ impl Shard<'_> {
         let key = key_of(position, field);
         let array = self.data.array.load();
         let old = array.find(key);
-        let was_giant = old.is_some_and(|(_, word)| word & VALUE_MASK == GIANT);
-        let small = if is_giant(value) { GIANT } else { value as u64 };
-        if is_giant(value) {
+        let was_giant = old.is_some_and(|(_, word)| word & VALUE_MASK == WIDE_VALUE_MARK);
+        let small = if is_wide_value(value) { WIDE_VALUE_MARK } else { value as u64 };
+        if is_wide_value(value) {
             let wide_values = &mut *self.data.wide_values.lock();
             wide_values.values.insert(key, value);
             assert!(
-                wide_values.values.len() as u64 * GIANT_BYTES <= wide_values.reservation.bytes(),
+                wide_values.values.len() as u64 * WIDE_VALUE_BYTES
+                    <= wide_values.reservation.bytes(),
                 "A2: large value without a reservation"
             );
         } else if was_giant {
-            self.remove_giant(key);
+            self.remove_wide_value(key);
         }
         let word = ((key + 2) << VALUE_BITS) | small;
         match old {
@@ -291,8 +293,8 @@ impl Shard<'_> {
 
     /// Removes a wide value. The shard keeps the reservation until it is unlocked, because the same
     /// write may need it again (A2).
-    fn remove_giant(&mut self, key: u64) {
-        self.giants_change |= self.data.wide_values.lock().values.remove(&key).is_some();
+    fn remove_wide_value(&mut self, key: u64) {
+        self.has_excess_reservation |= self.data.wide_values.lock().values.remove(&key).is_some();
     }
 
     /// Deletes an entry, if it exists. The caller holds the lock of the row's bucket.
@@ -300,8 +302,8 @@ impl Shard<'_> {
         let key = key_of(position, field);
         let array = self.data.array.load();
         let Some((at, old)) = array.find(key) else { return };
-        if old & VALUE_MASK == GIANT {
-            self.remove_giant(key);
+        if old & VALUE_MASK == WIDE_VALUE_MARK {
+            self.remove_wide_value(key);
         }
         array.words[at].store(DELETED, Relaxed);
         self.counts.live -= 1;
@@ -324,8 +326,8 @@ impl Shard<'_> {
     /// Shrinks the array after many deletions. The caller holds no bucket lock.
     pub(crate) fn settle(&mut self) {
         let len = self.data.array.load().words.len();
-        if len > 4 * LEAST_WORDS && self.counts.live < len / 4 {
-            let len = self.counts.live + self.counts.live / 4 + LEAST_WORDS;
+        if len > 4 * MIN_WORDS && self.counts.live < len / 4 {
+            let len = self.counts.live + self.counts.live / 4 + MIN_WORDS;
             // Charged without a check: the rebuild frees more than it allocates.
             self.rebuild(len, self.aux.quota.charge(Array::bytes_of(len)));
         }
@@ -334,9 +336,9 @@ impl Shard<'_> {
 
 impl Drop for Shard<'_> {
     fn drop(&mut self) {
-        if self.giants_change {
+        if self.has_excess_reservation {
             let wide_values = &mut *self.data.wide_values.lock();
-            wide_values.reservation.shrink_to(wide_values.values.len() as u64 * GIANT_BYTES);
+            wide_values.reservation.shrink_to(wide_values.values.len() as u64 * WIDE_VALUE_BYTES);
         }
     }
 }
@@ -393,7 +395,7 @@ mod tests {
             }
             let (entries, bytes) = aux.size();
             let least = aux.shards.len()
-                * (4 * LEAST_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
+                * (4 * MIN_WORDS * 8 + size_of::<ShardData>() + ARRAY_BYTES as usize);
             assert!(
                 entries == 0 && bytes <= least as u64,
                 "deleted values use no memory, seed {seed}: {bytes}"
@@ -404,7 +406,7 @@ mod tests {
     #[test]
     fn a_giant_is_changed_without_memory() {
         // The empty array exists until the first entry is stored.
-        let budget = Budget::new(bytes_with(LEAST_WORDS) + GIANT_BYTES);
+        let budget = Budget::new(bytes_with(MIN_WORDS) + WIDE_VALUE_BYTES);
         let aux = Aux::new(1, &budget.quota(0)).unwrap();
         let mut shard = aux.lock(0);
         shard.reserve(None, [(0, -1)].into_iter()).unwrap();
@@ -419,17 +421,17 @@ mod tests {
         drop(shard);
         assert_eq!(
             (aux.read(0, 5, 0), budget.used()),
-            (Some(i64::MAX), bytes_with(LEAST_WORDS) - ARRAY_BYTES + GIANT_BYTES)
+            (Some(i64::MAX), bytes_with(MIN_WORDS) - ARRAY_BYTES + WIDE_VALUE_BYTES)
         );
         let mut shard = aux.lock(0);
         shard.put(5, 0, 1, false);
         drop(shard);
-        assert_eq!(budget.used(), bytes_with(LEAST_WORDS) - ARRAY_BYTES, "given back");
+        assert_eq!(budget.used(), bytes_with(MIN_WORDS) - ARRAY_BYTES, "given back");
     }
 
     #[test]
     fn without_memory_nothing_changes() {
-        let budget = Budget::new(bytes_with(LEAST_WORDS));
+        let budget = Budget::new(bytes_with(MIN_WORDS));
         let aux = Aux::new(1, &budget.quota(0)).unwrap();
         let mut shard = aux.lock(0);
         let mut stored = 0;
@@ -437,7 +439,7 @@ mod tests {
             shard.put(stored, 0, 7, false);
             stored += 1;
         }
-        assert_eq!(stored, LEAST_WORDS as u64 - 2);
+        assert_eq!(stored, MIN_WORDS as u64 - 2);
         assert!(shard.reserve(None, [(0, -1)].into_iter()).is_err());
         // An existing entry needs no memory.
         shard.reserve(Some(0), [(0, 8)].into_iter()).unwrap();

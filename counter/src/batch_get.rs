@@ -20,7 +20,7 @@
 //! row.
 
 use crate::bucket::{TagMatch, take};
-use crate::buckets::{Buckets, Looked};
+use crate::buckets::{BucketLookup, Buckets};
 use crate::key::PROBES;
 use crate::read::Read;
 use crate::table::Table;
@@ -28,7 +28,7 @@ use rolling::{Entry, Unreadable, UnreadableIds, ones};
 
 /// Ids per batch: enough to overlap memory latencies, few enough for the L1 cache and for one bit
 /// each in a u32.
-const CHUNK: usize = 32;
+const IDS_PER_BATCH: usize = 32;
 
 /// State of the search for one row.
 #[derive(Clone, Copy)]
@@ -54,21 +54,21 @@ impl<'a> Probe<'a> {
 
     /// Matches the first bytes of the bucket.
     #[inline(always)]
-    fn look(&mut self) {
+    fn match_first_bytes(&mut self) {
         self.seen = self.main().match_tags(self.index, self.tag as u8);
     }
 
     /// Whether the row may be at a later probe, given that this bucket lacks it.
     #[inline(always)]
-    fn is_past(&self) -> bool {
-        self.seen.head().is_past(self.tag)
+    fn has_overflow_mark(&self) -> bool {
+        self.seen.head().has_overflow_mark(self.tag)
     }
 
     /// Tries the fast path. Returns whether `out` holds the row; if not, its content is undefined.
     #[inline(always)]
     fn take(&self, living: u64, out: &mut [i64]) -> bool {
         let main = self.main();
-        match (main.layout.usual(living, out.len()), main.narrow(self.index)) {
+        match (main.layout.plan_for(living, out.len()), main.narrow(self.index)) {
             (Some(packed), Some(words)) => {
                 take(words, &main.layout, packed, self.tag, self.seen, out)
             }
@@ -79,7 +79,7 @@ impl<'a> Probe<'a> {
     /// Searches slot by slot and fills `out` with the row of `id`, or with zeros if the bucket
     /// lacks it.
     #[inline(never)]
-    fn look_closely(&self, id: u64, living: u64, out: &mut [i64]) -> Looked<()> {
+    fn search_slots(&self, id: u64, living: u64, out: &mut [i64]) -> BucketLookup<()> {
         let (table, main) = (self.entry.table(), self.main());
         let (found, head) = main.bucket(self.index).read(|bucket| {
             let slot = bucket.find(self.tag)?;
@@ -87,17 +87,21 @@ impl<'a> Probe<'a> {
             Some(())
         });
         if found.is_some() {
-            return Looked::Found(());
+            return BucketLookup::Found(());
         }
         // The fast path may have left values of another row.
         out.fill(0);
-        if head.is_past(self.tag) { Looked::Past } else { Looked::Absent }
+        if head.has_overflow_mark(self.tag) {
+            BucketLookup::Overflowed
+        } else {
+            BucketLookup::Absent
+        }
     }
 
     /// Advances to the next bucket; returns false after the last probe. Also prefetches the bucket
     /// after that: one row in eighty needs it, and a third stall would delay the whole batch.
     #[inline(always)]
-    fn go_on(&mut self) -> bool {
+    fn advance(&mut self) -> bool {
         let main = self.main();
         let step = main.keys.step(main.layout.remainder(self.tag));
         self.index = main.keys.next(self.index, step);
@@ -117,14 +121,24 @@ impl Read<'_> {
         found: &mut Vec<bool>,
     ) -> Result<(), UnreadableIds> {
         let mut failed = Vec::new();
-        self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), hits(found));
+        self.chunks(
+            ids,
+            rows,
+            |read, id, row| read.get_or_record_failure(id, row, &mut failed),
+            hits(found),
+        );
         UnreadableIds::check(failed)
     }
 
     /// Reads many rows; a missing row reads as zeros.
     pub fn get_rows(&mut self, ids: &[u64], rows: &mut Vec<i64>) -> Result<(), UnreadableIds> {
         let mut failed = Vec::new();
-        self.chunks(ids, rows, |read, id, row| read.get_or_note(id, row, &mut failed), |_, _| ());
+        self.chunks(
+            ids,
+            rows,
+            |read, id, row| read.get_or_record_failure(id, row, &mut failed),
+            |_, _| (),
+        );
         UnreadableIds::check(failed)
     }
 
@@ -140,7 +154,12 @@ impl Read<'_> {
 
     /// Reads one row and returns whether it exists. An unreadable row reads as zeros and is added
     /// to `failed`.
-    fn get_or_note(&mut self, id: u64, row: &mut [i64], failed: &mut Vec<Unreadable>) -> bool {
+    fn get_or_record_failure(
+        &mut self,
+        id: u64,
+        row: &mut [i64],
+        failed: &mut Vec<Unreadable>,
+    ) -> bool {
         self.get(id, row).unwrap_or_else(|unreadable| {
             failed.push(unreadable);
             false
@@ -160,12 +179,12 @@ impl Read<'_> {
         let width = self.shape.schema.width();
         let mut at = rows.len();
         rows.resize(at + ids.len() * width, 0);
-        for ids in ids.chunks(CHUNK) {
+        for ids in ids.chunks(IDS_PER_BATCH) {
             let rows = &mut rows[at..at + ids.len() * width];
             at += ids.len() * width;
             let (mut hits, unsure) = self.get_chunk(ids, width, rows);
             if self.horizon > 0 {
-                hits &= !self.retired_among(ids, width, rows);
+                hits &= !self.clear_retired_rows(ids, width, rows);
             }
             for i in ones(unsure) {
                 hits |= u32::from(get_one(self, ids[i], &mut rows[i * width..][..width])) << i;
@@ -179,11 +198,11 @@ impl Read<'_> {
     // Out of line: when inlined, the loops spill registers and take ten more instructions per row.
     #[inline(never)]
     fn get_chunk(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> (u32, u32) {
-        let ids = &ids[..ids.len().min(CHUNK)];
+        let ids = &ids[..ids.len().min(IDS_PER_BATCH)];
         let living = self.shape.living;
         // Read outliers first: rows move from there to the drained table, and then to the table.
         let outliers_from = self.space.outliers.lowest();
-        let mut ways = [None; CHUNK];
+        let mut ways = [None; IDS_PER_BATCH];
         let mut looking = 0u32;
         // Works in four parts: computing the buckets of one part overlaps with the prefetches of
         // the previous ones.
@@ -210,40 +229,40 @@ impl Read<'_> {
                 let (mut candidates, mut past) = (0u32, 0u32);
                 for i in ones(part) {
                     let Some(way) = &mut ways[i] else { continue };
-                    way.look();
-                    past |= u32::from(way.is_past()) << i;
+                    way.match_first_bytes();
+                    past |= u32::from(way.has_overflow_mark()) << i;
                     candidates |= u32::from(!way.seen.is_empty()) << i;
                 }
-                let mut go_on = |ways: &mut [Option<Probe<'_>>; CHUNK], i: usize| {
-                    let more = ways[i].as_mut().is_some_and(Probe::go_on);
+                let mut advance = |ways: &mut [Option<Probe<'_>>; IDS_PER_BATCH], i: usize| {
+                    let more = ways[i].as_mut().is_some_and(Probe::advance);
                     looking |= u32::from(more) << i;
                     unsure |= u32::from(!more) << i;
                 };
-                ones(past & !candidates).for_each(|i| go_on(&mut ways, i));
+                ones(past & !candidates).for_each(|i| advance(&mut ways, i));
                 for i in ones(candidates) {
                     let Some(way) = &ways[i] else { continue };
                     hits |= u32::from(way.take(living, row(rows, i, width))) << i;
                 }
                 for i in ones(candidates & !hits) {
                     let Some(way) = &ways[i] else { continue };
-                    match way.look_closely(ids[i], living, row(rows, i, width)) {
-                        Looked::Found(()) => hits |= 1 << i,
-                        Looked::Absent => {}
-                        Looked::Past => go_on(&mut ways, i),
+                    match way.search_slots(ids[i], living, row(rows, i, width)) {
+                        BucketLookup::Found(()) => hits |= 1 << i,
+                        BucketLookup::Absent => {}
+                        BucketLookup::Overflowed => advance(&mut ways, i),
                     }
                 }
             }
         }
         for i in ones(all & !hits & !unsure) {
             let moved = ways[i].is_none_or(|way| way.entry.slot().has_moved(ids[i]));
-            unsure |= u32::from(moved || self.may_lie_below(ids[i])) << i;
+            unsure |= u32::from(moved || self.may_be_cold(ids[i])) << i;
         }
         (hits, unsure)
     }
 
     /// Zeroes the rows below the horizon and returns their bitmap.
     #[cold]
-    fn retired_among(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> u32 {
+    fn clear_retired_rows(&self, ids: &[u64], width: usize, rows: &mut [i64]) -> u32 {
         let retired = (0..ids.len()).filter(|&i| ids[i] < self.horizon);
         retired.fold(0, |bits, i| {
             row(rows, i, width).fill(0);

@@ -29,16 +29,16 @@
 //! - **B3** Marks are never cleared, so a search may stop at a bucket without its mark. A rewrite
 //!   copies the rows to new buckets without marks.
 
-use crate::layout::{HEADER_BITS, Inline, Layout, Packed, USUAL_WORDS};
+use crate::layout::{HEADER_BITS, Inline, Layout, NARROW_BUCKET_WORDS, Packed};
 use crate::sync::{AtomicU64, fence, wait};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const LOCKED: u64 = 1;
 const VERSION_ONE: u64 = 2;
-const VERSION: u64 = (1 << MARKS_AT) - VERSION_ONE;
-const MARKS_AT: u32 = 24;
+const VERSION: u64 = (1 << MARKS_SHIFT) - VERSION_ONE;
+const MARKS_SHIFT: u32 = 24;
 /// Number of overflow marks in a bucket.
-pub(crate) const MARKS: u32 = HEADER_BITS - MARKS_AT;
+pub(crate) const OVERFLOW_MARKS: u32 = HEADER_BITS - MARKS_SHIFT;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Bucket<'a> {
@@ -49,24 +49,24 @@ pub(crate) struct Bucket<'a> {
 
 /// Snapshot of the first word of a bucket.
 #[derive(Clone, Copy)]
-pub(crate) struct Head(u64);
+pub(crate) struct BucketHead(u64);
 
-impl Head {
+impl BucketHead {
     /// Returns whether a row with this remainder may be stored at a later probe.
     #[inline(always)]
-    pub(crate) fn is_past(self, remainder: u64) -> bool {
+    pub(crate) fn has_overflow_mark(self, remainder: u64) -> bool {
         // `remainder` may also be a tag, whose low bits are the remainder.
-        self.0 >> (MARKS_AT + (remainder as u32 & (MARKS - 1))) & 1 != 0
+        self.0 >> (MARKS_SHIFT + (remainder as u32 & (OVERFLOW_MARKS - 1))) & 1 != 0
     }
 
-    /// Returns how many of the [`MARKS`] are set.
+    /// Returns how many of the [`OVERFLOW_MARKS`] are set.
     pub(crate) fn marks(self) -> u32 {
-        ((self.0 >> MARKS_AT) as u16).count_ones()
+        ((self.0 >> MARKS_SHIFT) as u16).count_ones()
     }
 }
 
 /// Words of a bucket of [packed](Layout::packed) rows, and one word of padding.
-pub(crate) type Narrow = [AtomicU64; USUAL_WORDS + 1];
+pub(crate) type PackedWords = [AtomicU64; NARROW_BUCKET_WORDS + 1];
 
 #[inline(always)]
 fn equal_bytes<const N: usize>(words: &[AtomicU64; N], byte: u8) -> u64 {
@@ -95,14 +95,14 @@ impl TagMatch {
 
     /// The first word at the time of the match.
     #[inline(always)]
-    pub(crate) fn head(self) -> Head {
-        Head(self.head)
+    pub(crate) fn head(self) -> BucketHead {
+        BucketHead(self.head)
     }
 }
 
 /// Finds the slots whose first byte is `byte`, for layouts that keep all first bytes in one line.
 #[inline(always)]
-pub(crate) fn match_tags(words: &Narrow, layout: &Layout, byte: u8) -> TagMatch {
+pub(crate) fn match_tags(words: &PackedWords, layout: &Layout, byte: u8) -> TagMatch {
     let head = words[0].load(Acquire);
     let load = |i: usize| if i == 0 { head } else { words[i].load(Relaxed) };
     let equal = if layout.byte_words <= 4 {
@@ -120,7 +120,7 @@ pub(crate) fn match_tags(words: &Narrow, layout: &Layout, byte: u8) -> TagMatch 
 /// writer.
 #[inline(always)]
 pub(crate) fn take(
-    words: &Narrow,
+    words: &PackedWords,
     layout: &Layout,
     packed: &Packed,
     tag: u64,
@@ -130,7 +130,7 @@ pub(crate) fn take(
     debug_assert!(!seen.is_empty(), "no matching slot");
     let at =
         layout.rest_at.wrapping_add((seen.matches.first(0) as u32).wrapping_mul(layout.rest_bits));
-    let (word, shift) = (at as usize / 64 % USUAL_WORDS, at % 64);
+    let (word, shift) = (at as usize / 64 % NARROW_BUCKET_WORDS, at % 64);
     // Bits beyond the tail are masked off.
     let rest =
         (words[word].load(Relaxed) >> shift) | (words[word + 1].load(Relaxed) << 1 << (63 - shift));
@@ -149,14 +149,14 @@ impl<'a> Bucket<'a> {
     }
 
     #[inline(always)]
-    pub(crate) fn head(self) -> Head {
-        Head(self.words[0].load(Relaxed))
+    pub(crate) fn head(self) -> BucketHead {
+        BucketHead(self.words[0].load(Relaxed))
     }
 
     /// Runs `f` on a consistent bucket, repeating it after a concurrent write. Returns the result
     /// and the first word.
     #[inline(always)]
-    pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, Head) {
+    pub(crate) fn read<R>(self, mut f: impl FnMut(Bucket<'a>) -> R) -> (R, BucketHead) {
         let mut turn = 0;
         loop {
             let before = self.words[0].load(Acquire);
@@ -164,7 +164,7 @@ impl<'a> Bucket<'a> {
                 let result = f(self);
                 fence(Acquire);
                 if self.words[0].load(Relaxed) == before {
-                    return (result, Head(before));
+                    return (result, BucketHead(before));
                 }
             }
             wait(turn);
@@ -197,8 +197,8 @@ impl<'a> Bucket<'a> {
     }
 
     /// Sets the overflow mark for this remainder. Requires [`Bucket::write`].
-    pub(crate) fn mark_past(self, remainder: u64) {
-        let mark = 1 << (MARKS_AT + (remainder as u32 & (MARKS - 1)));
+    pub(crate) fn set_overflow_mark(self, remainder: u64) {
+        let mark = 1 << (MARKS_SHIFT + (remainder as u32 & (OVERFLOW_MARKS - 1)));
         self.words[0].store(self.words[0].load(Relaxed) | mark, Relaxed);
     }
 

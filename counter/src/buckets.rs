@@ -5,7 +5,7 @@
 //! row or at a bucket without the mark.
 
 use crate::Error;
-use crate::bucket::{Bucket, Narrow, TagMatch, match_tags};
+use crate::bucket::{Bucket, PackedWords, TagMatch, match_tags};
 use crate::budget::{Quota, Reservation};
 use crate::key::{Home, Keys, PROBES};
 use crate::layout::Layout;
@@ -26,11 +26,11 @@ pub(crate) struct Buckets {
 }
 
 /// Result of a search in one segment.
-pub(crate) enum Looked<R> {
+pub(crate) enum BucketLookup<R> {
     Found(R),
     Absent,
     /// Every probed bucket has the mark: the row may be in the next segment.
-    Past,
+    Overflowed,
 }
 
 impl Buckets {
@@ -88,7 +88,7 @@ impl Buckets {
     /// Returns a bucket of the usual size and one word of padding. For a wide layout, these are
     /// only the first words of the bucket.
     #[inline(always)]
-    pub(crate) fn narrow(&self, index: u64) -> Option<&Narrow> {
+    pub(crate) fn narrow(&self, index: u64) -> Option<&PackedWords> {
         self.words.get((index as usize).wrapping_mul(self.layout.words)..)?.first_chunk()
     }
 
@@ -134,7 +134,7 @@ impl Buckets {
         &'a self,
         home: Home,
         mut f: impl FnMut(Bucket<'a>, u64, usize) -> R,
-    ) -> Looked<R> {
+    ) -> BucketLookup<R> {
         let (mut index, mut step) = (home.bucket, 0);
         for probe in 0..PROBES {
             let tag = self.layout.tag(home.remainder, probe);
@@ -142,17 +142,17 @@ impl Buckets {
             let (found, head) =
                 self.bucket(index).read(|b| b.find(tag).map(|slot| f(b, index, slot)));
             if let Some(result) = found {
-                return Looked::Found(result);
+                return BucketLookup::Found(result);
             }
-            if !head.is_past(home.remainder) {
-                return Looked::Absent;
+            if !head.has_overflow_mark(home.remainder) {
+                return BucketLookup::Absent;
             }
             if step == 0 {
                 step = self.keys.step(home.remainder);
             }
             index = self.keys.next(index, step);
         }
-        Looked::Past
+        BucketLookup::Overflowed
     }
 
     /// Claims a slot for a row that is absent, and lets `fill` write the fields. Returns `false` if
@@ -163,7 +163,7 @@ impl Buckets {
             let bucket = self.bucket(index);
             let (free, head) = bucket.read(|b| b.free_slot().is_some());
             // A full bucket that already has the mark needs no lock.
-            let done = (free || !head.is_past(home.remainder))
+            let done = (free || !head.has_overflow_mark(home.remainder))
                 && bucket.write(|b| match b.free_slot() {
                     Some(slot) => {
                         b.occupy(slot, self.layout.tag(home.remainder, probe));
@@ -171,7 +171,7 @@ impl Buckets {
                         true
                     }
                     None => {
-                        b.mark_past(home.remainder);
+                        b.set_overflow_mark(home.remainder);
                         false
                     }
                 });

@@ -56,12 +56,12 @@ pub struct LoadRange {
 }
 
 /// A row that its part's table cannot store: id and values.
-type Stray = (u64, Box<[i64]>);
+type StrayRow = (u64, Box<[i64]>);
 
 /// An empty space during a bulk load.
 pub struct Loader<'a> {
     space: &'a Space,
-    head: Head,
+    head: LoadHead,
     /// Parts by lowest id, ascending.
     parts: Vec<(u64, Mutex<LoadPart>)>,
 }
@@ -78,15 +78,15 @@ pub struct LoadPart {
     queue: Vec<(u64, Home)>,
     /// Values of the queued rows, `width` per row.
     values: Vec<i64>,
-    strays: Vec<Stray>,
+    strays: Vec<StrayRow>,
 }
 
 /// A decoded head.
 #[derive(Default)]
-struct Head {
+struct LoadHead {
     ids: Arc<[rolling::Range]>,
     newest: LoadRange,
-    rises: bool,
+    is_ascending: bool,
 }
 
 impl Default for LoadRange {
@@ -95,26 +95,27 @@ impl Default for LoadRange {
     }
 }
 
-impl Head {
-    fn decode(bytes: &[u8]) -> Result<Head, Error> {
+impl LoadHead {
+    fn decode(bytes: &[u8]) -> Result<LoadHead, Error> {
         let (fields, rest) = bytes.as_chunks::<8>();
-        let &[magic, known, high, window, low, last, rows, rises, ref lower @ ..] = fields else {
+        let &[magic, known, high, window, low, last, rows, is_ascending, ref lower @ ..] = fields
+        else {
             return Err(Error::BadHead);
         };
         let has_ranges = &magic == MAGIC_RANGES;
         if (&magic != MAGIC && !has_ranges) || !rest.is_empty() || has_ranges == lower.is_empty() {
             return Err(Error::BadHead);
         }
-        let [known, high, window, low, last, rows, rises] =
-            [known, high, window, low, last, rows, rises].map(u64::from_le_bytes);
-        if known > 1 || rises > 1 || low > last {
+        let [known, high, window, low, last, rows, is_ascending] =
+            [known, high, window, low, last, rows, is_ascending].map(u64::from_le_bytes);
+        if known > 1 || is_ascending > 1 || low > last {
             return Err(Error::BadHead);
         }
         let newest = LoadRange { low, last, rows };
         let mut ids = if known == 1 { vec![high, window] } else { vec![] };
         ids.extend(lower.iter().copied().map(u64::from_le_bytes));
         let ids = rolling::Range::decode(&ids).ok_or(Error::BadHead)?;
-        Ok(Head { ids: ids.into(), newest, rises: rises == 1 })
+        Ok(LoadHead { ids: ids.into(), newest, is_ascending: is_ascending == 1 })
     }
 }
 
@@ -132,7 +133,7 @@ impl Space {
             slot.low(),
             table.span().1.max(slot.low()),
             table.roll_at(),
-            u64::from(table.rises()),
+            u64::from(table.is_ascending()),
         ]);
         fields.extend(ids.iter().skip(2));
         let mut bytes = if ids.len() > 2 { MAGIC_RANGES } else { MAGIC }.to_vec();
@@ -153,10 +154,13 @@ impl Space {
     ///
     /// If the space has rows, or the ranges overlap or do not ascend.
     pub fn loader(&self, head: &[u8], ranges: &[LoadRange]) -> Result<Loader<'_>, Error> {
-        let head = if head.is_empty() { Head::default() } else { Head::decode(head)? };
-        let rises = ranges.windows(2).all(|w| w[0].last < w[1].low)
+        let head = if head.is_empty() { LoadHead::default() } else { LoadHead::decode(head)? };
+        let is_ascending = ranges.windows(2).all(|w| w[0].last < w[1].low)
             && ranges.iter().all(|r| r.low <= r.last);
-        assert!(rises && self.rows() == 0, "a bulk load needs an empty space and ascending ranges");
+        assert!(
+            is_ascending && self.rows() == 0,
+            "a bulk load needs an empty space and ascending ranges"
+        );
         let shape = self.shape.load_full();
         let part = |(at, range): (usize, &LoadRange)| {
             let mut made_for = *range;
@@ -214,7 +218,7 @@ impl Loader<'_> {
             let mut part = part.into_inner();
             part.flush()?;
             let is_open = head.ids.iter().skip(1).any(|above| above.start - 1 == part.range.last);
-            part.table.set_rises(is_open || (low == head.newest.low && head.rises));
+            part.table.set_ascending(is_open || (low == head.newest.low && head.is_ascending));
             strays.append(&mut part.strays);
             tables.push((low, part.table));
         }
@@ -230,7 +234,7 @@ impl Loader<'_> {
                 Err(_) => panic!("a bulk load needs an empty space"),
             }
         }
-        space.retirement.begin_again();
+        space.retirement.restart_cleanup();
         space.frontier.adopt_ranges(&head.ids);
         for (i, (id, row)) in strays.iter().enumerate() {
             space.put(*id, Some(row))?;

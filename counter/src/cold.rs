@@ -23,10 +23,10 @@
 //!   deletion.
 
 use crate::Error;
-use crate::cold_backend::{BelowRow, ColdBackend};
+use crate::cold_backend::{ColdBackend, ColdLookup};
 use crate::space::Space;
 use crate::table::hash_of;
-use crate::tombstones::TOMB_BYTES;
+use crate::tombstones::TOMBSTONE_BYTES;
 use rolling::Unreadable;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -83,26 +83,26 @@ impl Space {
     }
 
     /// Returns the tombstones of a range.
-    pub fn tombs_in(&self, low: u64, last: u64) -> Vec<u64> {
+    pub fn tombstones_in(&self, low: u64, last: u64) -> Vec<u64> {
         let mut ids = Vec::new();
         self.tombstones.visit(low, last, |id, _| ids.push(id));
         ids
     }
 
     /// Returns the number of tombstones in a range, and their bytes.
-    pub fn tombs_of(&self, low: u64, last: u64) -> (u64, u64) {
+    pub fn count_tombstones(&self, low: u64, last: u64) -> (u64, u64) {
         let mut n = 0;
         self.tombstones.visit(low, last, |_, _| n += 1);
-        (n, n * TOMB_BYTES)
+        (n, n * TOMBSTONE_BYTES)
     }
 
     /// Whether `id` has a tombstone.
-    pub fn is_buried(&self, id: u64) -> bool {
+    pub fn has_tombstone(&self, id: u64) -> bool {
         self.tombstones.holds(id)
     }
 
     /// Adds a tombstone for `id`, during recovery.
-    pub fn bury(&self, id: u64) {
+    pub fn add_tombstone(&self, id: u64) {
         if id < self.cold_end() {
             self.tombstones.add(id, &self.budget);
         }
@@ -111,12 +111,12 @@ impl Space {
     /// Returns the number of tombstones, and their bytes.
     pub fn tombstones(&self) -> (u64, u64) {
         let n = self.tombstones.len();
-        (n, n * TOMB_BYTES)
+        (n, n * TOMBSTONE_BYTES)
     }
 
     /// Reads `id` from the backend after a miss in memory.
     #[cold]
-    pub(crate) fn look_below<R>(
+    pub(crate) fn read_cold_row<R>(
         &self,
         id: u64,
         f: impl FnOnce(&[i64]) -> R,
@@ -131,20 +131,20 @@ impl Space {
 
     /// Returns the cold values of a row. The caller holds the row's stripe and has not found the
     /// row in a table.
-    pub(crate) fn below_at_hand(&self, id: u64) -> BelowRow {
+    pub(crate) fn cached_cold_row(&self, id: u64) -> ColdLookup {
         if id >= self.cold_end() || self.tombstones.holds(id) {
-            return BelowRow::Absent;
+            return ColdLookup::Absent;
         }
-        let Some(below) = self.below.get() else { return BelowRow::Absent };
+        let Some(below) = self.below.get() else { return ColdLookup::Absent };
         let mut row = [0; 64];
         match below.at_hand(id, &mut row) {
-            None => BelowRow::ToFetch,
-            Some(false) => BelowRow::Absent,
-            Some(true) => BelowRow::Found(Box::new(row)),
+            None => ColdLookup::ToFetch,
+            Some(false) => ColdLookup::Absent,
+            Some(true) => ColdLookup::Found(Box::new(row)),
         }
     }
 
-    pub(crate) fn fetch_below(&self, id: u64) -> Result<(), Unreadable> {
+    pub(crate) fn fetch_cold_row(&self, id: u64) -> Result<(), Unreadable> {
         self.below.get().map_or(Ok(()), |below| below.fetch(id))
     }
 
@@ -200,12 +200,12 @@ impl Space {
 
     /// Removes the tombstones that the spill applied. Call it once the backend reads from the new
     /// file.
-    pub fn unbury(&self, spill: &Spill) {
+    pub fn remove_tombstones(&self, spill: &Spill) {
         self.tombstones.remove(spill.low, spill.last, spill.epoch);
     }
 
     /// Removes rows from memory whose values equal those in the new file. `rows` has the values
-    /// from the file; call [`Space::unbury`] first. Returns the number of removed rows.
+    /// from the file; call [`Space::remove_tombstones`] first. Returns the number of removed rows.
     pub fn drop_spilled(&self, ids: &[u64], rows: &[i64], width: usize) -> usize {
         let mut dropped = 0;
         for (&id, row) in ids.iter().zip(rows.chunks(width.max(1))) {

@@ -24,7 +24,7 @@ pub trait ColdBackend: Send + Sync {
 }
 
 /// Result of a cold lookup for a writer.
-pub(crate) enum BelowRow {
+pub(crate) enum ColdLookup {
     Absent,
     Found(Box<[i64; 64]>),
     /// The caller must release its locks and fetch the row.

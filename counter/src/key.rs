@@ -21,9 +21,9 @@
 /// Buckets in a probe sequence, home included. Probe numbers and the empty state share three bits.
 pub(crate) const PROBES: u64 = 7;
 /// Smallest number of buckets. The remainder of a 64-bit id then has at most 60 bits.
-pub(crate) const LEAST_BUCKETS: u64 = 17;
+pub(crate) const MIN_BUCKETS: u64 = 17;
 /// Fewest bits of a remainder: with the state they fill the first byte of the tag.
-pub(crate) const LEAST_BITS: u32 = 5;
+pub(crate) const MIN_REMAINDER_BITS: u32 = 5;
 
 // Odd constants with well-spread bits: 2^64 / golden ratio, and multipliers from the finalisers of
 // SplitMix64 and MurmurHash3.
@@ -79,7 +79,9 @@ impl Keys {
     /// Covers `buckets * 2^bits` ids starting at `base`, clipped at the end of u64.
     pub(crate) fn new(base: u64, buckets: u64, bits: u32, seed: u64) -> Keys {
         assert!(
-            buckets >= LEAST_BUCKETS && buckets >> 32 == 0 && (LEAST_BITS..=60).contains(&bits),
+            buckets >= MIN_BUCKETS
+                && buckets >> 32 == 0
+                && (MIN_REMAINDER_BITS..=60).contains(&bits),
             "{buckets} buckets, {bits} bits"
         );
         let span = u128::from(buckets) << bits;

@@ -17,11 +17,11 @@
 
 use crate::schema::Schema;
 
-/// Words of a bucket when fewer than [`LEAST_SLOTS`] rows fit in [`USUAL_WORDS`].
+/// Words of a bucket when fewer than [`MIN_BUCKET_SLOTS`] rows fit in [`NARROW_BUCKET_WORDS`].
 const WIDE_WORDS: usize = 32;
 /// Words of a bucket: two cache lines.
-pub(crate) const USUAL_WORDS: usize = 16;
-const LEAST_SLOTS: usize = 12;
+pub(crate) const NARROW_BUCKET_WORDS: usize = 16;
+const MIN_BUCKET_SLOTS: usize = 12;
 /// Bits of the bucket header: lock, version and overflow marks.
 pub(crate) const HEADER_BITS: u32 = 40;
 pub(crate) const STATE_BITS: u32 = 3;
@@ -186,7 +186,11 @@ impl Layout {
     /// Returns words and slots of a bucket for slots of `slot_bits` bits.
     fn shape(slot_bits: u32) -> (usize, usize) {
         let slots = |words: usize| (words * 64 - HEADER_BITS as usize) / slot_bits as usize;
-        let words = if slots(USUAL_WORDS) >= LEAST_SLOTS { USUAL_WORDS } else { WIDE_WORDS };
+        let words = if slots(NARROW_BUCKET_WORDS) >= MIN_BUCKET_SLOTS {
+            NARROW_BUCKET_WORDS
+        } else {
+            WIDE_WORDS
+        };
         (words, slots(words))
     }
 
@@ -223,7 +227,7 @@ impl Layout {
     /// Returns the extraction plan if it yields exactly the `living` fields of rows of `width`
     /// values.
     #[inline(always)]
-    pub(crate) fn usual(&self, living: u64, width: usize) -> Option<&Packed> {
+    pub(crate) fn plan_for(&self, living: u64, width: usize) -> Option<&Packed> {
         self.packed
             .as_ref()
             .filter(|packed| packed.width() == width && living == self.inline_fields)

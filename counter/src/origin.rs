@@ -45,14 +45,14 @@ impl Read<'_> {
         loop {
             let Some(entry) = self.tables.find(id) else { return Ok(None) };
             let (low, last) = (entry.slot().low(), entry.slot().last());
-            let within = |table: &Table| table.read(id, |row| of_row(row, low, last));
+            let within = |table: &Table| table.read(id, |row| origin_of_row(row, low, last));
             let drained = entry.drains().and_then(|old| within(old.table()));
             if let Some(origin) = drained.or_else(|| within(entry.table())) {
                 return Ok(Some(origin));
             }
             if !entry.slot().has_moved(id) {
                 let is_below =
-                    self.may_lie_below(id) && self.space.look_below(id, |_| ())?.is_some();
+                    self.may_be_cold(id) && self.space.read_cold_row(id, |_| ())?.is_some();
                 return Ok(is_below.then_some(Origin::Below));
             }
             self.tables = self.space.ring.load();
@@ -60,7 +60,7 @@ impl Read<'_> {
     }
 }
 
-fn of_row(row: Row<'_>, low: u64, last: u64) -> Origin {
+fn origin_of_row(row: Row<'_>, low: u64, last: u64) -> Origin {
     let in_aux = (0..MAX_FIELDS).map(|field| row.is_in_aux(field)).collect();
     Origin::Table { low, last, is_extended: row.is_extended(), in_aux }
 }
@@ -71,7 +71,7 @@ mod tests {
     use crate::{Options, Schema};
 
     #[test]
-    fn a_row_is_found_where_it_lies_and_large_values_in_the_aux_dictionary() {
+    fn origin_names_table_and_aux_dictionary_of_a_row() {
         let schema = Schema::parse("like:4 read:8").unwrap();
         let space =
             Space::new(Options { rows_per_table: 1 << 12, ..Options::new(schema) }).unwrap();

@@ -20,18 +20,18 @@ pub struct Read<'a> {
     pub(crate) horizon: u64,
 }
 
-enum Found<'a> {
+enum FoundRow<'a> {
     /// A row of a table.
     Row(Row<'a>),
     /// Values of an outlier or a cold row, by position.
     Values(&'a [i64]),
 }
 
-impl Found<'_> {
+impl FoundRow<'_> {
     fn copy(&self, living: u64, out: &mut [i64]) {
         match self {
-            Found::Row(row) => row.values(living, out),
-            Found::Values(values) => copy_living(values, living, out),
+            FoundRow::Row(row) => row.values(living, out),
+            FoundRow::Values(values) => copy_present_fields(values, living, out),
         }
     }
 }
@@ -96,32 +96,32 @@ impl<'a> Read<'a> {
 
     /// Whether the row is in memory.
     pub(crate) fn in_memory(&mut self, id: u64) -> bool {
-        self.look_in_memory(id, |_| ()).is_some()
+        self.read_in_memory(id, |_| ()).is_some()
     }
 
     /// Whether a row may be in the cold backend. Call it after a miss in memory (D1).
     #[inline(always)]
-    pub(crate) fn may_lie_below(&self, id: u64) -> bool {
+    pub(crate) fn may_be_cold(&self, id: u64) -> bool {
         id < self.space.cold_end()
     }
 
     /// Runs `f` on the row of `id` if it is in memory. `f` may run several times; the last result
     /// counts.
-    fn look_in_memory<R>(&mut self, id: u64, mut f: impl FnMut(Found<'_>) -> R) -> Option<R> {
+    fn read_in_memory<R>(&mut self, id: u64, mut f: impl FnMut(FoundRow<'_>) -> R) -> Option<R> {
         if id < self.horizon {
             return None;
         }
-        if let Some(result) = self.space.outliers.read(id, |row| f(Found::Values(&row.values))) {
+        if let Some(result) = self.space.outliers.read(id, |row| f(FoundRow::Values(&row.values))) {
             return Some(result);
         }
         loop {
             let entry = self.tables.find(id)?;
             if let Some(old) = entry.drains()
-                && let Some(result) = old.table().read(id, |row| f(Found::Row(row)))
+                && let Some(result) = old.table().read(id, |row| f(FoundRow::Row(row)))
             {
                 return Some(result);
             }
-            if let Some(result) = entry.table().read(id, |row| f(Found::Row(row))) {
+            if let Some(result) = entry.table().read(id, |row| f(FoundRow::Row(row))) {
                 return Some(result);
             }
             if !entry.slot().has_moved(id) {
@@ -135,11 +135,11 @@ impl<'a> Read<'a> {
     fn look<R>(
         &mut self,
         id: u64,
-        mut f: impl FnMut(Found<'_>) -> R,
+        mut f: impl FnMut(FoundRow<'_>) -> R,
     ) -> Result<Option<R>, Unreadable> {
-        let found = self.look_in_memory(id, &mut f);
-        if found.is_none() && id >= self.horizon && self.may_lie_below(id) {
-            return self.space.look_below(id, |values| f(Found::Values(values)));
+        let found = self.read_in_memory(id, &mut f);
+        if found.is_none() && id >= self.horizon && self.may_be_cold(id) {
+            return self.space.read_cold_row(id, |values| f(FoundRow::Values(values)));
         }
         Ok(found)
     }
@@ -157,7 +157,7 @@ impl<'a> Read<'a> {
     /// Like [`Read::get`], for rows in memory only.
     pub(crate) fn get_in_memory(&mut self, id: u64, out: &mut [i64]) -> bool {
         let living = self.shape.living;
-        let found = self.look_in_memory(id, |found| found.copy(living, out));
+        let found = self.read_in_memory(id, |found| found.copy(living, out));
         if found.is_none() {
             out.fill(0);
         }
@@ -186,7 +186,7 @@ pub(crate) fn prefetch(tables: &Tables<Table>, id: u64) {
     }
 }
 
-fn copy_living(values: &[i64], living: u64, out: &mut [i64]) {
+fn copy_present_fields(values: &[i64], living: u64, out: &mut [i64]) {
     for (field, value) in out.iter_mut().enumerate() {
         let known = field < 64 && living >> field & 1 == 1;
         *value = if known { values.get(field).copied().unwrap_or(0) } else { 0 };

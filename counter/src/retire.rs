@@ -41,7 +41,7 @@ impl Space {
         let Some(mut rewriting) = self.rewriting.try_lock() else { return false };
         let line = self.horizon();
         if rewriting.as_ref().is_some_and(|rewrite| rewrite.range().1 < line) {
-            *rewriting = self.give_up(rewriting.take());
+            *rewriting = self.abort_rewrite(rewriting.take());
             return true;
         }
         let tables = self.ring.load();
@@ -78,7 +78,7 @@ impl Space {
     }
 
     /// Aborts the rewrite of a retired table. The rows that the rewrite has moved are also retired.
-    fn give_up(&self, rewrite: Option<Rewrite>) -> Option<Rewrite> {
+    fn abort_rewrite(&self, rewrite: Option<Rewrite>) -> Option<Rewrite> {
         let rewrite = rewrite?;
         let (_, last) = rewrite.range();
         while self.ring.load().oldest().slot().last() <= last && self.recycle() {}

@@ -22,7 +22,7 @@
 //! store an id of its range; such an id opens another table.
 
 use crate::Error;
-use crate::rewrite_state::{Reason, Rewrite};
+use crate::rewrite_state::{Rewrite, RewriteReason};
 use crate::sizing::Sizing;
 use crate::space::{FIRST_ROWS, Space};
 use crate::table::{Table, hash_of};
@@ -37,49 +37,52 @@ const STEP_ROWS: usize = 2048;
 /// threads sooner.
 const IDLE_STEP_ROWS: usize = 256;
 /// Rows that a helping writer moves: n / 32 writes rewrite a table of n rows.
-const HELP_ROWS: usize = 32;
+const ROWS_PER_HELP: usize = 32;
 /// Rows whose new buckets are prefetched together.
-const PREFETCHED: usize = 16;
+const PREFETCH_ROWS: usize = 16;
 /// A table is crowded when one row in this many is in the extend dictionary.
-const CROWDED_EXTEND: u64 = 200;
+const CROWDED_EXTENSION_PART: u64 = 200;
 /// Minimum of extend rows of a crowded table, since a small table has a few by chance.
-const CROWDED_EXTEND_LEAST: u64 = 16;
+const MIN_CROWDED_EXTENSION_ROWS: u64 = 16;
 /// A table is crowded at this fill, regardless of its extend dictionary.
 const CROWDED_FILL: f64 = 0.965;
 /// Growth factor of a crowded table. Bytes per row exceed those of a full table by about this
 /// factor during growth.
-const GROW: f64 = 1.2;
+const GROWTH_FACTOR: f64 = 1.2;
 /// Growth factor of a crowded [small](Space::is_small) table. With random ids each row moves 1 /
 /// (factor - 1) times in total: once instead of five times. The waste is less than one full table.
-const GROW_SMALL: f64 = 2.0;
+const SMALL_GROWTH_FACTOR: f64 = 2.0;
 /// A table of fewer rows is small.
-const SMALL_ROWS: u64 = 1 << 16;
+const SMALL_TABLE_ROWS: u64 = 1 << 16;
 /// A table is loose when a table sized for its rows would take less than this share of its bytes. A
 /// table that has just grown must not be loose, or it would shrink and grow forever.
-const LOOSE: f64 = 0.8;
-/// [`LOOSE`] for a [small](Space::is_small) table.
-const LOOSE_SMALL: f64 = 0.4;
-const _: () = assert!(LOOSE * GROW < 1.0 && LOOSE_SMALL * GROW_SMALL < 1.0);
-/// [`LOOSE`] for an idle table, which should be as full as a table that rolls. A few new rows make
-/// such a table crowded, but it is rewritten at most twice while its rows grow by a twentieth.
-const LOOSE_AT_REST: f64 = 0.99;
+const OVERSIZED_SHARE: f64 = 0.8;
+/// [`OVERSIZED_SHARE`] for a [small](Space::is_small) table.
+const OVERSIZED_SHARE_SMALL: f64 = 0.4;
+const _: () = assert!(
+    OVERSIZED_SHARE * GROWTH_FACTOR < 1.0 && OVERSIZED_SHARE_SMALL * SMALL_GROWTH_FACTOR < 1.0
+);
+/// [`OVERSIZED_SHARE`] for an idle table, which should be as full as a table that rolls. A few new
+/// rows make such a table crowded, but it is rewritten at most twice while its rows grow by a
+/// twentieth.
+const OVERSIZED_SHARE_IDLE: f64 = 0.99;
 /// Divisor of the main segment's bytes: a mostly empty extend dictionary above this size counts as
 /// loose. A smaller dictionary would soon be needed again.
-const LOOSE_EXTEND: u64 = 16;
+const OVERSIZED_EXTENSION_PART: u64 = 16;
 /// A table is worn when this share of misses continues past buckets that have a free slot. Without
 /// deletions the share is zero. When a table rolls, one miss in nine continues, past full buckets.
-const WORN: f64 = 0.15;
+const STALE_MARK_SHARE: f64 = 0.15;
 /// Spilled tables of at most this many slots are not shrunk.
-const LEAST_SLOTS: u64 = 4096;
+const MIN_SHRUNK_SLOTS: u64 = 4096;
 /// Number of rows for which a table of ids far below all others is sized.
-const STRAY_ROWS: u64 = 64;
+const LOW_ID_TABLE_ROWS: u64 = 64;
 /// Maximum rows of joined neighbours in total. Their writers wait for the join, which takes at most
 /// a millisecond.
-const JOINED_ROWS: u64 = 4096;
+const MAX_JOINED_ROWS: u64 = 4096;
 /// The joined table must take at most this share of its predecessors' bytes.
-const JOINED: f64 = 0.75;
+const MAX_JOINED_SHARE: f64 = 0.75;
 /// Ratio of a joined table's slots to its rows, which leaves room for further rows.
-const JOINED_ROOM: f64 = 1.25;
+const JOINED_SLOTS_PER_ROW: f64 = 1.25;
 
 impl Rewrite {
     /// Ends the rewrite. The old table has no rows left, or only retired ones.
@@ -89,18 +92,18 @@ impl Rewrite {
     }
 }
 
-type Candidate<'a> = (&'a Entry<Table>, Reason);
+type Candidate<'a> = (&'a Entry<Table>, RewriteReason);
 
 impl Space {
     /// Whether [`Space::maintain`] may have work.
     pub fn wants_maintenance(&self) -> bool {
-        self.stirred.load(Relaxed)
+        self.has_pending_work.load(Relaxed)
             || self.rewriting.try_lock().is_none_or(|rewrite| rewrite.is_some())
             || self.is_retiring()
             || self.retired.try_lock().is_none_or(|retired| !retired.is_empty())
             || (!self.outliers.is_empty()
                 && (self.frontier.should_advance(self.outliers.len())
-                    || self.outliers.has_inside(&self.frontier)))
+                    || self.outliers.has_reached_entries(&self.frontier)))
     }
 
     /// Performs one small step of background work, about a millisecond. Returns whether there was
@@ -128,8 +131,8 @@ impl Space {
 
     /// Whether the last background step was for a crowded table, whose writers wait. If not, the
     /// caller should yield its processor after each step.
-    pub fn hurries(&self) -> bool {
-        self.hurries.load(Relaxed)
+    pub fn has_waiters(&self) -> bool {
+        self.has_waiters.load(Relaxed)
     }
 
     /// Marks tables that hardly changed since the last call as idle, so that [`Space::maintain`]
@@ -137,64 +140,64 @@ impl Space {
     /// may be rewritten twice per interval.
     pub fn settle(&self) {
         self.ring.load().entries().iter().for_each(|entry| entry.table().settle());
-        // Deletions do not set `stirred`; this finds the tables that they emptied.
-        self.stirred.store(true, Relaxed);
+        // Deletions do not set `has_pending_work`; this finds the tables that they emptied.
+        self.has_pending_work.store(true, Relaxed);
     }
 
     /// Performs a small rewrite step on behalf of a writer, unless another thread does or memory is
     /// short.
     pub(crate) fn help(&self) {
-        if self.budget.used() < self.refused_at.load(Relaxed) {
-            self.rewrite_step(HELP_ROWS);
+        if self.budget.used() < self.usage_at_refusal.load(Relaxed) {
+            self.rewrite_step(ROWS_PER_HELP);
         }
     }
 
     /// Makes room for a writer whose table cannot be extended: performs a step of background work,
     /// or yields while another thread does. Returns `false` if there is no work or no memory.
-    pub(crate) fn rewrite_for_room(&self) -> bool {
+    pub(crate) fn free_memory_by_rewrite(&self) -> bool {
         if self.rewriting.is_locked() {
             std::thread::yield_now();
             return true;
         }
-        self.stirred.store(true, Relaxed);
+        self.has_pending_work.store(true, Relaxed);
         self.rewrite_step(STEP_ROWS)
     }
 
     fn rewrite_step(&self, rows: usize) -> bool {
         let Some(mut rewriting) = self.rewriting.try_lock() else { return false };
         if rewriting.is_none() {
-            if !self.stirred.swap(false, Relaxed) {
+            if !self.has_pending_work.swap(false, Relaxed) {
                 return false;
             }
             match self.begin_rewrite() {
                 Ok(None) if self.join_small() => {
-                    self.stirred.store(true, Relaxed);
+                    self.has_pending_work.store(true, Relaxed);
                     return true;
                 }
                 Ok(rewrite) => *rewriting = rewrite,
                 // There is no memory for the rewrite; the next call of [`Space::maintain`] with
                 // pending work retries it. The next event retries.
                 Err(_) => {
-                    self.refused_at.store(self.budget.used(), Relaxed);
+                    self.usage_at_refusal.store(self.budget.used(), Relaxed);
                     return false;
                 }
             }
-            self.refused_at.store(u64::MAX, Relaxed);
+            self.usage_at_refusal.store(u64::MAX, Relaxed);
         }
         let Some(rewrite) = &mut *rewriting else { return false };
-        let hurries = rewrite.reason == Reason::Crowded;
-        self.hurries.store(hurries, Relaxed);
-        match self.move_rows(rewrite, if hurries { rows } else { rows.min(IDLE_STEP_ROWS) }) {
+        let has_waiters = rewrite.reason == RewriteReason::Crowded;
+        self.has_waiters.store(has_waiters, Relaxed);
+        match self.move_rows(rewrite, if has_waiters { rows } else { rows.min(IDLE_STEP_ROWS) }) {
             Ok(false) => true,
             Ok(true) => {
                 *rewriting = None;
-                self.hurries.store(false, Relaxed);
-                self.stirred.store(true, Relaxed);
+                self.has_waiters.store(false, Relaxed);
+                self.has_pending_work.store(true, Relaxed);
                 true
             }
             // An unfinished rewrite is a valid state; it continues when there is memory.
             Err(_) => {
-                self.hurries.store(false, Relaxed);
+                self.has_waiters.store(false, Relaxed);
                 false
             }
         }
@@ -210,14 +213,16 @@ impl Space {
         let mut wanted: Vec<Candidate<'_>> =
             whole().filter_map(|entry| Some((entry, self.reason(entry)?))).collect();
         wanted.sort_by_key(|(entry, reason)| {
-            Reverse((*reason == Reason::Crowded, entry.table().extend_rows()))
+            Reverse((*reason == RewriteReason::Crowded, entry.table().extend_rows()))
         });
         // Lazily, because the check resets the state of the table: a table found loose or worn
         // would not be checked again soon.
-        let loose =
-            whole().filter(|entry| self.is_loose(entry)).map(|entry| (entry, Reason::Loose));
-        let worn =
-            whole().filter(|entry| entry.table().is_worn(WORN)).map(|entry| (entry, Reason::Worn));
+        let loose = whole()
+            .filter(|entry| self.is_oversized(entry))
+            .map(|entry| (entry, RewriteReason::Oversized));
+        let worn = whole()
+            .filter(|entry| entry.table().has_stale_marks(STALE_MARK_SHARE))
+            .map(|entry| (entry, RewriteReason::StaleMarks));
         let mut refused = None;
         for (entry, reason) in wanted.into_iter().chain(loose).chain(worn) {
             let parts = self.parts(entry, reason);
@@ -236,7 +241,7 @@ impl Space {
         &self,
         entry: &Entry<Table>,
         parts: &[(u64, Sizing)],
-        reason: Reason,
+        reason: RewriteReason,
     ) -> Result<Option<Rewrite>, Error> {
         let (schema, low) = (self.schema(), entry.slot().low());
         let (old, new) =
@@ -271,16 +276,17 @@ impl Space {
             let within =
                 |e: &&Entry<Table>| (low..=last).contains(&e.slot().low()) && !self.is_open(e);
             let roomy = |e: &&Entry<Table>| {
-                e.table().rows() * 2 < e.table().slots() && e.table().slots() > LEAST_SLOTS
+                e.table().rows() * 2 < e.table().slots() && e.table().slots() > MIN_SHRUNK_SLOTS
             };
             tables.entries().iter().filter(within).filter(roomy).map(|e| e.slot().low()).collect()
         };
         for low in lows {
             let tables = self.ring.load();
             let Some(entry) = tables.find(low).filter(|e| e.slot().low() == low) else { continue };
-            let rows = (entry.table().rows() * 3 / 2).max(STRAY_ROWS);
+            let rows = (entry.table().rows() * 3 / 2).max(LOW_ID_TABLE_ROWS);
             let sizing = Sizing::new(&self.schema(), low, entry.slot().last(), rows);
-            let Some(rewrite) = self.replace(entry, &[(low, sizing)], Reason::Loose)? else {
+            let Some(rewrite) = self.replace(entry, &[(low, sizing)], RewriteReason::Oversized)?
+            else {
                 continue;
             };
             drop(tables);
@@ -296,7 +302,7 @@ impl Space {
     /// changes split tables, and spills empty them. The fixed bytes of such tables would dominate
     /// in a space with a small limit. The caller holds `rewriting`.
     fn join_small(&self) -> bool {
-        let most = JOINED_ROWS.min(self.rows_per_table());
+        let most = MAX_JOINED_ROWS.min(self.rows_per_table());
         let tables = self.ring.load_full();
         let (mut run, mut rows) = (Vec::<&Entry<Table>>::new(), 0);
         for entry in tables.entries() {
@@ -329,11 +335,12 @@ impl Space {
         let [first, .., end] = run else { return false };
         let (low, last) = (first.slot().low(), end.slot().last());
         let schema = self.schema();
-        let rows = run.iter().map(|entry| entry.table().rows()).sum::<u64>() as f64 * JOINED_ROOM;
-        let sizing = Sizing::new(&schema, low, last, (rows as u64).max(STRAY_ROWS));
+        let rows =
+            run.iter().map(|entry| entry.table().rows()).sum::<u64>() as f64 * JOINED_SLOTS_PER_ROW;
+        let sizing = Sizing::new(&schema, low, last, (rows as u64).max(LOW_ID_TABLE_ROWS));
         let old = run.iter().map(|entry| entry.table().bytes()).sum::<u64>();
         let new = sizing.bytes(&schema) + Table::FIXED_BYTES;
-        if new as f64 > JOINED * old as f64 {
+        if new as f64 > MAX_JOINED_SHARE * old as f64 {
             return false;
         }
         let quota = self.budget.quota(old);
@@ -366,42 +373,46 @@ impl Space {
     }
 
     /// Returns the reason to rewrite a table, using cheap checks only.
-    fn reason(&self, entry: &Entry<Table>) -> Option<Reason> {
+    fn reason(&self, entry: &Entry<Table>) -> Option<RewriteReason> {
         let table = entry.table();
         if self.is_crowded(entry) {
-            return Some(Reason::Crowded);
+            return Some(RewriteReason::Crowded);
         }
         // Under the current schema every living field has bits. A value of a field without bits
         // comes from a writer that had not seen the field dropped.
-        (**table.schema() != *self.schema() || table.has_outside()).then_some(Reason::Dated)
+        (**table.schema() != *self.schema() || table.has_outside())
+            .then_some(RewriteReason::OutdatedLayout)
     }
 
     /// Whether a rewrite would free memory of a table. Computes the saving only if the table is
     /// idle, much has changed, or memory is short.
-    fn is_loose(&self, entry: &Entry<Table>) -> bool {
+    fn is_oversized(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
         let fills = |most: f64| {
             table.rows() as f64 >= most * table.roll_at() as f64 && !is_idle_extension(table)
         };
-        let rests = table.take_rest() && !fills(LOOSE_AT_REST);
+        let rests = table.take_idle_flag() && !fills(OVERSIZED_SHARE_IDLE);
         // While memory is short, a shrunk table cannot grow back, so a smaller saving suffices.
-        let needed = self.budget.is_short() && !fills(LOOSE);
+        let needed = self.budget.is_short() && !fills(OVERSIZED_SHARE);
         if self.is_open(entry) || !(table.review() | rests | needed) {
             return false;
         }
         let loose = match rests {
-            true => LOOSE_AT_REST,
-            false if self.is_small(table.rows()) && !needed => LOOSE_SMALL,
-            false => LOOSE,
+            true => OVERSIZED_SHARE_IDLE,
+            false if self.is_small(table.rows()) && !needed => OVERSIZED_SHARE_SMALL,
+            false => OVERSIZED_SHARE,
         };
-        self.would_take(entry) < loose
+        self.tight_share(entry) < loose
     }
 
     /// Returns the share of a table's bytes that a table sized for its rows would take.
-    fn would_take(&self, entry: &Entry<Table>) -> f64 {
+    fn tight_share(&self, entry: &Entry<Table>) -> f64 {
         let schema = self.schema();
-        let tight: u64 =
-            self.parts(entry, Reason::Loose).iter().map(|(_, sizing)| sizing.bytes(&schema)).sum();
+        let tight: u64 = self
+            .parts(entry, RewriteReason::Oversized)
+            .iter()
+            .map(|(_, sizing)| sizing.bytes(&schema))
+            .sum();
         let (main, extend) = (entry.table().main_bytes(), entry.table().extend_bytes());
         tight as f64 / (main + if is_idle_extension(entry.table()) { extend } else { 0 }) as f64
     }
@@ -409,33 +420,37 @@ impl Space {
     /// Whether a table of `rows` rows may waste memory: it is small, or the whole space fits in one
     /// full table.
     fn is_small(&self, rows: u64) -> bool {
-        rows < SMALL_ROWS || self.rows() <= self.rows_per_table()
+        rows < SMALL_TABLE_ROWS || self.rows() <= self.rows_per_table()
     }
 
     /// Plans the replacement of a table: lowest id and sizing of each part.
-    fn parts(&self, entry: &Entry<Table>, reason: Reason) -> Vec<(u64, Sizing)> {
+    fn parts(&self, entry: &Entry<Table>, reason: RewriteReason) -> Vec<(u64, Sizing)> {
         let table = entry.table();
         let schema = self.schema();
         let rows = table.rows();
         let (low, last) = (entry.slot().low(), entry.slot().last());
         let newest = self.is_open(entry);
         let whole = |rows| vec![(low, Sizing::new(&schema, low, last, rows))];
-        if newest && (reason != Reason::Crowded || self.rolls(entry)) {
+        if newest && (reason != RewriteReason::Crowded || self.rolls(entry)) {
             // The table continues to fill at its previous size.
             let rows = rows.max(table.roll_at());
             return vec![(low, Sizing::new(&schema, low, table.span().1.max(low), rows))];
         }
         let sample = table.sample(1024);
         let (Some(&first), Some(&highest)) = (sample.first(), sample.last()) else {
-            return whole(STRAY_ROWS);
+            return whole(LOW_ID_TABLE_ROWS);
         };
         let most = self.rows_per_table() as f64;
         let now = rows as f64;
         let target = match reason {
             // At most a full table, so that the table is not loose once the space has grown.
-            Reason::Crowded if self.is_small(rows) => (now * GROW_SMALL).min(most).max(now * GROW),
-            Reason::Crowded => now * GROW,
-            Reason::Loose | Reason::Dated | Reason::Worn => now,
+            RewriteReason::Crowded if self.is_small(rows) => {
+                (now * SMALL_GROWTH_FACTOR).min(most).max(now * GROWTH_FACTOR)
+            }
+            RewriteReason::Crowded => now * GROWTH_FACTOR,
+            RewriteReason::Oversized
+            | RewriteReason::OutdatedLayout
+            | RewriteReason::StaleMarks => now,
         };
         let pieces =
             if target <= most * 1.25 { 1 } else { (target / most).ceil().max(2.0) as usize };
@@ -461,7 +476,7 @@ impl Space {
                 lows.push(cut);
             }
         }
-        let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(STRAY_ROWS);
+        let rows = ((target / (lows.len() - strays) as f64).ceil() as u64).max(LOW_ID_TABLE_ROWS);
         let above = lows.len();
         if newest && end < last {
             lows.push(end + 1);
@@ -469,7 +484,7 @@ impl Space {
         let sizing = |i: usize| {
             let last = lows.get(i + 1).map_or(last, |next| next - 1);
             let rows = match i {
-                _ if i < strays => STRAY_ROWS,
+                _ if i < strays => LOW_ID_TABLE_ROWS,
                 _ if i == above => FIRST_ROWS.min(self.rows_per_table()),
                 _ => rows,
             };
@@ -489,8 +504,8 @@ impl Space {
         let tables = self.ring.load();
         for (i, &id) in ids.iter().enumerate() {
             // The destinations are scattered, so prefetch several at once.
-            if i % PREFETCHED == 0 {
-                for &id in &ids[i..ids.len().min(i + PREFETCHED)] {
+            if i % PREFETCH_ROWS == 0 {
+                for &id in &ids[i..ids.len().min(i + PREFETCH_ROWS)] {
                     let table = tables.find(id).map(|entry| entry.table());
                     if let Some((table, home)) = table.and_then(|t| Some((t, t.home(id)?))) {
                         table.prefetch(home);
@@ -525,7 +540,7 @@ impl Space {
     pub(crate) fn is_crowded(&self, entry: &Entry<Table>) -> bool {
         let table = entry.table();
         let (rows, extend) = (table.rows(), table.extend_rows());
-        let crowded = extend >= CROWDED_EXTEND_LEAST.max(rows / CROWDED_EXTEND)
+        let crowded = extend >= MIN_CROWDED_EXTENSION_ROWS.max(rows / CROWDED_EXTENSION_PART)
             || rows as f64 > CROWDED_FILL * table.slots() as f64;
         crowded && !self.rolls(entry)
     }
@@ -534,7 +549,7 @@ impl Space {
     /// id of its range cannot roll.
     pub(crate) fn rolls(&self, entry: &Entry<Table>) -> bool {
         let last = entry.slot().last();
-        entry.table().rises() && self.is_open(entry) && {
+        entry.table().is_ascending() && self.is_open(entry) && {
             self.frontier.high().is_none() || self.frontier.boundary(last).is_some()
         }
     }
@@ -548,7 +563,7 @@ impl Space {
 
 /// Whether a large extend dictionary is mostly empty.
 fn is_idle_extension(table: &Table) -> bool {
-    table.extend_bytes() > table.main_bytes() / LOOSE_EXTEND
+    table.extend_bytes() > table.main_bytes() / OVERSIZED_EXTENSION_PART
         && table.extend_rows() < table.extend_slots() / 4
 }
 
@@ -577,7 +592,7 @@ mod tests {
         drop(busy);
         // A writer that finds no room performs the rewrite itself.
         let mut steps = 0;
-        while space.rewrite_for_room() {
+        while space.free_memory_by_rewrite() {
             steps += 1;
         }
         let left: u64 = space.tables().iter().map(|t| t.extend_rows).sum();
@@ -736,7 +751,7 @@ mod tests {
         }
     }
 
-    fn come_to_rest(space: &Space) {
+    fn maintain_until_idle(space: &Space) {
         for _ in 0..3 {
             space.settle();
             while space.maintain() {}
@@ -751,12 +766,12 @@ mod tests {
             let space = space_of("a:12 b:8", 1000);
             let ids: Vec<u64> = (0..20_000).map(|i| i * 10).collect();
             ids.iter().for_each(|&id| _ = space.set(id, &[(0, 1), (1, id as i64)]).unwrap());
-            come_to_rest(&space);
+            maintain_until_idle(&space);
             let (before, tables) = (space.memory_bytes(), space.ranges().len());
             let (kept, gone): (Vec<u64>, Vec<u64>) = ids.iter().partition(|&&id| id % 500 == 0);
             gone.iter().for_each(|&id| assert!(space.delete(id).unwrap()));
             space.attach(Box::new(Fences(fences.clone())), 0, None);
-            come_to_rest(&space);
+            maintain_until_idle(&space);
             let ranges = space.ranges();
             assert!(
                 tables > 15 && ranges.len() <= 3 + 2 * fences.len(),
@@ -816,7 +831,7 @@ mod tests {
             high.store(u64::MAX, Relaxed);
             writers.map(|writer| writer.join().unwrap())
         });
-        come_to_rest(&space);
+        maintain_until_idle(&space);
         assert!(space.ranges().len() <= 16, "{} tables", space.ranges().len());
         let mut row = [0];
         for id in (0..rounds * 3000).step_by(EACH as usize) {

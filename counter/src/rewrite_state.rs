@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) struct Rewrite {
     pub(crate) old: Arc<Slot<Table>>,
     pub(crate) next_bucket: u64,
-    pub(crate) reason: Reason,
+    pub(crate) reason: RewriteReason,
     /// Source of memory for the new tables.
     pub(crate) quota: Quota,
 }
@@ -22,9 +22,9 @@ impl Rewrite {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum RewriteReason {
     Crowded,
-    Loose,
-    Dated,
-    Worn,
+    Oversized,
+    OutdatedLayout,
+    StaleMarks,
 }

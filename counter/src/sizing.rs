@@ -1,12 +1,12 @@
 //! Table sizing: computes the dimensions that need the fewest bits for a number of rows and an id
 //! range.
 
-use crate::key::{LEAST_BITS, LEAST_BUCKETS, prime_from, prime_to};
+use crate::key::{MIN_BUCKETS, MIN_REMAINDER_BITS, prime_from, prime_to};
 use crate::layout::Layout;
 use crate::schema::Schema;
 
 /// Upper bound of the number of buckets.
-const MOST_BUCKETS: u64 = 1 << 31;
+const MAX_BUCKETS: u64 = 1 << 31;
 
 /// Dimensions of a table's main segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +23,11 @@ impl Sizing {
     /// `base..=last`.
     pub(crate) fn new(schema: &Schema, base: u64, last: u64, rows: u64) -> Sizing {
         let span = u128::from(last - base) + 1;
-        let mut bits = LEAST_BITS;
+        let mut bits = MIN_REMAINDER_BITS;
         loop {
             let layout = Layout::new(schema, bits);
             let needed = rows as f64 / (layout.slots as f64 * layout.roll_fill());
-            let buckets = (needed.ceil() as u64).clamp(LEAST_BUCKETS, MOST_BUCKETS);
+            let buckets = (needed.ceil() as u64).clamp(MIN_BUCKETS, MAX_BUCKETS);
             if u128::from(buckets) << bits >= span {
                 return Sizing { base, buckets: prime_from(buckets), remainder_bits: bits };
             }
@@ -44,7 +44,7 @@ impl Sizing {
         // Buckets need one word of padding.
         let whole =
             self.bytes(schema).next_multiple_of(rolling::HUGE_PAGE_BYTES as u64) / bucket - 1;
-        let buckets = prime_to(whole.min(MOST_BUCKETS));
+        let buckets = prime_to(whole.min(MAX_BUCKETS));
         Sizing { buckets: buckets.max(self.buckets), ..self }
     }
 
@@ -68,7 +68,8 @@ impl Sizing {
 /// and `ids_per_row` ids for each row. More rows per bucket mean fewer buckets, so each row stores
 /// more bits of its id.
 pub fn bytes_per_row(field_bits: u32, ids_per_row: f64) -> f64 {
-    let plans = (LEAST_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));
+    let plans =
+        (MIN_REMAINDER_BITS..=60).map(|bits| (bits, Layout::bytes_and_rows(field_bits + bits)));
     let wide_enough =
         |&(bits, (_, rows)): &(u32, (f64, f64))| rows * ids_per_row <= 2f64.powi(bits as i32);
     plans.into_iter().find(wide_enough).map_or(f64::INFINITY, |(_, (bytes, rows))| bytes / rows)

@@ -28,15 +28,15 @@ use std::sync::{Arc, OnceLock};
 /// Rows of a new space's first table.
 pub(crate) const FIRST_ROWS: u64 = 1024;
 /// Maximum ratio of a new table's rows to the rows of the table below it.
-pub(crate) const GROWTH: u64 = 4;
+pub(crate) const MAX_TABLE_GROWTH: u64 = 4;
 /// Divisor of the space's rows: a new table is sized for at most this part of them, or for
-/// [`LEAST_STEP_ROWS`] if that is more.
-pub(crate) const GROWTH_PART: u64 = 8;
+/// [`MIN_STEP_ROWS`] if that is more.
+pub(crate) const MAX_TABLE_PART: u64 = 8;
 /// Lower bound of that limit: about one huge page of rows.
-pub(crate) const LEAST_STEP_ROWS: u64 = 1 << 18;
+pub(crate) const MIN_STEP_ROWS: u64 = 1 << 18;
 
 /// Upper bound of [`Options::rows_per_table`].
-const MOST_ROWS_PER_TABLE: u64 = 1 << 31;
+const MAX_ROWS_PER_TABLE: u64 = 1 << 31;
 
 /// Options of a new space.
 #[derive(Clone, Debug)]
@@ -163,12 +163,12 @@ pub struct Space {
     /// one.
     pub(crate) retired: Mutex<Vec<Arc<Slot<Table>>>>,
     /// Whether the last background step was for a crowded table.
-    pub(crate) hurries: AtomicBool,
+    pub(crate) has_waiters: AtomicBool,
     /// Whether background work may be pending.
-    pub(crate) stirred: AtomicBool,
+    pub(crate) has_pending_work: AtomicBool,
     /// Bytes in use when a rewrite was last refused memory. Writers do not help with rewrites until
     /// usage falls below this.
-    pub(crate) refused_at: AtomicU64,
+    pub(crate) usage_at_refusal: AtomicU64,
     /// Serialises schema changes.
     altering: Mutex<()>,
     /// Store of cold rows, once attached.
@@ -184,7 +184,7 @@ impl Space {
     pub fn new(options: Options) -> Result<Space, Error> {
         let budget = Budget::new(options.memory_limit_bytes);
         let shape = Shape::new(options.schema);
-        let rows_per_table = options.rows_per_table.clamp(1, MOST_ROWS_PER_TABLE);
+        let rows_per_table = options.rows_per_table.clamp(1, MAX_ROWS_PER_TABLE);
         let max_aside = options.max_aside.max(1);
         let sizing = Sizing::new(&shape.schema, 0, u64::MAX, FIRST_ROWS.min(rows_per_table));
         let quota = budget.quota(0);
@@ -205,9 +205,9 @@ impl Space {
             rolling: Mutex::new(()),
             rewriting: Mutex::new(None),
             retired: Mutex::default(),
-            hurries: AtomicBool::new(false),
-            stirred: AtomicBool::new(false),
-            refused_at: AtomicU64::new(u64::MAX),
+            has_waiters: AtomicBool::new(false),
+            has_pending_work: AtomicBool::new(false),
+            usage_at_refusal: AtomicU64::new(u64::MAX),
             altering: Mutex::new(()),
             below: OnceLock::new(),
             retirement: Retirement::default(),
@@ -251,17 +251,17 @@ impl Space {
     pub fn alter(&self, change: &Alteration) -> Result<Arc<Schema>, Error> {
         let _altering = self.altering.lock();
         let shape = Shape::new(self.shape.load().schema.altered(change)?);
-        self.take_shape(shape.clone());
+        self.publish_schema(shape.clone());
         Ok(shape.schema.clone())
     }
 
     /// Publishes a schema. The caller holds `altering`. Readers learn of a new field before any
     /// write to it; a writer that has just loaded the old schema may still write a dropped field.
-    fn take_shape(&self, shape: Arc<Shape>) {
+    fn publish_schema(&self, shape: Arc<Shape>) {
         let plain = shape.plain();
         self.shape.store(shape);
         self.plain.store(plain, Release);
-        self.stirred.store(true, Relaxed);
+        self.has_pending_work.store(true, Relaxed);
     }
 
     /// Adopts a schema from a log or a snapshot if it is newer than the current one. An older one
@@ -281,7 +281,7 @@ impl Space {
                 .zip(told.fields())
                 .any(|(ours, told)| ours.dropped && !told.dropped);
         if !earlier && *told != *ours {
-            self.take_shape(Shape::new(told.clone()));
+            self.publish_schema(Shape::new(told.clone()));
         }
         Ok(())
     }
@@ -318,7 +318,7 @@ impl Space {
 
     /// Changes the rows per table of future tables, and the largest accepted distance of an id.
     pub fn set_limits(&self, rows_per_table: u64, max_ahead: Option<u64>) {
-        self.rows_per_table.store(rows_per_table.clamp(1, MOST_ROWS_PER_TABLE), Relaxed);
+        self.rows_per_table.store(rows_per_table.clamp(1, MAX_ROWS_PER_TABLE), Relaxed);
         self.frontier.set_limits(max_ahead, self.max_aside);
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Buckets per table sampled for probe lengths.
 const SAMPLED_BUCKETS: u64 = 512;
 /// Number of attempts to read all figures from one unchanged list of tables.
-const TRIES: usize = 10;
+const MAX_ATTEMPTS: usize = 10;
 
 /// Statistics of one table.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,7 +96,7 @@ impl Space {
         let mut stats = stats_of(&tables);
         // A rewrite that begins during the sampling moves rows out of a table, so its figures are
         // stale. After the last attempt, the figures may not be from a single moment.
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let now = self.ring.load_full();
             if Arc::ptr_eq(&now, &tables) {
                 break;

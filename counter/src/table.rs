@@ -23,10 +23,10 @@
 
 use crate::Error;
 use crate::aux_dictionary::{Aux, Shard};
-use crate::bucket::{Bucket, MARKS};
-use crate::buckets::{Buckets, Looked};
+use crate::bucket::{Bucket, OVERFLOW_MARKS};
+use crate::buckets::{BucketLookup, Buckets};
 use crate::budget::{Quota, Reservation};
-use crate::key::{Home, LEAST_BUCKETS, PROBES, hash_by, seed_of};
+use crate::key::{Home, MIN_BUCKETS, PROBES, hash_by, seed_of};
 use crate::layout::Layout;
 use crate::schema::Schema;
 use crate::sizing::Sizing;
@@ -39,12 +39,12 @@ use std::sync::{Arc, OnceLock};
 const SEGMENTS: usize = 17;
 /// Divisor of the main segment's slots for the size of the first extension.
 const EXTEND_SHARE: u64 = 256;
-/// Buckets that [`Table::is_worn`] samples.
+/// Buckets that [`Table::has_stale_marks`] samples.
 const WEAR_BUCKETS: u64 = 512;
 
 /// Location of a row.
 #[derive(Clone, Copy)]
-pub(crate) struct At {
+pub(crate) struct SlotPosition {
     segment: usize,
     bucket: u64,
     slot: usize,
@@ -53,7 +53,7 @@ pub(crate) struct At {
 pub(crate) struct Table {
     main: Buckets,
     extend: [OnceLock<Box<Buckets>>; SEGMENTS - 1],
-    growing: Mutex<()>,
+    growth_lock: Mutex<()>,
     aux: Aux,
     schema: Arc<Schema>,
     quota: Quota,
@@ -61,19 +61,19 @@ pub(crate) struct Table {
     seed: u64,
     rows: AtomicU64,
     /// Rows deleted since the table was opened: the current number, and the number at the last
-    /// [`Table::is_worn`] sample.
+    /// [`Table::has_stale_marks`] sample.
     deleted: AtomicU64,
-    wear_seen: AtomicU64,
+    deleted_at_sample: AtomicU64,
     /// Highest inserted id, and the number of insertions that raised it. A table whose ids arrive
     /// in order rolls; any other must grow.
     high: AtomicU64,
-    rising: AtomicU64,
+    ascending_inserts: AtomicU64,
     /// Rows at the last [`Table::review`], plus one.
-    reviewed: AtomicU64,
+    reviewed_rows: AtomicU64,
     /// Insertions plus deletions at the last [`Table::settle`], plus one, and the idle flag that it
     /// has set.
-    settled: AtomicU64,
-    rests: AtomicBool,
+    changes_at_idle_check: AtomicU64,
+    is_idle: AtomicBool,
 }
 
 /// A row as a reader sees it. Only valid inside the closure that receives it.
@@ -105,16 +105,16 @@ impl Row<'_> {
     /// Copies the values to `out`, by position. Positions outside `living` become 0.
     #[inline(always)]
     pub(crate) fn values(&self, living: u64, out: &mut [i64]) {
-        if let Some(packed) = self.layout.usual(living, out.len())
+        if let Some(packed) = self.layout.plan_for(living, out.len())
             && packed.take(self.bucket.rest(self.slot), out)
         {
             return;
         }
-        self.values_one_by_one(living, out);
+        self.read_values_singly(living, out);
     }
 
     #[inline(never)]
-    pub(crate) fn values_one_by_one(&self, living: u64, out: &mut [i64]) {
+    pub(crate) fn read_values_singly(&self, living: u64, out: &mut [i64]) {
         for (field, value) in out.iter_mut().enumerate() {
             *value = if field < 64 && living >> field & 1 == 1 { self.value(field) } else { 0 };
         }
@@ -160,7 +160,7 @@ impl Table {
         Ok(Table {
             main,
             extend: Default::default(),
-            growing: Mutex::new(()),
+            growth_lock: Mutex::new(()),
             aux,
             schema,
             quota: quota.clone(),
@@ -168,12 +168,12 @@ impl Table {
             seed,
             rows: AtomicU64::new(0),
             deleted: AtomicU64::new(0),
-            wear_seen: AtomicU64::new(0),
+            deleted_at_sample: AtomicU64::new(0),
             high: AtomicU64::new(0),
-            rising: AtomicU64::new(0),
-            reviewed: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-            rests: AtomicBool::new(false),
+            ascending_inserts: AtomicU64::new(0),
+            reviewed_rows: AtomicU64::new(0),
+            changes_at_idle_check: AtomicU64::new(0),
+            is_idle: AtomicBool::new(false),
         })
     }
 
@@ -239,8 +239,8 @@ impl Table {
     }
 
     /// Whether ids mostly arrived in ascending order.
-    pub(crate) fn rises(&self) -> bool {
-        self.rising.load(Relaxed) >= self.rows() / 16
+    pub(crate) fn is_ascending(&self) -> bool {
+        self.ascending_inserts.load(Relaxed) >= self.rows() / 16
     }
 
     pub(crate) fn high(&self) -> u64 {
@@ -248,7 +248,7 @@ impl Table {
     }
 
     /// Whether all segments exist. A row that finds no slot then needs a rewrite.
-    pub(crate) fn is_used_up(&self) -> bool {
+    pub(crate) fn has_all_segments(&self) -> bool {
         self.segment(SEGMENTS - 1).is_some()
     }
 
@@ -288,10 +288,10 @@ impl Table {
     /// Returns whether the number of rows changed by a sixteenth since the last review. If so,
     /// records the current number for the next review.
     pub(crate) fn review(&self) -> bool {
-        let (rows, last) = (self.rows() + 1, self.reviewed.load(Relaxed));
+        let (rows, last) = (self.rows() + 1, self.reviewed_rows.load(Relaxed));
         let due = rows.abs_diff(last) > last / 16;
         if due {
-            self.reviewed.store(rows, Relaxed);
+            self.reviewed_rows.store(rows, Relaxed);
         }
         due
     }
@@ -302,19 +302,19 @@ impl Table {
         let rows = self.rows() + 1;
         // Insertions (rows + deletions) plus deletions.
         let changes = rows + 2 * self.deleted.load(Relaxed);
-        let since = changes.abs_diff(self.settled.swap(changes, Relaxed));
-        self.rests.store(since <= rows / 1024, Relaxed);
+        let since = changes.abs_diff(self.changes_at_idle_check.swap(changes, Relaxed));
+        self.is_idle.store(since <= rows / 1024, Relaxed);
     }
 
     /// Whether deletions have left too many overflow marks: more than a share `most` of the misses
     /// continue past buckets that have a free slot. Samples only if a quarter of the rows were
     /// deleted since the last sample.
-    pub(crate) fn is_worn(&self, most: f64) -> bool {
+    pub(crate) fn has_stale_marks(&self, most: f64) -> bool {
         let deleted = self.deleted.load(Relaxed);
-        if deleted - self.wear_seen.load(Relaxed).min(deleted) <= self.rows() / 4 {
+        if deleted - self.deleted_at_sample.load(Relaxed).min(deleted) <= self.rows() / 4 {
             return false;
         }
-        self.wear_seen.store(deleted, Relaxed);
+        self.deleted_at_sample.store(deleted, Relaxed);
         let buckets = self.main_buckets();
         let sampled = buckets.min(WEAR_BUCKETS);
         // A bucket that never filled up has no marks; a full one may need its marks.
@@ -323,12 +323,13 @@ impl Table {
         let (looked, marks) =
             looked.fold((0, 0), |(n, marks), bucket| (n + 1, marks + bucket.head().marks()));
         // Too few such buckets are not a significant sample.
-        looked >= sampled / 16 && f64::from(marks) > most * f64::from(MARKS) * looked as f64
+        looked >= sampled / 16
+            && f64::from(marks) > most * f64::from(OVERFLOW_MARKS) * looked as f64
     }
 
     /// Returns the idle flag of [`Table::settle`] and clears it.
-    pub(crate) fn take_rest(&self) -> bool {
-        self.rests.load(Relaxed) && self.rests.swap(false, Relaxed)
+    pub(crate) fn take_idle_flag(&self) -> bool {
+        self.is_idle.load(Relaxed) && self.is_idle.swap(false, Relaxed)
     }
 
     pub(crate) fn main_buckets(&self) -> u64 {
@@ -337,7 +338,7 @@ impl Table {
 
     /// Share of misses that continue past a bucket of the main segment.
     pub(crate) fn past_share(&self, bucket: u64) -> f64 {
-        f64::from(self.main().bucket(bucket).head().marks()) / f64::from(MARKS)
+        f64::from(self.main().bucket(bucket).head().marks()) / f64::from(OVERFLOW_MARKS)
     }
 
     /// Returns the home of `id`; `None` if the id is outside the span.
@@ -376,9 +377,9 @@ impl Table {
                 id,
             })
         }) {
-            Looked::Found(result) => Some(result),
-            Looked::Absent => None,
-            Looked::Past => self.read_extended(id, f),
+            BucketLookup::Found(result) => Some(result),
+            BucketLookup::Absent => None,
+            BucketLookup::Overflowed => self.read_extended(id, f),
         }
     }
 
@@ -416,21 +417,22 @@ impl Table {
                 })
             });
             match look {
-                Looked::Found(result) => return Some(result),
-                Looked::Absent => return None,
-                Looked::Past => {}
+                BucketLookup::Found(result) => return Some(result),
+                BucketLookup::Absent => return None,
+                BucketLookup::Overflowed => {}
             }
         }
         None
     }
 
     /// Locates the row of `id`. Requires the row's stripe (T2).
-    pub(crate) fn locate(&self, id: u64) -> Option<At> {
+    pub(crate) fn locate(&self, id: u64) -> Option<SlotPosition> {
         for (segment, b) in (0..SEGMENTS).map_while(|i| Some((i, self.segment(i)?))) {
-            match b.look(b.keys.home(id)?, |_, bucket, slot| At { segment, bucket, slot }) {
-                Looked::Found(at) => return Some(at),
-                Looked::Absent => return None,
-                Looked::Past => {}
+            match b.look(b.keys.home(id)?, |_, bucket, slot| SlotPosition { segment, bucket, slot })
+            {
+                BucketLookup::Found(at) => return Some(at),
+                BucketLookup::Absent => return None,
+                BucketLookup::Overflowed => {}
             }
         }
         None
@@ -438,7 +440,7 @@ impl Table {
 
     /// Returns the row at a location. Requires the row's stripe: no other thread then changes these
     /// bits, so no version check is needed (B1, T2).
-    pub(crate) fn row(&self, at: At, id: u64) -> Row<'_> {
+    pub(crate) fn row(&self, at: SlotPosition, id: u64) -> Row<'_> {
         let b =
             self.segment(at.segment).unwrap_or_else(|| panic!("T1: a segment is never removed"));
         let position = b.position(at.bucket, at.slot);
@@ -458,7 +460,7 @@ impl Table {
     pub(crate) fn store(
         &self,
         id: u64,
-        at: Option<At>,
+        at: Option<SlotPosition>,
         cells: impl Iterator<Item = (usize, i64)> + Clone,
     ) -> Result<(), Error> {
         let layout = self.layout();
@@ -512,7 +514,7 @@ impl Table {
                 if id >= self.high.load(Relaxed) {
                     self.high.fetch_max(id, Relaxed);
                     // Approximate: concurrent increments may be lost.
-                    self.rising.store(self.rising.load(Relaxed) + 1, Relaxed);
+                    self.ascending_inserts.store(self.ascending_inserts.load(Relaxed) + 1, Relaxed);
                 }
                 return Ok(());
             }
@@ -541,7 +543,7 @@ impl Table {
                 bucket.fill(slot, tag, fields);
                 return true;
             }
-            bucket.mark_past(home.remainder);
+            bucket.set_overflow_mark(home.remainder);
             if step == 0 {
                 step = main.keys.step(home.remainder);
             }
@@ -557,17 +559,17 @@ impl Table {
         self.high.fetch_max(high, Relaxed);
     }
 
-    pub(crate) fn set_rises(&self, rises: bool) {
-        self.rising.store(if rises { self.rows() } else { 0 }, Relaxed);
+    pub(crate) fn set_ascending(&self, is_ascending: bool) {
+        self.ascending_inserts.store(if is_ascending { self.rows() } else { 0 }, Relaxed);
     }
 
     /// Opens extension segment number `index`.
     fn grow(&self, index: usize) -> Result<&Buckets, Error> {
-        let _growing = self.growing.lock();
+        let _growing = self.growth_lock.lock();
         if self.segment(index).is_none() {
             let (base, last) = self.span();
             // The lower bound keeps each extension twice as large as the previous one.
-            let slots = (self.slots() / EXTEND_SHARE).max(LEAST_BUCKETS * 12) << (index - 1);
+            let slots = (self.slots() / EXTEND_SHARE).max(MIN_BUCKETS * 12) << (index - 1);
             let sizing = Sizing::new(&self.schema, base, last, slots);
             let first_position =
                 self.segment(index - 1).map_or(0, |b| b.first_position + b.slots());
@@ -617,7 +619,7 @@ impl Table {
         }
     }
 
-    pub(crate) fn delete(&self, id: u64, at: At) {
+    pub(crate) fn delete(&self, id: u64, at: SlotPosition) {
         let row = self.row(at, id);
         let mut shard = row.uses_aux().then(|| self.aux.lock(self.hash(id)));
         row.bucket.write(|b| {

@@ -9,25 +9,29 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 /// Deleted ids and the epoch of their deletion. See D2 in `cold.rs`.
 pub(crate) struct Tombstones {
     /// Locked for a few tombstones at a time, because readers use the lock as well.
-    dead: RwLock<Dead>,
+    deleted_ids: RwLock<DeletedIds>,
     len: AtomicUsize,
     epoch: AtomicU64,
 }
 
-struct Dead {
+struct DeletedIds {
     ids: BTreeMap<u64, u64>,
     reservation: Reservation,
 }
 
 /// Accounted bytes of a tombstone: two numbers and a share of tree nodes that are two thirds full.
-pub(crate) const TOMB_BYTES: u64 = 40;
+pub(crate) const TOMBSTONE_BYTES: u64 = 40;
 /// Tombstones visited per lock.
-const TOMBS_AT_ONCE: usize = 64;
+const TOMBSTONES_PER_LOCK: usize = 64;
 
 impl Tombstones {
     pub(crate) fn new(budget: &Arc<Budget>) -> Tombstones {
-        let dead = Dead { ids: BTreeMap::new(), reservation: budget.charge(0) };
-        Tombstones { dead: RwLock::new(dead), len: AtomicUsize::new(0), epoch: AtomicU64::new(0) }
+        let deleted_ids = DeletedIds { ids: BTreeMap::new(), reservation: budget.charge(0) };
+        Tombstones {
+            deleted_ids: RwLock::new(deleted_ids),
+            len: AtomicUsize::new(0),
+            epoch: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -41,18 +45,18 @@ impl Tombstones {
 
     #[inline]
     pub(crate) fn holds(&self, id: u64) -> bool {
-        self.len.load(SeqCst) > 0 && self.dead.read().ids.contains_key(&id)
+        self.len.load(SeqCst) > 0 && self.deleted_ids.read().ids.contains_key(&id)
     }
 
     /// Adds a tombstone. A deletion is never refused, so the bytes are charged even beyond the
     /// limit.
     pub(crate) fn add(&self, id: u64, budget: &Arc<Budget>) {
-        let dead = &mut *self.dead.write();
-        dead.ids.insert(id, self.epoch.load(SeqCst));
-        if dead.ids.len() > self.len.load(SeqCst) {
-            dead.reservation.absorb(budget.charge(TOMB_BYTES));
+        let deleted_ids = &mut *self.deleted_ids.write();
+        deleted_ids.ids.insert(id, self.epoch.load(SeqCst));
+        if deleted_ids.ids.len() > self.len.load(SeqCst) {
+            deleted_ids.reservation.absorb(budget.charge(TOMBSTONE_BYTES));
         }
-        self.len.store(dead.ids.len(), SeqCst);
+        self.len.store(deleted_ids.ids.len(), SeqCst);
     }
 
     /// Passes the tombstones of a range, id and epoch, to `f`. The lock is released between
@@ -61,7 +65,9 @@ impl Tombstones {
         let mut next = Some(low);
         while let Some(from) = next.filter(|&from| self.len.load(SeqCst) > 0 && from <= last) {
             next = None;
-            for (&id, &epoch) in self.dead.read().ids.range(from..=last).take(TOMBS_AT_ONCE) {
+            for (&id, &epoch) in
+                self.deleted_ids.read().ids.range(from..=last).take(TOMBSTONES_PER_LOCK)
+            {
                 f(id, epoch);
                 next = id.checked_add(1);
             }
@@ -70,18 +76,18 @@ impl Tombstones {
 
     /// Removes the tombstones of a range whose epoch is at most `up_to`.
     pub(crate) fn remove(&self, low: u64, last: u64, up_to: u64) {
-        let mut dead = Vec::new();
-        self.visit(low, last, |id, epoch| dead.extend((epoch <= up_to).then_some(id)));
-        for ids in dead.chunks(TOMBS_AT_ONCE) {
-            let dead = &mut *self.dead.write();
+        let mut deleted_ids = Vec::new();
+        self.visit(low, last, |id, epoch| deleted_ids.extend((epoch <= up_to).then_some(id)));
+        for ids in deleted_ids.chunks(TOMBSTONES_PER_LOCK) {
+            let deleted_ids = &mut *self.deleted_ids.write();
             for id in ids {
                 // The id may have been deleted again since.
-                if dead.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
-                    dead.ids.remove(id);
+                if deleted_ids.ids.get(id).is_some_and(|&epoch| epoch <= up_to) {
+                    deleted_ids.ids.remove(id);
                 }
             }
-            dead.reservation.shrink_to(dead.ids.len() as u64 * TOMB_BYTES);
-            self.len.store(dead.ids.len(), SeqCst);
+            deleted_ids.reservation.shrink_to(deleted_ids.ids.len() as u64 * TOMBSTONE_BYTES);
+            self.len.store(deleted_ids.ids.len(), SeqCst);
         }
     }
 }

@@ -10,41 +10,43 @@
 use crate::Error;
 use crate::budget::Quota;
 use crate::change::{Bounds, Change};
-use crate::cold_backend::BelowRow;
+use crate::cold_backend::ColdLookup;
 use crate::schema::Schema;
 use crate::sizing::{self, Sizing};
-use crate::space::{FIRST_ROWS, GROWTH, GROWTH_PART, LEAST_STEP_ROWS, OutlierRow, Space};
-use crate::table::{At, Table, hash_of};
+use crate::space::{
+    FIRST_ROWS, MAX_TABLE_GROWTH, MAX_TABLE_PART, MIN_STEP_ROWS, OutlierRow, Space,
+};
+use crate::table::{SlotPosition, Table, hash_of};
 use parking_lot::MutexGuard;
-use rolling::{Entry, Range, Refused, Side, Slot, UPPER, Unreadable};
+use rolling::{Entry, Range, Refused, Slot, UPPER_HALF_START, Unreadable, WriteDestination};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Number of writes after which a space opens its first range even for fewer than 64 ids.
-const WRITES_AT_START: usize = 4096;
+const FIRST_RANGE_WRITES: usize = 4096;
 /// Maximum number of outliers that a writer moves into tables itself. If there are more,
 /// [`Space::maintain`] moves them.
-const MOVED_BY_WRITER: usize = 8192;
+const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Maximum number of outliers that a writer moves when its write would otherwise fail. Moving them
 /// takes some milliseconds.
-const MOVED_IN_NEED: usize = 1 << 16;
+const MAX_MOVED_FOR_ROOM: usize = 1 << 16;
 /// Divisor of the memory limit: outliers that use a larger share get tables even if their ids are
 /// far apart.
 const OUTLIER_PART: u64 = 8;
 /// Number of extension segments at which a writer helps with background work.
-const HELP_FROM_EXTENSIONS: usize = 3;
+const MIN_EXTENSIONS_FOR_HELP: usize = 3;
 
 /// Maximum number of changes that are stored directly. Longer lists are first reduced to the last
 /// change of each field.
-const FEW: usize = 16;
+const MAX_DIRECT_CHANGES: usize = 16;
 
 /// Span of a table opened for an id beyond the expected span, as a multiple of the id's distance.
 /// Costs two or three bits per row.
-const JUMPS: u64 = 6;
+const JUMP_SPAN_FACTOR: u64 = 6;
 
 /// Reason why a table did not perform a write.
-enum Stop {
+enum TableWriteError {
     Error(Error),
     /// The table that starts at this id cannot store the id; another table must be opened.
     Outside(u64),
@@ -52,9 +54,9 @@ enum Stop {
     ColdBackend,
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Error(error)
+impl From<Error> for TableWriteError {
+    fn from(error: Error) -> TableWriteError {
+        TableWriteError::Error(error)
     }
 }
 
@@ -120,7 +122,7 @@ impl Space {
                 // Stores only the last value of each field, to bound the time under the bucket lock
                 // and the reserved memory.
                 let cells = last_of_each(changes, out);
-                if changes.len() <= FEW {
+                if changes.len() <= MAX_DIRECT_CHANGES {
                     table.store(id, at, cells)
                 } else {
                     table.store(id, at, cells.collect::<Vec<_>>().into_iter())
@@ -171,12 +173,12 @@ impl Space {
     ///
     /// The row may be on a disk that cannot be read; nothing has changed.
     pub fn delete(&self, id: u64) -> Result<bool, Unreadable> {
-        self.delete_as(Origin::Client, id)
+        self.delete_as(WriteOrigin::Client, id)
     }
 
     /// Deletes a row. A deletion needs no table and does not move the frontier, so it is never
     /// refused.
-    fn delete_as(&self, origin: Origin, id: u64) -> Result<bool, Unreadable> {
+    fn delete_as(&self, origin: WriteOrigin, id: u64) -> Result<bool, Unreadable> {
         if id < self.horizon() {
             return Ok(false);
         }
@@ -189,22 +191,27 @@ impl Space {
             };
             match self.outliers.delete(id, inside) {
                 Ok((outliers, was)) => return Ok(was || outliers.is_some()),
-                Err(ToFetch) => self.fetch_below(id)?,
+                Err(ToFetch) => self.fetch_cold_row(id)?,
             }
         }
     }
 
     /// Deletes a row from its table or the cold backend. The caller holds the stripe.
-    fn delete_in(&self, origin: Origin, entry: &Entry<Table>, id: u64) -> Result<bool, ToFetch> {
+    fn delete_in(
+        &self,
+        origin: WriteOrigin,
+        entry: &Entry<Table>,
+        id: u64,
+    ) -> Result<bool, ToFetch> {
         let tables = [Some(entry.table()), entry.drains().map(rolling::Slot::table)];
         let found = || tables.iter().flatten().find_map(|table| Some((table, table.locate(id)?)));
         let mut was = found().is_some();
         if id < self.cold_end() {
-            if !was && origin == Origin::Client {
-                match self.below_at_hand(id) {
-                    BelowRow::Absent => return Ok(false),
-                    BelowRow::Found(_) => was = true,
-                    BelowRow::ToFetch => return Err(ToFetch),
+            if !was && origin == WriteOrigin::Client {
+                match self.cached_cold_row(id) {
+                    ColdLookup::Absent => return Ok(false),
+                    ColdLookup::Found(_) => was = true,
+                    ColdLookup::ToFetch => return Err(ToFetch),
                 }
             }
             // Hides the cold row before the row in memory disappears (D2).
@@ -223,7 +230,7 @@ impl Space {
     /// because the log contains only accepted writes.
     pub fn put(&self, id: u64, row: Option<&[i64]>) -> Result<(), Error> {
         let Some(row) = row else {
-            self.delete_as(Origin::Log, id)?;
+            self.delete_as(WriteOrigin::Log, id)?;
             return Ok(());
         };
         let shape = self.shape.load();
@@ -238,7 +245,7 @@ impl Space {
             shape.schema.living().map(|(field, _)| (field, row.get(field).copied().unwrap_or(0)))
         };
         self.write_as(
-            Origin::Log,
+            WriteOrigin::Log,
             id,
             &mut (),
             |table, ()| table.store(id, table.locate(id), cells()),
@@ -274,13 +281,13 @@ impl Space {
         if fields.clone().all(|field| field < 64 && plain >> field & 1 == 1) {
             return Ok(None);
         }
-        self.check_closely(fields)
+        self.check_against_schema(fields)
     }
 
     /// Checks against the schema, which is published before `plain`: a new field may be missing in
     /// `plain`.
     #[cold]
-    fn check_closely(
+    fn check_against_schema(
         &self,
         mut fields: impl Iterator<Item = usize> + Clone,
     ) -> Result<Option<Arc<Schema>>, Error> {
@@ -303,12 +310,12 @@ impl Space {
         mut ahead: impl FnMut(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
         loop {
-            let result = self.write_as(Origin::Client, id, state, &mut inside, &mut ahead);
+            let result = self.write_as(WriteOrigin::Client, id, state, &mut inside, &mut ahead);
             // Writers may outrun the thread that opens ranges.
             let is_full = matches!(result, Err(Error::Full { .. } | Error::TooManyOutliers { .. }));
             let may_advance = || {
                 let waiting = self.outliers.len();
-                waiting <= MOVED_IN_NEED && self.frontier.should_advance(waiting)
+                waiting <= MAX_MOVED_FOR_ROOM && self.frontier.should_advance(waiting)
             };
             if !(is_full && may_advance() && self.advance()) {
                 return result;
@@ -318,18 +325,20 @@ impl Space {
 
     fn write_as<S>(
         &self,
-        origin: Origin,
+        origin: WriteOrigin,
         id: u64,
         state: &mut S,
         mut inside: impl FnMut(&Table, &mut S) -> Result<(), Error>,
         ahead: impl FnOnce(Option<&OutlierRow>, &mut S) -> Result<Vec<(usize, i64)>, Error>,
     ) -> Result<(), Error> {
-        let write = |side: Side, entry: &mut Option<Arc<OutlierRow>>| match side {
-            Side::Inside => self.write_inside(origin, id, entry, |table| inside(table, state)),
+        let write = |side: WriteDestination, entry: &mut Option<Arc<OutlierRow>>| match side {
+            WriteDestination::Inside => {
+                self.write_inside(origin, id, entry, |table| inside(table, state))
+            }
             // In a space without a frontier all ids are outliers, including retired ones.
-            Side::Ahead if id < self.horizon() => self.refuse_retired(origin),
-            Side::Ahead => {
-                if entry.is_none() && origin == Origin::Client {
+            WriteDestination::Ahead if id < self.horizon() => self.refuse_retired(origin),
+            WriteDestination::Ahead => {
+                if entry.is_none() && origin == WriteOrigin::Client {
                     self.check_outliers(id)?;
                 }
                 let cells = ahead(entry.as_deref(), state)?;
@@ -338,16 +347,18 @@ impl Space {
             }
         };
         let result = match origin {
-            Origin::Client => self.outliers.write(&self.frontier, id, write),
-            Origin::Log => self.outliers.replay(&self.frontier, id, write).map_err(Refused::Engine),
+            WriteOrigin::Client => self.outliers.write(&self.frontier, id, write),
+            WriteOrigin::Log => {
+                self.outliers.replay(&self.frontier, id, write).map_err(Refused::Engine)
+            }
         };
         let waiting = self.outliers.len();
         if waiting > 0 {
-            self.look_ahead(waiting);
+            self.move_reached_outliers(waiting);
         }
         // Deletions may have left tables that can shrink.
         if matches!(result, Err(Refused::Engine(Error::Full { .. }))) {
-            self.stirred.store(true, Relaxed);
+            self.has_pending_work.store(true, Relaxed);
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig,
@@ -356,9 +367,9 @@ impl Space {
     }
 
     /// Refuses a new outlier if the existing ones use too much memory: half of the limit, or a
-    /// quarter for ids that no table can take. An id below [`UPPER`] is always accepted while the
-    /// outliers below [`UPPER`] use at most a quarter, since the limit may have been lowered. The
-    /// remaining memory suffices for a new range.
+    /// quarter for ids that no table can take. An id below [`UPPER_HALF_START`] is always accepted
+    /// while the outliers below [`UPPER_HALF_START`] use at most a quarter, since the limit may
+    /// have been lowered. The remaining memory suffices for a new range.
     fn check_outliers(&self, id: u64) -> Result<(), Error> {
         let limit_bytes = self.memory_limit_bytes();
         let is_within =
@@ -367,7 +378,7 @@ impl Space {
         let is_fine = if id > self.frontier.reach() {
             is_within(all, 4)
         } else {
-            is_within(all, 2) || (id < UPPER && is_within(all.saturating_sub(upper), 4))
+            is_within(all, 2) || (id < UPPER_HALF_START && is_within(all.saturating_sub(upper), 4))
         };
         if is_fine { Ok(()) } else { Err(Error::TooManyOutliers { limit_bytes }) }
     }
@@ -376,7 +387,7 @@ impl Space {
     /// is one.
     fn write_inside(
         &self,
-        origin: Origin,
+        origin: WriteOrigin,
         id: u64,
         outliers: &mut Option<Arc<OutlierRow>>,
         mut f: impl FnMut(&Table) -> Result<(), Error>,
@@ -385,7 +396,10 @@ impl Space {
             let written = self.ring.write(id, hash_of(id), |entry| {
                 // Checked under the stripe, since [`Space::retire_below`] waits for all stripes.
                 if id < self.horizon() {
-                    return self.refuse_retired(origin).map(|()| None).map_err(Stop::Error);
+                    return self
+                        .refuse_retired(origin)
+                        .map(|()| None)
+                        .map_err(TableWriteError::Error);
                 }
                 let table = self.table_for(entry, id)?;
                 if let Some(row) = outliers {
@@ -401,8 +415,11 @@ impl Space {
                     *outliers = None;
                 }
                 // A log record contains the whole row.
-                if origin == Origin::Client && id < self.cold_end() && table.locate(id).is_none() {
-                    self.take_from_below(table, id)?;
+                if origin == WriteOrigin::Client
+                    && id < self.cold_end()
+                    && table.locate(id).is_none()
+                {
+                    self.copy_cold_row(table, id)?;
                 }
                 f(table)?;
                 Ok(self.is_due(entry))
@@ -410,43 +427,43 @@ impl Space {
             match written {
                 // The table cannot be extended: perform a rewrite step, or wait for the thread that
                 // does.
-                Some(Err(Stop::Error(Error::Full { .. })))
-                    if self.is_used_up(id) && self.rewrite_for_room() => {}
+                Some(Err(TableWriteError::Error(Error::Full { .. })))
+                    if self.has_all_segments(id) && self.free_memory_by_rewrite() => {}
                 // The table was retired.
                 None => return self.refuse_retired(origin),
                 Some(Ok(due)) => {
                     if let Some(due) = due {
-                        self.attend(due);
+                        self.do_maintenance(due);
                     }
                     return Ok(());
                 }
-                Some(Err(Stop::Error(error))) => return Err(error),
-                Some(Err(Stop::Outside(newest_low))) => self.open_for(newest_low, id)?,
-                Some(Err(Stop::ColdBackend)) => self.fetch_below(id)?,
+                Some(Err(TableWriteError::Error(error))) => return Err(error),
+                Some(Err(TableWriteError::Outside(newest_low))) => self.open_for(newest_low, id)?,
+                Some(Err(TableWriteError::ColdBackend)) => self.fetch_cold_row(id)?,
             }
         }
     }
 
     /// Skips a replayed write to a retired row; refuses any other.
     #[cold]
-    fn refuse_retired(&self, origin: Origin) -> Result<(), Error> {
+    fn refuse_retired(&self, origin: WriteOrigin) -> Result<(), Error> {
         match origin {
-            Origin::Client => Err(Error::Retired { horizon: self.horizon() }),
-            Origin::Log => Ok(()),
+            WriteOrigin::Client => Err(Error::Retired { horizon: self.horizon() }),
+            WriteOrigin::Log => Ok(()),
         }
     }
 
-    fn is_used_up(&self, id: u64) -> bool {
-        self.ring.load().find(id).is_some_and(|entry| entry.table().is_used_up())
+    fn has_all_segments(&self, id: u64) -> bool {
+        self.ring.load().find(id).is_some_and(|entry| entry.table().has_all_segments())
     }
 
     /// Copies the cold values of a row into its table.
     #[cold]
-    fn take_from_below(&self, table: &Table, id: u64) -> Result<(), Stop> {
-        match self.below_at_hand(id) {
-            BelowRow::Absent => {}
-            BelowRow::ToFetch => return Err(Stop::ColdBackend),
-            BelowRow::Found(row) => {
+    fn copy_cold_row(&self, table: &Table, id: u64) -> Result<(), TableWriteError> {
+        match self.cached_cold_row(id) {
+            ColdLookup::Absent => {}
+            ColdLookup::ToFetch => return Err(TableWriteError::ColdBackend),
+            ColdLookup::Found(row) => {
                 let shape = self.shape.load();
                 let cells = shape.schema.living().map(|(field, _)| (field, row[field]));
                 table.store(id, None, cells.filter(|cell| cell.1 != 0))?;
@@ -457,10 +474,14 @@ impl Space {
 
     /// Returns the table for a write of `id`. Moves the row there first if the entry drains another
     /// table.
-    fn table_for<'a>(&self, entry: &'a Entry<Table>, id: u64) -> Result<&'a Table, Stop> {
+    fn table_for<'a>(
+        &self,
+        entry: &'a Entry<Table>,
+        id: u64,
+    ) -> Result<&'a Table, TableWriteError> {
         let table = entry.table();
         if table.home(id).is_none() {
-            return Err(Stop::Outside(entry.slot().low()));
+            return Err(TableWriteError::Outside(entry.slot().low()));
         }
         let Some(old) = entry.drains() else { return Ok(table) };
         match self.move_row(id, old.table(), table) {
@@ -480,7 +501,12 @@ impl Space {
 
     /// Copies a row to a table that lacks it, and returns its location in the old table. No writer
     /// may be in the row.
-    pub(crate) fn copy_row(&self, id: u64, old: &Table, new: &Table) -> Result<Option<At>, Error> {
+    pub(crate) fn copy_row(
+        &self,
+        id: u64,
+        old: &Table,
+        new: &Table,
+    ) -> Result<Option<SlotPosition>, Error> {
         let Some(at) = old.locate(id) else { return Ok(None) };
         let row = old.row(at, id);
         let shape = self.shape.load();
@@ -494,24 +520,24 @@ impl Space {
     }
 
     /// Returns the maintenance that the table needs after a write.
-    fn is_due(&self, entry: &Entry<Table>) -> Option<Due> {
+    fn is_due(&self, entry: &Entry<Table>) -> Option<DueMaintenance> {
         let table = entry.table();
         if table.rows() >= table.roll_at() && self.rolls(entry) {
-            return Some(Due::Roll(entry.slot().low()));
+            return Some(DueMaintenance::Roll(entry.slot().low()));
         }
         match table.extensions() {
             0 => None,
-            extensions => self.is_crowded(entry).then_some(Due::Relief(extensions)),
+            extensions => self.is_crowded(entry).then_some(DueMaintenance::Crowded(extensions)),
         }
     }
 
-    fn attend(&self, due: Due) {
+    fn do_maintenance(&self, due: DueMaintenance) {
         match due {
             // Without memory for another table, this one accepts rows until it is full.
-            Due::Roll(low) => drop(self.roll_full(low)),
-            Due::Relief(extensions) => {
-                self.stirred.store(true, Relaxed);
-                if extensions >= HELP_FROM_EXTENSIONS {
+            DueMaintenance::Roll(low) => drop(self.roll_full(low)),
+            DueMaintenance::Crowded(extensions) => {
+                self.has_pending_work.store(true, Relaxed);
+                if extensions >= MIN_EXTENSIONS_FOR_HELP {
                     self.help();
                 }
             }
@@ -565,7 +591,8 @@ impl Space {
             let expected =
                 (u128::from(gap) * u128::from(rows) * 3 / 2).min(u128::from(u64::MAX)) as u64;
             let jump = id.map_or(0, |id| id - base);
-            let span = if jump > expected { jump.saturating_mul(JUMPS) } else { expected };
+            let span =
+                if jump > expected { jump.saturating_mul(JUMP_SPAN_FACTOR) } else { expected };
             Sizing::new(&schema, base, base.saturating_add(span).min(last), rows)
         };
         let mut rows = self.next_rows(table);
@@ -584,7 +611,7 @@ impl Space {
             let span = (u128::from(gap) * u128::from(rows)).min(u128::from(boundary - low));
             self.frontier.widen(low, span as u64);
         }
-        self.stirred.store(true, Relaxed);
+        self.has_pending_work.store(true, Relaxed);
         Ok(())
     }
 
@@ -592,8 +619,8 @@ impl Space {
     /// steps, any other by an eighth, which bounds the unused memory. The minimum step is about a
     /// huge page.
     fn next_rows(&self, table: &Table) -> u64 {
-        let grown = table.rows().max(FIRST_ROWS) * GROWTH;
-        grown.min((self.rows() / GROWTH_PART).max(LEAST_STEP_ROWS)).min(self.rows_per_table())
+        let grown = table.rows().max(FIRST_ROWS) * MAX_TABLE_GROWTH;
+        grown.min((self.rows() / MAX_TABLE_PART).max(MIN_STEP_ROWS)).min(self.rows_per_table())
     }
 
     /// Returns the id at which a table may be closed: above all of its ids and those of the table
@@ -634,9 +661,9 @@ impl Space {
     }
 
     /// Moves outliers into tables if there are enough of them.
-    fn look_ahead(&self, waiting: usize) {
+    fn move_reached_outliers(&self, waiting: usize) {
         let begins = self.frontier.high().is_none() && (waiting < 64 || waiting >= self.max_aside);
-        if waiting <= MOVED_BY_WRITER && (begins || self.frontier.should_advance(waiting)) {
+        if waiting <= MAX_MOVED_BY_WRITER && (begins || self.frontier.should_advance(waiting)) {
             self.advance();
         }
     }
@@ -661,12 +688,12 @@ impl Space {
         // the outliers need at least 4,096 writes in total.
         let rows = self.outliers.len();
         let few = rows < 64;
-        let most = if few { WRITES_AT_START } else { WRITES_AT_START.div_ceil(rows) };
+        let most = if few { FIRST_RANGE_WRITES } else { FIRST_RANGE_WRITES.div_ceil(rows) };
         let weight = |row: &OutlierRow| (row.writes as usize).min(most);
         if few && rows < self.max_aside {
             let mut writes = 0;
             self.outliers.for_each(|_, row| writes += row.writes as usize);
-            if writes < WRITES_AT_START {
+            if writes < FIRST_RANGE_WRITES {
                 return false;
             }
         }
@@ -696,14 +723,14 @@ impl Space {
     pub(crate) fn drain_outliers(&self) -> usize {
         // A row remains an outlier if a table has no memory for it.
         self.outliers.drain(&self.frontier, |id, row| {
-            _ = self.write_inside(Origin::Log, id, row, |_| Ok(()))
+            _ = self.write_inside(WriteOrigin::Log, id, row, |_| Ok(()))
         })
     }
 }
 
 /// Source of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum WriteOrigin {
     /// A client: limits on outliers apply.
     Client,
     /// A log or a snapshot: limits do not apply, because the write was accepted before.
@@ -714,11 +741,11 @@ enum Origin {
 struct ToFetch;
 
 /// Maintenance that a table needs after a write.
-enum Due {
+enum DueMaintenance {
     /// The open table that starts here is full.
     Roll(u64),
     /// The table is crowded and has this many extension segments.
-    Relief(usize),
+    Crowded(usize),
 }
 
 #[cfg(test)]

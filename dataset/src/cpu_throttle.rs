@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use store::time;
 
 /// Approximate duration of work between two sleeps, and minimum duration of a sleep.
-const BURST: Duration = Duration::from_micros(100);
+const WORK_SLICE: Duration = Duration::from_micros(100);
 
 pub(crate) struct CpuThrottle<'a> {
     since: Cell<Instant>,
@@ -45,13 +45,13 @@ impl<'a> CpuThrottle<'a> {
         }
     }
 
-    /// Sleeps if [`BURST`] has elapsed since the last sleep. Call it every few microseconds, and
-    /// before and after longer steps.
+    /// Sleeps if [`WORK_SLICE`] has elapsed since the last sleep. Call it every few microseconds,
+    /// and before and after longer steps.
     #[inline]
     pub(crate) fn step(&self) {
-        if time::now() - self.since.get() >= BURST {
+        if time::now() - self.since.get() >= WORK_SLICE {
             if !(self.is_awaited)() {
-                time::sleep(BURST);
+                time::sleep(WORK_SLICE);
             }
             self.since.set(time::now());
         }

@@ -34,10 +34,10 @@ pub struct Mark {
 
 const _: () = assert!(size_of::<Mark>() == 32);
 
-const STATE: u64 = 1;
-const COUNTERS_AT: u32 = 1;
-const KIND_AT: u32 = 25;
-const SPACE_AT: u32 = 32;
+const STATE_BIT: u64 = 1;
+const COUNTERS_SHIFT: u32 = 1;
+const KIND_SHIFT: u32 = 25;
+const SPACE_SHIFT: u32 = 32;
 
 const CATALOGUE: u64 = 0;
 const ROW: u64 = 1;
@@ -70,14 +70,14 @@ pub enum Marked {
 
 impl Mark {
     /// Mark of the catalogue, or of the layout of a ring.
-    pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_AT };
+    pub const CATALOGUE: Mark = Mark { id: 0, member: [0; 2], what: CATALOGUE << KIND_SHIFT };
 
     /// Mark of a changed cursor of a group.
-    pub const GROUPS: Mark = Mark { id: 0, member: [0; 2], what: GROUPS << KIND_AT };
+    pub const GROUPS: Mark = Mark { id: 0, member: [0; 2], what: GROUPS << KIND_SHIFT };
 
     #[inline]
     fn new(kind: u64, space: u32, id: u64, member: [u64; 2]) -> Mark {
-        Mark { id, member, what: u64::from(space) << SPACE_AT | kind << KIND_AT }
+        Mark { id, member, what: u64::from(space) << SPACE_SHIFT | kind << KIND_SHIFT }
     }
 
     /// Creates the mark of a row of a counter space.
@@ -101,8 +101,8 @@ impl Mark {
     /// exceeds 24 bits.
     #[inline]
     pub fn with_row(self, counters: u32) -> Option<Mark> {
-        let fits = counters < 1 << (KIND_AT - COUNTERS_AT);
-        fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_AT, ..self })
+        let fits = counters < 1 << (KIND_SHIFT - COUNTERS_SHIFT);
+        fits.then_some(Mark { what: self.what | u64::from(counters) << COUNTERS_SHIFT, ..self })
     }
 
     /// Creates the mark of a token used on this row. The row needs its own mark.
@@ -124,13 +124,13 @@ impl Mark {
     /// Returns the space's number and the id; zeros for the catalogue.
     #[inline]
     pub fn place(&self) -> (u32, u64) {
-        ((self.what >> SPACE_AT) as u32, self.id)
+        ((self.what >> SPACE_SHIFT) as u32, self.id)
     }
 
     /// Returns the number of the counter space whose row of this id also changed.
     #[inline]
-    pub fn row_beside(&self) -> Option<u32> {
-        match (self.what >> COUNTERS_AT) as u32 & ((1 << (KIND_AT - COUNTERS_AT)) - 1) {
+    pub fn changed_row_space(&self) -> Option<u32> {
+        match (self.what >> COUNTERS_SHIFT) as u32 & ((1 << (KIND_SHIFT - COUNTERS_SHIFT)) - 1) {
             0 => None,
             counters => Some(counters),
         }
@@ -140,8 +140,8 @@ impl Mark {
     #[inline]
     pub fn read(&self) -> Marked {
         let (space, id) = self.place();
-        let pair = |member| Marked::Pair(space, id, member, self.what & STATE != 0);
-        match self.what >> KIND_AT & ((1 << (SPACE_AT - KIND_AT)) - 1) {
+        let pair = |member| Marked::Pair(space, id, member, self.what & STATE_BIT != 0);
+        match self.what >> KIND_SHIFT & ((1 << (SPACE_SHIFT - KIND_SHIFT)) - 1) {
             ROW => Marked::Row(space, id),
             PAIR => pair(MarkedMember::Number(self.member[0])),
             HASHED_PAIR => pair(MarkedMember::Hash(self.member)),
@@ -155,9 +155,9 @@ impl Mark {
 
     /// Whether both marks name the same pair; their states and rows may differ.
     #[inline]
-    fn is_beside(&self, other: &Mark) -> bool {
-        (self.id, self.member, self.what >> KIND_AT)
-            == (other.id, other.member, other.what >> KIND_AT)
+    fn is_same_pair(&self, other: &Mark) -> bool {
+        (self.id, self.member, self.what >> KIND_SHIFT)
+            == (other.id, other.member, other.what >> KIND_SHIFT)
     }
 }
 
@@ -169,11 +169,11 @@ impl Mark {
 #[inline]
 pub(crate) fn told(marks: &[Mark], at: usize) -> Option<bool> {
     let mark = &marks[at];
-    if marks.get(at + 1).is_some_and(|next| mark.is_beside(next)) {
+    if marks.get(at + 1).is_some_and(|next| mark.is_same_pair(next)) {
         return Some(false);
     }
-    let mut all = marks[..=at].iter().rev().take_while(|before| mark.is_beside(before));
-    all.all(|mark| mark.what & STATE != 0).then_some(true)
+    let mut all = marks[..=at].iter().rev().take_while(|before| mark.is_same_pair(before));
+    all.all(|mark| mark.what & STATE_BIT != 0).then_some(true)
 }
 
 /// A member in a mark or in a log record, in the shorter of two forms.
@@ -219,7 +219,7 @@ mod tests {
                 assert_eq!(Mark::row(space, id).place(), (space, id));
                 let token = Mark::token(space, id, u128::MAX - 2);
                 assert_eq!(token.read(), Marked::Token(u128::MAX - 2));
-                assert_eq!((token.place(), token.row_beside()), ((space, id), None));
+                assert_eq!((token.place(), token.changed_row_space()), ((space, id), None));
                 for member in [
                     MarkedMember::Number(u64::MAX),
                     MarkedMember::Number(0),
@@ -228,14 +228,14 @@ mod tests {
                     for set in [false, true] {
                         let mark = Mark::pair(space, id, member, set);
                         assert_eq!(
-                            (mark.read(), mark.row_beside()),
+                            (mark.read(), mark.changed_row_space()),
                             (Marked::Pair(space, id, member, set), None)
                         );
                         for counters in [1, (1 << 24) - 1] {
                             let mark = mark.with_row(counters).unwrap();
                             assert_eq!(mark.read(), Marked::Pair(space, id, member, set));
                             assert_eq!(
-                                (mark.row_beside(), mark.place()),
+                                (mark.changed_row_space(), mark.place()),
                                 (Some(counters), (space, id))
                             );
                         }
@@ -248,8 +248,8 @@ mod tests {
         assert_eq!(Mark::offset(7).place(), Mark::CATALOGUE.place());
         assert_eq!(Mark::CATALOGUE.read(), Marked::Catalogue);
         assert_eq!(Mark::GROUPS.read(), Marked::Groups);
-        assert_eq!((Mark::CATALOGUE.place(), Mark::CATALOGUE.row_beside()), ((0, 0), None));
-        assert_eq!(Mark::row(u32::MAX, 7).row_beside(), None);
+        assert_eq!((Mark::CATALOGUE.place(), Mark::CATALOGUE.changed_row_space()), ((0, 0), None));
+        assert_eq!(Mark::row(u32::MAX, 7).changed_row_space(), None);
     }
 
     /// Tests likes by two actions that change different counters, a flag without an action, and an

@@ -33,7 +33,7 @@ pub struct Live<'a> {
 
 /// Result of the last snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct Saved {
+pub struct SnapshotStatus {
     /// Number of snapshots that succeeded or failed.
     pub(crate) ended: u64,
     /// Whether a snapshot is requested or running.
@@ -51,7 +51,7 @@ pub struct Saved {
 /// State shared by the snapshot thread and its callers.
 pub struct Snapshots {
     /// Result of the last snapshot.
-    pub saved: watch::Sender<Saved>,
+    pub saved: watch::Sender<SnapshotStatus>,
     pub(crate) wanted: Mutex<bool>,
     pub(crate) nudge: Condvar,
     /// Locked while a spill or a snapshot writes data files. A snapshot yields it between files.
@@ -64,7 +64,7 @@ pub struct Snapshots {
 
 impl Default for Snapshots {
     fn default() -> Self {
-        let saved = Saved { last_s: unix_us() / 1_000_000, ..Saved::default() };
+        let saved = SnapshotStatus { last_s: unix_us() / 1_000_000, ..SnapshotStatus::default() };
         Snapshots {
             saved: watch::Sender::new(saved),
             wanted: Mutex::new(false),

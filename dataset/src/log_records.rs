@@ -136,11 +136,11 @@ pub fn take_number(bytes: &mut &[u8]) -> Result<u64, String> {
             return Ok(x);
         }
     }
-    take_slowly(bytes)
+    take_long_number(bytes)
 }
 
 /// [`take_number`] for the last bytes of a payload, and for numbers of nine or ten bytes.
-fn take_slowly(bytes: &mut &[u8]) -> Result<u64, String> {
+fn take_long_number(bytes: &mut &[u8]) -> Result<u64, String> {
     let mut n = 0u64;
     for (i, &byte) in bytes.iter().enumerate().take(10) {
         let bits = u64::from(byte & 0x7f);
@@ -186,9 +186,9 @@ fn take_step(bytes: &mut &[u8], bits: u32) -> Result<(u64, u64), String> {
 }
 
 /// Delta encoder and decoder of ids that never decrease.
-struct Rising(Option<u64>);
+struct AscendingIds(Option<u64>);
 
-impl Rising {
+impl AscendingIds {
     fn step(&mut self, id: u64) -> u64 {
         let step = id - self.0.unwrap_or(0);
         self.0 = Some(id);
@@ -205,7 +205,7 @@ impl Rising {
 /// Writer of a rows payload. Ids must not decrease.
 pub struct RowsWriter {
     out: Vec<u8>,
-    ids: Rising,
+    ids: AscendingIds,
     rows: u64,
 }
 
@@ -214,7 +214,7 @@ impl RowsWriter {
     pub fn new(fields: usize) -> RowsWriter {
         let mut out = Vec::new();
         put_number(&mut out, fields as u64);
-        RowsWriter { out, ids: Rising(None), rows: 0 }
+        RowsWriter { out, ids: AscendingIds(None), rows: 0 }
     }
 
     /// Appends a row; `None` if the row does not exist.
@@ -255,7 +255,7 @@ pub fn read_rows(
         return Err(format!("a row with {fields} fields"));
     }
     let mut values = vec![0; fields as usize];
-    let mut ids = Rising(None);
+    let mut ids = AscendingIds(None);
     while !bytes.is_empty() {
         let (step, exists) = take_step(&mut bytes, 1)?;
         let id = ids.id(step)?;
@@ -315,7 +315,7 @@ pub fn read_pairs(
     mut bytes: &[u8],
     mut each: impl FnMut(u64, MarkedMember, bool) -> Result<(), String>,
 ) -> Result<(), String> {
-    let mut ids = Rising(None);
+    let mut ids = AscendingIds(None);
     while !bytes.is_empty() {
         let (step, flags) = take_step(&mut bytes, 2)?;
         let id = ids.id(step)?;
@@ -378,7 +378,7 @@ pub fn read_exact_pairs<'a>(
     mut bytes: &'a [u8],
     mut each: impl FnMut(ledger::Pair<'a>, u64) -> Result<(), String>,
 ) -> Result<(), String> {
-    let mut ids = Rising(None);
+    let mut ids = AscendingIds(None);
     while !bytes.is_empty() {
         let (step, flags) = take_step(&mut bytes, 2)?;
         let id = ids.id(step)?;
@@ -449,7 +449,7 @@ pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<Vec<(u64, u64)>, String> 
 }
 
 /// A row in a commit. Rows of a space may differ in width if the schema changes during the commit.
-struct ReadRow {
+struct CommitRow {
     space: u32,
     /// Index of its first value.
     at: u32,
@@ -457,14 +457,14 @@ struct ReadRow {
     fields: u32,
 }
 
-struct ReadPair {
+struct CommitPair {
     space: u32,
     set: bool,
     id: u64,
     member: MarkedMember,
 }
 
-struct ReadExactPair {
+struct CommitExactPair {
     space: u32,
     set: bool,
     id: u64,
@@ -479,10 +479,10 @@ fn order(space: u32, id: u64) -> u128 {
 /// State of marked rows and pairs that a commit has read and not yet encoded.
 #[derive(Default)]
 pub struct Commit {
-    rows: Vec<ReadRow>,
+    rows: Vec<CommitRow>,
     values: Vec<i64>,
-    pairs: Vec<ReadPair>,
-    exact_pairs: Vec<ReadExactPair>,
+    pairs: Vec<CommitPair>,
+    exact_pairs: Vec<CommitExactPair>,
     exact_bytes: usize,
 }
 
@@ -508,7 +508,7 @@ impl Commit {
             self.values.truncate(start);
         }
         let exists = exists?;
-        self.rows.push(ReadRow {
+        self.rows.push(CommitRow {
             space,
             at: start as u32,
             id,
@@ -519,7 +519,7 @@ impl Commit {
 
     /// Adds a pair and its state.
     pub fn pair(&mut self, space: u32, id: u64, member: MarkedMember, set: bool) {
-        self.pairs.push(ReadPair { space, set, id, member });
+        self.pairs.push(CommitPair { space, set, id, member });
     }
 
     /// Adds a pair of a space with a ledger. `generation`: generation of the id.
@@ -535,7 +535,7 @@ impl Commit {
             ledger::OwnedMember::Number(_) => 12,
             ledger::OwnedMember::Bytes(bytes) => 8 + bytes.len(),
         };
-        self.exact_pairs.push(ReadExactPair { space, set, id, member, generation });
+        self.exact_pairs.push(CommitExactPair { space, set, id, member, generation });
     }
 
     /// Returns the approximate size of the records in bytes.
@@ -570,7 +570,7 @@ impl Commit {
         }
         for group in self.exact_pairs.chunk_by(|a, b| a.space == b.space) {
             let mut writer = ExactPairsWriter::default();
-            for ReadExactPair { id, member, set, generation, .. } in group {
+            for CommitExactPair { id, member, set, generation, .. } in group {
                 let (id, set, member) = (*id, *set, member.as_member());
                 writer.pair(ledger::Pair { id, member, set }, *generation);
             }

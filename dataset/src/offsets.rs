@@ -40,13 +40,13 @@ pub struct Offset {
 pub struct Moved;
 
 #[derive(Default)]
-struct All {
+struct OffsetTable {
     /// Local numbers by source and partition.
     numbers: BTreeMap<(Box<str>, u32), u32>,
     offsets: Vec<(Box<str>, u32, Offset)>,
 }
 
-impl All {
+impl OffsetTable {
     fn number(&mut self, source: &str, partition: u32) -> Option<u32> {
         if let Some(&number) = self.numbers.get(&(source.into(), partition)) {
             return Some(number);
@@ -63,7 +63,7 @@ impl All {
 
 /// Offsets of all sources. See the module's documentation.
 #[derive(Default)]
-pub struct Offsets(Mutex<All>);
+pub struct Offsets(Mutex<OffsetTable>);
 
 impl Offsets {
     /// Returns the offset of a source, or `None` if the source was never read.

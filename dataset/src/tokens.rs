@@ -5,7 +5,7 @@
 //! token belongs to a row, or to one counter of a row. The writer holds the stripe of the row's id,
 //! so the lookup and the insert are atomic. A command that changes many rows may have been applied
 //! only in part, so its tokens belong to single counters. Commands of either kind also look up the
-//! tokens of the other kind (`Used::otherwise`).
+//! tokens of the other kind (`Used::other_form`).
 //!
 //! The key of an entry is 128 bits of SHA-256 over space, id, field and token. All nodes must
 //! compute the same key, so the hash has no secret seed; finding collisions is too expensive for an
@@ -13,7 +13,7 @@
 //! selects one of `SHARDS` rings; a full ring evicts its oldest entry. Hence a master, its replicas
 //! and a restarted node evict the same entries. An entry contains the time of its first use, by the
 //! clock of the node that accepted it. Expiry compares this time with the wall clock, limited by
-//! `no_later_than_s`.
+//! `max_accepted_time_s`.
 
 use crate::clock::unix_s;
 use crate::log_records::{put_number, take_number, unzigzag, zigzag};
@@ -34,13 +34,13 @@ pub const MAX_TOKEN_BYTES: usize = 64;
 /// Number of rings, each with its own lock. No lock is held for more than a millisecond.
 const SHARDS: usize = 64;
 /// Maximum number of entries encoded or dropped per lock acquisition.
-const AT_ONCE: usize = 1024;
+const ENTRIES_PER_LOCK: usize = 1024;
 /// Number of entries up to which a ring never shrinks.
-const SMALL: usize = 64;
+const MIN_SHRINK_ENTRIES: usize = 64;
 /// Maximum number of expired entries that one insert drops.
-const SWEPT: usize = 2;
+const MAX_EXPIRED_PER_INSERT: usize = 2;
 /// A clock before this time (2020, in Unix seconds) has not been set yet.
-const CLOCK_IS_SET_S: u32 = 1_577_836_800;
+const MIN_VALID_CLOCK_S: u32 = 1_577_836_800;
 
 /// The token of a command.
 #[derive(Clone, Copy)]
@@ -88,7 +88,7 @@ impl Used {
     /// Returns the entries that the other kind of command would have stored for the same token: one
     /// per changed counter for a row's token, that of the row for a counter's token. If any of them
     /// exists, the token was used.
-    pub(crate) fn otherwise(
+    pub(crate) fn other_form(
         self,
         once: Once<'_>,
         space: u32,
@@ -222,7 +222,7 @@ impl Shard {
     }
 
     fn shrink(&mut self, bucket: impl Fn(u128) -> u64) {
-        if self.ring.capacity() <= SMALL.max(4 * self.ring.len()) {
+        if self.ring.capacity() <= MIN_SHRINK_ENTRIES.max(4 * self.ring.len()) {
             return;
         }
         self.ring.shrink_to(2 * self.ring.len());
@@ -291,7 +291,7 @@ impl Tokens {
         self.keep_s.store(u32::try_from(keep_s).unwrap_or(u32::MAX), Relaxed);
     }
 
-    pub(crate) fn are_kept(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.most.load(Relaxed) > 0
     }
 
@@ -307,9 +307,9 @@ impl Tokens {
     /// time. A clock that jumps forward thus does not expire all tokens at once. [`Tokens::sweep`]
     /// raises the limit by one second per call until it reaches the clock. There is no limit if the
     /// clock was not set at startup.
-    fn no_later_than_s(&self) -> u32 {
+    fn max_accepted_time_s(&self) -> u32 {
         let (began, began_s) = self.began;
-        if began_s < CLOCK_IS_SET_S {
+        if began_s < MIN_VALID_CLOCK_S {
             return u32::MAX;
         }
         let since_s = u32::try_from(since(began).as_secs()).unwrap_or(u32::MAX);
@@ -330,7 +330,7 @@ impl Tokens {
     }
 
     fn is_expired(&self, entry: &Entry, now_s: u32) -> bool {
-        let now_s = now_s.min(self.no_later_than_s());
+        let now_s = now_s.min(self.max_accepted_time_s());
         entry.time_s.saturating_add(self.keep_s.load(Relaxed)) <= now_s
     }
 
@@ -374,7 +374,7 @@ impl Tokens {
         if most == 0 {
             return;
         }
-        self.drop_oldest(shard, most - 1, SWEPT, (now_s, is_new));
+        self.drop_oldest(shard, most - 1, MAX_EXPIRED_PER_INSERT, (now_s, is_new));
         shard.push(entry, bucket);
         self.any.store(true, Relaxed);
     }
@@ -405,9 +405,9 @@ impl Tokens {
         }
     }
 
-    /// Drops expired entries, at most `AT_ONCE` per ring. Call it about once per second.
+    /// Drops expired entries, at most `ENTRIES_PER_LOCK` per ring. Call it about once per second.
     pub fn sweep(&self, now_s: u32) {
-        if now_s > self.no_later_than_s() {
+        if now_s > self.max_accepted_time_s() {
             self.caught_up_s.fetch_add(1, Relaxed);
         }
         // Clear the flag before the scan: an insert during the scan sets it again.
@@ -418,9 +418,9 @@ impl Tokens {
         for (index, shard) in self.shards.iter().enumerate() {
             let most = self.most_of_shard(index);
             let shard = &mut *shard.lock();
-            // Drop at most `AT_ONCE` entries, even if the limit was lowered.
-            let most = most.max(shard.ring.len().saturating_sub(AT_ONCE));
-            self.drop_oldest(shard, most, AT_ONCE, (now_s, true));
+            // Drop at most `ENTRIES_PER_LOCK` entries, even if the limit was lowered.
+            let most = most.max(shard.ring.len().saturating_sub(ENTRIES_PER_LOCK));
+            self.drop_oldest(shard, most, ENTRIES_PER_LOCK, (now_s, true));
             shard.shrink(self.bucket());
             any |= !shard.ring.is_empty();
         }
@@ -452,8 +452,8 @@ impl Tokens {
         }
     }
 
-    /// Encodes all entries as records of at most `AT_ONCE` entries, and calls `each` for each
-    /// record.
+    /// Encodes all entries as records of at most `ENTRIES_PER_LOCK` entries, and calls `each` for
+    /// each record.
     pub(crate) fn encode_all<E>(
         &self,
         mut each: impl FnMut(&[u8]) -> Result<(), E>,
@@ -471,7 +471,7 @@ impl Tokens {
                 if from >= shard.ring.len() {
                     break;
                 }
-                for entry in shard.ring.range(from..shard.ring.len().min(from + AT_ONCE)) {
+                for entry in shard.ring.range(from..shard.ring.len().min(from + ENTRIES_PER_LOCK)) {
                     if shard.number_of(entry.hash, bucket(entry.hash)) == Some(next) {
                         entry.encode(&mut piece);
                     }
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_answers_until_its_time_is_over_and_only_for_its_increment() {
+    fn token_answers_its_own_increment_until_it_expires() {
         let tokens = tokens(1000, 60);
         assert_eq!(answer(&tokens, used(1, 5, NOW)), Ok(None));
         tokens.put(used(1, 5, NOW), &[12, -3, i64::MIN]);
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn when_there_are_too_many_the_oldest_go_first_and_the_operator_sees_it() {
+    fn oldest_tokens_are_dropped_first_and_counted() {
         const MOST: usize = 64 * 100;
         let tokens = tokens(MOST, 3600);
         for n in 0..2 * MOST as u64 {
@@ -641,7 +641,7 @@ mod tests {
         tokens.set_limits(0, 3600);
         tokens.put(used(1, 1, NOW), &[1]);
         tokens.sweep(NOW + 128);
-        assert_eq!((tokens.stats().tokens, tokens.are_kept()), (0, false));
+        assert_eq!((tokens.stats().tokens, tokens.is_enabled()), (0, false));
     }
 
     #[test]

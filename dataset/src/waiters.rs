@@ -26,8 +26,9 @@ use std::task::{Poll, Waker};
 use tokio::sync::watch;
 
 thread_local! {
-    /// Waiting tasks of this thread by [`Release::number`]. An entry lives as long as its relay.
-    static WAITING: RefCell<HashMap<u64, Waiters>> = RefCell::default();
+    /// Waiting tasks of this thread by [`PublishedState::number`]. An entry lives as long as its
+    /// relay.
+    static THREAD_WAITERS: RefCell<HashMap<u64, Waiters>> = RefCell::default();
 }
 
 #[derive(Default)]
@@ -59,7 +60,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let Some((woken, key)) = self.at else { return };
         // Drop the waker after the borrow ends: it may be the last reference to its task.
-        let left = WAITING.try_with(|all| {
+        let left = THREAD_WAITERS.try_with(|all| {
             let mut all = all.borrow_mut();
             let waiters = all.get_mut(&self.number).filter(|waiters| waiters.woken == woken)?;
             waiters.wakers.try_remove(key)
@@ -69,17 +70,17 @@ impl Drop for Place {
 }
 
 /// A state that one thread publishes and tasks of the workers wait for.
-pub(crate) struct Release<T> {
+pub(crate) struct PublishedState<T> {
     number: u64,
     state: watch::Sender<T>,
     /// Whether a task has started to wait since the last wake-up.
     awaited: AtomicBool,
 }
 
-impl<T: Send + Sync + 'static> Release<T> {
-    pub(crate) fn new(state: T) -> Release<T> {
+impl<T: Send + Sync + 'static> PublishedState<T> {
+    pub(crate) fn new(state: T) -> PublishedState<T> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Release {
+        PublishedState {
             number: NEXT.fetch_add(1, Relaxed),
             state: watch::Sender::new(state),
             awaited: AtomicBool::new(false),
@@ -99,7 +100,7 @@ impl<T: Send + Sync + 'static> Release<T> {
     }
 
     /// Waits until `asked` returns a value. If `asked` reads other state, every change of it must
-    /// be followed by a call of [`Release::tell`].
+    /// be followed by a call of [`PublishedState::tell`].
     pub(crate) async fn wait<R>(&self, asked: impl Fn(&T) -> Option<R>) -> R {
         let mut place = Place { number: self.number, at: None };
         poll_fn(|cx| {
@@ -114,7 +115,7 @@ impl<T: Send + Sync + 'static> Release<T> {
             }) {
                 Some(answer) => Poll::Ready(answer),
                 None => {
-                    self.enlist(cx.waker(), &mut place);
+                    self.add_waker(cx.waker(), &mut place);
                     Poll::Pending
                 }
             }
@@ -122,8 +123,8 @@ impl<T: Send + Sync + 'static> Release<T> {
         .await
     }
 
-    fn enlist(&self, waker: &Waker, place: &mut Place) {
-        WAITING.with_borrow_mut(|all| {
+    fn add_waker(&self, waker: &Waker, place: &mut Place) {
+        THREAD_WAITERS.with_borrow_mut(|all| {
             let waiters = all.entry(self.number).or_insert_with(|| {
                 tokio::spawn(relay(self.number, self.state.subscribe()));
                 Waiters::default()
@@ -141,14 +142,14 @@ async fn relay<T>(number: u64, mut state: watch::Receiver<T>) {
     // Every waiting task borrows the state, so none is left when it is dropped.
     while state.changed().await.is_ok() {
         // Call the wakers after the borrow ends: they may run arbitrary code.
-        WAITING.with_borrow_mut(|all| {
+        THREAD_WAITERS.with_borrow_mut(|all| {
             let waiters = all.entry(number).or_default();
             waiters.woken += 1;
             std::mem::swap(&mut waiters.wakers, &mut wakers);
         });
         wakers.drain().for_each(Waker::wake);
     }
-    WAITING.with_borrow_mut(|all| all.remove(&number));
+    THREAD_WAITERS.with_borrow_mut(|all| all.remove(&number));
 }
 
 #[cfg(test)]
@@ -174,9 +175,9 @@ mod tests {
     #[test]
     fn a_waiter_has_one_place_and_leaves_it() {
         on_one_thread(async {
-            let release = Release::new(0_u64);
+            let release = PublishedState::new(0_u64);
             let places = || {
-                WAITING.with_borrow(|all| {
+                THREAD_WAITERS.with_borrow(|all| {
                     all.get(&release.number).map_or(0, |waiters| waiters.wakers.len())
                 })
             };
@@ -201,7 +202,7 @@ mod tests {
     #[test]
     fn every_waiter_gets_its_number() {
         const LAST: u64 = 4_000;
-        let release = Arc::new(Release::new(0u64));
+        let release = Arc::new(PublishedState::new(0u64));
         let workers: Vec<_> = (0..2)
             .map(|_| {
                 let release = release.clone();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub type Place = (u32, u64);
 
 #[derive(Default)]
-struct Watched {
+struct WatchedEntry {
     changes: u64,
     watchers: usize,
 }
@@ -26,7 +26,7 @@ struct Watched {
 pub(crate) struct Watches {
     /// Number of entries in `places`.
     some: AtomicUsize,
-    places: Mutex<HashMap<Place, Watched>>,
+    places: Mutex<HashMap<Place, WatchedEntry>>,
     /// Number of changes that affect all places of a space.
     sweeps: AtomicU64,
 }
@@ -74,7 +74,7 @@ impl Watches {
     }
 
     /// Counts a change of a whole space, such as a new schema or a roll.
-    pub(crate) fn swept(&self) {
+    pub(crate) fn count_space_change(&self) {
         self.sweeps.fetch_add(1, Relaxed);
     }
 

@@ -1,6 +1,6 @@
 //! A server inside the test process, on its own port, and clients for it.
 
-use crate::PATIENCE;
+use crate::DEFAULT_TIMEOUT;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::DirEntryExt;
@@ -104,7 +104,11 @@ impl TestServer {
             if copied && files_of(from) == before {
                 break to;
             }
-            assert!(started.elapsed() < PATIENCE, "the files in {} keep changing", from.display());
+            assert!(
+                started.elapsed() < DEFAULT_TIMEOUT,
+                "the files in {} keep changing",
+                from.display()
+            );
         };
         TestServer::on(to, self.config.clone())
     }
@@ -138,7 +142,7 @@ impl TestServer {
     /// Opens a raw socket, for protocol tests.
     pub fn raw(&self) -> Raw {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the server is listening");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_read_timeout(Some(DEFAULT_TIMEOUT)).expect("a timeout");
         stream.set_nodelay(true).expect("no delay");
         Raw { stream }
     }

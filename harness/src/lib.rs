@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Timeout for events that should take milliseconds.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Path of the binary under test: `tidemark` in the folder of this test's build.
 pub fn program() -> &'static Path {
@@ -53,7 +53,7 @@ pub fn cannot(why: &str) {
 /// Waits until `done` returns true, with the default timeout.
 #[track_caller]
 pub fn eventually(what: &str, done: impl FnMut() -> bool) {
-    within(PATIENCE, what, done);
+    within(DEFAULT_TIMEOUT, what, done);
 }
 
 /// Waits until `done` returns true, for at most `patience`.

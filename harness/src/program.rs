@@ -171,7 +171,7 @@ impl Program {
     }
 
     /// Waits until the server has executed `more` additional commands of any client.
-    pub fn after_commands(&self, more: u64) {
+    pub fn wait_for_commands(&self, more: u64) {
         let executed = || self.info("total_commands_processed").parse().unwrap_or(0u64);
         let from = executed();
         until("client commands are executed", || executed() >= from + more);
@@ -212,11 +212,11 @@ pub fn freeze(child: &Child, is_frozen: bool) {
         if is_frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
     // Wait for all threads, because each one stops only when it handles the signal.
-    until("the process is stopped", || !is_frozen || stands_still(child.id()));
+    until("the process is stopped", || !is_frozen || is_stopped(child.id()));
 }
 
 /// Whether all threads of a process are stopped.
-fn stands_still(process: u32) -> bool {
+fn is_stopped(process: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let state = |task: std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("stat")).unwrap_or_default()
@@ -291,7 +291,7 @@ pub fn like_from(
 
 /// Likes stored in a server: the flags that are set, and the like count of each post.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct StoredLikes {
     /// Pairs of (post, member).
     pub flags: Vec<(u64, u64)>,
     /// Likes by post.
@@ -300,10 +300,10 @@ pub struct Held {
 
 /// Asserts that every acknowledged like is stored and that flags and counters agree. Returns what
 /// is stored.
-pub fn check(port: u16, likes: &Likes) -> Held {
+pub fn check(port: u16, likes: &Likes) -> StoredLikes {
     let mut client = Client::connect(("127.0.0.1", port)).unwrap();
     let mut flags_of: BTreeMap<u64, i64> = BTreeMap::new();
-    let mut held = Held::default();
+    let mut held = StoredLikes::default();
     let mut asked = likes.keys();
     for (&(post, member), &acknowledged) in likes {
         while !client.is_full() {
@@ -516,7 +516,7 @@ pub fn snapshot(client: &mut Client) -> bool {
 }
 
 /// Asserts that likes are refused and change nothing.
-pub fn refused_without_trace(client: &mut Client, member: u64) {
+pub fn assert_likes_are_refused(client: &mut Client, member: u64) {
     let key = format!("HGET post:{FIRST} like");
     let before = call(client, &key);
     let mut set = 0;
@@ -559,7 +559,7 @@ pub fn refused_without_trace(client: &mut Client, member: u64) {
 }
 
 /// Waits until a like is accepted, and records the result of each attempt.
-pub fn accepts_writes(client: &mut Client, likes: &mut Likes, member: u64) {
+pub fn like_until_accepted(client: &mut Client, likes: &mut Likes, member: u64) {
     let mut tried = member;
     until("writes are accepted again", || {
         tried += 1;

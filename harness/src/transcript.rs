@@ -17,7 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Timeout of `@ until`.
-const PATIENCE: Duration = Duration::from_secs(10);
+const UNTIL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Result of a transcript.
 pub struct Outcome {
@@ -174,8 +174,10 @@ impl Story {
             if said.contains(text) {
                 return Ok(said);
             }
-            if started.elapsed() > PATIENCE {
-                return Err(format!("timeout after {PATIENCE:?}: expected '{text}', got\n{said}"));
+            if started.elapsed() > UNTIL_TIMEOUT {
+                return Err(format!(
+                    "timeout after {UNTIL_TIMEOUT:?}: expected '{text}', got\n{said}"
+                ));
             }
             std::thread::sleep(Duration::from_millis(10));
         }

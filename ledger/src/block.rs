@@ -40,9 +40,9 @@ use store::{BLOCK_BYTES, bits};
 /// Maximum number of pairs in a block. Each takes at least two bits.
 const MAX_PAIRS: usize = BLOCK_BYTES * 4;
 const BITS: usize = BLOCK_BYTES * 8;
-const HEAD: usize = 16 + 64;
+const HEADER_BYTES: usize = 16 + 64;
 
-const CUT: &str = "the block ends within a group";
+const TRUNCATED_GROUP: &str = "the block ends within a group";
 
 /// Returns the best `k` for `n` numbers up to `span`, and the encoded size in bits.
 #[inline]
@@ -150,7 +150,7 @@ impl Builder {
                 (self.complete + before.map_or(0, Group::bits), group)
             }
         };
-        let room = (BITS - HEAD).saturating_sub(complete);
+        let room = (BITS - HEADER_BYTES).saturating_sub(complete);
         let mut bound = self.bound;
         // The code of the group's length grows at powers of two. Subtracting a base may raise the
         // difference between two upper parts by one.
@@ -253,7 +253,7 @@ fn put_numbers<'p>(
     }
 }
 
-struct Head {
+struct GroupHead {
     id: u64,
     strings: bool,
     pairs: usize,
@@ -275,7 +275,7 @@ pub(crate) struct Block<'a> {
 }
 
 /// Result whose error describes the damage.
-type Found<T> = Result<T, &'static str>;
+type Decoded<T> = Result<T, &'static str>;
 
 impl<'a> Block<'a> {
     pub(crate) fn new(bytes: &'a [u8; BLOCK_BYTES]) -> Block<'a> {
@@ -290,29 +290,33 @@ impl<'a> Block<'a> {
 
     /// Decodes the next group head. `before` is the id of the previous group, or the block's first
     /// id.
-    fn head(reader: &mut BitReader<'_>, before: u64) -> Found<Head> {
-        let step = reader.number().ok_or(CUT)?;
+    fn head(reader: &mut BitReader<'_>, before: u64) -> Decoded<GroupHead> {
+        let step = reader.number().ok_or(TRUNCATED_GROUP)?;
         let id = before.checked_add(step).ok_or("an id of more than 64 bits")?;
         let (strings, some_unset) = (reader.take(1) == 1, reader.take(1) == 1);
-        let more = reader.number().ok_or(CUT)?;
+        let more = reader.number().ok_or(TRUNCATED_GROUP)?;
         if more >= MAX_PAIRS as u64 {
             return Err("the pair count of a group is out of bounds");
         }
         let pairs = more as usize + 1;
         let unset = some_unset.then_some(reader.at);
         reader.at += if some_unset { pairs } else { 0 };
-        if reader.at > BITS { Err(CUT) } else { Ok(Head { id, strings, pairs, unset }) }
+        if reader.at > BITS {
+            Err(TRUNCATED_GROUP)
+        } else {
+            Ok(GroupHead { id, strings, pairs, unset })
+        }
     }
 
-    fn numbers(reader: &mut BitReader<'_>, pairs: usize) -> Found<Numbers> {
+    fn numbers(reader: &mut BitReader<'_>, pairs: usize) -> Decoded<Numbers> {
         let k = reader.take(6) as u32;
         let base = if reader.take(1) == 1 { reader.take(64) } else { 0 };
         let lows = reader.at;
         let highs = lows + pairs * k as usize;
-        if highs > BITS { Err(CUT) } else { Ok(Numbers { base, k, lows, highs }) }
+        if highs > BITS { Err(TRUNCATED_GROUP) } else { Ok(Numbers { base, k, lows, highs }) }
     }
 
-    fn highs_end(self, mut at: usize, mut ones: usize) -> Found<usize> {
+    fn highs_end(self, mut at: usize, mut ones: usize) -> Decoded<usize> {
         while at < BITS {
             let mut word = bits::get(self.bytes, at, 64);
             let here = word.count_ones() as usize;
@@ -323,22 +327,23 @@ impl<'a> Block<'a> {
             }
             (1..ones).for_each(|_| word &= word - 1);
             let end = at + word.trailing_zeros() as usize + 1;
-            return if end <= BITS { Ok(end) } else { Err(CUT) };
+            return if end <= BITS { Ok(end) } else { Err(TRUNCATED_GROUP) };
         }
-        Err(CUT)
+        Err(TRUNCATED_GROUP)
     }
 
-    fn string_lengths(reader: &mut BitReader<'_>) -> Found<(usize, usize)> {
-        let (shared, rest) = (reader.number().ok_or(CUT)?, reader.number().ok_or(CUT)?);
+    fn string_lengths(reader: &mut BitReader<'_>) -> Decoded<(usize, usize)> {
+        let (shared, rest) =
+            (reader.number().ok_or(TRUNCATED_GROUP)?, reader.number().ok_or(TRUNCATED_GROUP)?);
         let room = (BITS.saturating_sub(reader.at) / 8) as u64;
         if rest > room || shared > BLOCK_BYTES as u64 {
-            return Err(CUT);
+            return Err(TRUNCATED_GROUP);
         }
         Ok((shared as usize, rest as usize))
     }
 
     /// Returns whether the pair is set, or `None` if the block does not contain it.
-    pub(crate) fn find(self, id: u64, member: Member<'_>) -> Found<Option<bool>> {
+    pub(crate) fn find(self, id: u64, member: Member<'_>) -> Decoded<Option<bool>> {
         let (mut reader, groups, mut at_id) = self.begin();
         for _ in 0..groups {
             let head = Block::head(&mut reader, at_id)?;
@@ -374,7 +379,7 @@ impl<'a> Block<'a> {
         Ok(None)
     }
 
-    fn find_number(self, numbers: &Numbers, pairs: usize, number: u64) -> Found<Option<usize>> {
+    fn find_number(self, numbers: &Numbers, pairs: usize, number: u64) -> Decoded<Option<usize>> {
         let &Numbers { base, k, lows, highs } = numbers;
         let Some(number) = number.checked_sub(base) else { return Ok(None) };
         let (high, low) = (number >> k, number & !(u64::MAX << k));
@@ -403,14 +408,14 @@ impl<'a> Block<'a> {
             zeros += u64::from(64 - used);
             at += 64;
         }
-        if index < pairs { Err(CUT) } else { Ok(None) }
+        if index < pairs { Err(TRUNCATED_GROUP) } else { Ok(None) }
     }
 
     fn find_string(
         reader: &mut BitReader<'_>,
         pairs: usize,
         string: &[u8],
-    ) -> Found<Option<usize>> {
+    ) -> Decoded<Option<usize>> {
         // Length of the prefix that the searched string shares with the previous one.
         let mut same = 0;
         for index in 0..pairs {
@@ -436,7 +441,7 @@ impl<'a> Block<'a> {
     }
 
     /// Appends all pairs and checks their order.
-    pub(crate) fn append_to(self, pairs: &mut Pairs) -> Found<()> {
+    pub(crate) fn append_to(self, pairs: &mut Pairs) -> Decoded<()> {
         let (mut reader, groups, mut id) = self.begin();
         if groups == 0 {
             return Err("the block has no groups");
@@ -463,10 +468,10 @@ impl<'a> Block<'a> {
                 reader.at = self.append_numbers(&head, &numbers, is_set, pairs)?;
             }
         }
-        if reader.at > BITS { Err(CUT) } else { Ok(()) }
+        if reader.at > BITS { Err(TRUNCATED_GROUP) } else { Ok(()) }
     }
 
-    fn next_string(reader: &mut BitReader<'_>, string: &mut Vec<u8>, index: usize) -> Found<()> {
+    fn next_string(reader: &mut BitReader<'_>, string: &mut Vec<u8>, index: usize) -> Decoded<()> {
         let (shared, rest) = Block::string_lengths(reader)?;
         if shared > string.len() || (index == 0 && shared > 0) {
             return Err("a member's shared prefix is too long");
@@ -491,11 +496,11 @@ impl<'a> Block<'a> {
 
     fn append_numbers(
         self,
-        head: &Head,
+        head: &GroupHead,
         numbers: &Numbers,
         is_set: impl Fn(usize) -> bool,
         pairs: &mut Pairs,
-    ) -> Found<usize> {
+    ) -> Decoded<usize> {
         let &Numbers { base, k, lows, highs } = numbers;
         let (mut at, mut index, mut high) = (highs, 0, 0u64);
         let mut before = None;
@@ -524,7 +529,7 @@ impl<'a> Block<'a> {
             high += u64::from(64 - used);
             at += 64;
         }
-        Err(CUT)
+        Err(TRUNCATED_GROUP)
     }
 }
 

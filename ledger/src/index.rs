@@ -22,14 +22,14 @@ use store::bits;
 
 /// Collects the first pair of each block while a run is written.
 #[derive(Debug, Default)]
-pub(crate) struct Firsts {
+pub(crate) struct FirstPairs {
     ids: Vec<u64>,
-    goes_on: Vec<bool>,
+    continues_id: Vec<bool>,
     members: Vec<u64>,
     strings: Vec<(u32, Box<[u8]>)>,
 }
 
-impl Firsts {
+impl FirstPairs {
     /// Adds a block that begins with `first`. `before` is the last pair of the previous block.
     pub(crate) fn push(&mut self, first: Pair<'_>, before: Option<Pair<'_>>) {
         let before = before.filter(|before| before.id == first.id);
@@ -48,7 +48,7 @@ impl Firsts {
             }
         };
         self.ids.push(first.id);
-        self.goes_on.push(before.is_some());
+        self.continues_id.push(before.is_some());
         self.members.push(member);
     }
 
@@ -67,7 +67,7 @@ impl Firsts {
         let mut out = vec![width as u8, of_members as u8];
         out.extend_from_slice(&(self.strings.len() as u32).to_le_bytes());
         pack(&mut out, width, self.ids.iter().map(|id| id - first));
-        pack(&mut out, 1, self.goes_on.iter().map(|&goes_on| u64::from(goes_on)));
+        pack(&mut out, 1, self.continues_id.iter().map(|&continues_id| u64::from(continues_id)));
         pack(&mut out, of_members, self.members.iter().copied());
         for (block, string) in &self.strings {
             out.extend_from_slice(&block.to_le_bytes());
@@ -109,7 +109,7 @@ pub(crate) struct Index {
     first: u64,
     blocks: usize,
     ids: Packed,
-    goes_on: Packed,
+    continues_id: Packed,
     members: Packed,
     /// Truncated strings with their blocks, in ascending order.
     strings: Box<[(u32, Box<[u8]>)]>,
@@ -135,7 +135,7 @@ impl Index {
             return None;
         }
         let ids = Packed::take(bytes, width, blocks)?;
-        let goes_on = Packed::take(bytes, 1, blocks)?;
+        let continues_id = Packed::take(bytes, 1, blocks)?;
         let members = Packed::take(bytes, of_members, blocks)?;
         let mut list: Vec<(u32, Box<[u8]>)> = Vec::new();
         for _ in 0..strings {
@@ -145,15 +145,15 @@ impl Index {
             let (string, rest) = rest.split_at_checked(length.into())?;
             *bytes = rest;
             let rises = list.last().is_none_or(|last| last.0 < block);
-            if !rises || block as usize >= blocks || goes_on.get(block as usize) == 0 {
+            if !rises || block as usize >= blocks || continues_id.get(block as usize) == 0 {
                 return None;
             }
             list.push((block, string.into()));
         }
-        let index = Index { first, blocks, ids, goes_on, members, strings: list.into() };
+        let index = Index { first, blocks, ids, continues_id, members, strings: list.into() };
         let rises = (1..blocks).all(|at| index.ids.get(at - 1) <= index.ids.get(at));
         let fits = first.checked_add(index.ids.get(blocks.checked_sub(1)?)).is_some();
-        (rises && fits && index.ids.get(0) == 0 && goes_on_none(&index)).then_some(index)
+        (rises && fits && index.ids.get(0) == 0 && no_block_continues_id(&index)).then_some(index)
     }
 
     pub(crate) fn id(&self, block: usize) -> u64 {
@@ -162,7 +162,7 @@ impl Index {
 
     fn is_before(&self, (id, member): (u64, Member<'_>), block: usize) -> bool {
         let first = self.id(block);
-        if id != first || self.goes_on.get(block) == 0 {
+        if id != first || self.continues_id.get(block) == 0 {
             return id < first;
         }
         match self.strings.binary_search_by_key(&(block as u32), |string| string.0) {
@@ -182,13 +182,13 @@ impl Index {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let packed = [&self.ids, &self.goes_on, &self.members];
+        let packed = [&self.ids, &self.continues_id, &self.members];
         let strings =
             self.strings.iter().map(|(_, string)| size_of::<(u32, Box<[u8]>)>() + string.len());
         packed.iter().map(|packed| packed.bytes.len()).sum::<usize>() + strings.sum::<usize>()
     }
 }
 
-fn goes_on_none(index: &Index) -> bool {
-    index.goes_on.get(0) == 0
+fn no_block_continues_id(index: &Index) -> bool {
+    index.continues_id.get(0) == 0
 }

@@ -1,9 +1,9 @@
 //! [`Ledger`]: memory, runs and dropped ids of one space.
 
 use crate::memory::Memory;
-use crate::merge::{Source, merge};
+use crate::merge::{MergeSource, merge};
 use crate::pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
-use crate::question::{Answer, Question};
+use crate::question::{Answer, PendingLookup};
 use crate::ranges::{self, Range, Ranges};
 use crate::run::Run;
 use arc_swap::ArcSwap;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use store::Store;
 
 /// Memory in bytes that counts as one pair. Larger pairs count as several.
-const MOST_PAIR_BYTES: usize = 64;
+const MAX_PAIR_BYTES: usize = 64;
 
 /// Options of a ledger.
 #[derive(Clone, Copy, Debug)]
@@ -174,19 +174,19 @@ impl Ledger {
         self.memory.len()
     }
 
-    pub(crate) fn most_memory_pairs(&self) -> usize {
+    pub(crate) fn max_memory_pairs(&self) -> usize {
         self.memory_pairs.load(Relaxed)
     }
 
     /// Sets the flush threshold to `bytes` of memory, at most [`Options::memory_pairs`].
     pub fn set_memory_bytes(&self, bytes: u64) {
-        let pairs = usize::try_from(bytes).unwrap_or(usize::MAX) / MOST_PAIR_BYTES;
+        let pairs = usize::try_from(bytes).unwrap_or(usize::MAX) / MAX_PAIR_BYTES;
         self.memory_pairs.store(pairs.clamp(1, self.options.memory_pairs), Relaxed);
     }
 
     /// Whether memory exceeds 1.5 times the flush threshold.
     pub fn is_crowded(&self) -> bool {
-        self.weight() > self.most_memory_pairs() / 2 * 3
+        self.weight() > self.max_memory_pairs() / 2 * 3
     }
 
     pub(crate) fn has_drops(&self, low: u64, high: u64) -> bool {
@@ -246,7 +246,7 @@ impl Ledger {
         let void = self.dropped_up_to(id);
         let ranges = self.ranges.load();
         let range = &ranges[ranges::at(&ranges, id)];
-        Question::begin((id, member), range, void, seen)
+        PendingLookup::begin((id, member), range, void, seen)
     }
 
     /// Validates an answer that was read from runs. `seen` is the version at the start of the
@@ -263,7 +263,7 @@ impl Ledger {
         loop {
             match answer {
                 Answer::Known(set) => return Ok(set),
-                Answer::Asks(question) => answer = question.read()?,
+                Answer::NeedsBlock(question) => answer = question.read()?,
             }
         }
     }
@@ -306,7 +306,7 @@ impl Ledger {
         let last = end.map_or(high, |(id, _)| id);
         let dropped: BTreeMap<u64, u64> =
             self.dropped.read().range(low..=high).map(|(&id, &up_to)| (id, up_to)).collect();
-        let is_void = |id, run: Option<u64>| {
+        let is_dropped_from = |id, run: Option<u64>| {
             run.is_some_and(|run| dropped.get(&id).is_some_and(|&up_to| run <= up_to))
         };
         let ranges = self.ranges.load_full();
@@ -322,15 +322,19 @@ impl Ledger {
                 here.push(pair);
             }
             let begin = low.max(range.low);
-            let mut sources = vec![Source::of_pairs(here, None)];
+            let mut sources = vec![MergeSource::of_pairs(here, None)];
             for run in &range.runs {
                 // Do not read a dropped id in older runs, which may be damaged.
-                if low == high && is_void(low, Some(run.identity())) {
+                if low == high && is_dropped_from(low, Some(run.identity())) {
                     continue;
                 }
-                sources.push(Source::of_run(run, begin, after.filter(|(id, _)| *id == begin))?);
+                sources.push(MergeSource::of_run(
+                    run,
+                    begin,
+                    after.filter(|(id, _)| *id == begin),
+                )?);
             }
-            merge(&mut sources, is_void, |pair| {
+            merge(&mut sources, is_dropped_from, |pair| {
                 if is_beyond(pair) {
                     return Ok(false);
                 }
@@ -347,11 +351,11 @@ impl Ledger {
     /// thread may write pairs of the id concurrently.
     pub fn drop_id(&self, id: u64) {
         // Record the drop before memory loses the pairs. Otherwise readers would find them in runs.
-        self.note_drop(id, None);
+        self.record_drop(id, None);
         self.memory.remove_id(id);
         // Record it again: a flush that began after the first call may have copied some of the
         // pairs.
-        self.note_drop(id, None);
+        self.record_drop(id, None);
     }
 
     /// Returns the log offset up to which the runs contain all changes of the id, including drops;
@@ -372,7 +376,7 @@ impl Ledger {
 
     /// Returns the id range with the most dropped ids. [`Ledger::trim`] of that range removes the
     /// drops.
-    pub fn most_dropped(&self) -> Option<(u64, u64)> {
+    pub fn range_with_most_drops(&self) -> Option<(u64, u64)> {
         let (drops, ranges) = (self.drops(), self.ranges.load());
         let of_ranges = drops.chunk_by(|a, b| ranges::at(&ranges, a.0) == ranges::at(&ranges, b.0));
         let (id, _) = *of_ranges.max_by_key(|of_range| of_range.len())?.first()?;
@@ -384,11 +388,11 @@ impl Ledger {
     pub fn restore_drop(&self, id: u64, up_to: u64) {
         // A run that was not finished has lost its identity, and a later run may get the same. So
         // the limit must not exceed the newest run.
-        self.note_drop(id, Some(up_to.min(self.newest.load(Acquire))));
+        self.record_drop(id, Some(up_to.min(self.newest.load(Acquire))));
     }
 
     /// Records a drop up to the run `up_to`, or up to the newest run for `None`.
-    fn note_drop(&self, id: u64, up_to: Option<u64>) {
+    fn record_drop(&self, id: u64, up_to: Option<u64>) {
         let mut dropped = self.dropped.write();
         // Read `newest` under the lock; see `is_dropped_since`.
         let up_to = up_to.unwrap_or_else(|| self.newest.load(Acquire));
@@ -414,7 +418,7 @@ impl Ledger {
 
     /// Whether a drop applies to the id's pairs in the run with the identity `run`. No drop applies
     /// to `None`.
-    pub(crate) fn is_void(&self, id: u64, run: Option<u64>) -> bool {
+    pub(crate) fn is_dropped_from(&self, id: u64, run: Option<u64>) -> bool {
         run.is_some_and(|identity| identity <= self.dropped_up_to(id))
     }
 
@@ -433,31 +437,31 @@ impl Ledger {
         self.drops.store(dropped.len(), Release);
     }
 
-    /// Number of pairs in memory, or the memory in units of [`MOST_PAIR_BYTES`] if that is more.
+    /// Number of pairs in memory, or the memory in units of [`MAX_PAIR_BYTES`] if that is more.
     pub(crate) fn weight(&self) -> usize {
-        self.memory.len().max(self.memory.bytes() / MOST_PAIR_BYTES)
+        self.memory.len().max(self.memory.bytes() / MAX_PAIR_BYTES)
     }
 
     /// Whether memory has reached the flush threshold.
     pub fn is_due(&self) -> bool {
-        self.weight() >= self.most_memory_pairs()
+        self.weight() >= self.max_memory_pairs()
     }
 
     /// Whether the caller must reject new pairs because flushes fail or are too slow.
     pub fn is_full(&self) -> bool {
-        self.has_flushes(2)
+        self.has_reached_flushes(2)
     }
 
     /// Whether the caller must also reject requests that unset pairs. The limit is higher than for
     /// new pairs.
     pub fn is_full_of_unset(&self) -> bool {
-        self.has_flushes(3)
+        self.has_reached_flushes(3)
     }
 
     /// Whether memory has reached `times` the configured flush threshold or `2 * times` the current
     /// one. Running requests do not wait for a flush, so a lowered threshold needs more slack.
-    fn has_flushes(&self, times: usize) -> bool {
-        let of_fewer = self.most_memory_pairs().saturating_mul(2 * times);
+    fn has_reached_flushes(&self, times: usize) -> bool {
+        let of_fewer = self.max_memory_pairs().saturating_mul(2 * times);
         self.weight() >= of_fewer.min(times * self.options.memory_pairs)
     }
 

@@ -13,7 +13,7 @@
 //!
 //! A lookup searches memory, then the runs of the id's range from newest to oldest. If a run's
 //! filter reports the pair, the lookup reads the one block that the index selects. [`Ledger::ask`]
-//! returns a [`Question`] that describes the read. The caller can thus read in another thread.
+//! returns a [`PendingLookup`] that describes the read. The caller can thus read in another thread.
 //!
 //! A flush writes the pairs of a range to a new run and merges it with the newest runs that the
 //! merge policy selects. It divides ranges that are too large. See [`Flush`].
@@ -60,6 +60,6 @@ mod run;
 
 pub use ledger::{Ledger, Options, Stats};
 pub use pair::{MAX_MEMBER_BYTES, Member, OwnedMember, Pair, Pairs};
-pub use question::{Answer, Question};
+pub use question::{Answer, PendingLookup};
 pub use rewrite::Flush;
 pub use run::{Run, RunWriter};

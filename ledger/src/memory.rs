@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   shard     selected by the hash of the id; one lock, a tree of ids
-//!     id        numbers:  one change inline, a list of changes, or a tree (more than `FEW`)
+//!     id        numbers:  one change inline, a list of changes, or a tree (more than
+//!                         `MAX_LIST_CHANGES`)
 //!               strings:  a tree
 //! ```
 //!
@@ -23,11 +24,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 64;
 /// Number of pairs that a walk visits per lock acquisition.
-const PIECE: usize = 1024;
+const PAIRS_PER_LOCK: usize = 1024;
 /// Number of pairs that a list reads from each shard in addition to its share.
-const LEAST_OF_SHARD: usize = 16;
+const MIN_PAIRS_PER_SHARD: usize = 16;
 /// Maximum number of changes in the list of an id; beyond it the list becomes a tree.
-const FEW: usize = 128;
+const MAX_LIST_CHANGES: usize = 128;
 
 /// Bytes per id, including its share of tree nodes that are two thirds full.
 const ID_BYTES: usize = 88;
@@ -39,7 +40,7 @@ const STRING_BYTES: usize = 60;
 const STRINGS_BYTES: usize = 210;
 
 #[derive(Clone, Copy)]
-struct State {
+struct MemberState {
     set: bool,
     /// Whether a flush has copied the pair since its last change. Such a pair may leave memory when
     /// the copy is on disk. A pair that has changed twice since the copy must stay although its
@@ -47,25 +48,25 @@ struct State {
     copied: bool,
 }
 
-impl State {
-    fn new(set: bool) -> State {
-        State { set, copied: false }
+impl MemberState {
+    fn new(set: bool) -> MemberState {
+        MemberState { set, copied: false }
     }
 }
 
-type List = SmallVec<[(u64, State); 1]>;
+type List = SmallVec<[(u64, MemberState); 1]>;
 
 /// Shrinks a list that has become much shorter than its capacity.
-fn give_back(list: &mut List) {
+fn shrink_list(list: &mut List) {
     if list.capacity() > 2 * list.len().max(1) {
         list.shrink_to_fit();
     }
 }
 
 enum Numbers {
-    /// At most `FEW` changes, oldest first; the last change of a number is valid.
+    /// At most `MAX_LIST_CHANGES` changes, oldest first; the last change of a number is valid.
     Few(List),
-    Many(BTreeMap<u64, State>),
+    Many(BTreeMap<u64, MemberState>),
 }
 
 impl Numbers {
@@ -79,9 +80,9 @@ impl Numbers {
     }
 
     fn set(&mut self, number: u64, set: bool) {
-        let change = (number, State::new(set));
+        let change = (number, MemberState::new(set));
         match self {
-            Numbers::Few(list) if list.len() < FEW => list.push(change),
+            Numbers::Few(list) if list.len() < MAX_LIST_CHANGES => list.push(change),
             Numbers::Few(list) => {
                 // `collect` keeps the last change of each number.
                 *self = Numbers::Many(list.drain(..).chain([change]).collect());
@@ -97,7 +98,7 @@ impl Numbers {
             list.reverse();
             list.sort_by_key(|change| change.0);
             list.dedup_by_key(|change| change.0);
-            give_back(list);
+            shrink_list(list);
         }
     }
 
@@ -112,7 +113,7 @@ impl Numbers {
                     while gone.next_if(|&other| other < number).is_some() {}
                     !(state.copied && gone.peek() == Some(&number))
                 });
-                give_back(list);
+                shrink_list(list);
             }
             Numbers::Many(tree) => {
                 for number in gone {
@@ -135,7 +136,11 @@ impl Numbers {
 
     /// Calls `each` for the numbers after `after`, in order, until it returns false. Returns
     /// whether it reached the end. The list must be sorted.
-    fn walk(&mut self, after: Option<u64>, mut each: impl FnMut(u64, &mut State) -> bool) -> bool {
+    fn walk(
+        &mut self,
+        after: Option<u64>,
+        mut each: impl FnMut(u64, &mut MemberState) -> bool,
+    ) -> bool {
         match self {
             Numbers::Few(list) => {
                 let from = list.partition_point(|&(number, _)| Some(number) <= after);
@@ -155,7 +160,7 @@ struct Members {
         clippy::box_collection,
         reason = "most ids have no deleted pairs, and there are many ids"
     )]
-    strings: Option<Box<BTreeMap<Arc<[u8]>, State>>>,
+    strings: Option<Box<BTreeMap<Arc<[u8]>, MemberState>>>,
 }
 
 impl Default for Members {
@@ -178,16 +183,16 @@ impl Members {
     }
 
     /// Calls `each` for the members after `after`, numbers first, until it returns false. Returns
-    /// whether it reached the end. Subtracts from `tally` the changes that sorting removed.
+    /// whether it reached the end. Subtracts from `usage` the changes that sorting removed.
     fn walk(
         &mut self,
-        tally: &Tally,
+        usage: &MemoryUsage,
         after: Option<Member<'_>>,
-        mut each: impl FnMut(Member<'_>, &mut State) -> bool,
+        mut each: impl FnMut(Member<'_>, &mut MemberState) -> bool,
     ) -> bool {
         let before = self.len();
         self.numbers.sort();
-        tally.pairs.fetch_sub(before - self.len(), Relaxed);
+        usage.pairs.fetch_sub(before - self.len(), Relaxed);
         let (numbers_after, strings_from) = match after {
             Some(Member::Bytes(bytes)) => (None, Excluded(bytes)),
             Some(Member::Number(number)) => (Some(number), Unbounded),
@@ -208,7 +213,7 @@ impl Members {
 }
 
 #[derive(Default)]
-struct Tally {
+struct MemoryUsage {
     pairs: AtomicUsize,
     /// Bytes of ids and strings, in addition to `PAIR_BYTES` per pair.
     extra_bytes: AtomicUsize,
@@ -229,7 +234,7 @@ impl Shard {
     /// `copies` marks the pairs as copied by a flush.
     fn walk(
         &mut self,
-        tally: &Tally,
+        usage: &MemoryUsage,
         ids: &RangeInclusive<u64>,
         after: Option<(u64, Member<'_>)>,
         copies: bool,
@@ -238,11 +243,11 @@ impl Shard {
         let low = after.map_or(*ids.start(), |(id, _)| id);
         for (&id, members) in self.ids.range_mut(low..=*ids.end()) {
             let after = after.filter(|after| after.0 == id).map(|(_, member)| member);
-            let each = |member: Member<'_>, state: &mut State| {
+            let each = |member: Member<'_>, state: &mut MemberState| {
                 state.copied |= copies;
                 each(Pair { id, member, set: state.set })
             };
-            if !members.walk(tally, after, each) {
+            if !members.walk(usage, after, each) {
                 return;
             }
         }
@@ -256,22 +261,22 @@ impl Shard {
 pub(crate) struct Memory {
     seeds: [RandomState; 2],
     shards: Box<[Mutex<Shard>]>,
-    tally: Tally,
+    usage: MemoryUsage,
 }
 
 impl Memory {
     pub(crate) fn new() -> Memory {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Memory { seeds: Default::default(), shards, tally: Tally::default() }
+        Memory { seeds: Default::default(), shards, usage: MemoryUsage::default() }
     }
 
     /// Number of pairs. May count a pair more than once if it has changed since the last walk.
     pub(crate) fn len(&self) -> usize {
-        self.tally.pairs.load(Relaxed)
+        self.usage.pairs.load(Relaxed)
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.len() * PAIR_BYTES + self.tally.extra_bytes.load(Relaxed)
+        self.len() * PAIR_BYTES + self.usage.extra_bytes.load(Relaxed)
     }
 
     pub(crate) fn set(&self, id: u64, member: Member<'_>, set: bool) {
@@ -291,20 +296,20 @@ impl Memory {
                     Box::default()
                 });
                 match strings.get_mut(bytes) {
-                    Some(state) => *state = State::new(set),
+                    Some(state) => *state = MemberState::new(set),
                     None => {
                         extra_bytes += string_bytes(bytes);
                         let bytes: Arc<[u8]> = bytes.into();
                         names.insert(name(&self.seeds, id, &bytes), bytes.clone());
-                        strings.insert(bytes, State::new(set));
+                        strings.insert(bytes, MemberState::new(set));
                     }
                 }
             }
         }
         // The difference is negative if a list became a smaller tree.
-        self.tally.pairs.fetch_add(members.len().wrapping_sub(before), Relaxed);
+        self.usage.pairs.fetch_add(members.len().wrapping_sub(before), Relaxed);
         if extra_bytes > 0 {
-            self.tally.extra_bytes.fetch_add(extra_bytes, Relaxed);
+            self.usage.extra_bytes.fetch_add(extra_bytes, Relaxed);
         }
     }
 
@@ -330,7 +335,8 @@ impl Memory {
         while let Some(first) = pairs.next() {
             group.clear();
             group.push(first);
-            while let Some(pair) = pairs.next_if(|pair| pair.id == first.id && group.len() < PIECE)
+            while let Some(pair) =
+                pairs.next_if(|pair| pair.id == first.id && group.len() < PAIRS_PER_LOCK)
             {
                 group.push(pair);
             }
@@ -370,8 +376,8 @@ impl Memory {
             entry.remove();
             extra_bytes += ID_BYTES;
         }
-        self.tally.pairs.fetch_sub(before - after, Relaxed);
-        self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
+        self.usage.pairs.fetch_sub(before - after, Relaxed);
+        self.usage.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
     pub(crate) fn remove_id(&self, id: u64) {
@@ -382,8 +388,8 @@ impl Memory {
             shard.names.remove(&name(&self.seeds, id, string));
             extra_bytes += string_bytes(string);
         }
-        self.tally.pairs.fetch_sub(members.len(), Relaxed);
-        self.tally.extra_bytes.fetch_sub(extra_bytes, Relaxed);
+        self.usage.pairs.fetch_sub(members.len(), Relaxed);
+        self.usage.extra_bytes.fetch_sub(extra_bytes, Relaxed);
     }
 
     /// Calls `each` for each id with its approximate number of pairs, shard by shard. May or may
@@ -394,7 +400,7 @@ impl Memory {
             loop {
                 let shard = shard.lock();
                 let mut last = None;
-                for (&id, members) in shard.ids.range((from, Unbounded)).take(PIECE) {
+                for (&id, members) in shard.ids.range((from, Unbounded)).take(PAIRS_PER_LOCK) {
                     each(id, members.len());
                     last = Some(id);
                 }
@@ -427,12 +433,14 @@ impl Memory {
             loop {
                 piece.clear();
                 let after = last.get(0).map(|pair| pair.key());
-                self.shards[shard].lock().walk(&self.tally, ids, after, copies, |pair| {
+                self.shards[shard].lock().walk(&self.usage, ids, after, copies, |pair| {
                     piece.push(pair);
-                    piece.len() < PIECE
+                    piece.len() < PAIRS_PER_LOCK
                 });
                 each(&piece);
-                let Some(end) = piece.last().filter(|_| piece.len() == PIECE) else { break };
+                let Some(end) = piece.last().filter(|_| piece.len() == PAIRS_PER_LOCK) else {
+                    break;
+                };
                 last.clear();
                 last.push(end);
             }
@@ -451,11 +459,11 @@ impl Memory {
         let (mut list, mut sure) = (Pairs::default(), None);
         let (shards, each) = match ids.start() == ids.end() {
             true => (shard_of(*ids.start())..shard_of(*ids.start()) + 1, most),
-            false => (0..SHARDS, most / (SHARDS / 2) + LEAST_OF_SHARD),
+            false => (0..SHARDS, most / (SHARDS / 2) + MIN_PAIRS_PER_SHARD),
         };
         for shard in shards {
             let mut set = 0;
-            self.shards[shard].lock().walk(&self.tally, ids, after, false, |pair| {
+            self.shards[shard].lock().walk(&self.usage, ids, after, false, |pair| {
                 list.push(pair);
                 set += usize::from(pair.set);
                 set < each
@@ -506,7 +514,7 @@ mod tests {
         let ids = 0..500;
         let taken = allocation_counter::measure(|| {
             for id in ids.clone() {
-                for change in 0..FEW as u64 - 1 {
+                for change in 0..MAX_LIST_CHANGES as u64 - 1 {
                     memory.set(id, Member::Number(change % 5), change % 2 == 0);
                 }
             }
@@ -552,9 +560,16 @@ mod tests {
     #[test]
     fn newest_change_of_a_number_counts_in_lists_and_in_trees() {
         let mut rng = fastrand::Rng::with_seed(1);
-        for numbers in [1, 2, FEW / 2, FEW, FEW + 1, 5 * FEW] {
+        for numbers in [
+            1,
+            2,
+            MAX_LIST_CHANGES / 2,
+            MAX_LIST_CHANGES,
+            MAX_LIST_CHANGES + 1,
+            5 * MAX_LIST_CHANGES,
+        ] {
             let (memory, mut truth) = (Memory::new(), BTreeMap::new());
-            for _ in 0..4 * numbers.max(FEW) {
+            for _ in 0..4 * numbers.max(MAX_LIST_CHANGES) {
                 let (number, set) = (rng.u64(..numbers as u64), rng.bool());
                 memory.set(7, Member::Number(number), set);
                 truth.insert(number, set);

@@ -4,23 +4,23 @@ use crate::pair::{Member, Pair, Pairs};
 use crate::run::Run;
 use std::sync::Arc;
 
-pub(crate) struct Source {
+pub(crate) struct MergeSource {
     pairs: Pairs,
     at: usize,
-    run: Option<Rest>,
+    run: Option<RemainingBlocks>,
     /// Run identity that decides which drops apply: that of the source run, or of the run that will
     /// contain the copied pairs. No drop applies to `None`.
     identity: Option<u64>,
 }
 
-struct Rest {
+struct RemainingBlocks {
     run: Arc<Run>,
     block: usize,
 }
 
-impl Source {
-    pub(crate) fn of_pairs(pairs: Pairs, identity: Option<u64>) -> Source {
-        Source { pairs, at: 0, run: None, identity }
+impl MergeSource {
+    pub(crate) fn of_pairs(pairs: Pairs, identity: Option<u64>) -> MergeSource {
+        MergeSource { pairs, at: 0, run: None, identity }
     }
 
     pub(crate) fn into_pairs(self) -> Pairs {
@@ -32,12 +32,12 @@ impl Source {
         run: &Arc<Run>,
         low: u64,
         after: Option<(u64, Member<'_>)>,
-    ) -> store::Result<Source> {
+    ) -> store::Result<MergeSource> {
         let (id, member) = after.map_or((low, None), |(id, member)| (id, Some(member)));
         let block = if id > run.ids().1 { run.blocks() } else { run.block_from(id, member) };
-        let rest = Rest { run: run.clone(), block };
+        let rest = RemainingBlocks { run: run.clone(), block };
         let (pairs, identity) = (Pairs::default(), Some(run.identity()));
-        let mut source = Source { pairs, at: 0, run: Some(rest), identity };
+        let mut source = MergeSource { pairs, at: 0, run: Some(rest), identity };
         source.fill()?;
         let is_before = |pair: Pair<'_>| match after {
             Some(after) => pair.key() <= after,
@@ -74,10 +74,10 @@ impl Source {
 }
 
 /// Merges sources, newest first. Calls `each` for the newest state of each pair, in order, until it
-/// returns false. `is_void` returns whether a drop applies to an id's pairs from a source.
+/// returns false. `is_dropped_from` returns whether a drop applies to an id's pairs from a source.
 pub(crate) fn merge(
-    sources: &mut [Source],
-    is_void: impl Fn(u64, Option<u64>) -> bool,
+    sources: &mut [MergeSource],
+    is_dropped_from: impl Fn(u64, Option<u64>) -> bool,
     mut each: impl FnMut(Pair<'_>) -> store::Result<bool>,
 ) -> store::Result<()> {
     loop {
@@ -92,7 +92,7 @@ pub(crate) fn merge(
         }
         let Some((at, pair)) = lowest else { return Ok(()) };
         let mut id = pair.id;
-        if is_void(id, sources[at].identity) {
+        if is_dropped_from(id, sources[at].identity) {
             sources[at].skip()?;
             continue;
         }
@@ -106,11 +106,11 @@ pub(crate) fn merge(
             }
         }
         // The source's pairs below the next pair of every other source need no further comparison.
-        let others = newer.iter().chain(older.iter()).filter_map(Source::peek);
+        let others = newer.iter().chain(older.iter()).filter_map(MergeSource::peek);
         let end = others.map(|pair| pair.key()).min();
         while let Some(pair) = source.peek() {
             if end.is_some_and(|end| pair.key() >= end)
-                || (pair.id != id && is_void(pair.id, source.identity))
+                || (pair.id != id && is_dropped_from(pair.id, source.identity))
             {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Lookup in steps: each step returns the next block to read.
 //!
-//! [`Question::read`] blocks on the disk; the caller chooses the thread.
+//! [`PendingLookup::read`] blocks on the disk; the caller chooses the thread.
 
 use crate::pair::{Member, OwnedMember, hash_of};
 use crate::ranges::Range;
@@ -13,40 +13,40 @@ pub enum Answer {
     /// Whether the pair is set.
     Known(bool),
     /// The lookup needs a block.
-    Asks(Question),
+    NeedsBlock(PendingLookup),
 }
 
 /// Pending lookup that needs a block.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct PendingLookup {
     id: u64,
     member: OwnedMember,
     hash: u64,
     range: Arc<Range>,
     /// Largest run identity that a drop of the id applies to. The lookup skips these runs.
-    void: u64,
+    dropped_up_to: u64,
     /// Current run, and the block to read in it.
     run: usize,
     block: usize,
     seen: u64,
 }
 
-impl Question {
+impl PendingLookup {
     /// Begins a lookup. `seen` is the ledger's current version.
     pub(crate) fn begin(
         (id, member): (u64, Member<'_>),
         range: &Arc<Range>,
-        void: u64,
+        dropped_up_to: u64,
         seen: u64,
     ) -> Answer {
         let hash = hash_of(id, member);
-        match next_block(range, 0, (id, member, hash), void) {
-            Some((run, block)) => Answer::Asks(Question {
+        match next_block(range, 0, (id, member, hash), dropped_up_to) {
+            Some((run, block)) => Answer::NeedsBlock(PendingLookup {
                 id,
                 member: member.to_owned(),
                 hash,
                 range: range.clone(),
-                void,
+                dropped_up_to,
                 run,
                 block,
                 seen,
@@ -72,11 +72,12 @@ impl Question {
             return Ok(Answer::Known(set));
         }
         let pair = (self.id, self.member.as_member(), self.hash);
-        let Some((run, block)) = next_block(&self.range, self.run + 1, pair, self.void) else {
+        let Some((run, block)) = next_block(&self.range, self.run + 1, pair, self.dropped_up_to)
+        else {
             return Ok(Answer::Known(false));
         };
         (self.run, self.block) = (run, block);
-        Ok(Answer::Asks(self))
+        Ok(Answer::NeedsBlock(self))
     }
 
     /// Reads the block and returns the next step. Blocks on the disk.
@@ -92,9 +93,9 @@ fn next_block(
     range: &Range,
     from: usize,
     (id, member, hash): (u64, Member<'_>, u64),
-    void: u64,
+    dropped_up_to: u64,
 ) -> Option<(usize, usize)> {
     let runs = range.runs.iter().enumerate().skip(from);
-    let mut runs = runs.take_while(|(_, run)| run.identity() > void);
+    let mut runs = runs.take_while(|(_, run)| run.identity() > dropped_up_to);
     runs.find_map(|(at, run)| Some((at, run.block_of(id, member, hash)?)))
 }

@@ -65,7 +65,7 @@ pub(crate) fn high(ranges: &Ranges, at: usize) -> u64 {
 ///   rewritten at most `part` times while it doubles, and the filters of the upper runs stay small.
 /// - Otherwise the newest run, and each following one that is at most twice as large as all pairs
 ///   selected so far.
-pub(crate) fn to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
+pub(crate) fn runs_to_merge(runs: &[u64], pairs: u64, most: usize, part: u64, room: u64) -> usize {
     let Some((&lowest, upper)) = runs.split_last() else { return 0 };
     let above = upper.iter().sum::<u64>() + pairs;
     if above >= (lowest / part).saturating_add(room) {
@@ -106,7 +106,7 @@ mod tests {
             // Newest first.
             let (mut runs, mut written): (Vec<u64>, u64) = (vec![], 0);
             for _ in 0..flushes {
-                let n = to_merge(&runs, flush, 4, 12, room);
+                let n = runs_to_merge(&runs, flush, 4, 12, room);
                 let merged = runs.drain(..n).sum::<u64>() + flush;
                 runs.insert(0, merged);
                 written += merged;

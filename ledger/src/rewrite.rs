@@ -2,11 +2,11 @@
 //! memory and the newest runs of a range into one run.
 //!
 //! A rewrite creates its file before it copies pairs from memory (step 1), so a later drop applies
-//! to the file. The merge policy (`ranges::to_merge`) selects the runs. If it selects all runs and
-//! the range is too large, the rewrite divides it into several files.
+//! to the file. The merge policy (`ranges::runs_to_merge`) selects the runs. If it selects all runs
+//! and the range is too large, the rewrite divides it into several files.
 
 use crate::ledger::{Ledger, Options};
-use crate::merge::{Source, merge};
+use crate::merge::{MergeSource, merge};
 use crate::pair::{Pair, Pairs};
 use crate::ranges::{self, Range, Ranges};
 use crate::run::{Run, RunWriter};
@@ -26,13 +26,13 @@ pub enum Flush {
 }
 
 #[derive(Clone, Copy)]
-struct FromMemory {
+struct MemoryFlush {
     pairs: usize,
     /// Log offset; see [`Ledger::flush`].
     covered: u64,
 }
 
-struct Rewrite<'a> {
+struct RangeRewrite<'a> {
     /// Index of the range.
     at: usize,
     /// Number of runs replaced, newest first.
@@ -67,16 +67,16 @@ impl Ledger {
         let mut room = self.options.upper_pairs.saturating_sub(excess);
         let (mut left, mut damaged) = (self.memory.len(), None);
         // Half of the flush threshold, less if pairs count as several.
-        let may_stay = self.most_memory_pairs() / 2 * left / self.weight().max(1);
-        let mut rewrites: Vec<Rewrite<'_>> = Vec::new();
-        let written = self.waiting(&ranges).into_iter().try_for_each(|(at, pairs)| {
+        let may_stay = self.max_memory_pairs() / 2 * left / self.weight().max(1);
+        let mut rewrites: Vec<RangeRewrite<'_>> = Vec::new();
+        let written = self.ranges_in_memory(&ranges).into_iter().try_for_each(|(at, pairs)| {
             if flush == Flush::Most && left <= may_stay {
                 return Ok(());
             }
-            // `waiting` sorts by size, so the ranges with the most pairs use the shared allowance
-            // first.
+            // `ranges_in_memory` sorts by size, so the ranges with the most pairs use the shared
+            // allowance first.
             let here = room + ranges::excess(&ranges[at], upper_part);
-            let from_memory = FromMemory { pairs, covered };
+            let from_memory = MemoryFlush { pairs, covered };
             match self.rewrite_readable(store, &ranges, at, from_memory, here) {
                 Ok(rewrite) => {
                     let stays = rewrite.merged < ranges[at].runs.len();
@@ -159,13 +159,13 @@ impl Ledger {
 
     /// Returns the indexes of the ranges with pairs in memory, each with the number of pairs,
     /// largest first.
-    fn waiting(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
+    fn ranges_in_memory(&self, ranges: &Ranges) -> Vec<(usize, usize)> {
         let mut counts = vec![0usize; ranges.len()];
         self.memory.count(|id, pairs| counts[ranges::at(ranges, id)] += pairs);
-        let mut waiting: Vec<(usize, usize)> =
+        let mut ranges_in_memory: Vec<(usize, usize)> =
             counts.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
-        waiting.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
-        waiting
+        ranges_in_memory.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+        ranges_in_memory
     }
 
     /// Flushes the range at index `at`. Merges the runs that the merge policy selects, but only
@@ -175,9 +175,9 @@ impl Ledger {
         store: &'a Store,
         ranges: &Ranges,
         at: usize,
-        from_memory: FromMemory,
+        from_memory: MemoryFlush,
         room: u64,
-    ) -> store::Result<Rewrite<'a>> {
+    ) -> store::Result<RangeRewrite<'a>> {
         let Options { runs: most, upper_part, .. } = self.options;
         let pairs = from_memory.pairs;
         let runs = &ranges[at].runs;
@@ -186,7 +186,7 @@ impl Ledger {
         loop {
             let most = most.saturating_sub(runs.len() - readable).max(1);
             let sizes = &sizes[..readable];
-            let merged = ranges::to_merge(sizes, pairs as u64, most, upper_part, room);
+            let merged = ranges::runs_to_merge(sizes, pairs as u64, most, upper_part, room);
             let error =
                 match self.rewrite(store, ranges, (at, merged), Some(from_memory), &|_| true) {
                     Ok(rewrite) => return Ok(rewrite),
@@ -206,9 +206,9 @@ impl Ledger {
         store: &'a Store,
         ranges: &Ranges,
         (at, merged): (usize, usize),
-        from_memory: Option<FromMemory>,
+        from_memory: Option<MemoryFlush>,
         keep: &dyn Fn(Pair<'_>) -> bool,
-    ) -> store::Result<Rewrite<'a>> {
+    ) -> store::Result<RangeRewrite<'a>> {
         let range = &ranges[at];
         let is_lowest = merged == range.runs.len();
         let (low, high) = (range.low, ranges::high(ranges, at));
@@ -223,7 +223,7 @@ impl Ledger {
         let flushed = from_memory.filter(|_| is_lowest || !self.has_drops(low, high));
         let flushed = flushed.map(|from| from.covered);
         let pieces = if is_lowest { total.div_ceil(self.options.range_pairs).max(1) } else { 1 };
-        let mut output = Output {
+        let mut output = RunOutput {
             ledger: self,
             store,
             tag: Tag {
@@ -245,13 +245,13 @@ impl Ledger {
         output.begin()?;
         let copied = from_memory.map(|from| self.copy_memory((low, high), from.pairs));
         let copied = copied.unwrap_or_default();
-        let mut sources = vec![Source::of_pairs(copied, Some(output.identity))];
+        let mut sources = vec![MergeSource::of_pairs(copied, Some(output.identity))];
         for run in &range.runs[..merged] {
-            sources.push(Source::of_run(run, 0, None)?);
+            sources.push(MergeSource::of_run(run, 0, None)?);
         }
         merge(
             &mut sources,
-            |id, run| self.is_void(id, run),
+            |id, run| self.is_dropped_from(id, run),
             |pair| {
                 if keep(pair) && (pair.set || !is_lowest) {
                     output.push(pair)?;
@@ -261,8 +261,8 @@ impl Ledger {
         )?;
         let pairs = sources.swap_remove(0).into_pairs();
         output.finish()?;
-        let Output { files, identity, .. } = output;
-        Ok(Rewrite { at, merged, files, pairs, identity })
+        let RunOutput { files, identity, .. } = output;
+        Ok(RangeRewrite { at, merged, files, pairs, identity })
     }
 
     fn copy_memory(&self, (low, high): (u64, u64), about: usize) -> Pairs {
@@ -278,7 +278,7 @@ impl Ledger {
         &self,
         store: &Store,
         ranges: &Ranges,
-        mut rewrites: Vec<Rewrite<'_>>,
+        mut rewrites: Vec<RangeRewrite<'_>>,
         written: store::Result<()>,
         log: impl FnOnce() -> store::Result<u64>,
     ) -> store::Result<()> {
@@ -321,7 +321,11 @@ fn is_of_a_file(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Io { .. })
 }
 
-fn arranged(store: &Store, ranges: &Ranges, rewrites: &[Rewrite<'_>]) -> store::Result<Ranges> {
+fn arranged(
+    store: &Store,
+    ranges: &Ranges,
+    rewrites: &[RangeRewrite<'_>],
+) -> store::Result<Ranges> {
     let mut next: Ranges = Vec::new();
     let mut rewrites = rewrites.iter().peekable();
     for (at, range) in ranges.iter().enumerate() {
@@ -350,7 +354,7 @@ fn is_among(runs: &[Arc<Run>], file: &FileEntry) -> bool {
     runs.iter().any(|run| run.entry().name == file.name)
 }
 
-struct Output<'a> {
+struct RunOutput<'a> {
     ledger: &'a Ledger,
     store: &'a Store,
     /// Tag of the next file. Its `high` is the end of the range until the file ends.
@@ -369,7 +373,7 @@ struct Output<'a> {
     identity: u64,
 }
 
-impl Output<'_> {
+impl RunOutput<'_> {
     fn begin(&mut self) -> store::Result<()> {
         let writer = RunWriter::begin(self.store, self.tag, self.is_lowest)?;
         self.ledger.newest.fetch_max(writer.identity(), AcqRel);

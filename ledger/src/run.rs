@@ -22,16 +22,16 @@
 
 use crate::block::{Block, Builder};
 use crate::filter::Filter;
-use crate::index::{Firsts, Index};
+use crate::index::{FirstPairs, Index};
 use crate::pair::{Member, Pair, Pairs, hash_of};
 use store::{BLOCK_BYTES, FileEntry, PageFile, PageWriter, Store, Tag};
 
 const VERSION: u32 = 1;
 const HAS_FILTER: u32 = 1;
-const NOTE_HEAD: usize = 40;
+const NOTE_HEADER_BYTES: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counts {
+struct PairCounts {
     pairs: u64,
     unset: u64,
     first: u64,
@@ -42,7 +42,7 @@ struct Counts {
 #[derive(Debug)]
 pub struct Run {
     file: PageFile,
-    counts: Counts,
+    counts: PairCounts,
     index: Index,
     filter: Option<Filter>,
 }
@@ -51,15 +51,15 @@ fn decode(
     mut note: &[u8],
     tag: &Tag,
     pages: u64,
-) -> Result<(Counts, Index, Option<Filter>), &'static str> {
-    let head = note.split_off(..NOTE_HEAD).ok_or("the note is truncated")?;
+) -> Result<(PairCounts, Index, Option<Filter>), &'static str> {
+    let head = note.split_off(..NOTE_HEADER_BYTES).ok_or("the note is truncated")?;
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     let (version, flags) = (number(0) as u32, (number(0) >> 32) as u32);
     if version != VERSION || flags & !HAS_FILTER != 0 {
         return Err("unknown version or flag in the note");
     }
     let counts =
-        Counts { pairs: number(8), unset: number(16), first: number(24), last: number(32) };
+        PairCounts { pairs: number(8), unset: number(16), first: number(24), last: number(32) };
     let possible = (pages..=pages * BLOCK_BYTES as u64 * 4).contains(&counts.pairs)
         && counts.unset <= counts.pairs
         && tag.low <= counts.first
@@ -195,9 +195,9 @@ impl Run {
 pub struct RunWriter {
     pages: PageWriter,
     builder: Builder,
-    firsts: Firsts,
+    firsts: FirstPairs,
     before: Pairs,
-    counts: Counts,
+    counts: PairCounts,
     /// Hashes of all pairs; `None` for a run without a filter.
     hashes: Option<Vec<u64>>,
 }
@@ -208,9 +208,9 @@ impl RunWriter {
         Ok(RunWriter {
             pages: store.begin_pages(tag)?,
             builder: Builder::default(),
-            firsts: Firsts::default(),
+            firsts: FirstPairs::default(),
             before: Pairs::default(),
-            counts: Counts { pairs: 0, unset: 0, first: 0, last: 0 },
+            counts: PairCounts { pairs: 0, unset: 0, first: 0, last: 0 },
             hashes: (!is_lowest).then(Vec::new),
         })
     }
@@ -274,7 +274,7 @@ impl RunWriter {
         let mut note = Vec::new();
         note.extend_from_slice(&VERSION.to_le_bytes());
         note.extend_from_slice(&flags.to_le_bytes());
-        let Counts { pairs, unset, first, last } = self.counts;
+        let PairCounts { pairs, unset, first, last } = self.counts;
         [pairs, unset, first, last].iter().for_each(|n| note.extend_from_slice(&n.to_le_bytes()));
         note.extend_from_slice(&self.firsts.encode());
         if let Some(hashes) = &self.hashes {

@@ -1,6 +1,6 @@
 //! Probing of tables with canaries; [`FpEstimator`] counts the results.
 
-use crate::fp_estimator::{FpEstimator, Measured, YES_WANTED};
+use crate::fp_estimator::{CanaryCounts, FALSE_POSITIVES_WANTED, FpEstimator};
 use crate::hash::Seed;
 use crate::space::Space;
 use crate::table::Table;
@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl Table {
     /// Looks up `count` canaries and returns all results so far.
-    pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> Measured {
+    pub(crate) fn probe(&self, seed: Seed, low: u64, count: u64) -> CanaryCounts {
         let pairs = self.pairs();
         let mut canaries = self.canaries.lock();
         if self.cold().is_some() {
             // Each lookup in a cold table would read the disk.
             return canaries.measured;
         }
-        if !canaries.are_of(pairs) {
+        if !canaries.count_for(pairs) {
             *canaries = FpEstimator { pairs, next: canaries.next, ..FpEstimator::default() };
         }
         let from = canaries.next;
@@ -31,8 +31,8 @@ impl Table {
 
     fn wants_canaries(&self) -> bool {
         let canaries = self.canaries.lock();
-        let is_known = (canaries.measured.canaries as f64) * self.rate() >= YES_WANTED;
-        self.cold().is_none() && !(is_known && canaries.are_of(self.pairs()))
+        let is_known = (canaries.measured.canaries as f64) * self.rate() >= FALSE_POSITIVES_WANTED;
+        self.cold().is_none() && !(is_known && canaries.count_for(self.pairs()))
     }
 }
 
@@ -54,10 +54,10 @@ impl Space {
     }
 
     /// Returns the sum of the results of all tables in memory.
-    pub fn measured(&self) -> Measured {
+    pub fn measured(&self) -> CanaryCounts {
         let tables = self.ring.load();
         let of_tables = tables.entries().iter().map(|entry| entry.table().canaries.lock().measured);
-        of_tables.fold(Measured::default(), |sum, of| Measured {
+        of_tables.fold(CanaryCounts::default(), |sum, of| CanaryCounts {
             canaries: sum.canaries + of.canaries,
             yes: sum.yes + of.yes,
         })
@@ -75,7 +75,7 @@ mod tests {
         for member in members {
             Table::set(
                 table.room(|_| true).unwrap(),
-                &seed.pair(1, seed.ready(&Member::Number(member))),
+                &seed.pair(1, seed.prepare_member(&Member::Number(member))),
             );
         }
     }
@@ -102,7 +102,7 @@ mod tests {
             })
         };
         for yes in [0, 1, 2, 5, 10, 100, 500] {
-            let measured = Measured { canaries: 1_000_000, yes };
+            let measured = CanaryCounts { canaries: 1_000_000, yes };
             let (least, most) = (measured.at_least() * 1e6, measured.at_most() * 1e6);
             assert!(least <= yes as f64 && most > yes as f64);
             let above = no_more_than(yes, most);
@@ -113,7 +113,7 @@ mod tests {
                 "{yes}: {below} below {least}"
             );
         }
-        let nothing = Measured::default();
+        let nothing = CanaryCounts::default();
         assert_eq!((nothing.rate(), nothing.at_least(), nothing.at_most()), (None, 0.0, 1.0));
     }
 
@@ -141,7 +141,7 @@ mod tests {
         }
         assert_eq!((steps, space.measured().canaries), (tables * 100, tables * 100_000));
         for table in space.tables().into_iter().filter(|table| table.pairs > 0) {
-            let Measured { canaries, .. } = table.measured;
+            let CanaryCounts { canaries, .. } = table.measured;
             assert_eq!(canaries, 100_000);
             assert!(table.measured.at_least() <= table.expected_rate, "{table:?}");
             assert!(table.measured.at_most() >= table.expected_rate, "{table:?}");

@@ -49,19 +49,19 @@ mod tests;
 use crate::bytes::u64_at;
 use crate::hash::Seed;
 use crate::sizing::{PAGE_WORDS, RATES, Sizing};
-use crate::table::{LINKS, Link, Table};
+use crate::table::{ChainedFilter, LINKS, Table};
 pub use decoder::TableDecoder;
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
 const TABLE_MAGIC: &[u8; 8] = b"TMPHTAB\x01";
-pub(crate) const CHECK: usize = 8;
-const HEADER: usize = 64 + 8 * LINKS;
+pub(crate) const CHECKSUM_BYTES: usize = 8;
+const HEADER_BYTES: usize = 64 + 8 * LINKS;
 /// Number of words in a stored block (64 KiB).
 const BLOCK_WORDS: usize = 64 * 1024 / 8;
 const BLOCK_HASHES: usize = 4096;
 
-const _: () = assert!(HEADER == 192);
+const _: () = assert!(HEADER_BYTES == 192);
 
 /// Reason why a table or a head cannot be decoded. The space is unchanged.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -131,8 +131,8 @@ pub(crate) fn encode_table<E>(
 ) -> Result<(), E> {
     let mut revoked = vec![];
     table.revoked.for_each(|hash| revoked.push(hash));
-    let links: Vec<&Link> = table.links().collect();
-    let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8 + CHECK);
+    let links: Vec<&ChainedFilter> = table.links().collect();
+    let mut bytes = Vec::with_capacity(BLOCK_WORDS * 8 + CHECKSUM_BYTES);
     let header = Header {
         rate: table.rate(),
         low,
@@ -170,7 +170,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) const BYTES: usize = HEADER;
+    pub(crate) const BYTES: usize = HEADER_BYTES;
 }
 
 pub(crate) fn put_header(bytes: &mut Vec<u8>, magic: &[u8; 8], seed: Seed, header: &Header) {
@@ -193,7 +193,7 @@ pub(crate) fn check_header(
 ) -> Result<Header, DecodeError> {
     let corrupt = |what| Err(DecodeError::Corrupt { offset: 0, what });
     let field = |at: usize| u64_at(body, at);
-    if body.len() < HEADER {
+    if body.len() < HEADER_BYTES {
         return corrupt("unexpected end");
     }
     if body[..8] != magic[..] {

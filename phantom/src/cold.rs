@@ -89,7 +89,7 @@ impl Space {
     }
 
     /// Whether a lookup of the pair reads the disk.
-    pub fn lies_elsewhere(&self, pair: &Pair) -> bool {
+    pub fn needs_disk(&self, pair: &Pair) -> bool {
         let Some((_, table)) = self.table_over(pair.id) else { return false };
         let Some(cold) = table.cold().filter(|cold| cold.memory().is_none()) else { return false };
         !table.revoked.contains(pair.hash()) && !cold.late.contains(pair.hash())

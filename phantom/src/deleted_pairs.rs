@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const SHARDS: usize = 1024;
 /// Number of shards of a set that is rarely modified. A space may have thousands of such sets.
-const FEW_SHARDS: usize = 16;
+const COLD_TABLE_SHARDS: usize = 16;
 
-pub(crate) type Hashes = HashSet<u128, AsIs>;
+pub(crate) type Hashes = HashSet<u128, PairHashHasher>;
 
 /// Returns the heap bytes of `sets` non-empty hash sets with `hashes` entries in total. A set has
 /// 17 bytes per bucket (16 and a tag) plus 16 tags. The bucket count is a power of two at a load of
@@ -31,16 +31,16 @@ pub(crate) fn bytes_of(sets: usize, hashes: usize) -> usize {
 
 /// Hasher that returns the lower half of a pair hash.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct AsIs(u64);
+pub(crate) struct PairHashHasher(u64);
 
-impl BuildHasher for AsIs {
-    type Hasher = AsIs;
-    fn build_hasher(&self) -> AsIs {
-        AsIs(0)
+impl BuildHasher for PairHashHasher {
+    type Hasher = PairHashHasher;
+    fn build_hasher(&self) -> PairHashHasher {
+        PairHashHasher(0)
     }
 }
 
-impl Hasher for AsIs {
+impl Hasher for PairHashHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("only u128 is hashed")
     }
@@ -69,7 +69,7 @@ impl Default for DeletedPairs {
 impl DeletedPairs {
     /// Returns a set with few shards, for a cold table.
     pub(crate) fn small() -> DeletedPairs {
-        DeletedPairs { most_shards: FEW_SHARDS, ..DeletedPairs::default() }
+        DeletedPairs { most_shards: COLD_TABLE_SHARDS, ..DeletedPairs::default() }
     }
 
     pub(crate) fn len(&self) -> usize {

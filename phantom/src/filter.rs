@@ -19,7 +19,7 @@
 //! writer.
 
 use crate::hash::{Pair, mix};
-use crate::sizing::{LINE_BITS, LINES, MOST_BITS, PAGE_WORDS, Sizing};
+use crate::sizing::{LINE_BITS, LINES, MAX_BITS, PAGE_WORDS, Sizing};
 use rolling::{Words, ones};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,7 +29,7 @@ const DRAWS: usize = 7;
 
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
-const _: () = assert!(MOST_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
+const _: () = assert!(MAX_BITS <= DRAWS && LINE_WORDS * LINES == PAGE_WORDS);
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Probe {
@@ -104,7 +104,7 @@ impl Filter {
 
     /// Returns the position of `pair` in this filter, given its `probe` in another one.
     #[inline(always)]
-    pub(crate) fn spot_again(&self, pair: &Pair, probe: &Probe) -> Probe {
+    pub(crate) fn probe_resized(&self, pair: &Pair, probe: &Probe) -> Probe {
         Probe { page: self.page(pair), ..*probe }
     }
 
@@ -130,7 +130,7 @@ impl Filter {
 
     #[inline(always)]
     pub(crate) fn contains(&self, pair: &Pair, probe: &Probe) -> bool {
-        self.may_contain(pair, probe) && self.does_contain(pair, probe)
+        self.may_contain(pair, probe) && self.confirm_contains(pair, probe)
     }
 
     /// Whether the first draws in the first line are set. Excludes 99 % of unset pairs.
@@ -141,7 +141,7 @@ impl Filter {
 
     /// Completes the test of a pair that passed [`Filter::may_contain`].
     #[inline]
-    pub(crate) fn does_contain(&self, pair: &Pair, probe: &Probe) -> bool {
+    pub(crate) fn confirm_contains(&self, pair: &Pair, probe: &Probe) -> bool {
         let sides = [draws(pair, 0), draws(pair, 1)];
         has_draws(self.sizing.bits, self.line(probe.line(1)), sides[1])
             && (0..2).all(|side| self.has_repeats(probe, side, sides[side]))
@@ -312,12 +312,12 @@ mod tests {
     use bitvec::prelude::*;
 
     fn pair(seed: Seed, id: u64, member: u64) -> Pair {
-        seed.pair(id, seed.ready(&Member::Number(member)))
+        seed.pair(id, seed.prepare_member(&Member::Number(member)))
     }
 
     #[test]
     fn a_pair_has_distinct_bits_in_two_lines_of_one_page() {
-        for bits in 1..=MOST_BITS {
+        for bits in 1..=MAX_BITS {
             let filter = Filter::new(Sizing { bits, ..Sizing::for_rate(0.5) }, 1000).unwrap();
             for i in 0..10_000 {
                 let pair = pair(Seed::new(i), i, i * i);

@@ -10,7 +10,7 @@ impl Space {
     /// Returns the pair of `id` and `member` in generation 0, before any forget.
     #[inline]
     pub fn first_pair(&self, id: u64, member: &Member) -> Pair {
-        self.seed.pair(id, self.seed.ready(member))
+        self.seed.pair(id, self.seed.prepare_member(member))
     }
 
     #[inline]
@@ -97,7 +97,7 @@ impl Space {
             }
             Ok::<(), std::convert::Infallible>(())
         };
-        let Ok(()) = self.outliers.take_away(&self.frontier, id, drop_held);
+        let Ok(()) = self.outliers.write_removal(&self.frontier, id, drop_held);
     }
 
     /// Returns the forgotten ids in an inclusive range with their generations, in ascending order.
@@ -157,7 +157,7 @@ mod tests {
 
     /// An old log record contains a pair of an earlier generation.
     #[test]
-    fn a_pair_of_an_earlier_generation_that_is_told_again_is_not_seen() {
+    fn replayed_pair_of_an_earlier_generation_stays_invisible() {
         let space = space(1000);
         fill(&space, 0..200);
         let told = MEMBERS.map(|member| space.pair(7, &member));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_forgotten_ids_is_bounded_and_those_below_the_horizon_go() {
+    fn forgotten_ids_are_bounded_and_dropped_below_horizon() {
         let space = space(50);
         fill(&space, 0..300);
         (0..50).for_each(|id| {

@@ -23,7 +23,7 @@ use std::sync::atomic::{
 };
 
 /// Slots of the smallest map. A map has at least two slots per id to keep probe sequences short.
-const FEWEST_SLOTS: usize = 64;
+const MIN_SLOTS: usize = 64;
 
 pub(crate) struct Forgotten {
     any: AtomicBool,
@@ -51,7 +51,7 @@ struct Slot {
 
 impl Generations {
     fn with_room(ids: usize) -> Generations {
-        let slots = (2 * ids).next_power_of_two().max(FEWEST_SLOTS);
+        let slots = (2 * ids).next_power_of_two().max(MIN_SLOTS);
         Generations {
             ids: AtomicUsize::new(0),
             slots: (0..slots).map(|_| Slot::default()).collect(),

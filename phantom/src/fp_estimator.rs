@@ -3,28 +3,28 @@
 //!
 //! At a rate of 0.01 % ten thousand canaries give one false positive, which is too few for an
 //! estimate. A background thread therefore probes one table after another
-//! ([`Space::probe`](crate::Space::probe)), until [`YES_WANTED`] false positives are expected per
-//! table. The rate is then known within a third. The counts start over when the table has grown by
-//! a sixteenth, which changes its rate.
+//! ([`Space::probe`](crate::Space::probe)), until [`FALSE_POSITIVES_WANTED`] false positives are
+//! expected per table. The rate is then known within a third. The counts start over when the table
+//! has grown by a sixteenth, which changes its rate.
 //!
 //! With few canaries the bounds are more useful than the rate. An alarm for an exceeded rate should
-//! use [`Measured::at_least`].
+//! use [`CanaryCounts::at_least`].
 
 /// Number of expected false positives at which probing of a table stops.
-pub(crate) const YES_WANTED: f64 = 100.0;
+pub(crate) const FALSE_POSITIVES_WANTED: f64 = 100.0;
 /// Width of a bound in standard deviations. By chance, one estimate in 740 exceeds the bound.
 const DEVIATIONS: f64 = 3.0;
 
 /// Results of canary lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct CanaryCounts {
     /// Number of canaries looked up.
     pub canaries: u64,
     /// Number of false positives.
     pub yes: u64,
 }
 
-impl Measured {
+impl CanaryCounts {
     /// Returns the measured false-positive rate, or `None` without canaries.
     pub fn rate(&self) -> Option<f64> {
         (self.canaries > 0).then(|| self.yes as f64 / self.canaries as f64)
@@ -32,9 +32,9 @@ impl Measured {
 
     /// Returns a lower bound of the rate that holds in 739 of 740 cases; 0 without canaries.
     ///
-    /// This bound and [`Measured::at_most`] are Byar's bounds of a Poisson mean (Breslow and Day,
-    /// Statistical Methods in Cancer Research II, 1987). They are within a few percent of the exact
-    /// bounds for all counts, including 0.
+    /// This bound and [`CanaryCounts::at_most`] are Byar's bounds of a Poisson mean (Breslow and
+    /// Day, Statistical Methods in Cancer Research II, 1987). They are within a few percent of the
+    /// exact bounds for all counts, including 0.
     pub fn at_least(&self) -> f64 {
         let yes = self.yes as f64;
         let bound =
@@ -53,7 +53,7 @@ impl Measured {
 /// Canary counts of one table.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FpEstimator {
-    pub(crate) measured: Measured,
+    pub(crate) measured: CanaryCounts,
     /// Number of pairs in the table when counting began.
     pub(crate) pairs: u64,
     /// Number of the next canary.
@@ -62,7 +62,7 @@ pub(crate) struct FpEstimator {
 
 impl FpEstimator {
     /// Whether the counts still describe a table with `pairs` pairs.
-    pub(crate) fn are_of(&self, pairs: u64) -> bool {
+    pub(crate) fn count_for(&self, pairs: u64) -> bool {
         pairs <= self.pairs + self.pairs / 16
     }
 }

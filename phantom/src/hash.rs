@@ -137,7 +137,7 @@ impl Seed {
     }
 
     #[inline]
-    pub(crate) fn ready(self, member: &Member) -> PreparedMember {
+    pub(crate) fn prepare_member(self, member: &Member) -> PreparedMember {
         match *member {
             Member::Number(number) => PreparedMember::Number(Number::new(number, self.0)),
             Member::Bytes(bytes) => PreparedMember::Bytes(xxh3_128_with_seed(bytes, self.0)),
@@ -236,14 +236,14 @@ mod tests {
     #[test]
     fn hashes_are_frozen() {
         let seed = Seed::new(0x1234_5678_9abc_def0);
-        let pair = |id, member: &Member| seed.pair(id, seed.ready(member)).hash();
+        let pair = |id, member: &Member| seed.pair(id, seed.prepare_member(member)).hash();
         let found = [
             pair(3_631_614_501_919_378, &Member::Number(833_933_534_602)),
             pair(0, &Member::Number(0)),
             pair(u64::MAX, &Member::Bytes(b"")),
             pair(7, &Member::Bytes(b"alice")),
             seed.canary(7, 1).hash(),
-            seed.later(seed.pair(7, seed.ready(&Member::Bytes(b"alice"))), 1).hash(),
+            seed.later(seed.pair(7, seed.prepare_member(&Member::Bytes(b"alice"))), 1).hash(),
             u128::from(seed.fingerprint()),
             u128::from(mix(1)),
         ];
@@ -262,7 +262,7 @@ mod tests {
             let input = [id.to_le_bytes(), number.to_le_bytes()].concat();
             let expected = Pair::from_hash(id, xxh3_128_with_seed(&input, seed.0));
             assert_eq!(
-                seed.pair(id, seed.ready(&Member::Number(number))),
+                seed.pair(id, seed.prepare_member(&Member::Number(number))),
                 expected,
                 "{id} {number}"
             );
@@ -291,7 +291,7 @@ mod tests {
                     Member::Bytes(b""),
                     Member::Bytes(&[0; 8]),
                 ] {
-                    let hash = seed.pair(id, seed.ready(&member)).hash();
+                    let hash = seed.pair(id, seed.prepare_member(&member)).hash();
                     assert!(seen.insert(hash), "{id} {member:?} {}", seed.0);
                     for generation in [1, 2] {
                         let later = seed.later(Pair::from_hash(id, hash), generation);

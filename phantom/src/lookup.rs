@@ -6,8 +6,8 @@
 //! that received the pair (P1).
 //!
 //! A batch takes two passes, so that cache misses overlap. [`Lookup::place`] hashes all pairs and
-//! prefetches the first line of each; [`Placed::answer`] reads the lines. The caller can do other
-//! work between the passes.
+//! prefetches the first line of each; [`PlacedPairs::answer`] reads the lines. The caller can do
+//! other work between the passes.
 //!
 //! The second pass proceeds filter by filter on bit masks. It tests the first lines of all pairs,
 //! then the whole filter for the remaining ones. This avoids unpredictable branches per pair. The
@@ -28,7 +28,7 @@ pub const BATCH: usize = 32;
 
 /// Number of first lines prefetched at once ([`rolling::prefetch`] explains the limit). The limit
 /// does not apply to extension filters, because few tables have any.
-const ASKED_AT_ONCE: usize = 10;
+const PREFETCHED_LINES: usize = 10;
 
 /// Lookup of one member and at most [`BATCH`] ids. It owns a reference to the list of tables.
 pub struct Lookup<'s> {
@@ -57,7 +57,7 @@ pub struct Pairs<'l> {
 
 /// Pairs of a [`Lookup`] whose first lines have been prefetched.
 #[derive(Clone, Copy)]
-pub struct Placed<'p> {
+pub struct PlacedPairs<'p> {
     lookup: &'p Lookup<'p>,
     pairs: &'p Pairs<'p>,
 }
@@ -146,7 +146,7 @@ impl Space {
     /// If there are more than [`BATCH`] ids.
     pub fn lookup<'s>(&'s self, member: &Member, ids: &'s [u64]) -> Lookup<'s> {
         assert!(ids.len() <= BATCH, "a batch of {} ids is too large", ids.len());
-        let member = self.seed.ready(member);
+        let member = self.seed.prepare_member(member);
         let mut outliers = 0;
         if !self.outliers.is_empty() {
             let are_outliers =
@@ -170,24 +170,24 @@ impl Space {
     /// third.
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
-        self.hints().prefetch(id, member);
+        self.pair_prefetcher().prefetch(id, member);
     }
 
     /// Returns a handle that prefetches for many requests with one load of the list of tables.
     #[inline]
-    pub fn hints(&self) -> Hints<'_> {
-        Hints { space: self, tables: self.ring.load() }
+    pub fn pair_prefetcher(&self) -> PairPrefetcher<'_> {
+        PairPrefetcher { space: self, tables: self.ring.load() }
     }
 }
 
-/// Prefetch handle; see [`Space::hints`]. Drop it after the current requests, because it keeps the
-/// list of tables alive.
-pub struct Hints<'s> {
+/// Prefetch handle; see [`Space::pair_prefetcher`]. Drop it after the current requests, because it
+/// keeps the list of tables alive.
+pub struct PairPrefetcher<'s> {
     space: &'s Space,
     tables: Loaded<Arc<Table>>,
 }
 
-impl Hints<'_> {
+impl PairPrefetcher<'_> {
     /// Like [`Space::prefetch`].
     #[inline]
     pub fn prefetch(&self, id: u64, member: &Member) {
@@ -221,7 +221,7 @@ impl Lookup<'_> {
     }
 
     /// First pass: hashes all pairs and prefetches their first lines.
-    pub fn place<'p>(&'p self, room: &'p mut Pairs<'p>) -> Placed<'p> {
+    pub fn place<'p>(&'p self, room: &'p mut Pairs<'p>) -> PlacedPairs<'p> {
         let Lookup { space, ids, member, tables: ring, outliers } = self;
         let Pairs { pairs, draws, tables, lines, .. } = &mut *room;
         space.seed.pairs(ids, *member, pairs);
@@ -229,9 +229,9 @@ impl Lookup<'_> {
             space.forgotten.renew(space.seed, &mut pairs[..ids.len()]);
         }
         let (mut unknown, mut chained, mut bit) = (0, 0, 1u32);
-        let places = draws.chunks_mut(ASKED_AT_ONCE).zip(tables.chunks_mut(ASKED_AT_ONCE));
-        let places = places.zip(lines.chunks_mut(ASKED_AT_ONCE));
-        let parts = ids.chunks(ASKED_AT_ONCE).zip(pairs.chunks(ASKED_AT_ONCE)).zip(places);
+        let places = draws.chunks_mut(PREFETCHED_LINES).zip(tables.chunks_mut(PREFETCHED_LINES));
+        let places = places.zip(lines.chunks_mut(PREFETCHED_LINES));
+        let parts = ids.chunks(PREFETCHED_LINES).zip(pairs.chunks(PREFETCHED_LINES)).zip(places);
         for ((ids, pairs), ((draws, tables), lines)) in parts {
             let places = draws.iter_mut().zip(tables).zip(&mut *lines);
             for ((&id, pair), ((draws, table), line)) in ids.iter().zip(pairs).zip(places) {
@@ -255,7 +255,7 @@ impl Lookup<'_> {
                 ones(here).for_each(|i| rolling::prefetch(link.filter.first_line(&pairs.pairs[i])));
             }
         }
-        Placed { lookup: self, pairs }
+        PlacedPairs { lookup: self, pairs }
     }
 }
 
@@ -290,7 +290,7 @@ impl Pairs<'_> {
                 for j in ones(seem_set(link.filter.sizing().bits, number, &lines, &draws)) {
                     let i = usize::from(at[j]);
                     let (filter, pair) = (&link.filter, &self.pairs[i]);
-                    found |= u32::from(filter.does_contain(pair, &filter.probe(pair))) << i;
+                    found |= u32::from(filter.confirm_contains(pair, &filter.probe(pair))) << i;
                 }
             }
             let left = here & !found;
@@ -307,11 +307,11 @@ impl Pairs<'_> {
     }
 }
 
-impl Placed<'_> {
+impl PlacedPairs<'_> {
     /// Second pass: returns the answers for the ids. A pair that cannot be read gets the answer
     /// `No` and is added to `failed`.
     pub fn answer(self, failed: &mut Vec<Unreadable>) -> Answers {
-        let Placed { lookup, pairs } = self;
+        let PlacedPairs { lookup, pairs } = self;
         let Lookup { space, ids, outliers, .. } = *lookup;
         let bits = space.fewest_bits.load(Relaxed);
         let maybe = pairs.open & seem_set(bits, ids.len(), &pairs.lines, &pairs.draws);
@@ -325,7 +325,7 @@ impl Placed<'_> {
             let probe = filter.probe(pair);
             // A table with another rate may have more bits per line than were tested.
             let may = filter.sizing().bits == bits || filter.may_contain(pair, &probe);
-            found |= u32::from(may && filter.does_contain(pair, &probe)) << i;
+            found |= u32::from(may && filter.confirm_contains(pair, &probe)) << i;
         }
         let chained = pairs.open & !found & pairs.chained;
         if chained != 0 {

@@ -53,7 +53,7 @@ pub struct Options {
 }
 
 /// Upper bound of [`Options::max_tables`].
-pub const MOST_TABLES: usize = 1 << 16;
+pub const MAX_TABLES: usize = 1 << 16;
 
 impl Default for Options {
     fn default() -> Options {
@@ -103,7 +103,7 @@ impl Options {
         if self.pairs_per_table == 0 || self.pairs_per_table > 1 << 40 {
             return Err(Error::BadOption("pairs_per_table must be between 1 and 2^40"));
         }
-        if !(2..=MOST_TABLES).contains(&self.max_tables) {
+        if !(2..=MAX_TABLES).contains(&self.max_tables) {
             return Err(Error::BadOption("max_tables must be between 2 and 65536"));
         }
         if self.keep_tables == 1 {

@@ -46,7 +46,7 @@ mod tests {
     use crate::Options;
 
     #[test]
-    fn a_pair_is_answered_by_a_filter_exactly_once_unset_and_by_nothing_below_the_horizon() {
+    fn origin_is_filter_or_unset_or_below_horizon() {
         let space = Space::new(Options { first_id: 10, ..Options::default() }).unwrap();
         let member = Member::Number(5);
         for id in 10..5000 {

@@ -204,7 +204,7 @@ impl Space {
         // R6: read the generations after the table has its successor.
         let generations = self.forgotten.note(range.0, range.1);
         // R5. The host does not wait for replayed moves, because they are not writers.
-        self.outliers.pass_writers();
+        self.outliers.wait_for_writers();
         Ok(Rebuild { range, table, successor, high: self.frontier.high(), generations })
     }
 
@@ -268,7 +268,7 @@ impl Space {
         };
         self.ring.finish(&old);
         drop(alone);
-        self.upkeep.retire(table.clone());
+        self.filter_pool.retire(table.clone());
         self.forget_revoked(low, next);
         Rebuilt::Done
     }

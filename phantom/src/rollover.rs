@@ -49,14 +49,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Assumed ratio of late pairs to other pairs, until it is measured.
-const LATE_AT_START: f64 = 0.3;
-const LATE: std::ops::RangeInclusive<f64> = 0.05..=15.0;
+const INITIAL_LATE_RATIO: f64 = 0.3;
+const LATE_RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.05..=15.0;
 /// Number of recent closed tables whose late pairs are considered.
-const TABLES_ASKED: usize = 5;
+const SAMPLED_TABLES: usize = 5;
 /// Safety factor for the measured ratio of late pairs.
 const HEADROOM: f64 = 1.2;
 /// Number of pairs moved from the outliers per step. A step holds their mutex for about 10 µs.
-const MOVED_AT_ONCE: usize = 128;
+const OUTLIERS_PER_STEP: usize = 128;
 
 impl Space {
     pub(crate) fn try_roll(&self, low: u64) -> bool {
@@ -126,7 +126,7 @@ impl Space {
         pages: usize,
     ) -> Result<Option<u64>, Error> {
         let Shape { rate, sizing } = self.shape();
-        let spare = self.upkeep.take_spare((sizing, pages));
+        let spare = self.filter_pool.take_spare((sizing, pages));
         // The allocation is immediate, but the first writes fault in the pages.
         let filter = spare.map_or_else(|| Filter::new(sizing, pages).map_err(Error::Memory), Ok)?;
         let next = Arc::new(Table::new(rate, filter));
@@ -137,7 +137,7 @@ impl Space {
             }
             Err(next) => {
                 if let Ok(next) = Arc::try_unwrap(next) {
-                    self.upkeep.keep_spare(next.into_first_filter());
+                    self.filter_pool.keep_spare(next.into_first_filter());
                 }
                 Ok(None)
             }
@@ -231,7 +231,7 @@ impl Space {
         while self.has_too_many() {
             let Some(oldest) = self.ring.recycle() else { return };
             self.has_changed();
-            self.upkeep.retire(oldest.table().clone());
+            self.filter_pool.retire(oldest.table().clone());
         }
     }
 
@@ -267,15 +267,16 @@ impl Space {
             .filter(|table| !table.is_open());
         let mut late: Vec<f64> = closed
             .map(|table| table.pairs().saturating_sub(table.early()) as f64 / table.early() as f64)
-            .take(1 + TABLES_ASKED)
+            .take(1 + SAMPLED_TABLES)
             .collect();
         if late.len() > 1 {
             late.remove(0); // the youngest has only begun to get late pairs
         }
         late.sort_unstable_by(|a, b| b.total_cmp(a));
-        let measured =
-            late.get(usize::from(late.len() > 2)).map_or(LATE_AT_START, |late| late * HEADROOM);
-        let filled = 1.0 + measured.clamp(*LATE.start(), *LATE.end());
+        let measured = late
+            .get(usize::from(late.len() > 2))
+            .map_or(INITIAL_LATE_RATIO, |late| late * HEADROOM);
+        let filled = 1.0 + measured.clamp(*LATE_RATIO_RANGE.start(), *LATE_RATIO_RANGE.end());
         for (_, table) in self.open_tables() {
             table.set_roll_at(((table.capacity() as f64 / filled) as u64).max(1));
         }
@@ -325,12 +326,12 @@ impl Space {
     /// The caller must then log [`Space::course`] even if nothing else changed. Always false on a
     /// follower.
     #[inline]
-    pub fn take_news(&self) -> bool {
+    pub fn take_unlogged_changes(&self) -> bool {
         self.news.load(Relaxed) && self.news.swap(false, SeqCst) && !self.frontier.follows()
     }
 
-    /// Whether [`Space::take_news`] may return true. Cheap.
-    pub fn has_news(&self) -> bool {
+    /// Whether [`Space::take_unlogged_changes`] may return true. Cheap.
+    pub fn has_unlogged_changes(&self) -> bool {
         self.news.load(Relaxed)
     }
 
@@ -386,7 +387,7 @@ impl Space {
             }
             if let Some(oldest) = self.ring.recycle() {
                 self.changes.fetch_add(1, SeqCst);
-                self.upkeep.retire(oldest.table().clone());
+                self.filter_pool.retire(oldest.table().clone());
             }
         }
     }
@@ -422,14 +423,15 @@ impl Space {
     pub fn wants_maintenance(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         let early = pairs > 0
-            && (self.frontier.should_advance(pairs) || self.outliers.has_inside(&self.frontier));
+            && (self.frontier.should_advance(pairs)
+                || self.outliers.has_reached_entries(&self.frontier));
         let tables = self.ring.load();
         let newest = tables.newest().table();
         early
             || self.due_roll().is_some()
             || self.has_too_many()
             || self.forgotten.is_due(self.horizon())
-            || self.upkeep.wants_step(self.next_size(newest), needs_spare(newest))
+            || self.filter_pool.wants_step(self.next_size(newest), needs_spare(newest))
     }
 
     /// Runs one small step of background work: [`Space::move_on`], then [`Space::tidy`]. Returns
@@ -441,7 +443,7 @@ impl Space {
     /// Moves some outliers into the ring, rolls a table that is due, and recycles tables beyond the
     /// limits.
     pub fn move_on(&self) -> bool {
-        let mut worked = self.take_in_early();
+        let mut worked = self.admit_outliers();
         if self.has_too_many() {
             let _alone = self.rolling.lock();
             self.recycle();
@@ -456,7 +458,7 @@ impl Space {
         let newest = self.ring.load().newest().table().clone();
         let (sizing, pages) = self.next_size(&newest);
         let make = || Filter::new(sizing, pages).ok();
-        self.upkeep.step((sizing, pages), needs_spare(&newest), make) | swept
+        self.filter_pool.step((sizing, pages), needs_spare(&newest), make) | swept
     }
 
     fn due_roll(&self) -> Option<u64> {
@@ -474,7 +476,7 @@ impl Space {
 
     /// Opens a range for the outliers if there are enough of them, or moves some outliers of an
     /// open range into tables.
-    pub(crate) fn take_in_early(&self) -> bool {
+    pub(crate) fn admit_outliers(&self) -> bool {
         let pairs = self.outlier_pairs.load(SeqCst);
         if pairs == 0 {
             return false;
@@ -486,8 +488,9 @@ impl Space {
     pub(crate) fn drain(&self) -> bool {
         let mut pairs = 0;
         self.outliers.drain(&self.frontier, |id, early| {
-            let Some(held) = early.as_ref().filter(|_| pairs < MOVED_AT_ONCE) else { return };
-            let some: Vec<u128> = held.read().iter().copied().take(MOVED_AT_ONCE - pairs).collect();
+            let Some(held) = early.as_ref().filter(|_| pairs < OUTLIERS_PER_STEP) else { return };
+            let some: Vec<u128> =
+                held.read().iter().copied().take(OUTLIERS_PER_STEP - pairs).collect();
             let before = held.read().len();
             // If there is no memory for a table, the pairs remain outliers.
             let _ = self.settle(id, held, some);

@@ -45,7 +45,7 @@ pub(crate) const LINE_BITS: usize = 512;
 pub(crate) const LINES: usize = 64;
 pub(crate) const PAGE_WORDS: usize = LINES * LINE_BITS / 64;
 /// Maximum number of bits that a pair sets in each of its two lines.
-pub(crate) const MOST_BITS: usize = 7;
+pub(crate) const MAX_BITS: usize = 7;
 
 /// Supported false-positive rates.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
@@ -54,10 +54,10 @@ pub const RATES: std::ops::RangeInclusive<f64> = 1e-7..=0.25;
 pub(crate) const FIRST_SHARE: f64 = 0.952;
 
 /// Number of pairs beyond which a line counts as full.
-const MOST_LOAD: usize = 1024;
+const MAX_LOAD: usize = 1024;
 
 /// `COVER[h][x]`: probability that h distinct random bits are all set in a line with x pairs.
-static COVER: LazyLock<Vec<Vec<f64>>> = LazyLock::new(|| (0..=MOST_BITS).map(cover).collect());
+static COVER: LazyLock<Vec<Vec<f64>>> = LazyLock::new(|| (0..=MAX_BITS).map(cover).collect());
 
 fn choose(n: usize, k: usize) -> f64 {
     if k > n { 0.0 } else { (0..k).map(|i| (n - i) as f64 / (k - i) as f64).product() }
@@ -71,7 +71,7 @@ fn cover(h: usize) -> Vec<f64> {
         (0..=LINE_BITS).map(|j| (0..=h).map(|new| step(j, new)).collect()).collect();
     let mut set = vec![0.0; LINE_BITS + 1];
     set[0] = 1.0;
-    (0..=MOST_LOAD)
+    (0..=MAX_LOAD)
         .map(|_| {
             let covered = set.iter().zip(&hit).map(|(p, hit)| p * hit).sum();
             let mut next = vec![0.0; LINE_BITS + 1];
@@ -148,7 +148,7 @@ pub fn bits_per_pair(rate: f64) -> f64 {
 impl Sizing {
     /// Returns the parameters with the lowest memory use for `target`.
     pub(crate) fn for_rate(target: f64) -> Sizing {
-        let (load, bits) = (1..=MOST_BITS)
+        let (load, bits) = (1..=MAX_BITS)
             .map(|bits| (load_at(target, bits), bits))
             .max_by(|a, b| a.0.total_cmp(&b.0))
             .expect("MOST_BITS is at least 1");
@@ -171,15 +171,15 @@ impl Sizing {
     /// bounded because a peer may send tables with any rate.
     pub(crate) fn in_chain(rate: f64, i: usize) -> Sizing {
         /// Number of cached results: all filters of four rates.
-        const KEPT: usize = 64;
-        static KNOWN: RwLock<Vec<((u64, usize), Sizing)>> = RwLock::new(Vec::new());
+        const MAX_CACHED_SIZINGS: usize = 64;
+        static CACHED_SIZINGS: RwLock<Vec<((u64, usize), Sizing)>> = RwLock::new(Vec::new());
         let key = (rate.to_bits(), i);
-        if let Some((_, known)) = KNOWN.read().iter().find(|known| known.0 == key) {
+        if let Some((_, known)) = CACHED_SIZINGS.read().iter().find(|known| known.0 == key) {
             return *known;
         }
         let sizing = Sizing::for_rate(rate * share(i));
-        let mut known = KNOWN.write();
-        if known.len() >= KEPT {
+        let mut known = CACHED_SIZINGS.write();
+        if known.len() >= MAX_CACHED_SIZINGS {
             known.clear();
         }
         known.push((key, sizing));
@@ -243,7 +243,7 @@ mod tests {
     /// The crate bloomfilter implements the textbook formula. Checks the table in the head of this
     /// file against it, and the 4 % overhead of two lines per pair.
     #[test]
-    fn two_lines_cost_at_most_four_percent_more_bits_than_a_textbook_filter() {
+    fn two_line_filters_cost_at_most_4_percent_more_bits() {
         for (rate, said, ours) in
             [(0.01, 9.59, 9.66), (0.001, 14.38, 14.60), (0.0001, 19.17, 19.78)]
         {

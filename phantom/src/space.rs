@@ -83,7 +83,7 @@ pub struct Space {
     pub(crate) outliers: Outliers<OutlierPairs>,
     pub(crate) outlier_pairs: AtomicUsize,
     pub(crate) forgotten: Forgotten,
-    pub(crate) upkeep: TablePool,
+    pub(crate) filter_pool: TablePool,
     /// Held for a roll, and for a consistent read of ring and frontier. A writer never waits for
     /// it.
     pub(crate) rolling: Mutex<()>,
@@ -94,7 +94,7 @@ pub struct Space {
     /// Index of the next table to probe.
     pub(crate) probed: AtomicUsize,
     pub(crate) changes: AtomicU64,
-    /// Value of [`Space::has_news`].
+    /// Value of [`Space::has_unlogged_changes`].
     pub(crate) news: AtomicBool,
 }
 
@@ -133,7 +133,7 @@ impl Space {
             frontier,
             outliers: Outliers::default(),
             outlier_pairs: AtomicUsize::new(0),
-            upkeep: TablePool::default(),
+            filter_pool: TablePool::default(),
             rolling: Mutex::new(()),
             merging: Mutex::new(()),
             late,

@@ -1,7 +1,7 @@
 //! Statistics of a space, for operators, the log and forecasts.
 
 use crate::deleted_pairs::bytes_of;
-use crate::fp_estimator::Measured;
+use crate::fp_estimator::CanaryCounts;
 use crate::space::Space;
 use crate::table::Table;
 use rolling::Range;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 /// two lists.
 const TABLE_BYTES: usize = size_of::<Table>() + 512;
 /// Memory of an outlier id without its pairs, in bytes: its map entry, tree node and set.
-const ASIDE_BYTES: usize = 128;
+const OUTLIER_PAIR_BYTES: usize = 128;
 
 /// Statistics of one table, as shown by `TM.TABLES`.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +52,7 @@ pub struct TableStats {
     /// False-positive rate that the formula predicts for the current pairs.
     pub expected_rate: f64,
     /// Results of canaries (pairs that no client can set) since the table last grew by a sixteenth.
-    pub measured: Measured,
+    pub measured: CanaryCounts,
 }
 
 /// Position and size of one table, as logged when the ring changes.
@@ -134,13 +134,14 @@ impl Space {
         let in_tables: usize =
             tables.entries().iter().map(|entry| entry.table().size_bytes() + TABLE_BYTES).sum();
         (in_tables
-            + self.upkeep.size_bytes()
+            + self.filter_pool.size_bytes()
             + self.outlier_bytes()
             + self.forgotten.memory_bytes()) as u64
     }
 
     pub(crate) fn outlier_bytes(&self) -> usize {
-        self.outliers.len() * ASIDE_BYTES + bytes_of(self.outliers.len(), self.outlier_pairs())
+        self.outliers.len() * OUTLIER_PAIR_BYTES
+            + bytes_of(self.outliers.len(), self.outlier_pairs())
     }
 
     /// Returns the number of further pairs of new ids that fit before the oldest table is recycled

@@ -126,50 +126,52 @@ mod tests {
 
     #[test]
     fn recycled_table_is_cleared_after_its_last_reader() {
-        let upkeep = TablePool::default();
+        let filter_pool = TablePool::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         let seed = Seed::new(1);
         for i in 0..1000 {
-            let pair = seed.pair(i, seed.ready(&Member::Number(1)));
+            let pair = seed.pair(i, seed.prepare_member(&Member::Number(1)));
             Table::set(table.room(|_| true).unwrap(), &pair);
         }
         let reader = table.clone();
-        upkeep.retire(table);
-        assert!(!upkeep.step(of(3), false, || None), "a reader holds it");
-        assert!(upkeep.size_bytes() >= 3 * 4096);
+        filter_pool.retire(table);
+        assert!(!filter_pool.step(of(3), false, || None), "a reader holds it");
+        assert!(filter_pool.size_bytes() >= 3 * 4096);
         drop(reader);
-        assert!(upkeep.wants_step(of(3), false));
-        while upkeep.step(of(3), false, || None) {}
-        assert!(upkeep.take_spare(of(4)).is_none());
-        assert_eq!(upkeep.take_spare(of(3)).unwrap().ones(), 0);
-        assert_eq!(upkeep.size_bytes(), 0);
+        assert!(filter_pool.wants_step(of(3), false));
+        while filter_pool.step(of(3), false, || None) {}
+        assert!(filter_pool.take_spare(of(4)).is_none());
+        assert_eq!(filter_pool.take_spare(of(3)).unwrap().ones(), 0);
+        assert_eq!(filter_pool.size_bytes(), 0);
     }
 
     /// A writer that rolls does not wait for a step.
     #[test]
     fn a_table_is_retired_while_a_step_is_made() {
-        let upkeep = TablePool::default();
+        let filter_pool = TablePool::default();
         let table = Arc::new(empty(0.01, 3).unwrap());
         std::thread::scope(|scope| {
             let in_the_middle_of_it = || {
                 let (done, ended) = std::sync::mpsc::channel();
-                let (upkeep, table) = (&upkeep, table.clone());
+                let (filter_pool, table) = (&filter_pool, table.clone());
                 scope.spawn(move || {
-                    assert!(!upkeep.wants_step(of(5), true), "another thread is using it");
-                    upkeep.retire(table);
-                    assert!(upkeep.take_spare(of(5)).is_none() && upkeep.size_bytes() > 0);
+                    assert!(!filter_pool.wants_step(of(5), true), "another thread is using it");
+                    filter_pool.retire(table);
+                    assert!(
+                        filter_pool.take_spare(of(5)).is_none() && filter_pool.size_bytes() > 0
+                    );
                     done.send(()).unwrap();
                 });
                 assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(10)), Ok(()));
                 Filter::new(of(5).0, 5).ok()
             };
-            assert!(upkeep.step(of(5), true, in_the_middle_of_it));
+            assert!(filter_pool.step(of(5), true, in_the_middle_of_it));
         });
         drop(table);
-        while upkeep.step(of(5), false, || None) {}
+        while filter_pool.step(of(5), false, || None) {}
         assert_eq!(
-            upkeep.size_bytes(),
-            upkeep.take_spare(of(5)).unwrap().size_bytes(),
+            filter_pool.size_bytes(),
+            filter_pool.take_spare(of(5)).unwrap().size_bytes(),
             "the other table was returned"
         );
     }
@@ -177,21 +179,21 @@ mod tests {
     /// A filter with the same pages but another rate sets other bits.
     #[test]
     fn a_spare_of_another_rate_is_not_taken() {
-        let upkeep = TablePool::default();
+        let filter_pool = TablePool::default();
         let other = (Table::first_sizing(0.0001), 5);
-        while upkeep.step(of(5), true, || Filter::new(of(5).0, 5).ok()) {}
-        assert!(upkeep.take_spare(other).is_none() && upkeep.wants_step(other, true));
-        upkeep.retire(Arc::new(empty(0.01, 5).unwrap()));
-        while upkeep.step(other, true, || Filter::new(other.0, 5).ok()) {}
-        assert_eq!(upkeep.take_spare(other).unwrap().sizing(), &other.0);
+        while filter_pool.step(of(5), true, || Filter::new(of(5).0, 5).ok()) {}
+        assert!(filter_pool.take_spare(other).is_none() && filter_pool.wants_step(other, true));
+        filter_pool.retire(Arc::new(empty(0.01, 5).unwrap()));
+        while filter_pool.step(other, true, || Filter::new(other.0, 5).ok()) {}
+        assert_eq!(filter_pool.take_spare(other).unwrap().sizing(), &other.0);
     }
 
     #[test]
     fn a_spare_is_made_only_when_it_will_be_needed() {
-        let upkeep = TablePool::default();
+        let filter_pool = TablePool::default();
         let make = || Filter::new(of(5).0, 5).ok();
-        assert!(!upkeep.step(of(5), false, make));
-        while upkeep.step(of(5), true, make) {}
-        assert!(upkeep.take_spare(of(5)).is_some());
+        assert!(!filter_pool.step(of(5), false, make));
+        while filter_pool.step(of(5), true, make) {}
+        assert!(filter_pool.take_spare(of(5)).is_some());
     }
 }

@@ -5,13 +5,13 @@ use crate::hash::{Member, Pair};
 use crate::options::Change;
 use crate::space::{OutlierPairs, Space};
 use crate::table::{State, Table};
-use rolling::{Frontier, Refused, Side};
+use rolling::{Frontier, Refused, WriteDestination};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Number of outliers up to which a writer moves them into an open range itself; `maintain` moves
 /// larger numbers.
-const MOVED_BY_WRITER: usize = 8192;
+const MAX_MOVED_BY_WRITER: usize = 8192;
 /// Divisor: outliers may always use 1/8 of the memory limit of filters. Above that, even scattered
 /// ids get tables.
 pub(crate) const OUTLIER_PART: u64 = 8;
@@ -80,24 +80,26 @@ impl Space {
             return Ok(Change::Unknown);
         }
         let mut due = None;
-        let write = |side: Side, held: &mut Option<Arc<OutlierPairs>>| match side {
-            Side::Inside => self.change_inside(held, pair, set, replay, &mut due, first),
-            Side::Ahead => self.change_ahead(held, pair, set, replay, first),
+        let write = |side: WriteDestination, held: &mut Option<Arc<OutlierPairs>>| match side {
+            WriteDestination::Inside => {
+                self.change_inside(held, pair, set, replay, &mut due, first)
+            }
+            WriteDestination::Ahead => self.change_ahead(held, pair, set, replay, first),
         };
         let result = match (set, replay) {
             (_, true) => {
                 self.outliers.replay(&self.frontier, pair.id, write).map_err(Refused::Engine)
             }
             (false, false) => {
-                self.outliers.take_away(&self.frontier, pair.id, write).map_err(Refused::Engine)
+                self.outliers.write_removal(&self.frontier, pair.id, write).map_err(Refused::Engine)
             }
             (true, false) => self.outliers.write(&self.frontier, pair.id, write),
         };
         if let Some(low) = due {
             self.try_roll(low);
         }
-        if !self.outliers.is_empty() && self.outlier_pairs.load(SeqCst) <= MOVED_BY_WRITER {
-            self.take_in_early();
+        if !self.outliers.is_empty() && self.outlier_pairs.load(SeqCst) <= MAX_MOVED_BY_WRITER {
+            self.admit_outliers();
         }
         result.map_err(|refused| match refused {
             Refused::TooFar => Error::KeyTooBig.into(),
@@ -235,7 +237,9 @@ impl Space {
     pub(crate) fn put_outlier(&self, pair: &Pair) {
         let nothing_is_normal = Frontier::new(None, 0);
         let keep = |side, entry: &mut Option<Arc<OutlierPairs>>| {
-            if side == Side::Ahead && entry.get_or_insert_default().write().insert(pair.hash()) {
+            if side == WriteDestination::Ahead
+                && entry.get_or_insert_default().write().insert(pair.hash())
+            {
                 self.outlier_pairs.fetch_add(1, SeqCst);
             }
             Ok::<(), Error>(())

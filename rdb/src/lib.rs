@@ -27,12 +27,12 @@ pub use lzf::MAX_UNPACKED_BYTES;
 pub use reader::Element;
 pub use write::{SetDump, dump_hash, dump_string};
 
-use reader::{Reader, Scratch};
+use reader::{PayloadReader, Scratch};
 
 /// Newest RDB version of Redis that this crate supports. Redis 8.0 writes 12.
 pub const REDIS_NEWEST: u16 = 16;
 /// RDB versions of Valkey 9. They do not overlap with the versions of Redis.
-pub const VALKEY: std::ops::RangeInclusive<u16> = 80..=81;
+pub const VALKEY_VERSIONS: std::ops::RangeInclusive<u16> = 80..=81;
 
 const FOOTER_BYTES: usize = 10;
 
@@ -97,7 +97,7 @@ impl<'a> Payload<'a> {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or(Error::Footer)?;
         let (value, footer) = bytes.split_at(at);
         let version = u16::from_le_bytes([footer[0], footer[1]]);
-        if version > REDIS_NEWEST && !VALKEY.contains(&version) {
+        if version > REDIS_NEWEST && !VALKEY_VERSIONS.contains(&version) {
             return Err(Error::Footer);
         }
         let mut sum = [0; 8];
@@ -122,7 +122,7 @@ impl<'a> Payload<'a> {
         mut take: impl FnMut(Element<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         use Element::{Expires, Text};
-        let mut reader = Reader::new(self.body);
+        let mut reader = PayloadReader::new(self.body);
         let mut scratch = Scratch::default();
         match self.layout {
             Layout::String => take(Text(reader.string(&mut scratch)?))?,
@@ -192,7 +192,7 @@ impl<'a> Payload<'a> {
 }
 
 fn of_type(number: u8, version: u16) -> Result<(Kind, Layout), Error> {
-    let is_valkey = VALKEY.contains(&version);
+    let is_valkey = VALKEY_VERSIONS.contains(&version);
     Ok(match number {
         0 => (Kind::String, Layout::String),
         2 => (Kind::Set, Layout::Strings),

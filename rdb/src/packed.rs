@@ -5,7 +5,7 @@ use crate::reader::{EMPTY, Element, Scratch};
 
 const BROKEN: Error = Error::Format("invalid packed list");
 /// Header value for an unknown number of elements.
-const UNCOUNTED: u64 = 0xffff;
+const UNKNOWN_COUNT: u64 = 0xffff;
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], Error> {
     let (taken, left) = rest.split_at_checked(count).ok_or(BROKEN)?;
@@ -51,7 +51,7 @@ enum Entry<'a> {
 
 /// Reads the entries of a list and returns their number. Length and count in the header must match
 /// the entries, and the end mark must be present.
-fn walk<'a, E: From<Error>>(
+fn for_each_entry<'a, E: From<Error>>(
     blob: &'a [u8],
     header_bytes: usize,
     next: impl Fn(u8, &mut &'a [u8]) -> Result<Entry<'a>, Error>,
@@ -73,7 +73,7 @@ fn walk<'a, E: From<Error>>(
         give(next(first, &mut rest)?)?;
         count += 1;
     }
-    if !rest.is_empty() || u64::from(counted) != UNCOUNTED && u64::from(counted) != count {
+    if !rest.is_empty() || u64::from(counted) != UNKNOWN_COUNT && u64::from(counted) != count {
         return Err(BROKEN.into());
     }
     Ok(count)
@@ -158,7 +158,7 @@ pub(crate) fn ziplist<E: From<Error>>(
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,
 ) -> Result<u64, E> {
     let mut scratch = Scratch::default();
-    walk(blob, 10, ziplist_entry, |entry| as_text(entry, &mut scratch, give))
+    for_each_entry(blob, 10, ziplist_entry, |entry| as_text(entry, &mut scratch, give))
 }
 
 pub(crate) fn listpack<E: From<Error>>(
@@ -166,7 +166,7 @@ pub(crate) fn listpack<E: From<Error>>(
     give: &mut impl FnMut(Element<'_>) -> Result<(), E>,
 ) -> Result<u64, E> {
     let mut scratch = Scratch::default();
-    walk(blob, 6, listpack_entry, |entry| as_text(entry, &mut scratch, give))
+    for_each_entry(blob, 6, listpack_entry, |entry| as_text(entry, &mut scratch, give))
 }
 
 /// Reads triples of field, value and expiry; an expiry of 0 means none.
@@ -176,7 +176,7 @@ pub(crate) fn expiring_listpack<E: From<Error>>(
 ) -> Result<(), E> {
     let mut scratch = Scratch::default();
     let (mut value, mut count) = (None, 0);
-    walk(blob, 6, listpack_entry, |entry| {
+    for_each_entry(blob, 6, listpack_entry, |entry| {
         count += 1;
         match (count % 3, value.take()) {
             (1, _) => as_text(entry, &mut scratch, give)?,

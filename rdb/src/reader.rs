@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::lzf;
 
-pub(crate) const CUT: Error = Error::Format("truncated value");
+pub(crate) const TRUNCATED: Error = Error::Format("truncated value");
 pub(crate) const EMPTY: Error = Error::Format("the value has no elements");
 
 /// Element of a payload.
@@ -25,25 +25,25 @@ enum Length {
     Encoded(u8),
 }
 
-pub(crate) struct Reader<'a> {
+pub(crate) struct PayloadReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { rest: bytes }
+impl<'a> PayloadReader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> PayloadReader<'a> {
+        PayloadReader { rest: bytes }
     }
 
     /// Returns the next `count` bytes, or an error if the payload is shorter.
     pub(crate) fn bytes(&mut self, count: u64) -> Result<&'a [u8], Error> {
-        let count = usize::try_from(count).map_err(|_| CUT)?;
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or(CUT)?;
+        let count = usize::try_from(count).map_err(|_| TRUNCATED)?;
+        let (taken, rest) = self.rest.split_at_checked(count).ok_or(TRUNCATED)?;
         self.rest = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
-        let (taken, rest) = self.rest.split_first_chunk().ok_or(CUT)?;
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(TRUNCATED)?;
         self.rest = rest;
         Ok(*taken)
     }

@@ -13,7 +13,7 @@
 //!   the master that wrote the replica's log (`unsynced_bytes` of its batches).
 //! - Otherwise the divergence may be anywhere.
 
-use store::{Error, FollowLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
+use store::{Error, ReplicaLog, SEGMENT_HEAD_BYTES, SegmentHead, segments_back};
 
 /// Range of offsets in which two histories diverge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) fn headers(bytes: &[u8]) -> Option<Vec<SegmentHead>> {
 /// Returns where the replica's log diverges from the master's. The master's log ends at `end` and
 /// has the segments `theirs`.
 pub(crate) fn divergence(
-    log: &FollowLog,
+    log: &ReplicaLog,
     end: u64,
     theirs: &[SegmentHead],
 ) -> Result<Divergence, Error> {

@@ -21,14 +21,16 @@
 //! ([`ReplicaHost::sync_after_ms`]).
 
 use store::{
-    BatchHead, Disk, Error, Fetched, FileEntry, FollowLog, Lineage, Manifest, SegmentHead, Staging,
+    BatchHead, Disk, Error, FileEntry, Lineage, Manifest, ReplicaLog, SegmentHead, Staging,
+    VerifiedFile,
 };
 
 use crate::divergence::{Divergence, divergence, headers};
 use crate::link::{LinkError, Refusal, Timeouts};
 use crate::term::promotions;
 use crate::wire::{
-    Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_replica,
+    Hello, MAX_MESSAGE_BYTES, MessageReader, MessageWriter, ToMaster, ToReplica, Verdict,
+    read_to_replica,
 };
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ const UNSYNCED_BYTES: usize = 8 << 20;
 /// Node of a follower.
 pub trait ReplicaHost {
     /// Returns the node's log.
-    fn log(&mut self) -> &mut FollowLog;
+    fn log(&mut self) -> &mut ReplicaLog;
     /// Returns the node's disk.
     fn disk(&self) -> Arc<dyn Disk>;
     /// Returns the node's manifest.
@@ -49,7 +51,7 @@ pub trait ReplicaHost {
     fn sync_after_ms(&self) -> u64;
     /// Checks whether the node can apply a batch with this unverified body. After an error the
     /// batch is not appended, and the link ends.
-    fn may_take(&mut self, _body: &[u8]) -> Result<(), String> {
+    fn may_apply(&mut self, _body: &[u8]) -> Result<(), String> {
         Ok(())
     }
     /// Checks whether the node can open the part of the staged data set that has arrived. After an
@@ -73,7 +75,7 @@ pub trait ReplicaHost {
 
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkStep {
+pub enum FollowerStep {
     /// Continue.
     On,
     /// A complete data set is staged: close the store and open the folder again.
@@ -97,11 +99,11 @@ enum State {
 pub struct Follower {
     times: Timeouts,
     forced: bool,
-    reader: Reader,
-    writer: Writer,
+    reader: MessageReader,
+    writer: MessageWriter,
     state: State,
     heard_ms: u64,
-    said_ms: u64,
+    sent_ms: u64,
     /// Written and durable offsets in the last acknowledgement.
     acknowledged: (u64, u64),
     /// Time at which the host noticed the oldest unsynced batch.
@@ -114,7 +116,7 @@ pub struct Follower {
     master_end: u64,
     fetched_bytes: u64,
     /// Final end of the master's log, if the master has stepped down.
-    stepped_down_at: Option<u64>,
+    master_final_end: Option<u64>,
 }
 
 impl Follower {
@@ -130,24 +132,24 @@ impl Follower {
         let replay = local.manifest().replay;
         let (position, term) = local.log().resume_point(replay)?;
         let lineage = local.log().lineage();
-        let mut writer = Writer::default();
+        let mut writer = MessageWriter::default();
         let hello = Hello { lineage, position, term, ip: ip.to_owned(), port };
-        writer.replica_says(out, &ToMaster::Hello(hello));
+        writer.put_replica_message(out, &ToMaster::Hello(hello));
         Ok(Follower {
             times,
             forced,
-            reader: Reader::default(),
+            reader: MessageReader::default(),
             writer,
             state: State::Greeted,
             heard_ms: now_ms,
-            said_ms: now_ms,
+            sent_ms: now_ms,
             acknowledged: (0, 0),
             unsynced_ms: None,
             pending: Vec::new(),
             bodies: Vec::new(),
             master_end: 0,
             fetched_bytes: 0,
-            stepped_down_at: None,
+            master_final_end: None,
         })
     }
 
@@ -170,12 +172,12 @@ impl Follower {
     /// Asks the master to stop accepting writes, because this replica will take over. The replica
     /// must [follow](Follower::is_following) the master.
     pub fn ask_to_step_down(&mut self, out: &mut Vec<u8>) {
-        self.writer.replica_says(out, &ToMaster::StepDown);
+        self.writer.put_replica_message(out, &ToMaster::StepDown);
     }
 
     /// Whether the master has stepped down and this replica has applied its whole log.
     pub fn has_whole_log(&self, local: &mut impl ReplicaHost) -> bool {
-        let end = self.stepped_down_at;
+        let end = self.master_final_end;
         self.pending.is_empty() && end.is_some_and(|end| local.log().written().offset >= end)
     }
 
@@ -191,14 +193,14 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<LinkStep, LinkError> {
+    ) -> Result<FollowerStep, LinkError> {
         self.heard_ms = now_ms;
         self.reader.feed(bytes);
         let mut reader = std::mem::take(&mut self.reader);
         let course = loop {
             let body = match reader.next(MAX_MESSAGE_BYTES) {
                 Ok(Some(body)) => body,
-                Ok(None) => break Ok(LinkStep::On),
+                Ok(None) => break Ok(FollowerStep::On),
                 Err(what) => break Err(LinkError::Protocol(what)),
             };
             let message = match read_to_replica(body) {
@@ -206,7 +208,7 @@ impl Follower {
                 Err(what) => break Err(LinkError::Protocol(what)),
             };
             match self.take(message, local, out, now_ms) {
-                Ok(LinkStep::On) => {}
+                Ok(FollowerStep::On) => {}
                 other => break other,
             }
         };
@@ -221,7 +223,7 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<LinkStep, LinkError> {
+    ) -> Result<FollowerStep, LinkError> {
         match (message, &mut self.state) {
             (ToReplica::Refused(why), _) => return Err(LinkError::Refused(why.to_owned())),
             (ToReplica::Heartbeat { end, .. }, _) => {
@@ -230,7 +232,7 @@ impl Follower {
                 self.acknowledge(local, out, now_ms);
             }
             (ToReplica::SteppedDown { end }, State::Following) => {
-                self.stepped_down_at = Some(end);
+                self.master_final_end = Some(end);
                 self.master_end = self.master_end.max(end);
             }
             (ToReplica::Welcome { verdict, lineage, term, end, segments }, State::Greeted) => {
@@ -241,7 +243,7 @@ impl Follower {
                 } else {
                     // The node counts as empty even if its log has records of deletions.
                     if verdict != Verdict::Foreign || !local.is_empty() {
-                        self.give_up(verdict, (lineage, term, end), segments, local)?;
+                        self.save_diverged_batches(verdict, (lineage, term, end), segments, local)?;
                     }
                     local.gives_up()?;
                     self.want_manifest(out);
@@ -262,9 +264,9 @@ impl Follower {
             (ToReplica::Chunk(bytes), State::Fetching(staging)) => {
                 self.fetched_bytes += bytes.len() as u64;
                 match staging.write(bytes)? {
-                    Fetched::Part => {}
-                    Fetched::Whole => self.want_next(local, out)?,
-                    Fetched::Damaged => return Err(LinkError::Damaged),
+                    VerifiedFile::Part => {}
+                    VerifiedFile::Whole => self.want_next(local, out)?,
+                    VerifiedFile::Damaged => return Err(LinkError::Damaged),
                 }
             }
             (ToReplica::Gone, State::Fetching(_) | State::AwaitManifest(_)) => {
@@ -277,7 +279,7 @@ impl Follower {
             }
             (ToReplica::Batch(frame), State::Fetching(staging)) => {
                 self.fetched_bytes += frame.len() as u64;
-                may_take(local, frame)?;
+                may_apply(local, frame)?;
                 let log = staging.log()?;
                 log.append(frame).map_err(refused)?;
                 if log.written().offset - log.durable().offset >= UNSYNCED_BYTES as u64 {
@@ -286,13 +288,13 @@ impl Follower {
             }
             (ToReplica::Segment(bytes), State::Following) => {
                 let course = self.settle(local, out, now_ms)?;
-                if course != LinkStep::On {
+                if course != FollowerStep::On {
                     return Ok(course);
                 }
                 local.log().begin(segment(bytes)?).map_err(refused)?;
             }
             (ToReplica::Batch(frame), State::Following) => {
-                may_take(local, frame)?;
+                may_apply(local, frame)?;
                 let head = local.log().append(frame).map_err(refused)?;
                 self.master_end = self.master_end.max(local.log().written().offset);
                 self.bodies.extend_from_slice(&frame[store::BATCH_HEAD_BYTES..]);
@@ -307,12 +309,12 @@ impl Follower {
                 )));
             }
         }
-        Ok(LinkStep::On)
+        Ok(FollowerStep::On)
     }
 
     /// Checks that the master's data may replace this node's data (see the head of this file).
     /// Saves the batches that the master does not have.
-    fn give_up(
+    fn save_diverged_batches(
         &self,
         verdict: Verdict,
         (lineage, term, end): (Lineage, u64, u64),
@@ -329,14 +331,14 @@ impl Follower {
         if !self.forced {
             may_fetch(verdict, (lineage, term, end), divergence.at_most, log)?;
         }
-        if log.holds_after(divergence.at_least)? {
+        if log.has_data_after(divergence.at_least)? {
             local.drops(divergence.at_least)?;
         }
         Ok(())
     }
 
     fn want_manifest(&mut self, out: &mut Vec<u8>) {
-        self.writer.replica_says(out, &ToMaster::WantManifest);
+        self.writer.put_replica_message(out, &ToMaster::WantManifest);
         // Keep the verified files. Otherwise the loop would not end if the master's log grows
         // faster than the verification.
         let here = match std::mem::replace(&mut self.state, State::Greeted) {
@@ -348,7 +350,7 @@ impl Follower {
     }
 
     /// Whether [`Follower::look`] has work to do.
-    pub fn is_looking(&self) -> bool {
+    pub fn is_verifying(&self) -> bool {
         matches!(&self.state, State::Fetching(staging) if !staging.is_known())
     }
 
@@ -373,15 +375,16 @@ impl Follower {
         out: &mut Vec<u8>,
     ) -> Result<(), LinkError> {
         let State::Fetching(staging) = &mut self.state else { return Ok(()) };
-        local.may_open(staging).map_err(LinkError::Unready)?;
+        local.may_open(staging).map_err(LinkError::CannotApply)?;
         match staging.wanted()? {
             Some((entry, from)) => {
-                self.writer.replica_says(out, &ToMaster::WantFile { name: entry.name, from });
+                self.writer
+                    .put_replica_message(out, &ToMaster::WantFile { name: entry.name, from });
             }
             None => {
                 let segment = staging.manifest().replay.segment;
                 staging.log()?;
-                self.writer.replica_says(out, &ToMaster::WantLog { segment });
+                self.writer.put_replica_message(out, &ToMaster::WantLog { segment });
             }
         }
         Ok(())
@@ -394,14 +397,14 @@ impl Follower {
         local: &mut impl ReplicaHost,
         out: &mut Vec<u8>,
         now_ms: u64,
-    ) -> Result<LinkStep, LinkError> {
+    ) -> Result<FollowerStep, LinkError> {
         match &mut self.state {
             State::Following => {
                 if local.sync_after_ms() == 0 {
                     local.log().sync()?;
                 }
                 if !self.apply(local)? {
-                    return Ok(LinkStep::Reopen);
+                    return Ok(FollowerStep::Reopen);
                 }
                 self.sync_if_due(local, now_ms)?;
                 if (local.log().written().offset, local.log().durable().offset) != self.acknowledged
@@ -412,19 +415,19 @@ impl Follower {
             State::Fetching(staging) if staging.missing() == 0 && staging.has_log() => {
                 let end = staging.log()?.sync()?;
                 if staging.is_whole() && end.offset >= self.master_end {
-                    local.may_open(staging).map_err(LinkError::Unready)?;
+                    local.may_open(staging).map_err(LinkError::CannotApply)?;
                     let State::Fetching(staging) =
                         std::mem::replace(&mut self.state, State::Greeted)
                     else {
-                        return Ok(LinkStep::On);
+                        return Ok(FollowerStep::On);
                     };
                     staging.commit()?;
-                    return Ok(LinkStep::Adopt);
+                    return Ok(FollowerStep::Adopt);
                 }
             }
             _ => {}
         }
-        Ok(LinkStep::On)
+        Ok(FollowerStep::On)
     }
 
     fn apply(&mut self, local: &mut impl ReplicaHost) -> Result<bool, LinkError> {
@@ -459,12 +462,16 @@ impl Follower {
 
     /// Applies the remaining batches in the log after the link has ended. Returns `Reopen` if the
     /// node must reload its data.
-    pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<LinkStep, LinkError> {
-        Ok(if self.is_following() && !self.apply(local)? { LinkStep::Reopen } else { LinkStep::On })
+    pub fn finish(&mut self, local: &mut impl ReplicaHost) -> Result<FollowerStep, LinkError> {
+        Ok(if self.is_following() && !self.apply(local)? {
+            FollowerStep::Reopen
+        } else {
+            FollowerStep::On
+        })
     }
 
     fn acknowledge(&mut self, local: &mut impl ReplicaHost, out: &mut Vec<u8>, now_ms: u64) {
-        self.said_ms = now_ms;
+        self.sent_ms = now_ms;
         // During a full sync the offsets of the old data are meaningless.
         let (written, durable) = match self.state {
             State::Following => (local.log().written().offset, local.log().durable().offset),
@@ -476,15 +483,15 @@ impl Follower {
         let written =
             if self.pending.is_empty() { written } else { self.acknowledged.0.max(durable) };
         self.acknowledged = (written, durable);
-        self.writer.replica_says(out, &ToMaster::Ack { written, durable });
+        self.writer.put_replica_message(out, &ToMaster::Ack { written, durable });
     }
 
     /// Returns an error if the master has sent nothing for too long.
     ///
     /// Called only when no input is pending, because a busy replica may read a message long after
     /// its arrival.
-    pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
-        self.times.hears(self.heard_ms, now_ms)
+    pub fn check_timeout(&self, now_ms: u64) -> Result<(), LinkError> {
+        self.times.check_timeout(self.heard_ms, now_ms)
     }
 
     /// Syncs and acknowledges if due. Called periodically.
@@ -498,7 +505,7 @@ impl Follower {
         if self.is_following() {
             self.sync_if_due(local, now_ms)?;
         }
-        if now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms
+        if now_ms.saturating_sub(self.sent_ms) >= self.times.heartbeat_ms
             || local.log().durable() != before
         {
             self.acknowledge(local, out, now_ms);
@@ -507,10 +514,10 @@ impl Follower {
     }
 }
 
-fn may_take(local: &mut impl ReplicaHost, frame: &[u8]) -> Result<(), LinkError> {
+fn may_apply(local: &mut impl ReplicaHost, frame: &[u8]) -> Result<(), LinkError> {
     local
-        .may_take(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default())
-        .map_err(LinkError::Unready)
+        .may_apply(frame.get(store::BATCH_HEAD_BYTES..).unwrap_or_default())
+        .map_err(LinkError::CannotApply)
 }
 
 fn segment(bytes: &[u8]) -> Result<SegmentHead, LinkError> {
@@ -532,7 +539,7 @@ fn may_fetch(
     verdict: Verdict,
     (lineage, term, end): (Lineage, u64, u64),
     divergence: u64,
-    log: &FollowLog,
+    log: &ReplicaLog,
 ) -> Result<(), LinkError> {
     let (position, own_term) = (log.written(), log.term());
     let behind = Refusal::Behind { ours: position.offset, theirs: end };
@@ -540,7 +547,7 @@ fn may_fetch(
     match verdict {
         Verdict::Continue => Ok(()),
         Verdict::Foreign => {
-            Err(LinkError::Unfit(Refusal::Foreign { ours: log.lineage(), theirs: lineage }))
+            Err(LinkError::CannotFollow(Refusal::Foreign { ours: log.lineage(), theirs: lineage }))
         }
         Verdict::Removed if theirs >= ours && end >= position.offset => Ok(()),
         Verdict::Removed if theirs > ours => Ok(()),
@@ -548,6 +555,8 @@ fn may_fetch(
         // The master has lost only unsynced data, for example in a power cut. It may have
         // acknowledged later writes.
         Verdict::Diverged if theirs == ours && divergence >= log.durable_at_master()? => Ok(()),
-        Verdict::Removed | Verdict::Diverged | Verdict::Short => Err(LinkError::Unfit(behind)),
+        Verdict::Removed | Verdict::Diverged | Verdict::Short => {
+            Err(LinkError::CannotFollow(behind))
+        }
     }
 }

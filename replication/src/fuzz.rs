@@ -4,11 +4,11 @@
 //! messages. Forged messages have valid checksums, including those of segments, batches and
 //! manifests. Each end must continue, or end the link with an error.
 
-use crate::wire::{Reader, Writer, read_to_master, read_to_replica};
-use crate::{Follower, LinkError, LinkStep, LogSource, ReplicaHost, Sender, Timeouts};
+use crate::wire::{MessageReader, MessageWriter, read_to_master, read_to_replica};
+use crate::{Follower, FollowerStep, LinkError, LogSource, ReplicaHost, Sender, Timeouts};
 use std::sync::Arc;
 use store::{
-    Batch, BatchHead, Check, Disk, Error, FollowLog, Lineage, Log, Manifest, Records, SegmentHead,
+    Batch, BatchHead, Check, Disk, Error, Lineage, Log, Manifest, Records, ReplicaLog, SegmentHead,
     SimDisk, Store, StoreOptions, Tag, frame_head,
 };
 
@@ -43,15 +43,15 @@ impl<'a> Input<'a> {
 
 /// One direction of a link through a hostile intermediary.
 #[derive(Default)]
-struct Way {
-    reader: Reader,
+struct MessageStream {
+    reader: MessageReader,
     sent: u64,
     /// Last segment header, and the offset after its last batch, for forged batches.
     segment: Option<SegmentHead>,
     byte: u64,
 }
 
-impl Way {
+impl MessageStream {
     /// Returns the bytes that arrive at the other end.
     fn pass(&mut self, sent: &[u8], input: &mut Input<'_>) -> Vec<u8> {
         self.reader.feed(sent);
@@ -153,15 +153,15 @@ fn batch(segment: &SegmentHead, byte: u64, honest: &[u8], input: &mut Input<'_>)
     [&head, body].concat()
 }
 
-struct Here {
+struct FuzzReplica {
     store: Store,
-    log: FollowLog,
+    log: ReplicaLog,
     is_empty: bool,
     sync_after_ms: u64,
 }
 
-impl ReplicaHost for Here {
-    fn log(&mut self) -> &mut FollowLog {
+impl ReplicaHost for FuzzReplica {
+    fn log(&mut self) -> &mut ReplicaLog {
         &mut self.log
     }
     fn disk(&self) -> Arc<dyn Disk> {
@@ -186,12 +186,12 @@ impl ReplicaHost for Here {
     fn settled(&mut self) {}
 }
 
-fn replica(disk: &SimDisk) -> Result<Here, Error> {
+fn replica(disk: &SimDisk) -> Result<FuzzReplica, Error> {
     let store =
         Store::open_with(Arc::new(disk.clone()), StoreOptions::default(), || Ok(Lineage([2; 16])))?;
     store.load(1, |_, _| Ok(()), |_| ())?;
     let (log, end) = store.replay_following(&mut |_, _| Ok(()), |_| ())?;
-    Ok(Here {
+    Ok(FuzzReplica {
         is_empty: end.position.offset == 0 && store.manifest().files.is_empty(),
         sync_after_ms: 0,
         log,
@@ -247,15 +247,15 @@ pub fn link(input: &[u8]) {
 }
 
 fn talk(
-    here: &mut Here,
+    here: &mut FuzzReplica,
     store: &Store,
     log: &Log,
     input: &mut Input<'_>,
-) -> Result<LinkStep, LinkError> {
+) -> Result<FollowerStep, LinkError> {
     let origin = LogSource { store, end: log.durable(), term: log.term() };
     let times = Timeouts { heartbeat_ms: 10, timeout_ms: 1_000 };
     let (mut sender, mut down, mut up) =
-        (Sender::new(times, 1 << 20, 0), Way::default(), Way::default());
+        (Sender::new(times, 1 << 20, 0), MessageStream::default(), MessageStream::default());
     let mut to_master = Vec::new();
     let mut follower =
         Follower::new(times, input.byte() % 2 == 1, ("::1", 1), here, &mut to_master, 0)?;
@@ -266,33 +266,33 @@ fn talk(
         sender.fill(&mut to_replica, &origin, now_ms)?;
         let arrives = down.pass(&to_replica, input);
         let course = follower.receive(&arrives, here, &mut to_master, now_ms)?;
-        if course != LinkStep::On {
+        if course != FollowerStep::On {
             return Ok(course);
         }
-        if follower.is_looking() {
+        if follower.is_verifying() {
             follower.look(here, &mut to_master)?;
         }
         let course = follower.settle(here, &mut to_master, now_ms)?;
-        if course != LinkStep::On {
+        if course != FollowerStep::On {
             return Ok(course);
         }
-        follower.hears(now_ms)?;
+        follower.check_timeout(now_ms)?;
         follower.tick(here, &mut to_master, now_ms)?;
     }
-    Ok(LinkStep::On)
+    Ok(FollowerStep::On)
 }
 
 /// Tests arbitrary message bodies: an accepted message must be canonical.
 fn messages(body: &[u8]) {
-    let (mut writer, mut bytes) = (Writer::default(), Vec::new());
+    let (mut writer, mut bytes) = (MessageWriter::default(), Vec::new());
     if let Ok(message) = read_to_master(body) {
-        writer.replica_says(&mut bytes, &message);
+        writer.put_replica_message(&mut bytes, &message);
     } else if let Ok(message) = read_to_replica(body) {
-        writer.master_says(&mut bytes, &message);
+        writer.put_master_message(&mut bytes, &message);
     } else {
         return;
     }
-    let (mut reader, whole) = (Reader::default(), frame_head(Check::new().u64(0), body));
+    let (mut reader, whole) = (MessageReader::default(), frame_head(Check::new().u64(0), body));
     assert_eq!(bytes, [&whole[..], body].concat());
     reader.feed(&bytes);
     assert_eq!(reader.next(crate::MAX_MESSAGE_BYTES), Ok(Some(body)));
@@ -344,13 +344,13 @@ mod tests {
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("the disk is empty");
         let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest");
-        assert_eq!(course, LinkStep::Adopt);
+        assert_eq!(course, FollowerStep::Adopt);
     }
 
     /// A replica reads nothing until the pinned log exceeds its limit. The sender must release the
     /// pin although it cannot notify the replica.
     #[test]
-    fn a_full_sync_that_is_not_read_keeps_no_more_of_the_log_than_others() {
+    fn unread_full_sync_pins_no_more_log_than_the_limit() {
         let (store, log) = master();
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("the disk is empty");
@@ -373,12 +373,12 @@ mod tests {
         assert!(store.is_pinned(&name));
         sender.tick(grown(101));
         assert!(!store.is_pinned(&name));
-        sender.hears(999).expect("the peer spoke a moment ago");
-        assert!(matches!(sender.hears(1_000), Err(LinkError::Timeout(1_000))));
+        sender.check_timeout(999).expect("the peer spoke a moment ago");
+        assert!(matches!(sender.check_timeout(1_000), Err(LinkError::Timeout(1_000))));
         // A busy node may not yet have read messages that have arrived.
         sender.fill(&mut down, &origin, 5_000).expect("a node that was stalled keeps its peers");
-        follower.hears(999).expect("the peer spoke a moment ago");
-        assert!(matches!(follower.hears(1_000), Err(LinkError::Timeout(1_000))));
+        follower.check_timeout(999).expect("the peer spoke a moment ago");
+        assert!(matches!(follower.check_timeout(1_000), Err(LinkError::Timeout(1_000))));
         follower
             .tick(&mut here, &mut up, 5_000)
             .expect("a replica that was stalled keeps the link");
@@ -387,7 +387,7 @@ mod tests {
     /// The log repeatedly exceeds the limit while the replica verifies files of an earlier link.
     /// The replica must not verify them again.
     #[test]
-    fn what_was_looked_at_is_known_when_the_manifest_is_asked_for_again() {
+    fn verified_files_stay_verified_when_manifest_is_sent_again() {
         let (store, log) = master();
         let made = || -> Result<(), Error> {
             let mut snapshot = store.begin_snapshot(log.durable());
@@ -415,12 +415,12 @@ mod tests {
                     .expect("the replica is honest");
                 sender.fill(&mut down, &origin, 0).expect("the replica is honest");
                 follower.receive(&down, &mut here, &mut up, 0).expect("the master is honest");
-                if follower.is_looking() {
+                if follower.is_verifying() {
                     follower.look(&mut here, &mut up).expect("its own disk works");
                 }
                 // The first link transfers the files and is cut.
                 if link == 0 {
-                    LinkStep::On
+                    FollowerStep::On
                 } else {
                     follower.settle(&mut here, &mut up, 0).expect("its own disk works")
                 }
@@ -431,9 +431,9 @@ mod tests {
             }
             // Verify all files.
             let mut looks = 0;
-            while looks == 0 || follower.is_looking() {
+            while looks == 0 || follower.is_verifying() {
                 exchange(&mut sender, &mut follower);
-                looks += usize::from(follower.is_looking());
+                looks += usize::from(follower.is_verifying());
                 assert!(
                     follower.is_fetching().is_some_and(|bytes| bytes == 0),
                     "the staging verifies first"
@@ -443,10 +443,10 @@ mod tests {
                 sender.tick(grown);
                 exchange(&mut sender, &mut follower);
                 exchange(&mut sender, &mut follower);
-                assert!(follower.is_fetching().is_some() && !follower.is_looking());
+                assert!(follower.is_fetching().is_some() && !follower.is_verifying());
             }
             let mut courses = (0..10).map(|_| exchange(&mut sender, &mut follower));
-            assert!(courses.any(|course| course == LinkStep::Adopt));
+            assert!(courses.any(|course| course == FollowerStep::Adopt));
         }
     }
 
@@ -457,12 +457,12 @@ mod tests {
         let disk = SimDisk::new(2);
         let mut here = replica(&disk).expect("the disk is empty");
         let course = talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest");
-        assert_eq!(course, LinkStep::Adopt);
+        assert_eq!(course, FollowerStep::Adopt);
         drop(here);
         let mut here = replica(&disk).expect("the data set is complete");
         assert_eq!(
             talk(&mut here, &store, &log, &mut Input(&[])).expect("the link is honest"),
-            LinkStep::On
+            FollowerStep::On
         );
         assert_eq!(here.log.durable(), log.durable());
     }

@@ -59,7 +59,7 @@ mod sender;
 mod term;
 mod wire;
 
-pub use follower::{Follower, LinkStep, ReplicaHost};
+pub use follower::{Follower, FollowerStep, ReplicaHost};
 pub use link::{LinkError, Refusal, Timeouts};
 pub use sender::{LogSource, Peer, Sender, Sending, WINDOW_BYTES};
 pub use term::{next_term, promotions};

@@ -20,7 +20,7 @@ impl Default for Timeouts {
 
 impl Timeouts {
     /// Returns an error if the last message of a peer, at `heard_ms`, is older than the timeout.
-    pub(crate) fn hears(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
+    pub(crate) fn check_timeout(&self, heard_ms: u64, now_ms: u64) -> Result<(), LinkError> {
         let silent_ms = now_ms.saturating_sub(heard_ms);
         if silent_ms < self.timeout_ms { Ok(()) } else { Err(LinkError::Timeout(silent_ms)) }
     }
@@ -43,7 +43,7 @@ pub enum LinkError {
     Foreign(String),
     /// The rules of R3 do not allow this replica to follow the master.
     #[error(transparent)]
-    Unfit(Refusal),
+    CannotFollow(Refusal),
     /// Error of the local disk or log.
     #[error(transparent)]
     Store(#[from] store::Error),
@@ -53,7 +53,7 @@ pub enum LinkError {
     Damaged,
     /// This node cannot apply the next batch or data set of the master, and did not accept it.
     #[error("{0}")]
-    Unready(String),
+    CannotApply(String),
     /// A record cannot be applied.
     #[error("cannot apply a record: {0}")]
     Apply(String),

@@ -8,12 +8,15 @@
 
 use std::sync::Arc;
 
-use store::{Absent, DiskFile, Pin, Position, SegmentHead, Step, Store, Tail, read_full_at};
+use store::{
+    DiskFile, Pin, Position, PositionMissing, SegmentHead, Step, Store, Tail, read_full_at,
+};
 
 use crate::link::{LinkError, Timeouts};
 use crate::term::promotions;
 use crate::wire::{
-    Hello, MAX_MESSAGE_BYTES, Reader, ToMaster, ToReplica, Verdict, Writer, read_to_master,
+    Hello, MAX_MESSAGE_BYTES, MessageReader, MessageWriter, ToMaster, ToReplica, Verdict,
+    read_to_master,
 };
 
 /// Size of the output in bytes at which a sender stops adding messages.
@@ -23,7 +26,7 @@ pub const WINDOW_BYTES: usize = 1 << 20;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Distance in bytes from the log's end within which reads hit the page cache.
-const AT_HAND_BYTES: u64 = 256 << 10;
+const RECENT_BYTES: u64 = 256 << 10;
 
 /// Maximum number of segment headers in Welcome. This many segments contain up to 64 GiB of log.
 const MAX_HEADS: usize = 1024;
@@ -75,7 +78,7 @@ pub struct Peer {
     pub heard_ms: u64,
 }
 
-enum Work {
+enum SenderWork {
     Nothing,
     Manifest,
     File { file: Box<dyn DiskFile>, at: u64, end: u64 },
@@ -88,26 +91,26 @@ pub struct Sender {
     times: Timeouts,
     /// Maximum size in bytes of the log retained for a full sync.
     pinned_bytes: u64,
-    reader: Reader,
-    writer: Writer,
+    reader: MessageReader,
+    writer: MessageWriter,
     peer: Peer,
     /// Verdict sent in Welcome; `None` before that.
     welcome: Option<Verdict>,
     hello: Option<Hello>,
-    work: Work,
+    work: SenderWork,
     pin: Option<Arc<Pin>>,
     /// End of the log when the files were pinned. The manifest retains earlier parts of the log.
     pinned_from: u64,
     /// Whether the pin was released. If so, requests that the replica sent before the notification
     /// are ignored.
-    given_up: bool,
+    is_pin_released: bool,
     chunk: Vec<u8>,
-    said_ms: u64,
+    sent_ms: u64,
     /// Greatest end of the log that was sent or announced.
-    said_end: u64,
+    announced_end: u64,
     asked_to_step_down: bool,
     /// Final end of the log to announce, after this node has stepped down.
-    steps_down_at: Option<u64>,
+    final_end: Option<u64>,
 }
 
 impl std::fmt::Debug for Sender {
@@ -136,20 +139,20 @@ impl Sender {
         Sender {
             times,
             pinned_bytes,
-            reader: Reader::default(),
-            writer: Writer::default(),
+            reader: MessageReader::default(),
+            writer: MessageWriter::default(),
             peer,
             welcome: None,
             hello: None,
-            work: Work::Nothing,
+            work: SenderWork::Nothing,
             pin: None,
             pinned_from: 0,
-            given_up: false,
+            is_pin_released: false,
             chunk: Vec::new(),
-            said_ms: now_ms,
-            said_end: 0,
+            sent_ms: now_ms,
+            announced_end: 0,
             asked_to_step_down: false,
-            steps_down_at: None,
+            final_end: None,
         }
     }
 
@@ -161,7 +164,7 @@ impl Sender {
     /// Records that the node has stepped down. The sender notifies the replica after it has sent
     /// the log up to `end`.
     pub fn stepped_down(&mut self, end: u64) {
-        self.steps_down_at = Some(end);
+        self.final_end = Some(end);
     }
 
     /// Returns the properties of the replica.
@@ -177,7 +180,7 @@ impl Sender {
         now_ms: u64,
     ) -> Result<(), LinkError> {
         self.peer.heard_ms = now_ms;
-        self.said_end = self.said_end.max(origin.end.offset);
+        self.announced_end = self.announced_end.max(origin.end.offset);
         self.reader.feed(bytes);
         loop {
             let body = self.reader.next(REPLICA_MESSAGE_BYTES).map_err(LinkError::Protocol)?;
@@ -200,7 +203,7 @@ impl Sender {
             }
             _ if self.welcome.is_none() => protocol("a message before Welcome"),
             ToMaster::Ack { written, durable } => {
-                if durable > written || written > self.said_end {
+                if durable > written || written > self.announced_end {
                     return protocol("an acknowledgement of data that was not sent");
                 }
                 (self.peer.written, self.peer.durable) = (written, durable);
@@ -215,22 +218,22 @@ impl Sender {
                 protocol("manifest request without a full sync")
             }
             ToMaster::WantManifest => {
-                self.given_up = false;
+                self.is_pin_released = false;
                 self.peer.sending = Sending::Files;
                 self.peer.refused_log = self.welcome != Some(Verdict::Foreign);
                 (self.pin, self.pinned_from) = (Some(origin.store.pin()), origin.end.offset);
-                self.work = Work::Manifest;
+                self.work = SenderWork::Manifest;
                 Ok(())
             }
-            ToMaster::WantFile { .. } | ToMaster::WantLog { .. } if self.given_up => Ok(()),
+            ToMaster::WantFile { .. } | ToMaster::WantLog { .. } if self.is_pin_released => Ok(()),
             ToMaster::WantFile { name, from } => {
                 let Some(pin) = &self.pin else {
                     return protocol("file request before the manifest");
                 };
                 self.work = match pin.manifest.file(&name) {
                     Some(entry) if from <= entry.bytes => match origin.store.disk().open(&name) {
-                        Ok(file) => Work::File { file, at: from, end: entry.bytes },
-                        Err(_) => Work::Gone,
+                        Ok(file) => SenderWork::File { file, at: from, end: entry.bytes },
+                        Err(_) => SenderWork::Gone,
                     },
                     Some(_) => return protocol("file request beyond its end"),
                     None => return protocol("request for a file outside the manifest"),
@@ -243,11 +246,13 @@ impl Sender {
                 if !is_known && segment != Position::START.segment {
                     return protocol("log request before the manifest");
                 }
-                self.work = match first_place(origin, segment)? {
-                    None => Work::Gone,
+                self.work = match first_position(origin, segment)? {
+                    None => SenderWork::Gone,
                     Some(start) => match Tail::find(origin.store.disk(), start, origin.end)? {
-                        Ok(tail) => Work::Log { first: Some(tail.segment()), tail: Box::new(tail) },
-                        Err(_) => Work::Gone,
+                        Ok(tail) => {
+                            SenderWork::Log { first: Some(tail.segment()), tail: Box::new(tail) }
+                        }
+                        Err(_) => SenderWork::Gone,
                     },
                 };
                 Ok(())
@@ -265,53 +270,53 @@ impl Sender {
         now_ms: u64,
     ) -> Result<(), LinkError> {
         self.tick(origin.end);
-        self.said_end = self.said_end.max(origin.end.offset);
+        self.announced_end = self.announced_end.max(origin.end.offset);
         if self.welcome.is_none()
             && let Some(hello) = self.hello.clone()
         {
             self.answer(&hello, out, origin)?;
-            self.said_ms = now_ms;
+            self.sent_ms = now_ms;
         }
         if self.welcome.is_none() {
             return Ok(());
         }
         while out.len() < WINDOW_BYTES {
             match &mut self.work {
-                Work::Nothing => break,
-                Work::Gone => {
-                    self.writer.master_says(out, &ToReplica::Gone);
-                    self.work = Work::Nothing;
+                SenderWork::Nothing => break,
+                SenderWork::Gone => {
+                    self.writer.put_master_message(out, &ToReplica::Gone);
+                    self.work = SenderWork::Nothing;
                 }
-                Work::Manifest => {
+                SenderWork::Manifest => {
                     let text =
                         self.pin.as_ref().map(|pin| pin.manifest.encode()).unwrap_or_default();
-                    self.writer.master_says(out, &ToReplica::Manifest(text.as_bytes()));
-                    self.work = Work::Nothing;
+                    self.writer.put_master_message(out, &ToReplica::Manifest(text.as_bytes()));
+                    self.work = SenderWork::Nothing;
                 }
-                Work::File { file, at, end } => {
+                SenderWork::File { file, at, end } => {
                     let want = CHUNK_BYTES.min((*end - *at) as usize);
                     self.chunk.resize(want, 0);
                     let read = read_full_at(&**file, &mut self.chunk, *at);
                     if !matches!(read, Ok(n) if n == want) {
-                        self.work = Work::Gone;
+                        self.work = SenderWork::Gone;
                         continue;
                     }
-                    self.writer.master_says(out, &ToReplica::Chunk(&self.chunk));
+                    self.writer.put_master_message(out, &ToReplica::Chunk(&self.chunk));
                     *at += want as u64;
                     if at == end {
-                        self.work = Work::Nothing;
+                        self.work = SenderWork::Nothing;
                     }
                 }
-                Work::Log { tail, first } => {
+                SenderWork::Log { tail, first } => {
                     if let Some(head) = first.take() {
-                        self.writer.master_says(out, &ToReplica::Segment(&head.encode()));
+                        self.writer.put_master_message(out, &ToReplica::Segment(&head.encode()));
                     }
                     match tail.next(origin.end) {
                         Ok(Step::Segment(head)) => {
-                            self.writer.master_says(out, &ToReplica::Segment(&head.encode()))
+                            self.writer.put_master_message(out, &ToReplica::Segment(&head.encode()))
                         }
                         Ok(Step::Batch(_, frame)) => {
-                            self.writer.master_says(out, &ToReplica::Batch(frame))
+                            self.writer.put_master_message(out, &ToReplica::Batch(frame))
                         }
                         Ok(Step::End) => break,
                         // The segment was removed. The replica reconnects, and Welcome then has the
@@ -321,20 +326,20 @@ impl Sender {
                 }
             }
         }
-        if let (Work::Log { tail, .. }, Some(end)) = (&self.work, self.steps_down_at)
+        if let (SenderWork::Log { tail, .. }, Some(end)) = (&self.work, self.final_end)
             && tail.position().offset >= end
         {
-            self.writer.master_says(out, &ToReplica::SteppedDown { end });
-            self.steps_down_at = None;
+            self.writer.put_master_message(out, &ToReplica::SteppedDown { end });
+            self.final_end = None;
         }
-        let is_due = now_ms.saturating_sub(self.said_ms) >= self.times.heartbeat_ms;
+        let is_due = now_ms.saturating_sub(self.sent_ms) >= self.times.heartbeat_ms;
         // During a file transfer the chunks keep the link alive.
-        if is_due && !matches!(self.work, Work::File { .. }) {
-            self.writer.master_says(
+        if is_due && !matches!(self.work, SenderWork::File { .. }) {
+            self.writer.put_master_message(
                 out,
                 &ToReplica::Heartbeat { end: origin.end.offset, time_ms: now_ms },
             );
-            self.said_ms = now_ms;
+            self.sent_ms = now_ms;
         }
         Ok(())
     }
@@ -343,8 +348,8 @@ impl Sender {
     ///
     /// Called periodically, even without room to send, but only when no input is pending, because a
     /// busy master may read a message long after its arrival.
-    pub fn hears(&self, now_ms: u64) -> Result<(), LinkError> {
-        self.times.hears(self.peer.heard_ms, now_ms)
+    pub fn check_timeout(&self, now_ms: u64) -> Result<(), LinkError> {
+        self.times.check_timeout(self.peer.heard_ms, now_ms)
     }
 
     /// Releases the pin if the retained log exceeds the limit. Called even without room to send,
@@ -352,8 +357,8 @@ impl Sender {
     pub fn tick(&mut self, end: Position) {
         if self.pin.is_some() && end.offset.saturating_sub(self.pinned_from) > self.pinned_bytes {
             self.pin = None;
-            self.given_up = true;
-            self.work = Work::Gone;
+            self.is_pin_released = true;
+            self.work = SenderWork::Gone;
         }
     }
 
@@ -374,7 +379,7 @@ impl Sender {
                 {
                     let first = (hello.position.byte == store::SEGMENT_HEAD_BYTES)
                         .then_some(tail.segment());
-                    self.work = Work::Log { tail: Box::new(tail), first };
+                    self.work = SenderWork::Log { tail: Box::new(tail), first };
                     self.peer.sending = Sending::Log;
                     // The replica's next acknowledgement reports its durable offset.
                     (self.peer.written, self.peer.durable) = (hello.position.offset, 0);
@@ -382,9 +387,11 @@ impl Sender {
                 }
                 // If the terms differ, the replica's data is on a branch that a promotion has
                 // abandoned, so the logs diverge.
-                Err(Absent::Short) if !is_other(origin.term) => Verdict::Short,
-                Ok(_) | Err(Absent::Diverged | Absent::Short) => Verdict::Diverged,
-                Err(Absent::Removed) => Verdict::Removed,
+                Err(PositionMissing::Short) if !is_other(origin.term) => Verdict::Short,
+                Ok(_) | Err(PositionMissing::Diverged | PositionMissing::Short) => {
+                    Verdict::Diverged
+                }
+                Err(PositionMissing::Removed) => Verdict::Removed,
             }
         };
         let mut segments = Vec::new();
@@ -394,7 +401,7 @@ impl Sender {
             }
         }
         let (lineage, term, end) = (store.lineage(), origin.term, origin.end.offset);
-        self.writer.master_says(
+        self.writer.put_master_message(
             out,
             &ToReplica::Welcome { verdict, lineage, term, end, segments: &segments },
         );
@@ -406,10 +413,10 @@ impl Sender {
     /// Whether all data left to send is recent and therefore in the page cache.
     pub fn is_at_hand(&self, origin: &LogSource<'_>) -> bool {
         match &self.work {
-            Work::Log { tail, first: None } => {
+            SenderWork::Log { tail, first: None } => {
                 let at = tail.position();
                 at.segment == origin.end.segment
-                    && origin.end.offset.saturating_sub(at.offset) < AT_HAND_BYTES
+                    && origin.end.offset.saturating_sub(at.offset) < RECENT_BYTES
             }
             _ => false,
         }
@@ -417,13 +424,13 @@ impl Sender {
 
     /// Sends the reason why the link is refused. The caller then closes the link.
     pub fn refuse(&mut self, out: &mut Vec<u8>, why: &str) {
-        self.writer.master_says(out, &ToReplica::Refused(why));
+        self.writer.put_master_message(out, &ToReplica::Refused(why));
     }
 }
 
 /// Returns the first position of a segment. `None` if the segment was removed. Segment 1 stands for
 /// the first segment of the log, whose number may be higher.
-fn first_place(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
+fn first_position(origin: &LogSource<'_>, segment: u64) -> Result<Option<Position>, LinkError> {
     let store = origin.store;
     let head = if segment == Position::START.segment {
         store.first_segment(origin.end)?

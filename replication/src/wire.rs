@@ -91,12 +91,12 @@ pub(crate) enum ToReplica<'a> {
 
 /// Encodes and numbers messages.
 #[derive(Debug, Default)]
-pub(crate) struct Writer {
+pub(crate) struct MessageWriter {
     sent: u64,
     body: Vec<u8>,
 }
 
-impl Writer {
+impl MessageWriter {
     fn put(&mut self, out: &mut Vec<u8>, kind: u8, fields: &[&[u8]]) {
         self.body.clear();
         self.body.push(kind);
@@ -109,7 +109,7 @@ impl Writer {
         }
     }
 
-    pub(crate) fn replica_says(&mut self, out: &mut Vec<u8>, message: &ToMaster) {
+    pub(crate) fn put_replica_message(&mut self, out: &mut Vec<u8>, message: &ToMaster) {
         match message {
             ToMaster::Hello(hello) => {
                 let at = &hello.position;
@@ -134,7 +134,7 @@ impl Writer {
         }
     }
 
-    pub(crate) fn master_says(&mut self, out: &mut Vec<u8>, message: &ToReplica<'_>) {
+    pub(crate) fn put_master_message(&mut self, out: &mut Vec<u8>, message: &ToReplica<'_>) {
         match *message {
             ToReplica::Welcome { verdict, lineage, term, end, segments } => {
                 let numbers: Vec<u8> = [term, end].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -160,13 +160,13 @@ impl Writer {
 
 /// Decodes a byte stream into message bodies.
 #[derive(Debug, Default)]
-pub(crate) struct Reader {
+pub(crate) struct MessageReader {
     buffer: Vec<u8>,
     at: usize,
     received: u64,
 }
 
-impl Reader {
+impl MessageReader {
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
         if self.at > 0 {
             self.buffer.drain(..self.at);
@@ -319,10 +319,10 @@ mod tests {
             ToMaster::WantLog { segment: 8 },
             ToMaster::StepDown,
         ];
-        let (mut writer, mut bytes) = (Writer::default(), Vec::new());
-        messages.iter().for_each(|m| writer.replica_says(&mut bytes, m));
+        let (mut writer, mut bytes) = (MessageWriter::default(), Vec::new());
+        messages.iter().for_each(|m| writer.put_replica_message(&mut bytes, m));
         for piece in 1..bytes.len() {
-            let (mut reader, mut read) = (Reader::default(), Vec::new());
+            let (mut reader, mut read) = (MessageReader::default(), Vec::new());
             for chunk in bytes.chunks(piece) {
                 reader.feed(chunk);
                 while let Some(body) = reader.next(1000).unwrap() {
@@ -349,8 +349,8 @@ mod tests {
             ToReplica::SteppedDown { end: 4 },
         ];
         let (mut writer, mut reader, mut bytes) =
-            (Writer::default(), Reader::default(), Vec::new());
-        answers.iter().for_each(|m| writer.master_says(&mut bytes, m));
+            (MessageWriter::default(), MessageReader::default(), Vec::new());
+        answers.iter().for_each(|m| writer.put_master_message(&mut bytes, m));
         reader.feed(&bytes);
         for answer in &answers {
             assert_eq!(read_to_replica(reader.next(1000).unwrap().unwrap()).unwrap(), *answer);
@@ -359,21 +359,21 @@ mod tests {
 
     #[test]
     fn lost_repeated_and_damaged_messages_are_found() {
-        let (mut writer, mut bytes) = (Writer::default(), Vec::new());
-        writer.replica_says(&mut bytes, &ToMaster::WantManifest);
+        let (mut writer, mut bytes) = (MessageWriter::default(), Vec::new());
+        writer.put_replica_message(&mut bytes, &ToMaster::WantManifest);
         let first = bytes.clone();
-        let mut reader = Reader::default();
+        let mut reader = MessageReader::default();
         reader.feed(&first);
         assert!(reader.next(1000).unwrap().is_some());
         reader.feed(&first);
         assert!(reader.next(1000).is_err(), "repeated");
         bytes.clear();
-        writer.replica_says(&mut bytes, &hello());
-        let mut reader = Reader::default();
+        writer.put_replica_message(&mut bytes, &hello());
+        let mut reader = MessageReader::default();
         reader.feed(&bytes);
         assert!(reader.next(1000).is_err(), "the previous frame was lost");
         for bit in 0..bytes.len() * 8 {
-            let mut reader = Reader { received: 1, ..Reader::default() };
+            let mut reader = MessageReader { received: 1, ..MessageReader::default() };
             bytes[bit / 8] ^= 1 << (bit % 8);
             reader.feed(&bytes);
             assert!(!matches!(reader.next(1000), Ok(Some(_))), "bit {bit}");

@@ -8,14 +8,14 @@ const REQUEST_BYTES: usize = 2 * size_of::<usize>();
 
 /// Queue of copied requests.
 #[derive(Default)]
-pub struct Kept {
+pub struct RequestQueue {
     bytes: Vec<u8>,
     spans: Vec<Span>,
     /// End of each request in `bytes` and in `spans`.
     ends: Vec<(usize, usize)>,
 }
 
-impl Kept {
+impl RequestQueue {
     /// Appends a copy of a request.
     pub fn push(&mut self, args: Args<'_>) {
         self.push_all(args.iter());
@@ -77,7 +77,7 @@ mod tests {
     fn requests_are_kept_as_they_were() {
         let limits = Limits { max_args: 100, max_bulk_bytes: 100, unauthenticated: false };
         let bytes = b"SET a b\r\n*2\r\n$0\r\n\r\n$2\r\n\r\n\r\nPING\r\n";
-        let (mut kept, mut at) = (Kept::default(), 0);
+        let (mut kept, mut at) = (RequestQueue::default(), 0);
         let mut scanner = Scanner::default();
         while let Scan::Request(length) = scanner.scan(&bytes[at..], &limits) {
             kept.push(scanner.args(&bytes[at..]));

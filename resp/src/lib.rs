@@ -16,7 +16,7 @@ mod span;
 
 pub use args::Args;
 pub use digits::{integer, natural};
-pub use kept::Kept;
-pub use pass::{NoReply, ReplyEnd, elements, put_resp3};
+pub use kept::RequestQueue;
+pub use pass::{InvalidReply, ReplyEnd, elements, put_resp3};
 pub use reply::{IntRow, Protocol, Reply, decimal};
 pub use scan::{Limits, Malformed, Scan, Scanner};

@@ -3,13 +3,13 @@
 use crate::integer;
 
 /// Maximum length in bytes of a line: a type with a number, or an error.
-const MOST_LINE: usize = 64 << 10;
+const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum length of a string in bytes, as in Redis.
-const MOST_BULK: i64 = 512 << 20;
+const MAX_BULK_BYTES: i64 = 512 << 20;
 
 /// Error: the bytes are not a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoReply;
+pub struct InvalidReply;
 
 /// Incremental search for the end of a reply. It resumes where it stopped, so it examines a long
 /// reply only once.
@@ -27,31 +27,31 @@ impl Default for ReplyEnd {
 }
 
 /// Returns the first line without CR LF. `None` if the line is incomplete.
-fn line(bytes: &[u8]) -> Result<Option<&[u8]>, NoReply> {
+fn line(bytes: &[u8]) -> Result<Option<&[u8]>, InvalidReply> {
     // Fast path: nearly all lines are a type and one digit.
     if let [_, _, b'\r', b'\n', ..] = bytes {
         return Ok(Some(&bytes[..2]));
     }
-    match bytes.iter().take(MOST_LINE).position(|&byte| byte == b'\n') {
+    match bytes.iter().take(MAX_LINE_BYTES).position(|&byte| byte == b'\n') {
         Some(at) if at > 1 && bytes[at - 1] == b'\r' => Ok(Some(&bytes[..at - 1])),
-        Some(_) => Err(NoReply),
-        None if bytes.len() >= MOST_LINE => Err(NoReply),
+        Some(_) => Err(InvalidReply),
+        None if bytes.len() >= MAX_LINE_BYTES => Err(InvalidReply),
         None => Ok(None),
     }
 }
 
-fn length(digits: &[u8], most: i64) -> Result<usize, NoReply> {
+fn length(digits: &[u8], most: i64) -> Result<usize, InvalidReply> {
     match integer(digits) {
         Some(-1) => Ok(0),
         Some(length) if (0..=most).contains(&length) => Ok(length as usize),
-        _ => Err(NoReply),
+        _ => Err(InvalidReply),
     }
 }
 
 impl ReplyEnd {
     /// Returns the length of the first reply in `bytes`. `None` if the reply is incomplete. Each
     /// call must pass the bytes of the previous call, and may append more bytes.
-    pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, NoReply> {
+    pub fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, InvalidReply> {
         while self.left > 0 {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
             let mut end = self.at + line.len() + 2;
@@ -59,13 +59,13 @@ impl ReplyEnd {
                 b':' | b'+' | b'-' => {}
                 b'$' if line == b"$-1" => {}
                 b'$' => {
-                    end += length(&line[1..], MOST_BULK)? + 2;
+                    end += length(&line[1..], MAX_BULK_BYTES)? + 2;
                     if end > bytes.len() {
                         return Ok(None);
                     }
                 }
                 b'*' => self.left += length(&line[1..], i64::from(u32::MAX))?,
-                _ => return Err(NoReply),
+                _ => return Err(InvalidReply),
             }
             self.at = end;
             self.left -= 1;
@@ -92,7 +92,7 @@ pub fn elements(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 pub fn put_resp3(mut reply: &[u8], out: &mut Vec<u8>) {
     while let Ok(Some(head)) = line(reply) {
         let string = match head[0] {
-            b'$' => length(&head[1..], MOST_BULK).ok().filter(|_| head != b"$-1"),
+            b'$' => length(&head[1..], MAX_BULK_BYTES).ok().filter(|_| head != b"$-1"),
             _ => None,
         };
         let end = (head.len() + 2 + string.map_or(0, |length| length + 2)).min(reply.len());
@@ -132,9 +132,13 @@ mod tests {
             assert_eq!(end.find(&bytes), Ok(Some(reply.len())), "{reply:?}");
         }
         for broken in ["x\r\n", "\r\n", "+OK\n", "$-2\r\n", "*x\r\n", "$536870913\r\n", "%1\r\n"] {
-            assert_eq!(ReplyEnd::default().find(broken.as_bytes()), Err(NoReply), "{broken:?}");
+            assert_eq!(
+                ReplyEnd::default().find(broken.as_bytes()),
+                Err(InvalidReply),
+                "{broken:?}"
+            );
         }
-        assert_eq!(ReplyEnd::default().find(&[b'+'; MOST_LINE]), Err(NoReply));
+        assert_eq!(ReplyEnd::default().find(&[b'+'; MAX_LINE_BYTES]), Err(InvalidReply));
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl<'a> Reply<'a> {
         while row < rows && self.out.len() <= most {
             let start = self.out.len();
             let together = (ROWS_BYTES / room).clamp(1, rows - row);
-            self.out.resize(start + together * room + USUAL_ROW, 0);
+            self.out.resize(start + together * room + FAST_ROW_BYTES, 0);
             let mut writer =
                 IntRow { out: &mut self.out[start..], at: 0, null, width, head, small };
             let mut refusal = None;
@@ -310,7 +310,7 @@ impl<'a> Reply<'a> {
 
 /// Writer of one row; see [`Reply::int_rows`].
 pub struct IntRow<'a> {
-    /// Output, large enough for all remaining rows and [`USUAL_ROW`] more bytes.
+    /// Output, large enough for all remaining rows and [`FAST_ROW_BYTES`] more bytes.
     out: &'a mut [u8],
     at: usize,
     /// Encoded null, and its length.
@@ -324,7 +324,7 @@ pub struct IntRow<'a> {
 
 /// Size in bytes of a header, four integers less than 2^19 and two flags (48), rounded up, plus
 /// eight bytes for one more store.
-const USUAL_ROW: usize = 64 + 8;
+const FAST_ROW_BYTES: usize = 64 + 8;
 
 impl IntRow<'_> {
     /// Writes the next integer of the row.
@@ -369,13 +369,13 @@ impl IntRow<'_> {
     pub fn usual(&mut self, ints: &[i64; 4], flags: [bool; 2]) {
         debug_assert_eq!(self.width, 6);
         let from = self.at;
-        let room = self.out.get_mut(from..).and_then(<[u8]>::first_chunk_mut::<USUAL_ROW>);
+        let room = self.out.get_mut(from..).and_then(<[u8]>::first_chunk_mut::<FAST_ROW_BYTES>);
         let (Some(room), Some(head), true) = (room, self.head, self.small) else {
             self.header();
             ints.iter().for_each(|&value| self.int(value));
             return flags.iter().for_each(|&flag| self.flag(Some(flag)));
         };
-        // `USUAL_ROW` includes eight spare bytes, so a store at any `at % 64` is in bounds.
+        // `FAST_ROW_BYTES` includes eight spare bytes, so a store at any `at % 64` is in bounds.
         let mut put =
             |at: usize, word: u64| room[at % 64..][..8].copy_from_slice(&word.to_le_bytes());
         put(0, head);

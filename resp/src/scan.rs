@@ -27,10 +27,10 @@ use std::ops::Range;
 /// Maximum length of an inline request or a header line in bytes, as in Redis.
 const MAX_LINE: usize = 64 * 1024;
 /// Maximum number of spans for which an idle scanner retains memory.
-const KEPT_SPANS: usize = 1024;
+const MAX_IDLE_SPANS: usize = 1024;
 
 /// Maximum number of bytes that an idle scanner retains for inline requests.
-const KEPT_LINE: usize = 1024;
+const MAX_IDLE_INLINE_BYTES: usize = 1024;
 
 /// Limits for the requests of a peer.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,7 @@ pub enum Scan {
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum ScanState {
     /// First byte of a request.
     Start,
     /// `$` of an argument.
@@ -115,7 +115,7 @@ enum State {
     Body(usize),
 }
 
-enum Line {
+enum HeaderLine {
     Value(i64, usize),
     Partial,
     Long,
@@ -125,10 +125,10 @@ enum Line {
 /// Scanner for the requests of one connection; see the head of this file.
 ///
 /// It stores the arguments of several consecutive requests, so that the caller can inspect all of
-/// them before it executes the first; see [`Scanner::settle`].
+/// them before it executes the first; see [`Scanner::discard_complete_requests`].
 pub struct Scanner {
-    /// Arguments of all requests since [`Scanner::settle`], then those of the current partial
-    /// request.
+    /// Arguments of all requests since [`Scanner::discard_complete_requests`], then those of the
+    /// current partial request.
     spans: Vec<Span>,
     /// Index in `spans` of the current request's first argument.
     first: usize,
@@ -137,10 +137,10 @@ pub struct Scanner {
     /// Unescaped arguments of an inline request. Its spans are ranges of this buffer.
     inline: Vec<u8>,
     is_inline: bool,
-    state: State,
+    state: ScanState,
     pos: usize,
     /// Number of remaining arguments.
-    missing: usize,
+    remaining_args: usize,
     /// Position up to which the input was searched for a line end.
     searched: usize,
 }
@@ -153,9 +153,9 @@ impl Default for Scanner {
             last: 0,
             inline: Vec::new(),
             is_inline: false,
-            state: State::Start,
+            state: ScanState::Start,
             pos: 0,
-            missing: 0,
+            remaining_args: 0,
             searched: 0,
         }
     }
@@ -171,17 +171,17 @@ impl Scanner {
     pub fn scan(&mut self, buf: &[u8], limits: &Limits) -> Scan {
         loop {
             match self.state {
-                State::Start => {
+                ScanState::Start => {
                     match buf.first() {
                         None => return Scan::Incomplete,
                         Some(b'*') => {}
                         Some(_) => return self.scan_inline(buf),
                     }
                     match self.number(buf, 0) {
-                        Line::Partial => return Scan::Incomplete,
-                        Line::Long => return self.refuse(Malformed::LongMultibulkLine),
-                        Line::Invalid => return self.refuse(Malformed::MultibulkLength),
-                        Line::Value(count, next) => {
+                        HeaderLine::Partial => return Scan::Incomplete,
+                        HeaderLine::Long => return self.refuse(Malformed::LongMultibulkLine),
+                        HeaderLine::Invalid => return self.refuse(Malformed::MultibulkLength),
+                        HeaderLine::Value(count, next) => {
                             if count <= 0 {
                                 self.reset();
                                 return Scan::Nothing(next);
@@ -195,13 +195,13 @@ impl Scanner {
                                 });
                             }
                             self.is_inline = false;
-                            self.missing = count;
+                            self.remaining_args = count;
                             self.pos = next;
-                            self.state = State::Header;
+                            self.state = ScanState::Header;
                         }
                     }
                 }
-                State::Header => {
+                ScanState::Header => {
                     if self.scan_short(buf, limits) {
                         return self.whole();
                     }
@@ -211,10 +211,10 @@ impl Scanner {
                         Some(&other) => return self.refuse(Malformed::ExpectedBulk(other)),
                     }
                     match self.number(buf, self.pos) {
-                        Line::Partial => return Scan::Incomplete,
-                        Line::Long => return self.refuse(Malformed::LongBulkLine),
-                        Line::Invalid => return self.refuse(Malformed::BulkLength),
-                        Line::Value(length, next) => {
+                        HeaderLine::Partial => return Scan::Incomplete,
+                        HeaderLine::Long => return self.refuse(Malformed::LongBulkLine),
+                        HeaderLine::Invalid => return self.refuse(Malformed::BulkLength),
+                        HeaderLine::Value(length, next) => {
                             let Ok(length) = usize::try_from(length) else {
                                 return self.refuse(Malformed::BulkLength);
                             };
@@ -226,11 +226,11 @@ impl Scanner {
                                 });
                             }
                             self.pos = next;
-                            self.state = State::Body(length);
+                            self.state = ScanState::Body(length);
                         }
                     }
                 }
-                State::Body(length) => {
+                ScanState::Body(length) => {
                     let end = self.pos + length;
                     if buf.len() < end + 2 {
                         return Scan::Incomplete;
@@ -240,11 +240,11 @@ impl Scanner {
                     }
                     self.spans.push(Span::new(self.pos, end));
                     self.pos = end + 2;
-                    self.missing -= 1;
-                    if self.missing == 0 {
+                    self.remaining_args -= 1;
+                    if self.remaining_args == 0 {
                         return self.whole();
                     }
-                    self.state = State::Header;
+                    self.state = ScanState::Header;
                 }
             }
         }
@@ -257,13 +257,13 @@ impl Scanner {
         if limits.max_bulk_bytes < 99 || u32::try_from(buf.len()).is_err() {
             return false;
         }
-        let (mut pos, mut missing) = (self.pos, self.missing);
+        let (mut pos, mut remaining_args) = (self.pos, self.remaining_args);
         let mut rest = buf.get(pos..).unwrap_or_default();
         // Previous header, its mask, and its meaning: consecutive arguments often have equal
         // lengths. The initial value is the header of PING.
         let (mut last, mut bytes, mut length, mut header) =
             (u64::from_le_bytes(*b"$4\r\n\0\0\0\0"), 0xffff_ffff, 4, 4);
-        while missing > 0 {
+        while remaining_args > 0 {
             // Compare "$dd\r\n" or "$d\r\n" as one word. A load of eight bytes is possible except
             // near the end of the buffer.
             let Some(&head) = rest.first_chunk() else { break };
@@ -298,12 +298,12 @@ impl Scanner {
             let (start, end) = (pos.wrapping_add(header), pos.wrapping_add(text));
             self.spans.push(Span { start: start as u32, end: end as u32 });
             pos = end.wrapping_add(2);
-            missing -= 1;
+            remaining_args -= 1;
             rest = behind;
         }
         self.pos = pos;
-        self.missing = missing;
-        missing == 0
+        self.remaining_args = remaining_args;
+        remaining_args == 0
     }
 
     /// Completes a request.
@@ -334,8 +334,8 @@ impl Scanner {
         self.is_inline
     }
 
-    /// Returns the arguments of a request since [`Scanner::settle`]. `buf` must be the same as in
-    /// its [`Scanner::scan`]. If the request is inline, it must be the last one.
+    /// Returns the arguments of a request since [`Scanner::discard_complete_requests`]. `buf` must
+    /// be the same as in its [`Scanner::scan`]. If the request is inline, it must be the last one.
     #[inline]
     pub fn args_in<'a>(&'a self, buf: &'a [u8], spans: Range<usize>, is_inline: bool) -> Args<'a> {
         Args::new(if is_inline { &self.inline } else { buf }, self.spans.get(spans).unwrap_or(&[]))
@@ -355,13 +355,13 @@ impl Scanner {
 
     /// Discards all complete requests, and keeps the current partial one.
     #[inline]
-    pub fn settle(&mut self) {
+    pub fn discard_complete_requests(&mut self) {
         if self.first == self.spans.len() {
             self.spans.clear();
-            if self.spans.capacity() > KEPT_SPANS {
-                self.spans.shrink_to(KEPT_SPANS);
+            if self.spans.capacity() > MAX_IDLE_SPANS {
+                self.spans.shrink_to(MAX_IDLE_SPANS);
             }
-            if self.inline.capacity() > KEPT_LINE {
+            if self.inline.capacity() > MAX_IDLE_INLINE_BYTES {
                 self.inline = Vec::new();
             }
         } else {
@@ -374,13 +374,13 @@ impl Scanner {
     #[inline]
     pub fn restart(&mut self) {
         self.spans.truncate(self.first);
-        self.settle();
+        self.discard_complete_requests();
         self.reset();
     }
 
     #[inline]
     fn reset(&mut self) {
-        self.state = State::Start;
+        self.state = ScanState::Start;
         self.pos = 0;
         self.searched = 0;
     }
@@ -393,7 +393,7 @@ impl Scanner {
 
     /// Parses the number in the header line whose marker is at `at`.
     #[inline]
-    fn number(&mut self, buf: &[u8], at: usize) -> Line {
+    fn number(&mut self, buf: &[u8], at: usize) -> HeaderLine {
         // Fast path: a few digits, CR and LF, all present.
         let digits = &buf[at + 1..];
         let mut value = 0i64;
@@ -409,26 +409,26 @@ impl Scanner {
             && digits[length + 1] == b'\n'
         {
             self.searched = 0;
-            return Line::Value(value, at + 1 + length + 2);
+            return HeaderLine::Value(value, at + 1 + length + 2);
         }
         self.slow_number(buf, at)
     }
 
     #[cold]
-    fn slow_number(&mut self, buf: &[u8], at: usize) -> Line {
+    fn slow_number(&mut self, buf: &[u8], at: usize) -> HeaderLine {
         let from = self.searched.max(at + 1);
         let Some(cr) = find(b'\r', buf, from) else {
             self.searched = buf.len();
-            return if buf.len() - at > MAX_LINE { Line::Long } else { Line::Partial };
+            return if buf.len() - at > MAX_LINE { HeaderLine::Long } else { HeaderLine::Partial };
         };
         if cr + 1 == buf.len() {
             self.searched = cr;
-            return Line::Partial;
+            return HeaderLine::Partial;
         }
         self.searched = 0;
         match super::integer(&buf[at + 1..cr]) {
-            Some(value) if buf[cr + 1] == b'\n' => Line::Value(value, cr + 2),
-            _ => Line::Invalid,
+            Some(value) if buf[cr + 1] == b'\n' => HeaderLine::Value(value, cr + 2),
+            _ => HeaderLine::Invalid,
         }
     }
 
@@ -500,7 +500,7 @@ mod tests {
                         requests.push(scanner.args(buf).iter().map(<[u8]>::to_vec).collect());
                         start += n;
                         if requests.len() % 3 == 0 {
-                            scanner.settle();
+                            scanner.discard_complete_requests();
                         }
                     }
                     Scan::Refused(why) => return (requests, Some(why)),

@@ -22,19 +22,19 @@
 //! interval with half of the ids (Andrews et al., Robust Estimates of Location, 1972). A few bad
 //! ids therefore do not affect it. The number of ids needed:
 //!
-//! - Without any range: [`QUORUM`] distinct ids, or [`QUORUM_ENTRIES_AT_START`] entries, or
+//! - Without any range: [`MIN_IDS_AHEAD`] distinct ids, or [`FIRST_RANGE_ENTRIES`] entries, or
 //!   `max_aside` entries if that is less.
-//! - With ranges: `max_aside / 16` entries ([`LEAP`] by default) of at least [`QUORUM`] distinct
-//!   ids. The interval must be shorter than a sixteenth of its distance to the range below; with
-//!   `max_aside` entries any interval will do. The interval contains that number of ids, or half of
-//!   all ids if that is less, because two services may start at the same time. If it is within
-//!   [`WINDOW_SPANS`] windows of the range below, that range grows instead.
+//! - With ranges: `max_aside / 16` entries ([`MAX_ENTRIES_NEEDED`] by default) of at least
+//!   [`MIN_IDS_AHEAD`] distinct ids. The interval must be shorter than a sixteenth of its distance
+//!   to the range below; with `max_aside` entries any interval will do. The interval contains that
+//!   number of ids, or half of all ids if that is less, because two services may start at the same
+//!   time. If it is within [`WINDOW_FACTOR`] windows of the range below, that range grows instead.
 //! - When memory for outliers is short: the same number as without any range, at any distance.
 //!
-//! A range that receives no new id while other ranges receive [`IDLE`] is joined with the range
-//! above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all are in
-//! use, other ids stay ahead until the map has `max_aside` entries or memory is short. Then the
-//! least recently used range is joined.
+//! A range that receives no new id while other ranges receive [`IDLE_RANGE_IDS`] is joined with the
+//! range above it. Its later ids count as late traffic. There are at most [`MAX_RANGES`]. When all
+//! are in use, other ids stay ahead until the map has `max_aside` entries or memory is short. Then
+//! the least recently used range is joined.
 //!
 //! One step covers at most half of the remaining ids ([`Frontier::reach`]), because a ring at the
 //! end of the id space could never roll again. Legitimate ids do not jump there, but negative
@@ -58,26 +58,26 @@ use std::sync::atomic::{
 };
 
 /// Number of distinct ids that must be ahead before a range opens.
-pub(crate) const QUORUM: usize = 64;
-/// Number of entries that open the first range even if they have fewer than [`QUORUM`] distinct
-/// ids. A small service may have only three posts.
-const QUORUM_ENTRIES_AT_START: usize = 4096;
+pub(crate) const MIN_IDS_AHEAD: usize = 64;
+/// Number of entries that open the first range even if they have fewer than [`MIN_IDS_AHEAD`]
+/// distinct ids. A small service may have only three posts.
+const FIRST_RANGE_ENTRIES: usize = 4096;
 /// Maximum number of entries that must be ahead before another range opens.
-const LEAP: usize = 4096;
-/// Maximum number of entries of one id that count towards [`LEAP`].
-const LEAP_ENTRIES_OF_ID: usize = LEAP / QUORUM;
+const MAX_ENTRIES_NEEDED: usize = 4096;
+/// Maximum number of entries of one id that count towards [`MAX_ENTRIES_NEEDED`].
+const MAX_COUNTED_PER_ID: usize = MAX_ENTRIES_NEEDED / MIN_IDS_AHEAD;
 /// Minimum window of a range.
-const WINDOW_LEAST: u64 = 1024;
-const WINDOW_SPANS: u64 = 16;
+const MIN_WINDOW: u64 = 1024;
+const WINDOW_FACTOR: u64 = 16;
 /// Maximum number of ranges of a frontier. Each has an open table.
 pub const MAX_RANGES: usize = 8;
 /// Number of new ids in other ranges after which a range without new ids is joined with the one
 /// above it.
-const IDLE: u64 = 1 << 16;
+const IDLE_RANGE_IDS: u64 = 1 << 16;
 
 /// Returns the number of entries that opens another range.
-fn leap_of(max_aside: usize) -> usize {
-    (max_aside / 16).clamp(QUORUM, LEAP)
+fn entries_needed_for(max_aside: usize) -> usize {
+    (max_aside / 16).clamp(MIN_IDS_AHEAD, MAX_ENTRIES_NEEDED)
 }
 
 /// Decision about an id that is about to be written.
@@ -144,7 +144,7 @@ struct Tracked {
 }
 
 /// A range below the highest one, as published to writers.
-struct Lower {
+struct LowerRange {
     start: u64,
     high: AtomicU64,
 }
@@ -164,14 +164,14 @@ pub struct Frontier {
     max_ahead: AtomicU64,
     /// Number of entries that opens another range, and number at which their distances no longer
     /// matter.
-    leap: AtomicUsize,
+    entries_needed: AtomicUsize,
     max_aside: AtomicUsize,
     /// Number of writes that were ahead since the last [`Frontier::advance`], and number that
     /// triggers the next one.
     ahead: AtomicUsize,
-    patience: AtomicUsize,
+    advance_after: AtomicUsize,
     /// Ranges below the highest one, in ascending order.
-    lower: ArcSwap<Vec<Lower>>,
+    lower: ArcSwap<Vec<LowerRange>>,
     /// All ranges, in ascending order. Locked while a range moves, opens or is joined.
     ranges: Mutex<Tracking>,
 }
@@ -210,7 +210,7 @@ impl Tracking {
         let mut at = 0;
         while at + 1 < self.ranges.len() {
             let Tracked { range, moved } = self.ranges[at];
-            if self.moves - moved > IDLE || range.high == self.last(at) {
+            if self.moves - moved > IDLE_RANGE_IDS || range.high == self.last(at) {
                 self.join(at);
             } else {
                 at += 1;
@@ -239,10 +239,10 @@ impl Frontier {
             known: AtomicBool::new(false),
             follows: AtomicBool::new(false),
             max_ahead: AtomicU64::new(max_ahead.unwrap_or(u64::MAX)),
-            leap: AtomicUsize::new(leap_of(max_aside)),
+            entries_needed: AtomicUsize::new(entries_needed_for(max_aside)),
             max_aside: AtomicUsize::new(max_aside),
             ahead: AtomicUsize::new(0),
-            patience: AtomicUsize::new(0),
+            advance_after: AtomicUsize::new(0),
             lower: ArcSwap::default(),
             ranges: Mutex::default(),
         }
@@ -258,7 +258,7 @@ impl Frontier {
     /// Changes the limits; see [`Frontier::new`].
     pub fn set_limits(&self, max_ahead: Option<u64>, max_aside: usize) {
         self.max_ahead.store(max_ahead.unwrap_or(u64::MAX), Relaxed);
-        self.leap.store(leap_of(max_aside), Relaxed);
+        self.entries_needed.store(entries_needed_for(max_aside), Relaxed);
         self.max_aside.store(max_aside, Relaxed);
     }
 
@@ -271,7 +271,7 @@ impl Frontier {
     fn set_ranges(&self, ranges: &[Range]) {
         let mut tracking = self.ranges.lock();
         let moved = tracking.moves;
-        let widened = |range: &Range| Range { window: range.window.max(WINDOW_LEAST), ..*range };
+        let widened = |range: &Range| Range { window: range.window.max(MIN_WINDOW), ..*range };
         tracking.ranges =
             ranges.iter().map(|range| Tracked { range: widened(range), moved }).collect();
         self.publish(&tracking);
@@ -290,7 +290,7 @@ impl Frontier {
         if top.start < self.start.load(Relaxed) && top.high == self.high.load(Relaxed) {
             self.start.store(top.start, SeqCst);
         }
-        let lower = lower.iter().map(|Tracked { range, .. }| Lower {
+        let lower = lower.iter().map(|Tracked { range, .. }| LowerRange {
             start: range.start,
             high: AtomicU64::new(range.high),
         });
@@ -312,7 +312,7 @@ impl Frontier {
                 range.window = range.window.max(window);
             }
             None => {
-                let range = Range { start: 0, high: id, window: window.max(WINDOW_LEAST) };
+                let range = Range { start: 0, high: id, window: window.max(MIN_WINDOW) };
                 tracking.ranges.push(Tracked { range, moved });
             }
         }
@@ -346,12 +346,12 @@ impl Frontier {
     }
 
     /// Decides about a write replayed from a log.
-    pub(crate) fn admit_told(&self, id: u64) -> Admission {
-        if self.follows() { self.look_up(id) } else { self.admit(id) }
+    pub(crate) fn admit_replayed(&self, id: u64) -> Admission {
+        if self.follows() { self.admit_unsampled(id) } else { self.admit(id) }
     }
 
     /// Decides about an operation that adds no data. Such an operation does not move the frontier.
-    pub(crate) fn look_up(&self, id: u64) -> Admission {
+    pub(crate) fn admit_unsampled(&self, id: u64) -> Admission {
         if self.contains(id) { Admission::Inside } else { Admission::Ahead }
     }
 
@@ -476,8 +476,8 @@ impl Frontier {
     /// current size of the outlier map.
     #[inline]
     pub fn should_advance(&self, entries: usize) -> bool {
-        entries >= QUORUM.min(self.max_aside.load(Relaxed))
-            && self.ahead.load(Relaxed) >= self.patience.load(Relaxed).max(QUORUM)
+        entries >= MIN_IDS_AHEAD.min(self.max_aside.load(Relaxed))
+            && self.ahead.load(Relaxed) >= self.advance_after.load(Relaxed).max(MIN_IDS_AHEAD)
             && !self.follows()
     }
 
@@ -498,7 +498,7 @@ impl Frontier {
         self.ahead.store(0, Relaxed);
         // Every attempt sorts all entries, and most entries may never open a range. Retry only
         // after an eighth more writes.
-        self.patience.store(ahead.len() / 8, Relaxed);
+        self.advance_after.store(ahead.len() / 8, Relaxed);
         ahead.retain(|&id| !self.contains(id));
         ahead.sort_unstable();
         let is_short = is_short && !tracking.ranges.is_empty();
@@ -526,8 +526,8 @@ impl Frontier {
             }
         }
         // The remaining entries may open another range.
-        self.patience.store(0, Relaxed);
-        self.ahead.store(QUORUM, Relaxed);
+        self.advance_after.store(0, Relaxed);
+        self.ahead.store(MIN_IDS_AHEAD, Relaxed);
         self.publish(&tracking);
         true
     }
@@ -565,15 +565,15 @@ impl Frontier {
         is_full: bool,
         is_short: bool,
     ) -> Option<Range> {
-        self.keep_candidates(tracking, ahead, is_full, is_short)?;
+        self.retain_gap_candidates(tracking, ahead, is_full, is_short)?;
         let mut half = ahead.len() / 2;
         if !tracking.ranges.is_empty() {
             // Use only the minimum for a range: the other ids may belong to another service.
-            half = half.min(self.leap.load(Relaxed));
+            half = half.min(self.entries_needed.load(Relaxed));
         }
         let first = (0..ahead.len() - half).min_by_key(|&i| ahead[i + half] - ahead[i])?;
         let span = ahead[first + half] - ahead[first];
-        let mut window = span.saturating_mul(WINDOW_SPANS).max(WINDOW_LEAST);
+        let mut window = span.saturating_mul(WINDOW_FACTOR).max(MIN_WINDOW);
         let Some(below) = tracking.below(ahead[first]) else {
             let high = chain(&ahead[first + half..], window);
             return Some(Range { start: 0, high, window });
@@ -582,20 +582,20 @@ impl Frontier {
         let near = &ahead[first + half..];
         window = window.min(last - near[0]);
         let distance = ahead[first].saturating_sub(known.high);
-        if distance.saturating_add(span) <= known.window.saturating_mul(WINDOW_SPANS) {
+        if distance.saturating_add(span) <= known.window.saturating_mul(WINDOW_FACTOR) {
             let window = known.window.max(window);
             return Some(Range { high: chain(near, window), window, ..known });
         }
         // Include lower ids that are much closer to the shorth than to the range below. They are
         // older posts of the same service.
-        let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_SPANS;
+        let close = |&id: &u64| ahead[first] - id <= id.saturating_sub(known.high) / WINDOW_FACTOR;
         let start = ahead[..=first].iter().rev().copied().take_while(close).last()?;
         (distance > window || is_full).then(|| Range { start, high: chain(near, window), window })
     }
 
     /// Reduces the sorted `ahead` to the distinct ids of the gap with the most entries. Returns
     /// `None` if they are too few for a range.
-    fn keep_candidates(
+    fn retain_gap_candidates(
         &self,
         tracking: &Tracking,
         ahead: &mut Vec<u64>,
@@ -604,13 +604,13 @@ impl Frontier {
     ) -> Option<()> {
         let near = &ahead[..ahead.partition_point(|&id| id <= self.reach())];
         let ids = |entries: &[u64]| entries.chunk_by(|a, b| a == b).count();
-        let is_quorum = |entries: &[u64]| ids(entries) >= QUORUM;
+        let is_quorum = |entries: &[u64]| ids(entries) >= MIN_IDS_AHEAD;
         let is_quorum_at_start =
-            |entries: &[u64]| is_quorum(entries) || entries.len() >= QUORUM_ENTRIES_AT_START;
+            |entries: &[u64]| is_quorum(entries) || entries.len() >= FIRST_RANGE_ENTRIES;
         let is_leap = |entries: &[u64]| {
             let counted =
-                entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(LEAP_ENTRIES_OF_ID));
-            is_quorum(entries) && counted.sum::<usize>() >= self.leap.load(Relaxed)
+                entries.chunk_by(|a, b| a == b).map(|of_id| of_id.len().min(MAX_COUNTED_PER_ID));
+            is_quorum(entries) && counted.sum::<usize>() >= self.entries_needed.load(Relaxed)
         };
         if !tracking.ranges.is_empty() {
             let gaps = near.chunk_by(|&a, &b| tracking.below(a) == tracking.below(b));
@@ -711,7 +711,7 @@ mod tests {
         let frontier = Frontier::new(None, MOST);
         let mut ahead = vec![u64::MAX, u64::MAX, 1 << 62];
         ahead.iter().for_each(|&id| assert_eq!(frontier.admit(id), Ahead));
-        for i in 0..QUORUM as u64 {
+        for i in 0..MIN_IDS_AHEAD as u64 {
             assert_eq!(frontier.admit(1_000_000 + i * 10), Ahead);
             ahead.push(1_000_000 + i * 10);
         }
@@ -734,7 +734,7 @@ mod tests {
     fn a_side_dictionary_of_any_size_gets_a_frontier() {
         for most in [1, 2, 10, 63, 64, 100, 1000, 5000] {
             let posts = |n: usize| (0..n as u64).map(|i| 5000 + i % 3);
-            let few = most.min(QUORUM_ENTRIES_AT_START) - 1;
+            let few = most.min(FIRST_RANGE_ENTRIES) - 1;
             let frontier = Frontier::new(None, most);
             assert_eq!(
                 (write(&frontier, posts(few)).len(), frontier.high()),
@@ -756,7 +756,7 @@ mod tests {
                 (Some(5000), Ahead),
                 "{most}"
             );
-            if most < QUORUM_ENTRIES_AT_START {
+            if most < FIRST_RANGE_ENTRIES {
                 assert_eq!(
                     begins(&|i| if i == 0 { 5000 } else { u64::MAX - i % 3 }),
                     (Some(5000), Ahead),
@@ -768,7 +768,7 @@ mod tests {
                     "{most}: a few ids moved the frontier"
                 );
             }
-            if most > QUORUM {
+            if most > MIN_IDS_AHEAD {
                 let high = begins(&|i| if i == 0 { 5000 } else { u64::MAX - i }).0;
                 assert!(high > Some(u64::MAX / 2), "{most}: {high:?}");
             }
@@ -812,7 +812,7 @@ mod tests {
         let frontier = settled(1 << 50, 4096, 1000);
         let old = frontier.ranges()[0];
         let later = |from: u64, to: u64| (from..to).map(|i| (1 << 51) + i * 4096);
-        let few = 4 * LEAP as u64;
+        let few = 4 * MAX_ENTRIES_NEEDED as u64;
         assert_eq!(write(&frontier, [u64::MAX].into_iter().chain(later(0, few))), [u64::MAX]);
         assert_eq!(frontier.high(), later(0, few).next_back());
         let ranges = frontier.ranges();
@@ -829,9 +829,9 @@ mod tests {
         assert_eq!((frontier.admit(7), frontier.admit(old.high + 4096)), (Inside, Inside));
         assert_eq!((frontier.ranges()[0].high, frontier.ranges()[1]), (old.high + 4096, ranges[1]));
         assert!(!frontier.join_idle());
-        assert!(write(&frontier, later(few, few + IDLE + 1)).is_empty());
+        assert!(write(&frontier, later(few, few + IDLE_RANGE_IDS + 1)).is_empty());
         assert!(frontier.join_idle());
-        let high = later(few, few + IDLE + 1).next_back().unwrap();
+        let high = later(few, few + IDLE_RANGE_IDS + 1).next_back().unwrap();
         assert_eq!(frontier.ranges(), [Range { start: 0, high, ..ranges[1] }]);
         assert_eq!(frontier.admit(last), Inside, "late");
     }
@@ -847,7 +847,7 @@ mod tests {
                 _ => (1 << 50) + (1000 + i) * 4096,
             };
             let ahead = write(&frontier, (0..10_000_000).map(ids));
-            assert!(ahead.len() < LEAP, "{share}: {} ahead", ahead.len());
+            assert!(ahead.len() < MAX_ENTRIES_NEEDED, "{share}: {} ahead", ahead.len());
             let starts: Vec<u64> = frontier.ranges().iter().map(|range| range.start).collect();
             assert_eq!(starts, [0, 1 << 52, (1 << 58) + 1000], "{share}");
             assert!(!frontier.join_idle());
@@ -859,7 +859,7 @@ mod tests {
     fn ranges_are_few() {
         let frontier = settled(1 << 30, 1, 1000);
         let place = |n: u64, i: u64| (1 << (32 + n)) + i;
-        let few = 2 * LEAP as u64;
+        let few = 2 * MAX_ENTRIES_NEEDED as u64;
         for n in 1..MAX_RANGES as u64 {
             assert!(write(&frontier, (0..few).map(|i| place(n, i))).is_empty(), "{n}");
         }
@@ -869,7 +869,9 @@ mod tests {
         let ahead = write(&frontier, (0..few).map(|i| place(more, i)));
         assert_eq!((ahead.len(), frontier.ranges().len()), (few as usize, MAX_RANGES));
         // Only the highest range receives new ids from now on.
-        assert!(write(&frontier, (0..2 * IDLE).map(|i| place(7, few + 1 + i))).is_empty());
+        assert!(
+            write(&frontier, (0..2 * IDLE_RANGE_IDS).map(|i| place(7, few + 1 + i))).is_empty()
+        );
         assert!(frontier.join_idle());
         assert!(write(&frontier, (0..2 * few).map(|i| place(more, i))).is_empty());
         assert_eq!(
@@ -885,7 +887,9 @@ mod tests {
         let middle = 1 << 40;
         for (below, above) in [(5000, 4500), (4500, 5000)] {
             let frontier = settled(1 << 20, 1, 1000);
-            assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| middle + i)).is_empty());
+            assert!(
+                write(&frontier, (0..2 * MAX_ENTRIES_NEEDED as u64).map(|i| middle + i)).is_empty()
+            );
             let [old, range] = frontier.ranges()[..] else { panic!("two") };
             let above = (0..above).map(|i| range.high + 40 * range.window + i * i);
             let mut ids: Vec<u64> = (1..=below).map(|i| middle - i * i).chain(above).collect();
@@ -901,7 +905,7 @@ mod tests {
     #[test]
     fn short_memory_opens_a_range_for_a_quorum() {
         let young = Frontier::new(None, MOST);
-        let mut bad: Vec<u64> = (0..QUORUM as u64).map(|i| u64::MAX - i).collect();
+        let mut bad: Vec<u64> = (0..MIN_IDS_AHEAD as u64).map(|i| u64::MAX - i).collect();
         assert!(!young.advance(&mut bad, true, |_| true), "a space does not start at the end");
         let frontier = settled(1 << 50, 4096, 1000);
         let old = frontier.ranges()[0];
@@ -909,7 +913,7 @@ mod tests {
             let mut ids: Vec<u64> = (0..n).map(|i| (1 << 51) + (i << 44)).collect();
             frontier.advance(&mut ids, is_short, |_| true)
         };
-        let few = QUORUM as u64;
+        let few = MIN_IDS_AHEAD as u64;
         assert!(!advance(few, false) && !advance(few - 1, true));
         assert!(advance(few, true));
         let ranges = frontier.ranges();
@@ -925,9 +929,12 @@ mod tests {
         for (joined, new) in [(3, place(20, 0)), (1, place(3, 1 << 34))] {
             let frontier = settled(1 << 30, 1, 1000);
             for n in 1..MAX_RANGES as u64 {
-                assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| place(n, i))).is_empty());
+                assert!(
+                    write(&frontier, (0..2 * MAX_ENTRIES_NEEDED as u64).map(|i| place(n, i)))
+                        .is_empty()
+                );
             }
-            let next = 2 * LEAP as u64;
+            let next = 2 * MAX_ENTRIES_NEEDED as u64;
             let used = (0..8)
                 .filter(|&n| n != 3)
                 .map(|n| if n == 0 { 1 << 30 | 1000 } else { place(n, next) });
@@ -936,7 +943,7 @@ mod tests {
             if joined == 1 {
                 assert_eq!(frontier.admit((1 << 30) + 1001), Inside);
             }
-            let mut ids: Vec<u64> = (0..QUORUM as u64).map(|i| new + i).collect();
+            let mut ids: Vec<u64> = (0..MIN_IDS_AHEAD as u64).map(|i| new + i).collect();
             assert!(
                 !frontier.advance(&mut ids.clone(), false, |_| true),
                 "not while memory is available"
@@ -957,7 +964,9 @@ mod tests {
         }
         let frontier = settled(1 << 30, 1, 1000);
         assert!(!frontier.join_oldest());
-        assert!(write(&frontier, (0..2 * LEAP as u64).map(|i| place(9, i))).is_empty());
+        assert!(
+            write(&frontier, (0..2 * MAX_ENTRIES_NEEDED as u64).map(|i| place(9, i))).is_empty()
+        );
         assert!(frontier.join_oldest() && !frontier.join_oldest());
         assert_eq!(frontier.ranges().len(), 1);
     }
@@ -972,7 +981,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(5);
         let many = std::iter::repeat_with(move || random.u64(high + (1 << 40)..high + (1 << 41)));
         let mut ahead: Vec<u64> = strays.chain(many.take(2 * MOST)).collect();
-        ahead.extend((0..LEAP as u64).map(|i| high + (1 << 60) + i));
+        ahead.extend((0..MAX_ENTRIES_NEEDED as u64).map(|i| high + (1 << 60) + i));
         assert!(frontier.advance(&mut ahead, false, |range| range.start >= high + (1 << 39)));
         assert_eq!(frontier.ranges()[0].high, high);
         assert_eq!(frontier.admit(high + 4096), Inside);
@@ -983,7 +992,7 @@ mod tests {
     fn a_range_opens_with_its_table_or_not_at_all() {
         let frontier = settled(1 << 50, 4096, 1000);
         let before = frontier.ranges();
-        let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 55) + i).collect();
+        let mut ahead: Vec<u64> = (0..MAX_ENTRIES_NEEDED as u64).map(|i| (1 << 55) + i).collect();
         assert!(!frontier.advance(&mut ahead, false, |_| false));
         assert_eq!(frontier.ranges(), before);
         assert_eq!(frontier.admit((1 << 50) + 1001 * 4096), Inside);
@@ -1050,14 +1059,14 @@ mod tests {
     #[test]
     fn few_strays_move_nothing() {
         let frontier = settled(1 << 50, 4096, 1000);
-        let few = LEAP as u64 - 1;
-        assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), LEAP - 1);
+        let few = MAX_ENTRIES_NEEDED as u64 - 1;
+        assert_eq!(write(&frontier, (1 << 55)..(1 << 55) + few).len(), MAX_ENTRIES_NEEDED - 1);
         // The entries of one id count for at most 1/64 of the minimum.
         let frontier = settled(1 << 50, 4096, 1000);
-        let ids = (0..QUORUM as u64 - 1).map(|i| (1 << 55) + i);
-        let often = std::iter::repeat_n((1 << 55) + QUORUM as u64, 100_000);
+        let ids = (0..MIN_IDS_AHEAD as u64 - 1).map(|i| (1 << 55) + i);
+        let often = std::iter::repeat_n((1 << 55) + MIN_IDS_AHEAD as u64, 100_000);
         assert_eq!(advanced(&frontier, ids.chain(often)), None);
-        let enough = QUORUM as u64 * LEAP_ENTRIES_OF_ID as u64;
+        let enough = MIN_IDS_AHEAD as u64 * MAX_COUNTED_PER_ID as u64;
         assert_eq!(
             advanced(&frontier, (0..enough).map(|i| (1 << 55) + i % 64)),
             Some((1 << 55) + 63)
@@ -1070,14 +1079,14 @@ mod tests {
         let frontier = settled(1 << 50, 4096, 1000);
         let Range { high, window, .. } = frontier.ranges()[0];
         let later = |i: u64| high + 2 * window + i * 4096;
-        let ahead = write(&frontier, (0..2 * LEAP as u64).map(later));
+        let ahead = write(&frontier, (0..2 * MAX_ENTRIES_NEEDED as u64).map(later));
         assert!(ahead.iter().all(|&id| frontier.contains(id)));
         let ranges = frontier.ranges();
-        assert_eq!((ranges.len(), ranges[0].high), (1, later(2 * LEAP as u64 - 1)));
+        assert_eq!((ranges.len(), ranges[0].high), (1, later(2 * MAX_ENTRIES_NEEDED as u64 - 1)));
     }
 
     #[test]
-    fn max_ahead_is_measured_from_the_frontier_or_from_the_highest_id() {
+    fn max_ahead_is_measured_from_frontier_or_highest_id() {
         let frontier = of(1000, 50, Some(5000));
         assert_eq!(frontier.admit(6001), TooFar);
         assert_eq!(frontier.admit(6000), Ahead);
@@ -1097,19 +1106,19 @@ mod tests {
     fn a_following_frontier_admits_nothing_by_itself() {
         let frontier = of(1000, 50, None);
         assert_eq!(
-            (frontier.admit_told(1001), frontier.high()),
+            (frontier.admit_replayed(1001), frontier.high()),
             (Inside, Some(1001)),
             "a log without ranges"
         );
         let told = |high, window| [Range { start: 0, high, window }];
         frontier.tell(&told(1000, 5000));
-        assert_eq!((frontier.admit_told(1001), frontier.admit_told(1000)), (Ahead, Inside));
+        assert_eq!((frontier.admit_replayed(1001), frontier.admit_replayed(1000)), (Ahead, Inside));
         assert_eq!((frontier.ranges(), frontier.follows()), (told(1000, 5000).to_vec(), true));
         frontier.tell(&[]);
-        assert_eq!((frontier.admit_told(0), frontier.high()), (Ahead, None));
+        assert_eq!((frontier.admit_replayed(0), frontier.high()), (Ahead, None));
         frontier.tell(&told(7, 0));
         frontier.follow(false);
-        assert_eq!((frontier.admit_told(8), frontier.high()), (Inside, Some(8)));
+        assert_eq!((frontier.admit_replayed(8), frontier.high()), (Inside, Some(8)));
     }
 
     #[test]
@@ -1145,7 +1154,8 @@ mod tests {
             let done = AtomicBool::new(false);
             std::thread::scope(|s| {
                 s.spawn(|| {
-                    let mut ahead: Vec<u64> = (0..LEAP as u64).map(|i| (1 << 40) + i).collect();
+                    let mut ahead: Vec<u64> =
+                        (0..MAX_ENTRIES_NEEDED as u64).map(|i| (1 << 40) + i).collect();
                     assert!(frontier.advance(&mut ahead, false, |_| true), "{round}");
                     done.store(true, SeqCst);
                 });

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 /// Maximum number of entries visited per version of the map, or moved per lock of the mutex.
-const CHUNK: usize = 256;
+const ENTRIES_PER_STEP: usize = 256;
 
 /// Entries of type `V` by id.
 pub struct Outliers<V> {
@@ -52,7 +52,7 @@ impl<V> Default for Outliers<V> {
 
 /// Destination of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum WriteDestination {
     /// The tables. The closure first moves the given entry, if any, to a table and sets it to
     /// `None`, even if it then refuses the write.
     Inside,
@@ -94,8 +94,8 @@ impl<V> Outliers<V> {
         self.len() == 0
     }
 
-    /// Number of entries with ids of at least [`crate::UPPER`]. Such ids can move to tables only if
-    /// normal ids are nearly as high.
+    /// Number of entries with ids of at least [`crate::UPPER_HALF_START`]. Such ids can move to
+    /// tables only if normal ids are nearly as high.
     pub fn upper(&self) -> usize {
         self.upper.load(SeqCst)
     }
@@ -115,7 +115,7 @@ impl<V> Outliers<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(WriteDestination, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, Refused<E>> {
         match frontier.admit(id) {
             Admission::TooFar => Err(Refused::TooFar),
@@ -137,24 +137,24 @@ impl<V> Outliers<V> {
         &self,
         frontier: &Frontier,
         id: u64,
-        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(WriteDestination, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.admit_told(id), |_| Ok(()), f)
+        self.write_admitted(frontier, id, frontier.admit_replayed(id), |_| Ok(()), f)
     }
 
     /// [`Outliers::write`] for a removal. A removal does not move the frontier, and `max_ahead`
     /// does not apply.
-    pub fn take_away<R, E>(
+    pub fn write_removal<R, E>(
         &self,
         frontier: &Frontier,
         id: u64,
-        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(WriteDestination, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
-        self.write_admitted(frontier, id, frontier.look_up(id), |_| Ok(()), f)
+        self.write_admitted(frontier, id, frontier.admit_unsampled(id), |_| Ok(()), f)
     }
 
     /// Waits for writes and moves in progress. Later ones see all previous stores of this thread.
-    pub fn pass_writers(&self) {
+    pub fn wait_for_writers(&self) {
         drop(self.writing.lock());
     }
 
@@ -188,10 +188,12 @@ impl<V> Outliers<V> {
         id: u64,
         admission: Admission,
         allow: impl FnOnce(Option<u64>) -> Result<(), E>,
-        f: impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E>,
+        f: impl FnOnce(WriteDestination, &mut Option<Arc<V>>) -> Result<R, E>,
     ) -> Result<R, E> {
         match admission {
-            Admission::Inside if !self.may_hold(id) => return f(Side::Inside, &mut None),
+            Admission::Inside if !self.may_hold(id) => {
+                return f(WriteDestination::Inside, &mut None);
+            }
             Admission::Inside | Admission::Ahead | Admission::TooFar => {}
         }
         let _writing = self.writing.lock();
@@ -204,10 +206,15 @@ impl<V> Outliers<V> {
         let before = entries.get(id).cloned();
         let mut entry = before.clone();
         let is_inside = frontier.contains(id);
-        let result = f(if is_inside { Side::Inside } else { Side::Ahead }, &mut entry);
+        let result = f(
+            if is_inside { WriteDestination::Inside } else { WriteDestination::Ahead },
+            &mut entry,
+        );
         match (before, entry) {
-            (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => self.settle(&entries),
-            (None, None) => self.settle(&entries),
+            (Some(before), Some(after)) if Arc::ptr_eq(&before, &after) => {
+                self.update_summary(&entries)
+            }
+            (None, None) => self.update_summary(&entries),
             (_, Some(after)) => {
                 entries.set(id, after);
                 self.publish(entries);
@@ -236,7 +243,7 @@ impl<V> Outliers<V> {
     }
 
     /// Whether an entry is in a range of the frontier, so that [`Outliers::drain`] has work.
-    pub fn has_inside(&self, frontier: &Frontier) -> bool {
+    pub fn has_reached_entries(&self, frontier: &Frontier) -> bool {
         if self.is_empty() || !frontier.high().is_some_and(|high| self.may_hold(high)) {
             return false;
         }
@@ -266,7 +273,7 @@ impl<V> Outliers<V> {
         let mut visited = 0;
         for range in frontier.ranges() {
             before.visit(range.start, |id, entry| {
-                if id > range.high || visited == CHUNK {
+                if id > range.high || visited == ENTRIES_PER_STEP {
                     return false;
                 }
                 visited += 1;
@@ -293,7 +300,7 @@ impl<V> Outliers<V> {
             // Load a new version per batch: a long visit of one version would keep removed entries
             // in memory.
             self.entries.load_full().visit(first, |id, entry| {
-                if visited == CHUNK {
+                if visited == ENTRIES_PER_STEP {
                     from = Some(id);
                     return false;
                 }
@@ -308,11 +315,11 @@ impl<V> Outliers<V> {
     fn publish(&self, entries: PersistentTrie<V>) {
         let entries = Arc::new(entries);
         self.entries.store(entries.clone());
-        self.settle(&entries);
+        self.update_summary(&entries);
     }
 
     /// Updates the atomics from the map. The caller holds the mutex.
-    fn settle(&self, entries: &PersistentTrie<V>) {
+    fn update_summary(&self, entries: &PersistentTrie<V>) {
         self.len.store(entries.len(), SeqCst);
         self.upper.store(entries.upper(), SeqCst);
         self.lowest.store(entries.first().unwrap_or(u64::MAX), SeqCst);
@@ -337,10 +344,10 @@ mod tests {
     fn either<V, R, E>(
         inside: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
         ahead: impl FnOnce(&mut Option<Arc<V>>) -> Result<R, E>,
-    ) -> impl FnOnce(Side, &mut Option<Arc<V>>) -> Result<R, E> {
+    ) -> impl FnOnce(WriteDestination, &mut Option<Arc<V>>) -> Result<R, E> {
         move |side, entry| match side {
-            Side::Inside => inside(entry),
-            Side::Ahead => ahead(entry),
+            WriteDestination::Inside => inside(entry),
+            WriteDestination::Ahead => ahead(entry),
         }
     }
 

@@ -15,13 +15,13 @@
 use std::sync::Arc;
 
 /// First id of the upper half of the id space.
-pub const UPPER: u64 = 1 << 63;
+pub const UPPER_HALF_START: u64 = 1 << 63;
 
 /// A map of values by id. Cloning takes constant time.
 pub(crate) struct PersistentTrie<V> {
     root: Option<Node<V>>,
     len: usize,
-    /// Number of ids of at least [`UPPER`].
+    /// Number of ids of at least [`UPPER_HALF_START`].
     upper: usize,
 }
 
@@ -64,7 +64,7 @@ impl<V> PersistentTrie<V> {
         self.len
     }
 
-    /// Number of ids of at least [`UPPER`].
+    /// Number of ids of at least [`UPPER_HALF_START`].
     pub(crate) fn upper(&self) -> usize {
         self.upper
     }
@@ -112,7 +112,7 @@ impl<V> PersistentTrie<V> {
     pub(crate) fn set(&mut self, id: u64, value: Arc<V>) {
         if self.get(id).is_none() {
             self.len += 1;
-            self.upper += usize::from(id >= UPPER);
+            self.upper += usize::from(id >= UPPER_HALF_START);
         }
         self.root = Some(match &self.root {
             Some(root) => root.with(id, value),
@@ -124,7 +124,7 @@ impl<V> PersistentTrie<V> {
     pub(crate) fn remove(&mut self, id: u64) {
         if self.get(id).is_some() {
             self.len -= 1;
-            self.upper -= usize::from(id >= UPPER);
+            self.upper -= usize::from(id >= UPPER_HALF_START);
             self.root = self.root.as_ref().and_then(|root| root.without(id));
         }
     }
@@ -244,7 +244,7 @@ mod tests {
                 plain.range(from..).take(5).map(|(&id, &value)| (id, value)).collect();
             assert_eq!(entries(&map, from, 5), expected, "step {step}");
             assert_eq!(map.len(), plain.len());
-            assert_eq!(map.upper(), plain.range(UPPER..).count());
+            assert_eq!(map.upper(), plain.range(UPPER_HALF_START..).count());
             if step % 1000 == 0 {
                 versions.push((map.clone(), plain.clone()));
             }

@@ -124,7 +124,7 @@ impl<T> Slot<T> {
 
     /// Closes the slot and passes the barrier. On return no writer holds a stripe, and later ones
     /// are rejected.
-    fn shut(&self, state: u8) {
+    fn close_and_wait(&self, state: u8) {
         self.state.store(state, SeqCst);
         for stripe in &self.stripes {
             drop(stripe.lock());
@@ -325,7 +325,7 @@ impl<T> Ring<T> {
         let Ok(at) = tables.lows.binary_search(&low) else { return Err(next) };
         let slot = &tables.entries[at].slot;
         let last = slot.last();
-        slot.shut(PAUSED);
+        slot.close_and_wait(PAUSED);
         let Some(boundary) = boundary().filter(|&b| b > low && b <= last) else {
             slot.state.store(OPEN, SeqCst);
             return Err(next);
@@ -351,7 +351,7 @@ impl<T> Ring<T> {
         }
         let oldest = tables.entries[0].clone();
         let others = Tables::new(tables.entries[1..].to_vec());
-        oldest.slot.shut(PAUSED);
+        oldest.slot.close_and_wait(PAUSED);
         self.tables.store(others);
         oldest.slot.state.store(CLOSED, SeqCst);
         Some(oldest)
@@ -380,7 +380,7 @@ impl<T> Ring<T> {
         let mut entries = tables.entries.clone();
         entries.splice(at..=at, parts.iter().cloned());
         let next = Tables::new(entries);
-        old.slot.shut(PAUSED);
+        old.slot.close_and_wait(PAUSED);
         self.tables.store(next);
         old.slot.state.store(CLOSED, SeqCst);
         parts.iter().for_each(|part| part.slot.state.store(OPEN, SeqCst));
@@ -425,7 +425,7 @@ impl<T> Ring<T> {
         let mut entries = tables.entries.clone();
         entries.splice(from..=to, [Entry { slot: slot.clone(), drains: None }]);
         let next = Tables::new(entries);
-        olds.iter().for_each(|old| old.shut(PAUSED));
+        olds.iter().for_each(|old| old.close_and_wait(PAUSED));
         if let Err(error) = copy(&olds, &slot.table) {
             olds.iter().for_each(|old| old.state.store(OPEN, SeqCst));
             return Err(error);

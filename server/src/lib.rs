@@ -36,7 +36,7 @@ pub use node::runtime::tls;
 use config::Config;
 use dataset::Engines;
 use dataset::recovery;
-use dataset::recovery::Held;
+use dataset::recovery::NodeLog;
 use net::workers;
 use node::roles::load::load;
 use node::roles::node::Host;
@@ -227,8 +227,8 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
         // Set the role before the server accepts commands, because the role determines whether
         // writes are accepted.
         host.replication.settle(&host.config(), log.is_own(), log.term());
-        if let Held::Own(log) = &log {
-            host.node().durability.look_at(log);
+        if let NodeLog::Own(log) = &log {
+            host.node().durability.accept_if_room(log);
         }
         let run = move || log_owner::direct(&of_log, log);
         let log = workers::thread(host.stop.vital(), "log".to_owned(), run)?;
@@ -257,7 +257,7 @@ pub fn start_on(config: Config, sockets: Sockets, stop: Stop) -> Result<Server, 
 fn recall(host: &Host) -> io::Result<()> {
     let config = host.config();
     host.cluster.recall(&config.durability.dir)?;
-    let is_alone = host.cluster.rules_alone() && config.shard.is_empty();
+    let is_alone = host.cluster.is_sole_owner() && config.shard.is_empty();
     host.replication.recall(&config, is_alone)?;
     if host.cluster.lease().is_some() {
         host.replication.lease(&config, Duration::ZERO, false);

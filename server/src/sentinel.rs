@@ -4,7 +4,7 @@
 use crate::commands::cluster::controller::is_here;
 use node::client::connect::{ConnectArgs, Link, closed, put_command, within};
 use node::cluster::sentinel::{Place, Said, Sentinels, places};
-use node::cluster::topology::MOST_NODES;
+use node::cluster::topology::MAX_NODES;
 use node::roles::node::Host;
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -12,9 +12,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a connect or a reply.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -43,7 +43,7 @@ async fn follow(host: Arc<Host>, all: Arc<Mutex<Sentinels>>, number: usize, at: 
             );
             told = error;
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -52,7 +52,7 @@ async fn connect(host: &Host, (name, port): &Place) -> io::Result<Link> {
         let settings = &host.config().cluster;
         ConnectArgs::to_peer(name, *port, &settings.sentinel_user, &settings.sentinel_auth)
     };
-    within(PATIENCE, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
+    within(REPLY_TIMEOUT, connect.open_as(None, pass, "Set cluster.sentinel_auth.")).await
 }
 
 /// Opens two connections: one for polling, the other subscribed to `+switch-master`.
@@ -64,7 +64,7 @@ async fn session(
 ) -> io::Result<std::convert::Infallible> {
     let mut asked = connect(host, at).await?;
     let mut hears = connect(host, at).await?;
-    within(PATIENCE, hears.call(&[b"SUBSCRIBE", b"+switch-master"])).await?;
+    within(REPLY_TIMEOUT, hears.call(&[b"SUBSCRIBE", b"+switch-master"])).await?;
     let shards = host.config().shard.clone();
     loop {
         for (shard, of) in shards.iter().enumerate() {
@@ -80,7 +80,7 @@ async fn session(
         }
         take_over(host, all);
         tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             message = hears.next() => {
                 message?;
             }
@@ -111,10 +111,10 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
     put_command(&mut out, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name]);
     put_command(&mut out, &[b"SENTINEL", b"MASTER", name]);
     put_command(&mut out, &[b"SENTINEL", b"REPLICAS", name]);
-    within(PATIENCE, link.send(&out)).await?;
+    within(REPLY_TIMEOUT, link.send(&out)).await?;
     let mut replies = Vec::new();
     for _ in 0..3 {
-        replies.push(within(PATIENCE, link.next()).await?);
+        replies.push(within(REPLY_TIMEOUT, link.next()).await?);
     }
     let Some(OwnedFrame::Array(replicas)) = replies.pop() else { return Ok(None) };
     let (Some(about), Some(address)) = (replies.pop(), replies.pop()) else { return Ok(None) };
@@ -128,7 +128,7 @@ async fn ask(link: &mut Link, name: &[u8]) -> io::Result<Option<Said>> {
         !flags.split(',').any(|flag| ["s_down", "o_down", "disconnected"].contains(&flag))
     };
     let place_of = |replica| place(value(replica, "ip"), value(replica, "port"));
-    let replicas = replicas.iter().filter(is_up).filter_map(place_of).take(MOST_NODES).collect();
+    let replicas = replicas.iter().filter(is_up).filter_map(place_of).take(MAX_NODES).collect();
     Ok(Some(Said { epoch, master, replicas }))
 }
 

@@ -16,12 +16,12 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// Polling interval per node in a cluster of up to a hundred nodes.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval per cluster member: bounds the polling rate in large clusters.
-const OF_EACH: Duration = Duration::from_millis(10);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which a node checks whether it is a fenced master.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-const PATIENCE: Duration = Duration::from_secs(2);
+const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Error code of a node that is still loading.
 const LOADING: &str = "LOADING";
 
@@ -30,7 +30,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
     runtime.block_on(async {
         tokio::select! {
             never = follow(host) => match never {},
-            never = rule(host) => match never {},
+            never = lift_fences(host) => match never {},
             () = host.stop.wait() => {}
         }
     });
@@ -40,7 +40,7 @@ pub(crate) fn run(host: &Arc<Host>) -> io::Result<()> {
 }
 
 /// Lifts the fence of a returning master when other nodes confirm its role.
-async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
+async fn lift_fences(host: &Arc<Host>) -> std::convert::Infallible {
     let process = host.node().process();
     // After a final refusal, do not ask again under the same topology. The node that refused might
     // be unreachable then, and the others might confirm.
@@ -50,7 +50,7 @@ async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
         let is_refused = refused.as_ref().is_some_and(|it| Arc::ptr_eq(it, &topology));
         let mut has_asked = false;
         if process.replication.is_fenced() && !is_refused {
-            match peer::ask_to_rule(&process, &topology).await {
+            match peer::try_lift_fence(&process, &topology).await {
                 Ok(asked) => has_asked = asked,
                 Err(refusal) => {
                     has_asked = true;
@@ -60,7 +60,7 @@ async fn rule(host: &Arc<Host>) -> std::convert::Infallible {
                 }
             }
         }
-        tokio::time::sleep(if has_asked { ASK_EVERY } else { LOOK_EVERY }).await;
+        tokio::time::sleep(if has_asked { POLL_INTERVAL } else { FENCE_CHECK_INTERVAL }).await;
     }
 }
 
@@ -86,7 +86,7 @@ async fn follow(host: &Arc<Host>) -> std::convert::Infallible {
                 (member.clone(), task)
             });
         }
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -113,7 +113,7 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
     };
     loop {
         health.asked(id, unix_ms());
-        let answer = within(PATIENCE, link.call(&[b"PING"])).await?;
+        let answer = within(REPLY_TIMEOUT, link.call(&[b"PING"])).await?;
         let is_loading = matches!(&answer, OwnedFrame::Error(why) if why.starts_with(LOADING));
         health.heard(id, unix_ms(), is_loading);
         if !is_loading && !has_data(&mut link).await? {
@@ -126,7 +126,7 @@ async fn session(host: &Host, member: &Member) -> io::Result<std::convert::Infal
 /// Returns whether a node has its shard's data. A replica that is not yet synchronized has no data,
 /// or data of another shard. A node that refuses ROLE counts as having data.
 async fn has_data(link: &mut Link) -> io::Result<bool> {
-    let role = within(PATIENCE, link.call(&[b"ROLE"])).await?;
+    let role = within(REPLY_TIMEOUT, link.call(&[b"ROLE"])).await?;
     let OwnedFrame::Array(role) = role else { return Ok(true) };
     let is_replica = matches!(role.first(), Some(OwnedFrame::BulkString(word)) if word == b"slave");
     let is_behind = matches!(role.last(), Some(OwnedFrame::Integer(offset)) if *offset < 0);
@@ -134,5 +134,5 @@ async fn has_data(link: &mut Link) -> io::Result<bool> {
 }
 
 fn pause(host: &Host) -> Duration {
-    ASK_EVERY.max(OF_EACH * host.cluster.topology().members().len() as u32)
+    POLL_INTERVAL.max(MIN_POLL_INTERVAL * host.cluster.topology().members().len() as u32)
 }

@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use crate::reply::Reply;
-use crate::workload::{Command, Shape};
+use crate::workload::{Command, ReplyShape};
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 pub(crate) const PIPE_BYTES: usize = 4 << 20;
 
 /// A command without a reply.
-pub(crate) struct Asked {
+pub(crate) struct PendingCommand {
     pub(crate) command: Command,
     /// Result of [`Model::ask`] for each step.
     pub(crate) since: Vec<usize>,
@@ -24,7 +24,7 @@ pub(crate) struct Client {
     pipe: DuplexStream,
     /// Received bytes that are not parsed yet.
     came: Vec<u8>,
-    pub(crate) asked: VecDeque<Asked>,
+    pub(crate) asked: VecDeque<PendingCommand>,
 }
 
 impl Client {
@@ -48,11 +48,11 @@ impl Client {
             "the server does not read requests: {written:?}"
         );
         let since = command.steps.iter().map(|(key, step)| model.ask(*key, step)).collect();
-        self.asked.push_back(Asked { command, since, at });
+        self.asked.push_back(PendingCommand { command, since, at });
     }
 
     /// Returns the next command whose replies have arrived completely, and its last reply.
-    pub(crate) fn take(&mut self) -> Option<(Asked, Reply)> {
+    pub(crate) fn take(&mut self) -> Option<(PendingCommand, Reply)> {
         let mut context = Context::from_waker(Waker::noop());
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -79,13 +79,13 @@ impl Client {
 
 /// Checks a reply against the model and updates the model.
 pub(crate) fn check(
-    asked: &Asked,
+    asked: &PendingCommand,
     reply: &Reply,
     model: &mut Model,
     at: Duration,
 ) -> Result<(), String> {
-    let Asked { command: Command { steps, shape, .. }, since, .. } = asked;
-    let is_one = *shape == Shape::One && !is_list_of_one(asked, reply);
+    let PendingCommand { command: Command { steps, shape, .. }, since, .. } = asked;
+    let is_one = *shape == ReplyShape::One && !is_list_of_one(asked, reply);
     let whole = is_one || matches!(reply, Reply::Error(_));
     if !whole && reply.items().len() != steps.len() {
         return Err(format!("{:?} was answered {reply:?}", asked.command));
@@ -94,7 +94,7 @@ pub(crate) fn check(
         let item = if whole { reply } else { &reply.items()[index] };
         model.answer((*key, step, since[index]), item, at)?;
     }
-    if let (Shape::Twins, [first, second]) = (shape, reply.items())
+    if let (ReplyShape::Twins, [first, second]) = (shape, reply.items())
         && first != second
     {
         return Err(format!("{steps:?} changed in one transaction: {first:?}, {second:?}"));
@@ -103,7 +103,7 @@ pub(crate) fn check(
 }
 
 /// CNT.INCRBY replies with a list of the new value of its only field.
-fn is_list_of_one(asked: &Asked, reply: &Reply) -> bool {
+fn is_list_of_one(asked: &PendingCommand, reply: &Reply) -> bool {
     let is_increment = asked.command.requests[0][0] == "CNT.INCRBY";
     is_increment && reply.items().len() == 1
 }

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// With `everysec`, a crash may lose writes acknowledged within this time.
-pub(crate) const LOST: Duration = Duration::from_secs(1);
+pub(crate) const MAX_LOSS_SPAN: Duration = Duration::from_secs(1);
 
 /// Length of the history stored per row. Every read completes within this time.
-const KEPT: Duration = Duration::from_secs(200);
+const HISTORY_SPAN: Duration = Duration::from_secs(200);
 
 /// Identifies a row by space and id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -232,7 +232,7 @@ impl Row {
     fn push(&mut self, at: Duration, states: States) {
         self.past.push((at, states));
         // Remove states too old for a crash to restore or for a pending read to return.
-        while self.past.len() > 1 && self.past[1].0 + KEPT < at {
+        while self.past.len() > 1 && self.past[1].0 + HISTORY_SPAN < at {
             self.past.remove(0);
             self.forgotten += 1;
         }
@@ -343,7 +343,7 @@ impl Model {
     }
 
     /// Called after a successful commit. All changes in memory are in the log.
-    pub(crate) fn round_went_well(&mut self) {
+    pub(crate) fn round_succeeded(&mut self) {
         self.rows.values_mut().for_each(|row| row.unlogged.clear());
     }
 
@@ -355,8 +355,9 @@ impl Model {
             let mut states = States::new();
             for (index, (_, may_be)) in row.past.iter().enumerate() {
                 let next = row.past.get(index + 1);
-                if next.is_none_or(|(acknowledged, _)| !exact && *acknowledged + LOST >= committed)
-                {
+                if next.is_none_or(|(acknowledged, _)| {
+                    !exact && *acknowledged + MAX_LOSS_SPAN >= committed
+                }) {
                     may_be.iter().for_each(|state| add(&mut states, state.clone()));
                 }
             }

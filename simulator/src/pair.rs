@@ -4,7 +4,7 @@ use crate::cable::{Cable, Way};
 use crate::process::{Dial, Process};
 use crate::reply::Reply;
 use crate::workload::Command;
-use crate::world::{AT_ONCE, CALM_STEPS, CLIENTS, World};
+use crate::world::{AUDIT_BATCH_COMMANDS, CALM_STEPS, CLIENTS, World};
 use node::roles::{LinkState, Master};
 use node::runtime::tls::Socket;
 use std::io;
@@ -15,7 +15,7 @@ use store::Faults;
 
 impl World {
     /// Runs one step of the replica's machine, of the network, or of fault injection.
-    pub(crate) fn of_replica(&self) {
+    pub(crate) fn step_replica(&self) {
         let other = 1 - self.leader.get();
         let Some(process) = self.other().process.borrow().clone() else { return };
         // The master reads files for the replica on another thread.
@@ -31,7 +31,7 @@ impl World {
             }
             80..=85 => process.spill(),
             86..=88 => process.snapshot(self.chance(2)),
-            89..=91 => self.fate_of_replica(),
+            89..=91 => self.inject_replica_fault(),
             92 => self.link.cut.set([self.chance(2), self.chance(2)]),
             93 => self.link.cut.set([false; 2]),
             94 => {
@@ -50,18 +50,18 @@ impl World {
             _ => {}
         });
         drop(process);
-        self.mend_replica();
+        self.restart_replica_if_needed();
     }
 
     /// Restarts the replica's process after a crash, or if it must open its folder again.
-    fn mend_replica(&self) {
+    fn restart_replica_if_needed(&self) {
         if self.other().disk().crashed() {
             self.counts.borrow_mut().replica_crashes += 1;
             self.end_replica();
             self.other().revive(self.chance(3));
             self.restart_replica();
         } else if self.replica().is_some_and(|process| process.is_over()) {
-            self.tell(|| "the replica reopens its folder".to_owned());
+            self.trace(|| "the replica reopens its folder".to_owned());
             self.end_replica();
             self.restart_replica();
         }
@@ -73,7 +73,7 @@ impl World {
 
     pub(crate) fn end_replica(&self) {
         let Some(process) = self.other().process.take() else { return };
-        self.tell(|| "the replica process ends".to_owned());
+        self.trace(|| "the replica process ends".to_owned());
         let replication = &process.node.replication;
         let counts = &mut *self.counts.borrow_mut();
         counts.continued += replication.continued.load(Relaxed);
@@ -86,7 +86,7 @@ impl World {
     pub(crate) fn restart_replica(&self) {
         let other = 1 - self.leader.get();
         loop {
-            self.other().be_calm();
+            self.other().clear_faults();
             self.watch_disk(other);
             let disk = self.other().disk();
             if self.chance(5) {
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    fn fate_of_replica(&self) {
+    fn inject_replica_fault(&self) {
         let disk = self.other().disk();
         match self.draw(0..8) {
             0 | 1 => disk.set_faults(self.faults().0),
@@ -156,7 +156,7 @@ impl World {
                 process.serve();
                 process.follow();
             });
-            self.look(&process);
+            self.check_if_promotable(&process);
         }
         self.serving.set(false);
     }
@@ -176,7 +176,7 @@ impl World {
     }
 
     /// Sets `is_fit` if the replica can now replace the master.
-    fn look(&self, process: &Process) {
+    fn check_if_promotable(&self, process: &Process) {
         let is_up = process.node.replication.link.lock().state == LinkState::Connected;
         let has = process.node.durability.positions().0.offset;
         if self.link.is_dialed.get() && is_up && has >= self.link.floor.get() {
@@ -205,8 +205,8 @@ impl World {
         if !catalogue_is_there {
             return false;
         }
-        self.tell(|| format!("the replica takes over, had all data before: {has_before:?}"));
-        self.other().be_calm();
+        self.trace(|| format!("the replica takes over, had all data before: {has_before:?}"));
+        self.other().clear_faults();
         self.serving.set(true);
         self.on(1 - self.leader.get(), || process.promote());
         self.serving.set(false);
@@ -214,7 +214,7 @@ impl World {
         assert!(!is_lost, "a fit replica has not taken over");
         self.leader.set(1 - self.leader.get());
         self.counts.borrow_mut().promotions += 1;
-        self.lose_since(has_before);
+        self.drop_acknowledged_since(has_before);
         self.leads();
         self.restart_replica();
         true
@@ -224,10 +224,10 @@ impl World {
     /// steps.
     pub(crate) fn catch_up(&self) {
         self.link.cut.set([false; 2]);
-        self.other().be_calm();
+        self.other().clear_faults();
         self.depth.set(1);
         for _ in 0..CALM_STEPS {
-            self.mend_replica();
+            self.restart_replica_if_needed();
             let (Some(master), Some(replica)) = (self.process(), self.replica()) else { break };
             self.on(self.leader.get(), || {
                 self.clients(&master);
@@ -263,7 +263,7 @@ impl World {
     pub(crate) fn compare(&self) {
         let both = [self.process(), self.replica()].map(|it| it.expect("the master is up"));
         let all = self.workload.borrow().audit(&self.model.borrow());
-        for some in all.chunks(AT_ONCE) {
+        for some in all.chunks(AUDIT_BATCH_COMMANDS) {
             let [ours, theirs] = [0, 1].map(|at| self.answers(&both[at], at, some));
             for (command, (ours, theirs)) in some.iter().zip(ours.iter().zip(&theirs)) {
                 assert_eq!(theirs, ours, "the replica and its master: {:?}", command.requests);

@@ -1,7 +1,7 @@
 //! One server process. Runs the work of all its threads step by step.
 
 use crate::client::{Client, PIPE_BYTES};
-use dataset::recovery::{Commits, Held, RecoverError};
+use dataset::recovery::{Commits, NodeLog, RecoverError};
 use dataset::snapshot::{Due, Schedule};
 use dataset::tiering::Spiller;
 use node::config::Config;
@@ -21,31 +21,31 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use store::time::Work;
-use store::{FollowLog, Log, SimDisk};
+use store::{Log, ReplicaLog, SimDisk};
 use tidemark_server::{Maintenance, Stop};
 use tokio::io::DuplexStream;
 use tokio::runtime::Runtime;
 
 /// Number of times that each connection task is polled per step, because tasks wake each other.
-const TURNS: usize = 12;
+const POLLS_PER_STEP: usize = 12;
 
 /// Opens a replica's connection to its master.
 pub(crate) type Dial = Rc<dyn Fn() -> io::Result<Socket>>;
 
 /// State of the thread that owns the log: `node::roles::log_owner`, in steps.
-enum Owner {
+enum LogOwner {
     /// Each poll makes one commit.
     Leads(Pin<Box<dyn Future<Output = ()>>>),
-    Follows(Pin<Box<dyn Future<Output = (FollowLog, FollowEnd)>>>),
+    Follows(Pin<Box<dyn Future<Output = (ReplicaLog, FollowEnd)>>>),
     /// The process must open the folder again.
-    Over,
+    FolderClosed,
 }
 
 pub(crate) struct Process {
     pub(crate) node: Arc<Node>,
     host: Arc<Host>,
     runtime: Runtime,
-    owner: RefCell<Owner>,
+    owner: RefCell<LogOwner>,
     /// Whether the last commit succeeded.
     committed: Rc<Cell<bool>>,
     spiller: RefCell<Spiller>,
@@ -70,28 +70,28 @@ async fn commit(node: Arc<Node>, mut log: Log, committed: Rc<Cell<bool>>) {
 }
 
 /// Main loop of a replica. The master's address is not used; `dial` finds it.
-async fn keep_up(
+async fn run_follower(
     host: Arc<Host>,
-    log: FollowLog,
+    log: ReplicaLog,
     master: Master,
     dial: Dial,
-) -> (FollowLog, FollowEnd) {
+) -> (ReplicaLog, FollowEnd) {
     let node = host.node();
     follow(&host, node, log, &master, async |_, _| dial()).await
 }
 
-fn leads(node: &Arc<Node>, log: Log, committed: &Rc<Cell<bool>>) -> Owner {
+fn leads(node: &Arc<Node>, log: Log, committed: &Rc<Cell<bool>>) -> LogOwner {
     lead(node, &log);
-    Owner::Leads(Box::pin(commit(node.clone(), log, committed.clone())))
+    LogOwner::Leads(Box::pin(commit(node.clone(), log, committed.clone())))
 }
 
 /// Promotes a replica to master.
-fn take_over(host: &Host, mut log: FollowLog, committed: &Rc<Cell<bool>>) -> Owner {
+fn take_over(host: &Host, mut log: ReplicaLog, committed: &Rc<Cell<bool>>) -> LogOwner {
     let node = host.node();
     loop {
         match promote(host, &node, log) {
-            Held::Own(log) => return leads(&node, *log, committed),
-            Held::Follows(again) => log = *again,
+            NodeLog::Own(log) => return leads(&node, *log, committed),
+            NodeLog::Follows(again) => log = *again,
         }
     }
 }
@@ -125,14 +125,14 @@ impl Process {
             .expect("a runtime");
         let committed = Rc::new(Cell::new(true));
         let owner = match (load_from(&node, Arc::new(disk.clone()))?, follows) {
-            (Held::Own(log), None) => leads(&node, *log, &committed),
-            (Held::Follows(log), None) => take_over(&host, *log, &committed),
-            (Held::Follows(log), Some((master, dial))) => {
-                node.durability.able();
+            (NodeLog::Own(log), None) => leads(&node, *log, &committed),
+            (NodeLog::Follows(log), None) => take_over(&host, *log, &committed),
+            (NodeLog::Follows(log), Some((master, dial))) => {
+                node.durability.accept_writes();
                 node.replication.settle(config, false, log.term());
-                Owner::Follows(Box::pin(keep_up(host.clone(), *log, master, dial)))
+                LogOwner::Follows(Box::pin(run_follower(host.clone(), *log, master, dial)))
             }
-            (Held::Own(_), Some(_)) => panic!("a replica's log became a master's"),
+            (NodeLog::Own(_), Some(_)) => panic!("a replica's log became a master's"),
         };
         let mut process = Process {
             owner: RefCell::new(owner),
@@ -163,7 +163,7 @@ impl Process {
     /// replica.
     pub(crate) fn round(&self) -> Option<bool> {
         let mut owner = self.owner.try_borrow_mut().ok()?;
-        let Owner::Leads(commits) = &mut *owner else { return None };
+        let LogOwner::Leads(commits) = &mut *owner else { return None };
         let polled = commits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(polled.is_pending(), "the commit thread ended");
         Some(self.committed.get())
@@ -172,9 +172,9 @@ impl Process {
     /// Polls a replica's link. Does nothing if called during such a poll.
     pub(crate) fn follow(&self) {
         let Ok(mut owner) = self.owner.try_borrow_mut() else { return };
-        let Owner::Follows(link) = &mut *owner else { return };
+        let LogOwner::Follows(link) = &mut *owner else { return };
         let ended = self.runtime.block_on(async {
-            for _ in 0..TURNS {
+            for _ in 0..POLLS_PER_STEP {
                 if let ended @ Poll::Ready(_) =
                     poll_fn(|cx| Poll::Ready(link.as_mut().poll(cx))).await
                 {
@@ -186,7 +186,7 @@ impl Process {
         });
         match ended {
             Poll::Pending => {}
-            Poll::Ready((_, FollowEnd::Replace { .. })) => *owner = Owner::Over,
+            Poll::Ready((_, FollowEnd::Replace { .. })) => *owner = LogOwner::FolderClosed,
             Poll::Ready((log, FollowEnd::Ordered)) => {
                 *owner = take_over(&self.host, log, &self.committed);
             }
@@ -198,7 +198,7 @@ impl Process {
         let order = Order::default();
         let ordered = self.node.replication.order(&self.node.config(), order, || ());
         assert!(ordered.expect("the role is writable"), "the node was already a master");
-        while !matches!(*self.owner.borrow(), Owner::Leads(_)) {
+        while !matches!(*self.owner.borrow(), LogOwner::Leads(_)) {
             assert!(!self.is_over(), "the log lost applied records");
             self.follow();
         }
@@ -206,13 +206,13 @@ impl Process {
 
     /// Whether the process must open its folder again, for example after a full sync.
     pub(crate) fn is_over(&self) -> bool {
-        self.owner.try_borrow().is_ok_and(|owner| matches!(*owner, Owner::Over))
+        self.owner.try_borrow().is_ok_and(|owner| matches!(*owner, LogOwner::FolderClosed))
     }
 
     /// Polls all connections.
     pub(crate) fn serve(&self) {
         self.runtime.block_on(async {
-            for _ in 0..TURNS {
+            for _ in 0..POLLS_PER_STEP {
                 tokio::task::yield_now().await;
             }
         });

@@ -8,15 +8,15 @@ use std::time::Duration;
 const MEMBERS: u64 = 6;
 const PAGE: usize = 20;
 /// Number of new posts per command. It is large enough to fill tables.
-const NEW: u64 = 60;
+const NEW_POSTS_PER_COMMAND: u64 = 60;
 /// First id of each range. In every run, a few posts have ids in the second range.
 const RANGES: [u64; 3] = [0, 1 << 40, 1 << 50];
-const FAR: u64 = RANGES[1];
+const FAR_RANGE_START: u64 = RANGES[1];
 /// Number of ids at the start of a range that new posts do not use. Ids less than the one that
 /// opens the range are outliers in the gap before it.
 const GAP: u64 = 400;
 /// Maximum number of increments with a token that are stored for resending.
-const KEPT: usize = 40;
+const MAX_RESENT_INCREMENTS: usize = 40;
 /// Number of users. Neighbouring users change together.
 const USERS: u64 = 20;
 
@@ -27,12 +27,12 @@ pub(crate) struct Command {
     pub(crate) requests: Vec<Vec<String>>,
     /// Effects on rows, in the order of the reply's items.
     pub(crate) steps: Vec<(Key, Step)>,
-    pub(crate) shape: Shape,
+    pub(crate) shape: ReplyShape,
 }
 
 /// Form of a reply.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Shape {
+pub(crate) enum ReplyShape {
     /// One item per step.
     Each,
     /// The reply of the only step.
@@ -89,14 +89,17 @@ pub(crate) struct Habits {
 
 impl Default for Habits {
     fn default() -> Habits {
-        Habits { ranges: 1, group: NEW }
+        Habits { ranges: 1, group: NEW_POSTS_PER_COMMAND }
     }
 }
 
 impl Habits {
     /// Draws several ranges of ids, with enough posts per command to fill tables with likes.
     pub(crate) fn ranged(random: &mut fastrand::Rng) -> Habits {
-        Habits { ranges: random.usize(2..=RANGES.len()), group: random.u64(NEW..4 * NEW) }
+        Habits {
+            ranges: random.usize(2..=RANGES.len()),
+            group: random.u64(NEW_POSTS_PER_COMMAND..4 * NEW_POSTS_PER_COMMAND),
+        }
     }
 }
 
@@ -121,17 +124,17 @@ fn words(text: &str) -> Vec<String> {
 }
 
 fn one(text: &str, key: Key, step: Step) -> Command {
-    Command { requests: vec![words(text)], steps: vec![(key, step)], shape: Shape::One }
+    Command { requests: vec![words(text)], steps: vec![(key, step)], shape: ReplyShape::One }
 }
 
 fn admin(text: &str, admin: Admin) -> Command {
-    Command { requests: vec![words(text)], steps: Vec::new(), shape: Shape::Admin(admin) }
+    Command { requests: vec![words(text)], steps: Vec::new(), shape: ReplyShape::Admin(admin) }
 }
 
 fn each(mut text: String, ids: &[u64], step: &Step) -> Command {
     ids.iter().for_each(|id| text += &format!(" {id}"));
     let steps = ids.iter().map(|id| (Key::Post(*id), step.clone())).collect();
-    Command { requests: vec![words(&text)], steps, shape: Shape::Each }
+    Command { requests: vec![words(&text)], steps, shape: ReplyShape::Each }
 }
 
 impl Workload {
@@ -165,7 +168,7 @@ impl Workload {
                 let add = Step::Add { field: "comment".to_owned(), delta };
                 one(&format!("HINCRBY post:{id} comment {delta}"), key, add)
             }
-            58..=61 => self.once(id, random),
+            58..=61 => self.increment_with_token(id, random),
             62..=65 => {
                 let value = random.i64(..);
                 let put = Step::Put { field: "comment".to_owned(), value: value >> 8 };
@@ -186,20 +189,20 @@ impl Workload {
             }
             75 => one(&format!("SCARD liked:{id}"), key, Step::Count { flag: LIKE }),
             76 => one(&format!("SMEMBERS liked:{id}"), key, Step::Members { flag: LIKE }),
-            77..=80 => self.of_field(id, random)?,
-            81..=84 => self.of_extra(id % 50, random)?,
+            77..=80 => self.field_command(id, random)?,
+            81..=84 => self.extra_space_command(id % 50, random)?,
             85 | 86 => {
                 self.forgotten = Some(id);
                 one(&format!("TM.FORGET post {id}"), key, Step::Forget)
             }
             87..=89 => twins(random),
             90..=92 if self.habits.ranges == 1 => twins(random),
-            _ => self.of_operator(random)?,
+            _ => self.operator_command(random)?,
         };
         let is_free = |(key, step): &(Key, Step)| !step.changes() || !model.is_busy(*key);
         let twins_are_free = || command.steps.iter().all(|(key, _)| !model.is_busy(*key));
         let may = command.steps.iter().all(is_free)
-            && (command.shape != Shape::Twins || twins_are_free());
+            && (command.shape != ReplyShape::Twins || twins_are_free());
         may.then_some(command)
     }
 
@@ -253,8 +256,8 @@ impl Workload {
         let end = end.max(first + 1);
         let ids = match random.u32(0..40) {
             // Ids greater than all others. Later posts will have these ids.
-            0..=4 => end..end + 3 * NEW,
-            5 => FAR..FAR + NEW,
+            0..=4 => end..end + 3 * NEW_POSTS_PER_COMMAND,
+            5 => FAR_RANGE_START..FAR_RANGE_START + NEW_POSTS_PER_COMMAND,
             6..=8 if range > 0 => RANGES[range]..first,
             6..=22 => recent..end,
             _ => first..end,
@@ -314,15 +317,15 @@ impl Workload {
     }
 
     /// Stores a sent command for resending if it has a token.
-    pub(crate) fn note_sent(&mut self, command: Command) {
+    pub(crate) fn keep_for_resend(&mut self, command: Command) {
         if command.requests[0].iter().any(|word| word == "TOKEN") {
-            self.sent.truncate(KEPT - 1);
+            self.sent.truncate(MAX_RESENT_INCREMENTS - 1);
             self.sent.push(command);
         }
     }
 
     /// Returns a new increment with a token, or one to resend.
-    fn once(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
+    fn increment_with_token(&mut self, id: u64, random: &mut fastrand::Rng) -> Command {
         if !self.sent.is_empty() && random.bool() {
             return self.sent.swap_remove(random.usize(0..self.sent.len()));
         }
@@ -332,7 +335,7 @@ impl Workload {
         one(&format!("CNT.INCRBY post {id} comment {delta} TOKEN t{token}"), Key::Post(id), add)
     }
 
-    fn of_field(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
+    fn field_command(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
         if self.catalogue.changing {
             return None;
         }
@@ -348,7 +351,7 @@ impl Workload {
         Some(one(&text, Key::Post(id), Step::Add { field, delta }))
     }
 
-    fn of_extra(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
+    fn extra_space_command(&mut self, id: u64, random: &mut fastrand::Rng) -> Option<Command> {
         let number = self.catalogue.extra.filter(|_| !self.catalogue.changing)?;
         let (key, field) = (Key::Extra(number, id), "n".to_owned());
         if random.bool() {
@@ -359,7 +362,7 @@ impl Workload {
         Some(one(&format!("HINCRBY x{number}:{id} n {delta}"), key, Step::Add { field, delta }))
     }
 
-    fn of_operator(&mut self, random: &mut fastrand::Rng) -> Option<Command> {
+    fn operator_command(&mut self, random: &mut fastrand::Rng) -> Option<Command> {
         let catalogue = &mut self.catalogue;
         let drawn = match self.habits.ranges {
             1 => random.u32(0..15),
@@ -404,7 +407,7 @@ impl Workload {
             // Two snapshots, of which the second has few changes to write.
             8 => {
                 let requests = vec![words("SAVE"), words("SAVE")];
-                Command { requests, steps: Vec::new(), shape: Shape::Admin(Admin::Save) }
+                Command { requests, steps: Vec::new(), shape: ReplyShape::Admin(Admin::Save) }
             }
             9 => admin(
                 &format!("TM.ROLL {}", random.choice(["liked", "reposted", "read", "seen"])?),
@@ -440,7 +443,7 @@ fn twins(random: &mut fastrand::Rng) -> Command {
     Command {
         requests: vec![words("MULTI"), change(first), change(first + 1), words("EXEC")],
         steps: vec![step(first), step(first + 1)],
-        shape: Shape::Exec,
+        shape: ReplyShape::Exec,
     }
 }
 
@@ -450,6 +453,6 @@ fn twin_read(first: u64) -> Command {
     Command {
         requests: vec![words("MULTI"), read(first), read(first + 1), words("EXEC")],
         steps: vec![step(first), step(first + 1)],
-        shape: Shape::Twins,
+        shape: ReplyShape::Twins,
     }
 }

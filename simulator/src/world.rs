@@ -3,12 +3,12 @@
 //! Long: steps and faults share one random number generator.
 
 use crate::cable::ReplicaLink;
-use crate::client::{Asked, Client, check};
+use crate::client::{Client, PendingCommand, check};
 use crate::counts::{RunCounts, Section};
-use crate::model::{LOST, Model};
+use crate::model::{MAX_LOSS_SPAN, Model};
 use crate::process::Process;
 use crate::reply::Reply;
-use crate::workload::{Admin, Catalogue, Command, Habits, Shape, Workload, list};
+use crate::workload::{Admin, Catalogue, Command, Habits, ReplyShape, Workload, list};
 use node::config::{Config, Existence, Fsync, LedgerMode};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -24,9 +24,9 @@ pub(crate) const CLIENTS: usize = 4;
 /// Start of the simulated clock, in microseconds since 1970.
 const EPOCH_US: u64 = 1_800_000_000_000_000;
 /// Time after which a missing reply is a failure.
-const PATIENCE: Duration = Duration::from_secs(120);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Number of commands that an audit sends at once.
-pub(crate) const AT_ONCE: usize = 8;
+pub(crate) const AUDIT_BATCH_COMMANDS: usize = 8;
 /// Number of steps within which a server without faults must reply to all commands.
 pub(crate) const CALM_STEPS: u32 = 20_000;
 
@@ -59,7 +59,7 @@ pub(crate) struct World {
     /// Whether connections are being served.
     pub(crate) serving: Cell<bool>,
     /// Whether clients send only audits and the disk does not fail.
-    calm: Cell<bool>,
+    is_quiet: Cell<bool>,
     /// Start of the last successful commit.
     committed: Cell<Duration>,
     /// Value of `committed` at the end of the last process.
@@ -76,7 +76,7 @@ pub(crate) struct World {
     /// Probability that a server is killed during startup: 1 in `start_odds`.
     start_odds: u32,
     /// Whether to print all events.
-    told: bool,
+    is_traced: bool,
 }
 
 impl Simulator for World {
@@ -158,7 +158,7 @@ impl Machine {
     }
 
     /// Clears all disk faults.
-    pub(crate) fn be_calm(&self) {
+    pub(crate) fn clear_faults(&self) {
         let disk = self.disk();
         disk.set_faults(Faults::default());
         disk.set_capacity(None);
@@ -215,7 +215,7 @@ impl World {
             link: ReplicaLink::default(),
             depth: Cell::default(),
             serving: Cell::default(),
-            calm: Cell::new(true),
+            is_quiet: Cell::new(true),
             committed: Cell::default(),
             left: Cell::default(),
             altered: Cell::default(),
@@ -225,7 +225,7 @@ impl World {
             snapshot_odds,
             start_odds,
             counts: RefCell::default(),
-            told: std::env::var_os("TIDEMARK_TRACE").is_some(),
+            is_traced: std::env::var_os("TIDEMARK_TRACE").is_some(),
         });
         (0..world.machines.len()).for_each(|at| world.watch_disk(at));
         world
@@ -241,21 +241,21 @@ impl World {
         for _ in 0..steps {
             self.step();
             if self.disk().crashed() {
-                self.die();
+                self.crash_process();
                 if !self.fail_over() {
                     self.restart();
                 }
             }
         }
-        self.be_calm();
-        self.settle();
+        self.clear_faults();
+        self.run_until_answered();
         self.audit();
         if self.is_pair() {
             self.catch_up();
             self.compare();
             self.end_replica();
         }
-        self.die();
+        self.crash_process();
         self.restart();
         // Drop the references that the processes and this thread have to the world.
         self.machines.iter().for_each(|machine| drop(machine.process.take()));
@@ -279,8 +279,8 @@ impl World {
         &self.leader().config
     }
 
-    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
-        if self.told {
+    pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.is_traced {
             println!("{:>12?} {:1$}{2}", self.elapsed.get(), self.depth.get() as usize, what());
         }
     }
@@ -333,7 +333,7 @@ impl World {
     }
 
     /// Runs `work` and counts a crash during it.
-    fn during<R>(&self, section: Section, work: impl FnOnce() -> R) -> R {
+    fn counting_crashes<R>(&self, section: Section, work: impl FnOnce() -> R) -> R {
         let before = (self.disk().crashed(), self.disk().steps());
         let done = work();
         if !before.0 && self.disk().crashed() && self.disk().steps() > before.1 {
@@ -351,7 +351,7 @@ impl World {
         self.depth.set(1);
         self.active.set(self.leader.get());
         if self.is_pair() {
-            self.of_replica();
+            self.step_replica();
         }
         match self.draw(0..100) {
             0..=49 => self.clients(&process),
@@ -359,12 +359,12 @@ impl World {
             70..=74 => self.advance(Duration::from_millis(self.draw(1..400))),
             75..=79 => process.maintain(),
             80..=89 => self.work(&process),
-            90..=93 => self.during(Section::Spill, || process.spill()),
+            90..=93 => self.counting_crashes(Section::Spill, || process.spill()),
             94..=95 => {
                 let due = self.chance(self.snapshot_odds);
-                self.during(Section::Snapshot, || process.snapshot(due));
+                self.counting_crashes(Section::Snapshot, || process.snapshot(due));
             }
-            96..=97 => self.fate(),
+            96..=97 => self.inject_fault(),
             _ => {}
         }
         self.depth.set(0);
@@ -384,7 +384,7 @@ impl World {
     }
 
     /// Injects or clears a fault.
-    fn fate(&self) {
+    fn inject_fault(&self) {
         let disk = self.disk();
         match self.draw(0..12) {
             0..=2 => {
@@ -432,18 +432,18 @@ impl World {
 
     pub(crate) fn round(&self, process: &Process) {
         let began = self.elapsed.get();
-        if let Some(went_well) = self.during(Section::Commit, || process.round()) {
+        if let Some(went_well) = self.counting_crashes(Section::Commit, || process.round()) {
             if went_well {
                 self.committed.set(began);
                 let end = process.node.durability.shown().offset;
                 self.link.marks.borrow_mut().push((began, end));
             }
             let counts = &mut *self.counts.borrow_mut();
-            self.tell(|| format!("round {went_well}"));
+            self.trace(|| format!("round {went_well}"));
             counts.rounds += 1;
             counts.failed_rounds += u64::from(!went_well);
             if went_well {
-                self.model.borrow_mut().round_went_well();
+                self.model.borrow_mut().round_succeeded();
             } else {
                 self.model.borrow_mut().round_failed();
             }
@@ -454,8 +454,8 @@ impl World {
     pub(crate) fn work(&self, process: &Process) {
         let work = process.work.borrow_mut().pop_front();
         if let Some(work) = work {
-            self.tell(|| "work".to_owned());
-            self.during(Section::Work, work);
+            self.trace(|| "work".to_owned());
+            self.counting_crashes(Section::Work, work);
         }
     }
 
@@ -474,7 +474,7 @@ impl World {
         if !self.disk().crashed() {
             self.turn(&mut process.clients[index].borrow_mut());
         }
-        self.during(Section::Clients, || process.serve());
+        self.counting_crashes(Section::Clients, || process.serve());
         self.serving.set(false);
     }
 
@@ -483,10 +483,10 @@ impl World {
         self.read(client);
         if let Some(first) = client.asked.front() {
             let waits = now.saturating_sub(first.at);
-            assert!(waits < PATIENCE, "no reply after {waits:?}: {:?}", first.command);
+            assert!(waits < REPLY_TIMEOUT, "no reply after {waits:?}: {:?}", first.command);
             return;
         }
-        if self.calm.get() {
+        if self.is_quiet.get() {
             return;
         }
         for _ in 0..self.draw(1..4) {
@@ -495,8 +495,8 @@ impl World {
             let Some(command) = workload.draw(model, &mut self.random.borrow_mut()) else {
                 continue;
             };
-            self.tell(|| format!("{:?}", command.requests));
-            if let Shape::Admin(admin) = &command.shape {
+            self.trace(|| format!("{:?}", command.requests));
+            if let ReplyShape::Admin(admin) = &command.shape {
                 let changes = !matches!(
                     admin,
                     Admin::Save | Admin::Roll | Admin::Spill | Admin::Rebuild | Admin::List
@@ -511,23 +511,23 @@ impl World {
     fn read(&self, client: &mut Client) {
         while let Some((asked, reply)) = client.take() {
             self.counts.borrow_mut().commands += 1;
-            self.tell(|| format!("{:?} -> {reply:?}", asked.command.requests));
+            self.trace(|| format!("{:?} -> {reply:?}", asked.command.requests));
             if matches!(reply, Reply::Error(_)) {
                 self.counts.borrow_mut().errors += 1;
             }
-            if let Shape::Admin(admin) = &asked.command.shape {
+            if let ReplyShape::Admin(admin) = &asked.command.shape {
                 self.administered(admin, &asked, &reply);
                 continue;
             }
             let checked = check(&asked, &reply, &mut self.model.borrow_mut(), self.elapsed.get());
             checked.unwrap_or_else(|wrong| panic!("{wrong}"));
             // The client may act as if it had not received the reply, and send the command again.
-            self.workload.borrow_mut().note_sent(asked.command);
+            self.workload.borrow_mut().keep_for_resend(asked.command);
         }
     }
 
     /// Handles the reply to an operator's command.
-    fn administered(&self, admin: &Admin, asked: &Asked, reply: &Reply) {
+    fn administered(&self, admin: &Admin, asked: &PendingCommand, reply: &Reply) {
         let workload = &mut *self.workload.borrow_mut();
         let catalogue = &mut workload.catalogue;
         let model = &mut *self.model.borrow_mut();
@@ -572,7 +572,7 @@ impl World {
                 return;
             }
             Admin::Roll | Admin::Rebuild => return,
-            Admin::List => return self.learn(reply, workload, model),
+            Admin::List => return self.resolve_unacknowledged(reply, workload, model),
         }
         counts.altered += 1;
         self.altered.set(true);
@@ -581,7 +581,7 @@ impl World {
     }
 
     /// After a restart, determines from the catalogue which unacknowledged changes have survived.
-    fn learn(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
+    fn resolve_unacknowledged(&self, reply: &Reply, workload: &mut Workload, model: &mut Model) {
         let catalogue = &mut workload.catalogue;
         let text = |reply: &Reply| match reply {
             Reply::Text(text) => text.clone(),
@@ -632,11 +632,11 @@ impl World {
     fn may_be_lost(&self, catalogue: &Catalogue, field: &str) -> bool {
         let altered = catalogue.altered.get(field);
         self.config().durability.fsync == Fsync::Everysec
-            && altered.is_some_and(|altered| *altered + LOST >= self.left.get())
+            && altered.is_some_and(|altered| *altered + MAX_LOSS_SPAN >= self.left.get())
     }
 
     /// Ends the process: a kill of the process, or a power cut of the machine.
-    fn die(&self) {
+    fn crash_process(&self) {
         let Some(process) = self.leader().process.take() else { return };
         let is_kill = self.chance(3);
         self.link.cable.take();
@@ -644,13 +644,13 @@ impl World {
         self.note_cold(&process);
         // Commands without a reply may be resent if they have a token.
         for client in &process.clients {
-            let asked = client.borrow_mut().asked.drain(..).collect::<Vec<Asked>>();
+            let asked = client.borrow_mut().asked.drain(..).collect::<Vec<PendingCommand>>();
             let workload = &mut *self.workload.borrow_mut();
-            asked.into_iter().for_each(|asked| workload.note_sent(asked.command));
+            asked.into_iter().for_each(|asked| workload.keep_for_resend(asked.command));
         }
         let disk = self.disk();
         disk.crash_after(Some(1));
-        self.tell(|| format!("process ends, kill: {is_kill}"));
+        self.trace(|| format!("process ends, kill: {is_kill}"));
         process.work.take();
         drop(process);
         self.leader().revive(is_kill);
@@ -666,9 +666,9 @@ impl World {
     }
 
     /// All changes acknowledged after `then` may be lost.
-    pub(crate) fn lose_since(&self, then: Duration) {
-        self.left.set(then + LOST);
-        self.model.borrow_mut().crash(self.elapsed.get(), then + LOST, false);
+    pub(crate) fn drop_acknowledged_since(&self, then: Duration) {
+        self.left.set(then + MAX_LOSS_SPAN);
+        self.model.borrow_mut().crash(self.elapsed.get(), then + MAX_LOSS_SPAN, false);
     }
 
     fn note_cold(&self, process: &Process) {
@@ -688,9 +688,9 @@ impl World {
     }
 
     /// Clears the faults of the master's disk.
-    fn be_calm(&self) {
-        self.calm.set(true);
-        self.leader().be_calm();
+    fn clear_faults(&self) {
+        self.is_quiet.set(true);
+        self.leader().clear_faults();
     }
 
     /// Starts a process, in several attempts if some are interrupted, and audits the recovered
@@ -698,14 +698,15 @@ impl World {
     fn restart(&self) {
         self.lose();
         loop {
-            self.be_calm();
+            self.clear_faults();
             self.watch_disk(self.leader.get());
             let disk = self.disk();
             if self.chance(self.start_odds) {
                 disk.crash_after(Some(self.draw(1..200)));
             }
-            let started = self
-                .during(Section::Recovery, || Process::start(self.config(), &disk, CLIENTS, None));
+            let started = self.counting_crashes(Section::Recovery, || {
+                Process::start(self.config(), &disk, CLIENTS, None)
+            });
             match started {
                 Ok(process) if !disk.crashed() => {
                     disk.crash_after(None);
@@ -733,7 +734,7 @@ impl World {
         self.link.begin(self.elapsed.get(), end);
         self.active.set(self.leader.get());
         self.audit();
-        self.calm.set(false);
+        self.is_quiet.set(false);
     }
 
     /// Reads all data and compares it with the model.
@@ -744,18 +745,18 @@ impl World {
                 let now = self.elapsed.get();
                 process.clients[0].borrow_mut().send(command, &mut self.model.borrow_mut(), now);
             }
-            self.settle();
+            self.run_until_answered();
         };
         // Read the catalogue first, because the other commands depend on it.
         ask(vec![list()]);
         let mut all = self.workload.borrow().audit(&self.model.borrow()).into_iter();
         while all.len() > 0 {
-            ask(all.by_ref().take(AT_ONCE).collect());
+            ask(all.by_ref().take(AUDIT_BATCH_COMMANDS).collect());
         }
     }
 
     /// Runs without faults until every command has its reply.
-    fn settle(&self) {
+    fn run_until_answered(&self) {
         let Some(process) = self.process() else { return };
         self.depth.set(1);
         for _ in 0..CALM_STEPS {

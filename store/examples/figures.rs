@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use store::{
-    Batch, CommitOptions, Committed, Committer, Disk, RealDisk, SimDisk, Source, Store,
+    Batch, CommitOptions, Committed, Committer, Disk, LoggedState, RealDisk, SimDisk, Store,
     StoreOptions, SyncPolicy, Tag, write_all_at,
 };
 
@@ -17,7 +17,7 @@ type Failure = Box<dyn std::error::Error>;
 
 struct Rows(Vec<u64>);
 
-impl Source<u64> for Rows {
+impl LoggedState<u64> for Rows {
     fn collect(&mut self, keys: &[u64]) -> usize {
         self.0.extend_from_slice(keys);
         self.0.len() * 12

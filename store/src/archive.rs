@@ -35,7 +35,7 @@ fn folder_name(head: &SegmentHead) -> String {
 
 /// Newest archived segment.
 #[derive(Clone, Copy, Debug)]
-struct Followed {
+struct ArchivedSegment {
     head: SegmentHead,
     /// Number of bytes that are archived and synced.
     bytes: u64,
@@ -45,13 +45,13 @@ struct Followed {
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
-    followed: Option<Followed>,
+    newest_segment: Option<ArchivedSegment>,
 }
 
 impl Archive {
     /// Returns the archiver for a folder of backups.
     pub fn new(root: &Path) -> Archive {
-        Archive { folder: root.join(ARCHIVE), followed: None }
+        Archive { folder: root.join(ARCHIVE), newest_segment: None }
     }
 
     /// Archives the log up to `durable`. Returns the first segment that the archive still needs.
@@ -70,7 +70,7 @@ impl Archive {
         while let Some(head) = segments_back(&**disk, wanted, 1)?.pop() {
             heads.push(head);
             wanted = head.previous;
-            if self.followed.is_some_and(|followed| followed.head == head) {
+            if self.newest_segment.is_some_and(|newest_segment| newest_segment.head == head) {
                 break;
             }
         }
@@ -81,17 +81,20 @@ impl Archive {
             let is_newest = i + 1 == heads.len();
             // An empty successor may still be removed.
             let is_final = heads.get(i + 1).is_some_and(|next| durable.offset > next.base);
-            let followed = self.followed.filter(|followed| followed.head == *head);
-            let have = followed.map(|followed| followed.bytes);
+            let newest_segment =
+                self.newest_segment.filter(|newest_segment| newest_segment.head == *head);
+            let have = newest_segment.map(|newest_segment| newest_segment.bytes);
             if have.is_none_or(|have| have < bytes) || (is_final && have.is_some()) {
-                self.bring(&**disk, head, (have, bytes), (is_newest, is_final), advance)?;
-                self.followed = Some(Followed { head: *head, bytes });
+                self.copy_segment(&**disk, head, (have, bytes), (is_newest, is_final), advance)?;
+                self.newest_segment = Some(ArchivedSegment { head: *head, bytes });
             }
         }
-        Ok(self.followed.map_or(durable.segment, |followed| followed.head.segment))
+        Ok(self
+            .newest_segment
+            .map_or(durable.segment, |newest_segment| newest_segment.head.segment))
     }
 
-    fn bring(
+    fn copy_segment(
         &self,
         from: &dyn Disk,
         head: &SegmentHead,
@@ -137,9 +140,9 @@ impl Archive {
             for name in names.map_err(|e| Error::io(&folder, "listing", e))? {
                 // Includes temporary files of a killed process.
                 let whole = name.strip_suffix(TEMPORARY).unwrap_or(&name);
-                let is_newest = self.followed.is_some_and(|followed| {
-                    folder.ends_with(folder_name(&followed.head))
-                        && name == segment_name(followed.head.segment)
+                let is_newest = self.newest_segment.is_some_and(|newest_segment| {
+                    folder.ends_with(folder_name(&newest_segment.head))
+                        && name == segment_name(newest_segment.head.segment)
                 });
                 if is_newest || !matches!(parse_segment_name(whole), SegmentName::Segment(_)) {
                     continue;

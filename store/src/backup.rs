@@ -54,7 +54,7 @@ use crate::manifest::{
     BACKUP, BadManifest, FileEntry, Lines, MANIFEST, MAX_FILES, Manifest, hexadecimal, is_ours,
     is_plain_name, number,
 };
-use crate::replay::{BatchReader, Found, find_path};
+use crate::replay::{BatchReader, NextBatch, find_path};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 use crate::store::Store;
 
@@ -249,12 +249,12 @@ pub fn back_up(
     store: &Store,
     folder: &Path,
     previous: Option<&Path>,
-    course: &dyn BackupProgress,
+    progress: &dyn BackupProgress,
 ) -> Result<Backup> {
     let (unfinished, parent) = unfinished(folder)?;
     create_folder(&parent).map_err(|e| Error::io(&parent, "creating", e))?;
     clear(&unfinished)?;
-    let made = Making { store, folder: unfinished.clone(), previous: known(previous), course }
+    let made = BackupJob { store, folder: unfinished.clone(), previous: known(previous), progress }
         .make()
         .and_then(|backup| publish(&unfinished, folder, &parent).map(|()| backup));
     if made.is_err() {
@@ -270,28 +270,28 @@ fn known(previous: Option<&Path>) -> Option<(PathBuf, Manifest)> {
     Some((folder.to_path_buf(), manifest))
 }
 
-struct Making<'a> {
+struct BackupJob<'a> {
     store: &'a Store,
     folder: PathBuf,
     previous: Option<(PathBuf, Manifest)>,
-    course: &'a dyn BackupProgress,
+    progress: &'a dyn BackupProgress,
 }
 
-impl Making<'_> {
+impl BackupJob<'_> {
     fn make(&self) -> Result<Backup> {
         let disk =
             RealDisk::open(&self.folder).map_err(|e| Error::io(&self.folder, "creating", e))?;
         let pin = self.store.pin();
         let mut manifest = pin.manifest.clone();
-        self.course.expect(manifest.files.iter().map(|f| f.bytes).sum());
+        self.progress.expect(manifest.files.iter().map(|f| f.bytes).sum());
         let mut files = Vec::new();
         for entry in &manifest.files {
-            self.bring(entry, &disk)?;
+            self.copy_file(entry, &disk)?;
             let FileEntry { name, bytes, check, .. } = entry.clone();
             files.push(BackupFile { name, bytes, check });
         }
         // Read the end as late as possible, to include writes acknowledged during the copy.
-        let end = self.course.end()?;
+        let end = self.progress.end()?;
         if end.offset < manifest.durable {
             return Err(Error::Refused(format!(
                 "the log is durable up to {end}, but the files contain changes up to offset {}",
@@ -300,10 +300,10 @@ impl Making<'_> {
         }
         let segments = self.segments(manifest.replay, end)?;
         let of_log = segments.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        self.course.expect(files.iter().map(|f| f.bytes).sum::<u64>() + of_log);
+        self.progress.expect(files.iter().map(|f| f.bytes).sum::<u64>() + of_log);
         for (head, bytes) in &segments {
             let name = segment_name(head.segment);
-            let advance = |bytes| self.course.advance(bytes, false);
+            let advance = |bytes| self.progress.advance(bytes, false);
             let check = copy((&**self.store.disk(), &name), (&disk, &name), *bytes, &advance)?;
             files.push(BackupFile { name, bytes: *bytes, check });
         }
@@ -326,7 +326,7 @@ impl Making<'_> {
             from_ms,
             position: end,
             time_ms,
-            made_ms: self.course.now_ms(),
+            made_ms: self.progress.now_ms(),
             files,
         };
         replace(&disk, BACKUP, backup.encode().as_bytes())
@@ -334,7 +334,7 @@ impl Making<'_> {
         Ok(backup)
     }
 
-    fn bring(&self, entry: &FileEntry, to: &RealDisk) -> Result<()> {
+    fn copy_file(&self, entry: &FileEntry, to: &RealDisk) -> Result<()> {
         let there = to.path(&entry.name);
         let ours = self.store.path(&entry.name);
         let theirs = self.previous.as_ref().and_then(|(folder, manifest)| {
@@ -347,10 +347,10 @@ impl Making<'_> {
             // detects most such changes.
             let is_whole = from.metadata().is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
             if is_whole && std::fs::hard_link(&from, &there).is_ok() {
-                return self.course.advance(entry.bytes, true);
+                return self.progress.advance(entry.bytes, true);
             }
         }
-        let advance = |bytes| self.course.advance(bytes, false);
+        let advance = |bytes| self.progress.advance(bytes, false);
         let disk = self.store.disk();
         let check = copy((&**disk, &entry.name), (to, &entry.name), entry.bytes, &advance)?;
         if check != entry.check {
@@ -400,7 +400,7 @@ impl Making<'_> {
             return Err(Error::corrupt(name, 0, what));
         }
         // If the batch before `from` is not available, the next batch's time is a safe upper bound.
-        let from_ms = before.or(after).unwrap_or_else(|| self.course.now_ms());
+        let from_ms = before.or(after).unwrap_or_else(|| self.progress.now_ms());
         Ok((from_ms, time_ms))
     }
 }
@@ -441,12 +441,16 @@ pub(crate) fn walk(
         }
         loop {
             match reader.next()? {
-                Found::Batch(batch) if each(reader.position(), &batch) => at = reader.position(),
-                Found::Batch(_) => return Ok(at),
-                Found::End => break,
+                NextBatch::Batch(batch) if each(reader.position(), &batch) => {
+                    at = reader.position()
+                }
+                NextBatch::Batch(_) => return Ok(at),
+                NextBatch::End => break,
                 // The newest segment may be in use or have a torn tail.
-                Found::Bad(_) if limit.is_none() && reader.proof_of_damage()?.is_none() => break,
-                Found::Bad(what) => return Err(Error::corrupt(path, at.byte, what)),
+                NextBatch::Bad(_) if limit.is_none() && reader.proof_of_damage()?.is_none() => {
+                    break;
+                }
+                NextBatch::Bad(what) => return Err(Error::corrupt(path, at.byte, what)),
             }
         }
         if limit.is_some_and(|limit| at.offset != limit) {
@@ -458,7 +462,7 @@ pub(crate) fn walk(
 }
 
 /// Returns the newest complete backup of this lineage in a folder of backups.
-pub fn newest_in(parent: &Path, lineage: Lineage) -> Option<(PathBuf, Backup)> {
+pub fn newest_backup_in(parent: &Path, lineage: Lineage) -> Option<(PathBuf, Backup)> {
     let found = backups_in(parent).into_iter().filter(|(_, backup)| backup.lineage == lineage);
     found.max_by_key(|(_, backup)| backup.made_ms)
 }
@@ -498,7 +502,7 @@ pub fn sweep(parent: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn opened(folder: &Path) -> Result<Arc<dyn Disk>> {
+pub(crate) fn open_disk(folder: &Path) -> Result<Arc<dyn Disk>> {
     if !folder.is_dir() {
         return Err(Error::Refused(format!("{} is not a folder", folder.display())));
     }

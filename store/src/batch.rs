@@ -113,14 +113,14 @@ impl BatchHead {
 
 /// Location of a batch; its checksums cover the location.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct BatchLocation {
     pub(crate) lineage: Lineage,
     pub(crate) segment: u64,
     pub(crate) byte: u64,
     pub(crate) offset: u64,
 }
 
-impl Place {
+impl BatchLocation {
     fn chain(&self, head: &[u8], body: &[u8]) -> u32 {
         Check::new()
             .bytes(&self.lineage.0)
@@ -143,7 +143,12 @@ impl Place {
 
 /// Appends the batch to `out` and returns its chain value. Computes `body_bytes` and `chain`, and
 /// ignores the values in `head`.
-pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body: &[u8]) -> u32 {
+pub(crate) fn put_batch(
+    out: &mut Vec<u8>,
+    place: &BatchLocation,
+    head: &BatchHead,
+    body: &[u8],
+) -> u32 {
     assert!(body.len() <= MAX_BODY_BYTES, "a batch of {} bytes", body.len());
     let mut bytes = [0; BATCH_HEAD_BYTES];
     bytes[0..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -164,7 +169,7 @@ pub(crate) fn put_batch(out: &mut Vec<u8>, place: &Place, head: &BatchHead, body
 /// Decodes a head. Returns `None` if `check` does not match the location or the body is too long.
 ///
 /// Panics if `bytes` is shorter than [`BATCH_HEAD_BYTES`].
-pub(crate) fn read_head(bytes: &[u8], place: &Place) -> Option<BatchHead> {
+pub(crate) fn read_head(bytes: &[u8], place: &BatchLocation) -> Option<BatchHead> {
     if place.check(bytes) != u32_at(bytes, 36) {
         return None;
     }
@@ -186,7 +191,7 @@ pub(crate) fn fields(bytes: &[u8]) -> BatchHead {
 }
 
 /// Whether the body matches the chain value in the encoded head.
-pub(crate) fn body_matches(head_bytes: &[u8], body: &[u8], place: &Place) -> bool {
+pub(crate) fn body_matches(head_bytes: &[u8], body: &[u8], place: &BatchLocation) -> bool {
     place.chain(head_bytes, body) == u32_at(head_bytes, 32)
 }
 
@@ -194,8 +199,8 @@ pub(crate) fn body_matches(head_bytes: &[u8], body: &[u8], place: &Place) -> boo
 mod tests {
     use super::*;
 
-    fn place(byte: u64) -> Place {
-        Place { lineage: Lineage([3; 16]), segment: 5, byte, offset: 1000 + byte }
+    fn place(byte: u64) -> BatchLocation {
+        BatchLocation { lineage: Lineage([3; 16]), segment: 5, byte, offset: 1000 + byte }
     }
 
     #[test]

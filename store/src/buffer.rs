@@ -1,7 +1,7 @@
 //! Shrinks reusable buffers after a burst.
 
 /// Capacity in bytes up to which buffers never shrink.
-const KEPT_BYTES: usize = 256 << 10;
+const MIN_CAPACITY_BYTES: usize = 256 << 10;
 
 /// Empties a buffer. Shrinks it if its capacity is large and less than a quarter of it was used.
 ///
@@ -10,8 +10,8 @@ const KEPT_BYTES: usize = 256 << 10;
 pub fn clear<T>(buffer: &mut Vec<T>) {
     let (used, has) = (buffer.len() * size_of::<T>(), buffer.capacity() * size_of::<T>());
     buffer.clear();
-    if has > KEPT_BYTES && used < has / 4 {
-        buffer.shrink_to(KEPT_BYTES / size_of::<T>());
+    if has > MIN_CAPACITY_BYTES && used < has / 4 {
+        buffer.shrink_to(MIN_CAPACITY_BYTES / size_of::<T>());
     }
 }
 
@@ -32,7 +32,7 @@ mod tests {
         }
         buffer.push(1);
         clear(&mut buffer);
-        assert!(buffer.is_empty() && buffer.capacity() <= KEPT_BYTES / 8);
+        assert!(buffer.is_empty() && buffer.capacity() <= MIN_CAPACITY_BYTES / 8);
         buffer.extend(0..1000);
         clear(&mut buffer);
         assert!(buffer.capacity() >= 1000);

@@ -19,8 +19,8 @@ use crate::frame::Check;
 use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
 use crate::record::Records;
 use crate::replay::{
-    BatchReader, Found, Path, Reader, find_path, read_segment_head, replay, segment_numbers,
-    segments_back,
+    BatchReader, NextBatch, Path, ReplayMode, find_path, read_segment_head, replay,
+    segment_numbers, segments_back,
 };
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name, read_small};
@@ -34,7 +34,7 @@ pub enum Severity {
     /// A deviation without data loss. The next startup corrects it.
     Note,
     /// The system refused a read, so the contents are unknown.
-    Unread,
+    NotRead,
     /// Damage. The next startup will fail.
     Damage,
 }
@@ -74,13 +74,13 @@ impl Report {
     }
 
     fn error(&mut self, file: &str, error: &Error) {
-        let severity = if error.is_transient() { Severity::Unread } else { Severity::Damage };
+        let severity = if error.is_transient() { Severity::NotRead } else { Severity::Damage };
         self.add(severity, file, format!("{error}. {}", error.advice()));
     }
 }
 
 /// Maximum number of attempts if a server publishes manifests during the check.
-const LOOKS: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 /// Verifies a data folder. A server may use the folder concurrently. The check then ends at some
 /// recent end of the log.
@@ -89,16 +89,16 @@ pub fn check(disk: &dyn Disk) -> Result<Report> {
     let mut looks = 0;
     loop {
         let before = number();
-        let report = look(disk)?;
+        let report = check_once(disk)?;
         looks += 1;
         // The server may have legitimately removed files of the older manifest.
-        if report.severity() < Severity::Unread || number() == before || looks == LOOKS {
+        if report.severity() < Severity::NotRead || number() == before || looks == MAX_ATTEMPTS {
             return Ok(report);
         }
     }
 }
 
-fn look(disk: &dyn Disk) -> Result<Report> {
+fn check_once(disk: &dyn Disk) -> Result<Report> {
     let mut report = Report::default();
     let pending = pending(disk)?;
     let disk: &dyn Disk = match &pending {
@@ -181,16 +181,16 @@ fn check_file(disk: &dyn Disk, file: &FileEntry, lineage: Lineage, report: &mut 
 }
 
 /// Maximum number of damaged parts of one file to report individually.
-const MOST_NAMED: usize = 16;
+const MAX_REPORTED_PARTS: usize = 16;
 
 /// Reads a whole cold file and reports its damage. Returns the number of rows or pages, and the
 /// unit, if the file is intact.
 fn scrub_all(scrub: Scrub, name: &str, report: &mut Report) -> Option<(u64, &'static str)> {
     let mut found = Vec::new();
     let has = scrub.run(&mut found);
-    found.iter().take(MOST_NAMED).for_each(|damage| report.error(name, &damage.error));
-    if found.len() > MOST_NAMED {
-        let text = format!("and {} more damaged parts", found.len() - MOST_NAMED);
+    found.iter().take(MAX_REPORTED_PARTS).for_each(|damage| report.error(name, &damage.error));
+    if found.len() > MAX_REPORTED_PARTS {
+        let text = format!("and {} more damaged parts", found.len() - MAX_REPORTED_PARTS);
         report.add(Severity::Damage, name, text);
     }
     found.is_empty().then_some(has)
@@ -295,7 +295,7 @@ fn check_log(disk: &dyn Disk, manifest: &Manifest, report: &mut Report) {
             Err(format!("the batch header counts {} records, the batch contains {n}", head.records))
         }
     };
-    match replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ()) {
+    match replay(disk, &path, manifest.replay, ReplayMode::Check, &mut apply, &mut |_| ()) {
         Ok(end) => {
             report.bytes += end.bytes;
             report.batches += end.batches;
@@ -374,11 +374,11 @@ fn check_segment_alone(disk: &dyn Disk, number: u64, report: &mut Report) -> Res
     let mut reader = BatchReader::new(file, disk.path(&name), head, None)?;
     loop {
         match reader.next()? {
-            Found::Batch(batch) => report.bytes += batch.bytes(),
-            Found::End => {
+            NextBatch::Batch(batch) => report.bytes += batch.bytes(),
+            NextBatch::End => {
                 return Ok(format!("offsets {} to {}", head.base, reader.position().offset));
             }
-            Found::Bad(what) => {
+            NextBatch::Bad(what) => {
                 let byte = reader.position().byte;
                 if let Some(proof) = reader.proof_of_damage()? {
                     let what = format!(
@@ -419,9 +419,9 @@ fn check_kept(
         let mut wrong = None;
         while reader.position().offset < end && wrong.is_none() {
             match reader.next()? {
-                Found::Batch(batch) => report.bytes += batch.bytes(),
-                Found::End => wrong = Some("the file ends too early"),
-                Found::Bad(what) => wrong = Some(what),
+                NextBatch::Batch(batch) => report.bytes += batch.bytes(),
+                NextBatch::End => wrong = Some("the file ends too early"),
+                NextBatch::Bad(what) => wrong = Some(what),
             }
         }
         let at = reader.position();
@@ -517,7 +517,7 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
     loop {
         let at = reader.position();
         match reader.next()? {
-            Found::Batch(batch) => {
+            NextBatch::Batch(batch) => {
                 let kind = if batch.is_seal() { "seal" } else { "batch" };
                 text.line(&format!(
                     "byte {} offset {} {kind} {} records {} bytes {} time {} unsynced {} chain \
@@ -544,8 +544,8 @@ fn dump_segment(disk: &dyn Disk, number: u64, text: &mut Dump<'_>) -> Result<()>
                     text.line(&line)?;
                 }
             }
-            Found::End => return text.line(&format!("byte {} end", at.byte)),
-            Found::Bad(what) => {
+            NextBatch::End => return text.line(&format!("byte {} end", at.byte)),
+            NextBatch::Bad(what) => {
                 let rest = reader.size().saturating_sub(at.byte);
                 let verdict = match reader.proof_of_damage()? {
                     Some(proof) => format!(
@@ -660,6 +660,6 @@ pub fn peek(disk: &dyn Disk, kind: u8, each: &mut dyn FnMut(&[u8])) -> Result<()
         }
         Ok(())
     };
-    replay(disk, &path, manifest.replay, Reader::Check, &mut apply, &mut |_| ())?;
+    replay(disk, &path, manifest.replay, ReplayMode::Check, &mut apply, &mut |_| ())?;
     Ok(())
 }

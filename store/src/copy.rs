@@ -8,9 +8,9 @@ use crate::disk::{Disk, DiskFile, read_full_at, write_all_at};
 use crate::error::{Error, Result};
 
 /// Size of a read and write in bytes.
-const PIECE: usize = 1 << 20;
+const COPY_BYTES: usize = 1 << 20;
 /// Bytes between two syncs.
-const SYNC_EVERY: u64 = 8 << 20;
+const SYNC_INTERVAL_BYTES: u64 = 8 << 20;
 
 /// Copies the first `bytes` of a file to a new file in another folder. Returns the CRC-32C.
 ///
@@ -41,7 +41,7 @@ pub(crate) fn append(
     let source = from.path(name);
     let file = from.open(name).map_err(|e| Error::io(&source, "opening", e))?;
     let (mut at, mut synced, mut check) = (part.start, part.start, 0);
-    let mut piece = vec![0; PIECE.min((part.end - part.start).max(1) as usize)];
+    let mut piece = vec![0; COPY_BYTES.min((part.end - part.start).max(1) as usize)];
     while at < part.end {
         let want = piece.len().min((part.end - at) as usize);
         let n = read_full_at(&*file, &mut piece[..want], at)
@@ -52,7 +52,7 @@ pub(crate) fn append(
         write_all_at(to, &piece[..n], at).map_err(|e| Error::io(path, "writing", e))?;
         check = crc32c::crc32c_append(check, &piece[..n]);
         at += n as u64;
-        if at - synced >= SYNC_EVERY {
+        if at - synced >= SYNC_INTERVAL_BYTES {
             to.sync().map_err(|e| Error::io(path, "syncing", e))?;
             synced = at;
         }
@@ -82,7 +82,7 @@ pub(crate) fn check_of(
         return Err(Error::corrupt(path, size.min(bytes), what));
     }
     let (mut at, mut check) = (0, 0);
-    let mut piece = vec![0; PIECE.min(bytes.max(1) as usize)];
+    let mut piece = vec![0; COPY_BYTES.min(bytes.max(1) as usize)];
     while at < bytes {
         let want = piece.len().min((bytes - at) as usize);
         let n = read_full_at(&*file, &mut piece[..want], at)

@@ -120,7 +120,7 @@ impl Error {
 
     /// Returns [`Error::advice`] for operations outside the data folder of a running server:
     /// backups and restores.
-    pub fn advice_beside(&self) -> &'static str {
+    pub fn advice_outside_data_folder(&self) -> &'static str {
         match self {
             Error::Full { .. } => "Free disk space, then try again.",
             Error::Io { source, .. }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::batch::{BatchHead, Lineage, Place, put_batch};
+use crate::batch::{BatchHead, BatchLocation, Lineage, put_batch};
 use crate::check::{check, dump};
 use crate::cold::{
     BLOCK_BYTES, ColdFile, ColdWriter, MAX_COLUMNS, PageFile, PageWriter, cold_name,
@@ -117,8 +117,12 @@ pub fn log(input: &[u8]) {
             }
             let body = input.bytes();
             let sequence = at.sequence.wrapping_add(1);
-            let place =
-                Place { lineage: LINEAGE, segment: head.segment, byte: at.byte, offset: at.offset };
+            let place = BatchLocation {
+                lineage: LINEAGE,
+                segment: head.segment,
+                byte: at.byte,
+                offset: at.offset,
+            };
             let named = BatchHead {
                 body_bytes: 0,
                 records: input.number(Records::new(body).count() as u64) as u32,

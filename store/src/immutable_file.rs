@@ -14,25 +14,25 @@ use crate::frame::u32_at;
 use crate::manifest::{FileEntry, Role, Tag};
 
 /// Bytes between two syncs of a file. Limits the dirty data that can delay a sync of the log.
-const SYNC_EVERY: u64 = 2 << 20;
+const SYNC_INTERVAL_BYTES: u64 = 2 << 20;
 
 /// Size of a write in bytes.
-const PIECE: usize = 1 << 20;
+const WRITE_BYTES: usize = 1 << 20;
 
 /// Write buffer, aligned for direct I/O.
-struct Piece {
+struct AlignedBuffer {
     /// Never reallocated, so the alignment is stable.
     memory: Vec<u8>,
     /// Index of the first aligned byte in `memory`.
     start: usize,
 }
 
-impl Piece {
-    fn new() -> Piece {
-        let mut memory: Vec<u8> = Vec::with_capacity(PIECE + BLOCK);
+impl AlignedBuffer {
+    fn new() -> AlignedBuffer {
+        let mut memory: Vec<u8> = Vec::with_capacity(WRITE_BYTES + BLOCK);
         let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
         memory.resize(start, 0);
-        Piece { memory, start }
+        AlignedBuffer { memory, start }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -41,13 +41,13 @@ impl Piece {
 
     /// Appends as many bytes as fit. Returns the remaining bytes.
     fn take<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
-        let (taken, rest) = bytes.split_at(bytes.len().min(PIECE - self.bytes().len()));
+        let (taken, rest) = bytes.split_at(bytes.len().min(WRITE_BYTES - self.bytes().len()));
         self.memory.extend_from_slice(taken);
         rest
     }
 
     fn is_full(&self) -> bool {
-        self.bytes().len() == PIECE
+        self.bytes().len() == WRITE_BYTES
     }
 
     fn clear(&mut self) {
@@ -95,7 +95,7 @@ pub(crate) struct Draft {
     written: u64,
     synced: u64,
     /// Bytes to write next.
-    piece: Piece,
+    buffer: AlignedBuffer,
     body_check: u32,
 }
 
@@ -113,7 +113,7 @@ impl Draft {
             head_bytes: head_bytes as u64,
             written: 0,
             synced: 0,
-            piece: Piece::new(),
+            buffer: AlignedBuffer::new(),
             body_check: 0,
         };
         // Zeros reserve space for the head and mark the file as unfinished.
@@ -131,7 +131,7 @@ impl Draft {
     fn attempt(
         &mut self,
         doing: &'static str,
-        act: impl FnOnce(&dyn DiskFile, &Piece) -> std::io::Result<()>,
+        act: impl FnOnce(&dyn DiskFile, &AlignedBuffer) -> std::io::Result<()>,
     ) -> Result<()> {
         let path = self.disk.path(&self.temporary());
         let Some(file) = self.file.take() else {
@@ -141,7 +141,7 @@ impl Draft {
                 std::io::Error::other("an earlier operation on this file failed"),
             ));
         };
-        match act(&*file, &self.piece) {
+        match act(&*file, &self.buffer) {
             Ok(()) => {
                 self.file = Some(file);
                 Ok(())
@@ -162,19 +162,19 @@ impl Draft {
 
     fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            bytes = self.piece.take(bytes);
-            if self.piece.is_full() {
-                self.write_piece()?;
+            bytes = self.buffer.take(bytes);
+            if self.buffer.is_full() {
+                self.write_buffer()?;
             }
         }
         Ok(())
     }
 
-    fn write_piece(&mut self) -> Result<()> {
+    fn write_buffer(&mut self) -> Result<()> {
         let at = self.written;
-        self.attempt("writing", |file, piece| write_all_at(file, piece.bytes(), at))?;
+        self.attempt("writing", |file, buffer| write_all_at(file, buffer.bytes(), at))?;
         self.written = self.bytes();
-        self.piece.clear();
+        self.buffer.clear();
         Ok(())
     }
 
@@ -192,9 +192,9 @@ impl Draft {
         Ok(())
     }
 
-    /// Syncs the file if at least `SYNC_EVERY` bytes are unsynced.
+    /// Syncs the file if at least `SYNC_INTERVAL_BYTES` bytes are unsynced.
     pub(crate) fn sync_if_much(&mut self) -> Result<()> {
-        if self.written - self.synced >= SYNC_EVERY {
+        if self.written - self.synced >= SYNC_INTERVAL_BYTES {
             self.attempt("syncing", |file, _| file.sync())?;
             self.synced = self.written;
         }
@@ -203,7 +203,7 @@ impl Draft {
 
     /// Returns the number of bytes so far, including the head.
     pub(crate) fn bytes(&self) -> u64 {
-        self.written + self.piece.bytes().len() as u64
+        self.written + self.buffer.bytes().len() as u64
     }
 
     pub(crate) fn body_bytes(&self) -> u64 {
@@ -222,7 +222,7 @@ impl Draft {
     /// Writes the head, syncs the file and renames it to its final name. Does not sync the folder.
     pub(crate) fn publish(mut self, head: &[u8], role: Role, tag: Tag) -> Result<FileEntry> {
         let bytes = self.bytes();
-        self.write_piece()?;
+        self.write_buffer()?;
         self.attempt("finishing", |file, _| {
             write_all_at(file, head, 0).and_then(|()| file.sync())
         })?;
@@ -251,7 +251,7 @@ impl Drop for Draft {
 }
 
 /// An open file and the bytes of its head.
-pub(crate) struct Opened {
+pub(crate) struct OpenedFile {
     pub(crate) file: Box<dyn DiskFile>,
     pub(crate) path: PathBuf,
     pub(crate) size: u64,
@@ -267,7 +267,7 @@ pub(crate) fn open<H, W: Into<String>>(
     (magic, newest): (&[u8; 8], u32),
     head_bytes: usize,
     decode: impl FnOnce(&[u8]) -> std::result::Result<H, (u64, W)>,
-) -> Result<(Opened, H)> {
+) -> Result<(OpenedFile, H)> {
     let path = disk.path(name);
     let file = match disk.open(name) {
         Ok(file) => file,
@@ -287,7 +287,7 @@ pub(crate) fn open<H, W: Into<String>>(
     if version != newest {
         return Err(Error::corrupt(path, 8, "unknown format version"));
     }
-    Ok((Opened { file, path, size, head }, decoded))
+    Ok((OpenedFile { file, path, size, head }, decoded))
 }
 
 #[cfg(test)]
@@ -300,26 +300,29 @@ mod tests {
         // tmpfs has different rules for direct I/O.
         for folder in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
             let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path()).unwrap());
-            let sizes = [0, 1, BLOCK, PIECE, PIECE + 1, 3 * PIECE].into_iter();
+            let sizes = [0, 1, BLOCK, WRITE_BYTES, WRITE_BYTES + 1, 3 * WRITE_BYTES].into_iter();
             for (number, size) in sizes
-                .flat_map(|n| [n.saturating_sub(HEAD + 1), n.saturating_sub(HEAD), n])
+                .flat_map(|n| {
+                    [n.saturating_sub(HEADER_BYTES + 1), n.saturating_sub(HEADER_BYTES), n]
+                })
                 .enumerate()
             {
                 let body: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
                 let name = format!("file-{number}");
-                let mut draft = Draft::create(disk.clone(), name.clone(), HEAD).unwrap();
-                let place = draft.piece.bytes().as_ptr();
+                let mut draft = Draft::create(disk.clone(), name.clone(), HEADER_BYTES).unwrap();
+                let place = draft.buffer.bytes().as_ptr();
                 assert!(place.addr().is_multiple_of(BLOCK));
                 for some in body.chunks(300_007) {
                     draft.put(some).unwrap();
                     draft.sync_if_much().unwrap();
-                    assert_eq!(draft.piece.bytes().as_ptr(), place);
+                    assert_eq!(draft.buffer.bytes().as_ptr(), place);
                 }
                 assert_eq!(draft.body_bytes(), size as u64);
-                let entry = draft.publish(&[7; HEAD], Role::Snapshot, Tag::default()).unwrap();
+                let entry =
+                    draft.publish(&[7; HEADER_BYTES], Role::Snapshot, Tag::default()).unwrap();
                 let file = std::fs::read(disk.path(&name)).unwrap();
                 assert!(
-                    file[..HEAD] == [7; HEAD] && file[HEAD..] == body,
+                    file[..HEADER_BYTES] == [7; HEADER_BYTES] && file[HEADER_BYTES..] == body,
                     "a body of {size} bytes"
                 );
                 assert_eq!((entry.bytes, entry.check), (file.len() as u64, crc32c::crc32c(&file)));
@@ -327,5 +330,5 @@ mod tests {
         }
     }
 
-    const HEAD: usize = 88;
+    const HEADER_BYTES: usize = 88;
 }

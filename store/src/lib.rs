@@ -78,7 +78,7 @@
 //!     committer.stop();
 //!     let (log, last) = thread.join().expect("the commit thread does not panic");
 //!     last?;
-//!     store.note_durable(&log)
+//!     store.record_durable(&log)
 //! })
 //! # }
 //! ```
@@ -120,8 +120,8 @@ pub mod time;
 
 pub use archive::{ARCHIVE, Archive};
 pub use backup::{
-    BACKUP_VERSION, Backup, BackupFile, BackupProgress, back_up, backups_in, newest_in, remove,
-    sweep,
+    BACKUP_VERSION, Backup, BackupFile, BackupProgress, back_up, backups_in, newest_backup_in,
+    remove, sweep,
 };
 pub use batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, MAX_BODY_BYTES};
 pub use check::{Finding, Report, Severity, check, dump, lineage_of, peek};
@@ -130,8 +130,8 @@ pub use cold::{
     MAX_BLOCK_ROWS, MAX_COLUMNS, PageFile, PageWriter, Scrub, bits,
 };
 pub use commit::{
-    CommitOptions, CommitStats, Committed, Committer, Exclusive, Health, Reserved, Rounds, Source,
-    SyncPolicy, Ticket, WriteGuard,
+    BatchReservation, CommitOptions, CommitStats, Committed, Committer, Exclusive, Health,
+    LoggedState, Rounds, SyncPolicy, Ticket, WriteGuard,
 };
 pub use disk::{
     Disk, DiskFile, LOCK, RealDisk, TEMPORARY, create_folder, read_full_at, write_all_at,
@@ -144,8 +144,8 @@ pub use manifest::{
 };
 pub use record::{Batch, Record, Records};
 pub use replay::{ApplyBatch, End, segments_back};
-pub use replica_log::FollowLog;
-pub use restore::{Plan, Until, plan, restore};
+pub use replica_log::ReplicaLog;
+pub use restore::{RestorePlan, RestoreTarget, plan, restore};
 pub use rewrite::NewFiles;
 pub use segment::{
     BadHead, LOG_VERSION, SEGMENT_HEAD_BYTES, SegmentHead, SegmentName, parse_segment_name,
@@ -153,10 +153,10 @@ pub use segment::{
 };
 pub use sim::{Faults, SimDisk};
 pub use snapshot::{
-    FileWriter, MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotHead, SnapshotReader, read_small,
-    row_hint,
+    MAX_CHUNK_BYTES, SNAPSHOT_VERSION, SnapshotFileWriter, SnapshotHead, SnapshotReader,
+    read_small, row_hint,
 };
 pub use snapshot_writer::SnapshotWriter;
-pub use staging::{Fetched, LOOK_BYTES, STAGED, Staging};
+pub use staging::{STAGED_PREFIX, Staging, VERIFY_BYTES_PER_CALL, VerifiedFile};
 pub use store::{Pin, Progress, Store, StoreOptions};
-pub use tail::{Absent, Step, Tail};
+pub use tail::{PositionMissing, Step, Tail};

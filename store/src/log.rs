@@ -113,7 +113,7 @@ pub struct LogStats {
 
 /// Result of recovery: the position and the metadata to continue the log with.
 #[derive(Debug)]
-pub(crate) struct Resume {
+pub(crate) struct LogResume {
     pub(crate) lineage: Lineage,
     pub(crate) term: u64,
     /// Position after the last valid batch.
@@ -144,7 +144,7 @@ pub struct Log {
     sealed: bool,
     /// Whether a failed append was truncated. A power cut may restore those bytes, so the next
     /// segment must have the void flag.
-    scarred: bool,
+    was_truncated: bool,
     /// Whether `durable` is in an existing segment. False until a new lineage has its first
     /// segment.
     has_segment: bool,
@@ -152,8 +152,12 @@ pub struct Log {
 }
 
 impl Log {
-    pub(crate) fn resume(disk: Arc<dyn Disk>, options: LogOptions, found: Resume) -> Result<Log> {
-        let Resume { lineage, term, end, next_segment, is_first, void } = found;
+    pub(crate) fn resume(
+        disk: Arc<dyn Disk>,
+        options: LogOptions,
+        found: LogResume,
+    ) -> Result<Log> {
+        let LogResume { lineage, term, end, next_segment, is_first, void } = found;
         let placeholder = SegmentHead {
             void: false,
             lineage,
@@ -177,7 +181,7 @@ impl Log {
             next_segment,
             frame: Vec::new(),
             sealed: true,
-            scarred: false,
+            was_truncated: false,
             has_segment: !is_first,
             stats: LogStats::default(),
         };
@@ -341,7 +345,7 @@ impl Log {
             Err(error) => {
                 // L4: truncate the partial batch to free its space. Recovery would treat it as a
                 // torn tail.
-                self.scarred = true;
+                self.was_truncated = true;
                 let cut = self.file.as_ref().is_some_and(|f| f.set_size(self.written.byte).is_ok());
                 if !cut || !matches!(error, Error::Full { .. }) {
                     self.stats.failures += u64::from(!matches!(error, Error::Full { .. }));
@@ -386,7 +390,7 @@ impl Log {
         // name.
         self.next_segment += 1;
         let head = SegmentHead {
-            void: void || self.scarred || segment != previous + 1,
+            void: void || self.was_truncated || segment != previous + 1,
             lineage: self.lineage,
             segment,
             previous,
@@ -399,7 +403,7 @@ impl Log {
         // which would end the log at its base.
         self.file = None;
         self.file = Some(create_segment(&*self.disk, &head)?);
-        self.scarred = false;
+        self.was_truncated = false;
         self.has_segment = true;
         self.head = head;
         self.written = Position { segment, byte: SEGMENT_HEAD_BYTES, ..start };

@@ -32,7 +32,7 @@ use crate::segment::{
 };
 
 /// Read size in bytes. Larger batches enlarge the buffer up to their limit.
-const CHUNK: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// Segments that recovery reads, oldest first, and the other segments in the folder.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ pub(crate) fn find_path(
             continue;
         }
         if at_rest && wanted.is_none() {
-            settle(disk, number)?;
+            reload_from_device(disk, number)?;
         }
         match read_segment_head(disk, number)? {
             Ok(head) => {
@@ -258,7 +258,7 @@ pub fn segments_back(disk: &dyn Disk, newest: u64, most: usize) -> Result<Vec<Se
 /// This happens if its sync failed and the process died before it could remove the file. If the log
 /// continued after such a header, both could be lost. Older segments are safe, because they were
 /// durable before their successor was created.
-fn settle(disk: &dyn Disk, number: u64) -> Result<()> {
+fn reload_from_device(disk: &dyn Disk, number: u64) -> Result<()> {
     let name = segment_name(number);
     let path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&path, "opening", e))?;
@@ -287,7 +287,7 @@ fn holds_a_batch(disk: &dyn Disk, lineage: Lineage, number: u64) -> Result<bool>
 
 /// Result of [`BatchReader::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum NextBatch {
     /// A valid batch; [`BatchReader::body`] returns its records.
     Batch(BatchHead),
     End,
@@ -363,35 +363,35 @@ impl BatchReader {
         &self.buffer[self.batch.0..self.batch.1]
     }
 
-    pub(crate) fn next(&mut self) -> Result<Found> {
+    pub(crate) fn next(&mut self) -> Result<NextBatch> {
         let byte = self.at.byte;
         if byte >= self.size {
             return Ok(if byte == self.size {
-                Found::End
+                NextBatch::End
             } else {
-                Found::Bad("the file ends before this position")
+                NextBatch::Bad("the file ends before this position")
             });
         }
         let Some(start) = self.fill(byte, BATCH_HEAD_BYTES)? else {
-            return Ok(Found::Bad("the file ends inside a batch header"));
+            return Ok(NextBatch::Bad("the file ends inside a batch header"));
         };
         let place = self.head.place(byte);
         let Some(head) = read_head(&self.buffer[start..], &place) else {
-            return Ok(Found::Bad("checksum mismatch of a batch header"));
+            return Ok(NextBatch::Bad("checksum mismatch of a batch header"));
         };
         if head.previous != self.at.chain {
-            return Ok(Found::Bad("a batch does not follow the one before it"));
+            return Ok(NextBatch::Bad("a batch does not follow the one before it"));
         }
         if Some(head.sequence) != self.at.sequence.checked_add(1) {
-            return Ok(Found::Bad("a gap in the sequence numbers of batches"));
+            return Ok(NextBatch::Bad("a gap in the sequence numbers of batches"));
         }
         let Some(start) = self.fill(byte, head.bytes() as usize)? else {
-            return Ok(Found::Bad("the file ends inside a batch"));
+            return Ok(NextBatch::Bad("the file ends inside a batch"));
         };
         let end = start + head.bytes() as usize;
         if !body_matches(&self.buffer[start..], &self.buffer[start + BATCH_HEAD_BYTES..end], &place)
         {
-            return Ok(Found::Bad("checksum mismatch of a batch"));
+            return Ok(NextBatch::Bad("checksum mismatch of a batch"));
         }
         self.batch = (start, end);
         self.at = Position {
@@ -401,7 +401,7 @@ impl BatchReader {
             sequence: head.sequence,
             chain: head.chain,
         };
-        Ok(Found::Batch(head))
+        Ok(NextBatch::Batch(head))
     }
 
     /// Loads `need` bytes at file offset `byte`. Returns their index in the buffer, or `None` if
@@ -419,7 +419,7 @@ impl BatchReader {
         let from = self.buffer.len() - kept;
         self.buffer.copy_within(from.., 0);
         self.buffer.truncate(kept);
-        let want = need.max(CHUNK).min((self.size - byte) as usize);
+        let want = need.max(READ_BYTES).min((self.size - byte) as usize);
         self.buffer.resize(want, 0);
         self.buffer_at = byte;
         let n = read_full_at(&*self.file, &mut self.buffer[kept..], byte + kept as u64)
@@ -444,8 +444,8 @@ impl BatchReader {
         Ok(None)
     }
 
-    /// Searches for proof of damage after [`Found::Bad`] in the newest segment. Returns the offset
-    /// of a later batch that was written after the bad bytes were durable.
+    /// Searches for proof of damage after [`NextBatch::Bad`] in the newest segment. Returns the
+    /// offset of a later batch that was written after the bad bytes were durable.
     pub(crate) fn proof_of_damage(&mut self) -> Result<Option<u64>> {
         let bad = self.at;
         if bad.byte >= self.size {
@@ -482,7 +482,7 @@ pub struct End {
 
 /// Purpose of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reader {
+pub(crate) enum ReplayMode {
     /// Startup of a node with its own log.
     Owner,
     /// Startup of a replica. The `unsynced` fields describe the master's disk, so every invalid
@@ -496,7 +496,7 @@ pub(crate) fn replay(
     disk: &dyn Disk,
     path: &Path,
     start: Position,
-    reader_is: Reader,
+    reader_is: ReplayMode,
     apply: &mut ApplyBatch<'_>,
     progress: &mut dyn FnMut(Position),
 ) -> Result<End> {
@@ -528,12 +528,12 @@ fn open_segment(
     next: Option<&SegmentHead>,
     (number, start): (usize, Position),
     at: Position,
-    reader_is: Reader,
+    reader_is: ReplayMode,
 ) -> Result<BatchReader> {
     let name = segment_name(head.segment);
     let file_path = disk.path(&name);
     let file = disk.open(&name).map_err(|e| Error::io(&file_path, "opening", e))?;
-    if next.is_none() && reader_is != Reader::Check {
+    if next.is_none() && reader_is != ReplayMode::Check {
         // The page cache may contain bytes of the newest file that an earlier process failed to
         // sync.
         file.sync().map_err(|e| Error::io(&file_path, "syncing", e))?;
@@ -572,7 +572,7 @@ fn open_segment(
 fn read_segment(
     reader: &mut BatchReader,
     next: Option<&SegmentHead>,
-    reader_is: Reader,
+    reader_is: ReplayMode,
     end: &mut End,
     apply: &mut ApplyBatch<'_>,
     progress: &mut dyn FnMut(Position),
@@ -584,33 +584,35 @@ fn read_segment(
         }
         let at = reader.position();
         let what = match reader.next()? {
-            Found::Batch(_) if next.is_some_and(|next| reader.position().offset > next.base) => {
+            NextBatch::Batch(_)
+                if next.is_some_and(|next| reader.position().offset > next.base) =>
+            {
                 "a batch crosses the start of the next segment".to_owned()
             }
-            Found::Batch(batch) => {
+            NextBatch::Batch(batch) => {
                 apply(&batch, reader.body())
                     .map_err(|what| Error::corrupt(reader.path(), at.byte, what))?;
                 end.batches += 1;
                 end.records += u64::from(batch.records);
                 end.bytes += batch.bytes();
-                if reader.position().byte - reported >= CHUNK as u64 {
+                if reader.position().byte - reported >= READ_BYTES as u64 {
                     reported = reader.position().byte;
                     progress(reader.position());
                 }
                 continue;
             }
-            Found::End => match next {
+            NextBatch::End => match next {
                 None => return Ok(()),
                 Some(next) => format!(
                     "it ends at offset {}, but the next segment starts at {}",
                     at.offset, next.base
                 ),
             },
-            Found::Bad(what) if next.is_some() => what.to_owned(),
-            Found::Bad(what) => {
+            NextBatch::Bad(what) if next.is_some() => what.to_owned(),
+            NextBatch::Bad(what) => {
                 let proof = match reader_is {
-                    Reader::Follower => None,
-                    Reader::Owner | Reader::Check => reader.proof_of_damage()?,
+                    ReplayMode::Follower => None,
+                    ReplayMode::Owner | ReplayMode::Check => reader.proof_of_damage()?,
                 };
                 let Some(proof) = proof else {
                     end.torn_bytes = reader.size().saturating_sub(at.byte);

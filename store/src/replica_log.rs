@@ -9,12 +9,12 @@
 //!   again. It never writes them to another segment, unlike a master (`log.rs`, L3). It truncates
 //!   and syncs the file before it writes to it again. Truncation needs no space, so a full disk
 //!   loses no durable data. If a power cut undoes the truncation, the result is a torn tail (F3). A
-//!   node that has already applied the lost batches must reload its data: [`FollowLog::secure`]
-//!   fails.
+//!   node that has already applied the lost batches must reload its data:
+//!   [`ReplicaLog::sync_and_truncate`] fails.
 //! - **F3** The next startup also truncates a torn tail, even if valid batches follow. The master
 //!   still has those bytes.
 //!
-//! A promotion calls [`FollowLog::into_log`]. The next segment has a higher term and is the first
+//! A promotion calls [`ReplicaLog::into_log`]. The next segment has a higher term and is the first
 //! one that the node writes as a master.
 
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use std::sync::Arc;
 use crate::batch::{BATCH_HEAD_BYTES, BatchHead, Lineage, body_matches, read_head};
 use crate::disk::{Disk, DiskFile, replace, write_all_at};
 use crate::error::{Error, Result};
-use crate::log::{Log, LogOptions, Position, Resume};
-use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
+use crate::log::{Log, LogOptions, LogResume, Position};
+use crate::replay::{BatchReader, NextBatch, read_segment_head, segment_numbers};
 use crate::segment::{MAX_NUMBER, SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
 /// Writer of a replica's log, owned by one thread.
 #[derive(Debug)]
-pub struct FollowLog {
+pub struct ReplicaLog {
     disk: Arc<dyn Disk>,
     lineage: Lineage,
     /// Newest segment; `None` before the first segment arrives.
@@ -41,9 +41,9 @@ pub struct FollowLog {
     staged: bool,
 }
 
-impl FollowLog {
+impl ReplicaLog {
     /// Opens the log at `end`, the last known good position, and removes everything after it.
-    pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<FollowLog> {
+    pub fn open(disk: Arc<dyn Disk>, lineage: Lineage, end: Position) -> Result<ReplicaLog> {
         let numbers = segment_numbers(&*disk)?;
         let newest = match numbers.contains(&end.segment) {
             false if numbers.iter().all(|&n| n > end.segment) => None,
@@ -69,7 +69,7 @@ impl FollowLog {
             disk.remove(&name).map_err(|e| Error::io(disk.path(&name), "removing", e))?;
         }
         disk.sync_dir().map_err(|e| Error::io(disk.path(""), "syncing the folder", e))?;
-        Ok(FollowLog {
+        Ok(ReplicaLog {
             disk,
             lineage,
             newest,
@@ -81,8 +81,8 @@ impl FollowLog {
     }
 
     /// Opens an empty log for a full sync. Its first segment may have any number and base.
-    pub fn staged(disk: Arc<dyn Disk>, lineage: Lineage) -> Result<FollowLog> {
-        Ok(FollowLog { staged: true, ..FollowLog::open(disk, lineage, Position::START)? })
+    pub fn staged(disk: Arc<dyn Disk>, lineage: Lineage) -> Result<ReplicaLog> {
+        Ok(ReplicaLog { staged: true, ..ReplicaLog::open(disk, lineage, Position::START)? })
     }
 
     /// Discards everything that is not durable, after a failure.
@@ -91,9 +91,9 @@ impl FollowLog {
     }
 
     fn open_again(&mut self, end: Position) -> Result<()> {
-        *self = FollowLog {
+        *self = ReplicaLog {
             staged: self.staged,
-            ..FollowLog::open(self.disk.clone(), self.lineage, end)?
+            ..ReplicaLog::open(self.disk.clone(), self.lineage, end)?
         };
         Ok(())
     }
@@ -101,9 +101,9 @@ impl FollowLog {
     /// Makes the appended batches durable and truncates an incomplete one. Called after a link
     /// ends.
     ///
-    /// After an error the batches between [`FollowLog::durable`] and [`FollowLog::written`] are
-    /// lost, and the caller must call [`FollowLog::reopen`].
-    pub fn secure(&mut self) -> Result<()> {
+    /// After an error the batches between [`ReplicaLog::durable`] and [`ReplicaLog::written`] are
+    /// lost, and the caller must call [`ReplicaLog::reopen`].
+    pub fn sync_and_truncate(&mut self) -> Result<()> {
         self.sync()?;
         self.reopen()
     }
@@ -203,7 +203,7 @@ impl FollowLog {
     }
 
     /// Appends a batch of the master (F1). After any error but [`Error::Refused`] the caller must
-    /// call [`FollowLog::reopen`].
+    /// call [`ReplicaLog::reopen`].
     pub fn append(&mut self, frame: &[u8]) -> Result<BatchHead> {
         let at = self.written;
         let Some((segment, file)) = &self.newest else {
@@ -253,7 +253,7 @@ impl FollowLog {
     }
 
     /// Whether the log may contain data after this offset. Seals do not count.
-    pub fn holds_after(&self, offset: u64) -> Result<bool> {
+    pub fn has_data_after(&self, offset: u64) -> Result<bool> {
         // Older segments count as data without reading their contents.
         let mut holds =
             offset < self.newest.as_ref().map_or(self.written.offset, |(head, _)| head.base);
@@ -271,13 +271,13 @@ impl FollowLog {
         reader.read_up_to(self.written.byte)?;
         loop {
             let before = reader.position().offset;
-            let Found::Batch(batch) = reader.next()? else { return Ok(()) };
+            let NextBatch::Batch(batch) = reader.next()? else { return Ok(()) };
             each(before, &batch);
         }
     }
 
     /// Makes all appended batches durable. After an error the caller must call
-    /// [`FollowLog::reopen`].
+    /// [`ReplicaLog::reopen`].
     pub fn sync(&mut self) -> Result<Position> {
         if self.durable != self.written
             && let Some((segment, file)) = &self.newest
@@ -312,7 +312,7 @@ impl FollowLog {
         assert!(term >= self.term(), "a term never decreases: {} to {term}", self.term());
         let next_segment =
             segment_numbers(&*self.disk)?.last().map_or(self.written.segment, |n| n + 1);
-        let found = Resume {
+        let found = LogResume {
             lineage: self.lineage,
             term,
             end: self.durable,
@@ -364,7 +364,7 @@ mod tests {
     fn a_log_is_resumed_before_all_segments_that_hold_nothing() {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
         let lineage = Lineage([7; 16]);
-        let open = |end| FollowLog::open(disk.clone(), lineage, end).unwrap();
+        let open = |end| ReplicaLog::open(disk.clone(), lineage, end).unwrap();
         let mut log = open(Position::START).into_log(LogOptions::default(), 1).unwrap();
         let mut batch = Batch::new();
         batch.push(1, 1, b"a row");
@@ -395,7 +395,7 @@ mod tests {
     /// A master may send any header. The replica must be able to read and continue every segment
     /// that it accepts.
     #[test]
-    fn a_first_segment_begins_where_the_history_does_and_leaves_room_for_others() {
+    fn first_segment_header_has_start_position_and_valid_numbers() {
         let lineage = Lineage([7; 16]);
         let empty = || -> Arc<dyn Disk> { Arc::new(SimDisk::new(1)) };
         let chain = Position::START.chain;
@@ -409,8 +409,8 @@ mod tests {
             term: 1,
             chain,
         };
-        let begins = |log: &mut FollowLog, head: &SegmentHead| log.begin(*head).is_ok();
-        let open = || FollowLog::open(empty(), lineage, Position::START).unwrap();
+        let begins = |log: &mut ReplicaLog, head: &SegmentHead| log.begin(*head).is_ok();
+        let open = || ReplicaLog::open(empty(), lineage, Position::START).unwrap();
         for wrong in [
             SegmentHead { base: 5, ..first },
             SegmentHead { segment: 2, sequence: 7, ..first },
@@ -421,7 +421,7 @@ mod tests {
         }
         assert!(begins(&mut open(), &first));
         // A staged log begins at the position of its snapshot.
-        let mut staged = FollowLog::staged(empty(), lineage).unwrap();
+        let mut staged = ReplicaLog::staged(empty(), lineage).unwrap();
         assert!(!begins(&mut staged, &SegmentHead { base: MAX_NUMBER, ..first }));
         staged.reopen().unwrap();
         assert!(begins(&mut staged, &SegmentHead { segment: 9, base: 5, sequence: 7, ..first }));

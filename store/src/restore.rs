@@ -13,19 +13,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::archive::folders_in;
-use crate::backup::{Backup, clear, opened, publish, unfinished, walk, with_ends};
+use crate::backup::{Backup, clear, open_disk, publish, unfinished, walk, with_ends};
 use crate::copy::{check_of, copy};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Error, Result};
 use crate::log::{LogOptions, Position};
 use crate::manifest::{BACKUP, MANIFEST, Manifest};
 use crate::replay::read_segment_head;
-use crate::replica_log::FollowLog;
+use crate::replica_log::ReplicaLog;
 use crate::segment::{SegmentHead, SegmentName, parse_segment_name, segment_name};
 
 /// End of the restored log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum RestoreTarget {
     /// End of the backup.
     Backup,
     /// End of the available log.
@@ -38,13 +38,13 @@ pub enum Until {
 
 /// A segment, and the folder that contains it.
 #[derive(Clone)]
-struct Source {
+struct SourceSegment {
     head: SegmentHead,
     disk: Arc<dyn Disk>,
 }
 
 /// A verified restore.
-pub struct Plan {
+pub struct RestorePlan {
     /// Description of the backup.
     pub backup: Backup,
     /// End of the restored log.
@@ -57,7 +57,7 @@ pub struct Plan {
     pub goes_on: bool,
     manifest: Manifest,
     disk: Arc<dyn Disk>,
-    segments: Vec<Source>,
+    segments: Vec<SourceSegment>,
 }
 
 /// Verifies a backup and the required part of the log after it.
@@ -67,10 +67,10 @@ pub struct Plan {
 pub fn plan(
     folder: &Path,
     archives: &[PathBuf],
-    until: Until,
+    until: RestoreTarget,
     progress: &dyn Fn(u64) -> Result<()>,
-) -> Result<Plan> {
-    let disk = opened(folder)?;
+) -> Result<RestorePlan> {
+    let disk = open_disk(folder)?;
     let backup = Backup::read(&*disk)?.ok_or_else(|| {
         Error::Refused(format!("{} is not a backup: {BACKUP} is missing", folder.display()))
     })?;
@@ -85,29 +85,31 @@ pub fn plan(
     check_early(&backup, until)?;
     let mut segments = of_backup(&backup, &disk)?;
     let goes_beyond = match until {
-        Until::Backup => false,
-        Until::Latest => true,
-        Until::Offset(offset) => offset > backup.position.offset,
+        RestoreTarget::Backup => false,
+        RestoreTarget::Latest => true,
+        RestoreTarget::Offset(offset) => offset > backup.position.offset,
         // Later batches may have the same timestamp.
-        Until::Time(time) => time >= backup.time_ms,
+        RestoreTarget::Time(time) => time >= backup.time_ms,
     };
     let mut newest = None;
     if goes_beyond {
         newest = extend(&mut segments, &backup, archives)?;
     }
     let (end, time_ms, goes_on) = find_end(&segments, &backup, until, goes_beyond)?;
-    if let (Until::Offset(offset), false) = (until, goes_on)
+    if let (RestoreTarget::Offset(offset), false) = (until, goes_on)
         && end.offset < offset
     {
         return Err(missing(&end, newest, &format!("offset {offset}")));
     }
-    if let (Until::Time(_) | Until::Latest, false, Some(_)) = (until, goes_on, newest) {
+    if let (RestoreTarget::Time(_) | RestoreTarget::Latest, false, Some(_)) =
+        (until, goes_on, newest)
+    {
         return Err(missing(&end, newest, "the requested end"));
     }
     segments.retain(|source| source.head.segment <= end.segment);
     let bytes = manifest.files.iter().map(|f| f.bytes).sum::<u64>()
         + sizes(&segments, end).iter().map(|(_, bytes)| bytes).sum::<u64>();
-    Ok(Plan { backup, end, time_ms, bytes, goes_on, manifest, disk, segments })
+    Ok(RestorePlan { backup, end, time_ms, bytes, goes_on, manifest, disk, segments })
 }
 
 /// Error for a target after the end of the log. `newest` is an existing segment that is not
@@ -122,11 +124,11 @@ fn missing(end: &Position, newest: Option<u64>, what: &str) -> Error {
     ))
 }
 
-fn check_early(backup: &Backup, until: Until) -> Result<()> {
+fn check_early(backup: &Backup, until: RestoreTarget) -> Result<()> {
     let early = match until {
-        Until::Offset(offset) => offset < backup.from,
-        Until::Time(time) => time < backup.from_ms,
-        Until::Backup | Until::Latest => false,
+        RestoreTarget::Offset(offset) => offset < backup.from,
+        RestoreTarget::Time(time) => time < backup.from_ms,
+        RestoreTarget::Backup | RestoreTarget::Latest => false,
     };
     if early {
         return Err(Error::Refused(format!(
@@ -139,13 +141,13 @@ fn check_early(backup: &Backup, until: Until) -> Result<()> {
     Ok(())
 }
 
-fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<Source>> {
+fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<SourceSegment>> {
     let mut segments = Vec::new();
     for file in &backup.files {
         let SegmentName::Segment(number) = parse_segment_name(&file.name) else { continue };
         let head = read_segment_head(&**disk, number)?
             .map_err(|bad| Error::corrupt(disk.path(&file.name), 0, bad.to_string()))?;
-        segments.push(Source { head, disk: disk.clone() });
+        segments.push(SourceSegment { head, disk: disk.clone() });
     }
     Ok(segments)
 }
@@ -153,27 +155,27 @@ fn of_backup(backup: &Backup, disk: &Arc<dyn Disk>) -> Result<Vec<Source>> {
 /// Appends the archived segments after the backup's end. Returns the number of a newer segment that
 /// is not connected to them, if any.
 fn extend(
-    segments: &mut Vec<Source>,
+    segments: &mut Vec<SourceSegment>,
     backup: &Backup,
     archives: &[PathBuf],
 ) -> Result<Option<u64>> {
     let Some(last) = segments.pop() else { return Ok(None) };
     let mut found = Vec::new();
     for archive in archives {
-        let own = (archive.clone(), opened(archive)?.list().unwrap_or_default());
+        let own = (archive.clone(), open_disk(archive)?.list().unwrap_or_default());
         for (folder, names) in folders_in(archive).into_iter().chain([own]) {
-            let disk = opened(&folder)?;
+            let disk = open_disk(&folder)?;
             for name in names {
                 let SegmentName::Segment(number) = parse_segment_name(&name) else { continue };
                 let Ok(head) = read_segment_head(&*disk, number)? else { continue };
                 if head.lineage == backup.lineage && head.segment == number {
-                    found.push(Source { head, disk: disk.clone() });
+                    found.push(SourceSegment { head, disk: disk.clone() });
                 }
             }
         }
     }
     // Use the longest copy of the backup's last segment.
-    let size = |source: &Source| {
+    let size = |source: &SourceSegment| {
         let file = source.disk.open(&segment_name(source.head.segment));
         file.and_then(|file| file.size()).unwrap_or(0)
     };
@@ -184,7 +186,7 @@ fn extend(
     loop {
         // If there are several successors, the last one is valid. The others are left from a
         // failure or an abandoned history.
-        let follows = |source: &&Source| {
+        let follows = |source: &&SourceSegment| {
             source.head.previous == at.head.segment
                 && source.head.term >= at.head.term
                 && source.head.base >= least
@@ -204,9 +206,9 @@ fn extend(
 /// Reads the log up to the target. Returns the end, the time of the last batch before it, and
 /// whether the log continues.
 fn find_end(
-    segments: &[Source],
+    segments: &[SourceSegment],
     backup: &Backup,
-    until: Until,
+    until: RestoreTarget,
     goes_beyond: bool,
 ) -> Result<(Position, u64, bool)> {
     let heads: Vec<_> = segments.iter().map(|s| (s.head, &*s.disk)).collect();
@@ -214,9 +216,9 @@ fn find_end(
     let end = walk(&heads, (!goes_beyond).then_some(backup.position), &mut |at, batch| {
         let is_before = match until {
             _ if at.offset <= backup.from => true,
-            Until::Backup | Until::Latest => true,
-            Until::Offset(offset) => at.offset <= offset,
-            Until::Time(time) => batch.time_ms <= time,
+            RestoreTarget::Backup | RestoreTarget::Latest => true,
+            RestoreTarget::Offset(offset) => at.offset <= offset,
+            RestoreTarget::Time(time) => batch.time_ms <= time,
         };
         if is_before {
             time_ms = batch.time_ms;
@@ -231,7 +233,7 @@ fn find_end(
     Ok((end, time_ms, goes_on))
 }
 
-fn sizes(segments: &[Source], end: Position) -> Vec<(SegmentHead, u64)> {
+fn sizes(segments: &[SourceSegment], end: Position) -> Vec<(SegmentHead, u64)> {
     let heads: Vec<_> = segments.iter().map(|source| source.head).collect();
     with_ends(&heads, end)
 }
@@ -239,7 +241,7 @@ fn sizes(segments: &[Source], end: Position) -> Vec<(SegmentHead, u64)> {
 /// Restores into `to`, which must be missing or empty. `term` maps the old term to that of the new
 /// segment.
 pub fn restore(
-    plan: &Plan,
+    plan: &RestorePlan,
     to: &Path,
     term: impl FnOnce(u64) -> u64,
     progress: &dyn Fn(u64) -> Result<()>,
@@ -278,7 +280,7 @@ pub fn restore(
 }
 
 fn write(
-    plan: &Plan,
+    plan: &RestorePlan,
     folder: &Path,
     term: impl FnOnce(u64) -> u64,
     progress: &dyn Fn(u64) -> Result<()>,
@@ -302,7 +304,7 @@ fn write(
         let what = "the log has changed since it was verified";
         return Err(Error::corrupt(to.path(&segment_name(plan.end.segment)), 0, what));
     }
-    let log = FollowLog::open(to.clone(), manifest.lineage, plan.end)?;
+    let log = ReplicaLog::open(to.clone(), manifest.lineage, plan.end)?;
     let next = term(log.term().max(manifest.term));
     let log = log.into_log(LogOptions::default(), next)?;
     manifest.term = log.term();

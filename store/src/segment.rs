@@ -40,7 +40,7 @@
 //! The log creates and syncs a segment, and syncs the folder, before it writes the first batch. It
 //! never renames a segment, and removes it when no manifest refers to it.
 
-use crate::batch::{Lineage, Place};
+use crate::batch::{BatchLocation, Lineage};
 use crate::frame::{Check, u32_at, u64_at};
 
 /// Size of the header in bytes.
@@ -54,7 +54,7 @@ pub(crate) const MAX_NUMBER: u64 = 1 << 62;
 pub const LOG_VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"TIDELOG\n";
-const VOID: u32 = 1;
+const VOID_FLAG: u32 = 1;
 
 /// Header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl SegmentHead {
         let mut bytes = [0; SEGMENT_HEAD_BYTES as usize];
         bytes[0..8].copy_from_slice(MAGIC);
         bytes[8..12].copy_from_slice(&LOG_VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&(if self.void { VOID } else { 0 }).to_le_bytes());
+        bytes[12..16].copy_from_slice(&(if self.void { VOID_FLAG } else { 0 }).to_le_bytes());
         bytes[16..32].copy_from_slice(&self.lineage.0);
         bytes[32..40].copy_from_slice(&self.segment.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.previous.to_le_bytes());
@@ -125,7 +125,7 @@ impl SegmentHead {
         if version > LOG_VERSION && version < 1 << 16 && !sound {
             return Err(BadHead::Version(version));
         }
-        if !sound || version != LOG_VERSION || flags & !VOID != 0 {
+        if !sound || version != LOG_VERSION || flags & !VOID_FLAG != 0 {
             return Err(if sound && version > LOG_VERSION {
                 BadHead::Version(version)
             } else {
@@ -135,7 +135,7 @@ impl SegmentHead {
         let mut lineage = [0; 16];
         lineage.copy_from_slice(&bytes[16..32]);
         let head = SegmentHead {
-            void: flags & VOID != 0,
+            void: flags & VOID_FLAG != 0,
             lineage: Lineage(lineage),
             segment: u64_at(bytes, 32),
             previous: u64_at(bytes, 40),
@@ -162,8 +162,8 @@ impl SegmentHead {
         offset.checked_sub(self.base)?.checked_add(SEGMENT_HEAD_BYTES)
     }
 
-    pub(crate) fn place(&self, byte: u64) -> Place {
-        Place {
+    pub(crate) fn place(&self, byte: u64) -> BatchLocation {
+        BatchLocation {
             lineage: self.lineage,
             segment: self.segment,
             byte,

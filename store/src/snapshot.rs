@@ -54,14 +54,14 @@ use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, read_full_at};
 use crate::error::{Error, Result};
 use crate::frame::{Check, FRAME_BYTES, Frame, frame_head, read_frame, u32_at, u64_at};
-use crate::immutable_file::{self, Draft, Naming, Opened, identity_of};
+use crate::immutable_file::{self, Draft, Naming, OpenedFile, identity_of};
 use crate::manifest::{FileEntry, Role, Tag};
 
 const MAGIC: &[u8; 8] = b"TIDESNAP";
 /// Snapshot format version that this release writes, and the newest that it reads.
 pub const SNAPSHOT_VERSION: u32 = 1;
-const HEAD: usize = 88;
-const FOOT: usize = 24;
+const HEADER_BYTES: usize = 88;
+const FOOTER_BYTES: usize = 24;
 
 /// Maximum size of a chunk in bytes.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
@@ -84,17 +84,18 @@ fn chunk_context(identity: u64, chunk: u32) -> Check {
 ///
 /// The footer is not verified, so the hint is limited to one row per two bytes.
 pub fn row_hint(disk: &dyn Disk, entry: &FileEntry) -> u64 {
-    let mut foot = [0; FOOT];
-    let at = entry.bytes.saturating_sub(FOOT as u64);
+    let mut foot = [0; FOOTER_BYTES];
+    let at = entry.bytes.saturating_sub(FOOTER_BYTES as u64);
     match disk.open(&entry.name).and_then(|file| read_full_at(&*file, &mut foot, at)) {
-        Ok(FOOT) => u64_at(&foot, 8).min(entry.bytes / 2),
+        Ok(FOOTER_BYTES) => u64_at(&foot, 8).min(entry.bytes / 2),
         _ => 0,
     }
 }
 
-/// Writer of one snapshot file. Removes the file if dropped before [`finish`](FileWriter::finish).
+/// Writer of one snapshot file. Removes the file if dropped before
+/// [`finish`](SnapshotFileWriter::finish).
 #[derive(Debug)]
-pub struct FileWriter {
+pub struct SnapshotFileWriter {
     draft: Draft,
     lineage: Lineage,
     identity: u64,
@@ -104,7 +105,7 @@ pub struct FileWriter {
     keep_free: u64,
 }
 
-impl FileWriter {
+impl SnapshotFileWriter {
     /// Creates a file. Its writes fail with [`Error::Full`] if fewer than `keep_free` bytes are
     /// free on the disk.
     pub(crate) fn create(
@@ -113,9 +114,9 @@ impl FileWriter {
         (manifest, number): (u64, u64),
         tag: Tag,
         keep_free: u64,
-    ) -> Result<FileWriter> {
-        let draft = Draft::create(disk, snapshot_name(manifest, number), HEAD)?;
-        Ok(FileWriter {
+    ) -> Result<SnapshotFileWriter> {
+        let draft = Draft::create(disk, snapshot_name(manifest, number), HEADER_BYTES)?;
+        Ok(SnapshotFileWriter {
             draft,
             lineage,
             identity: identity_of(manifest, number),
@@ -160,7 +161,7 @@ impl FileWriter {
     /// Completes and syncs the file, and renames it to its final name.
     pub fn finish(mut self) -> Result<FileEntry> {
         let body = self.draft.body_bytes();
-        let mut head = [0; HEAD];
+        let mut head = [0; HEADER_BYTES];
         head[0..8].copy_from_slice(MAGIC);
         head[8..12].copy_from_slice(&SNAPSHOT_VERSION.to_le_bytes());
         head[12..16].copy_from_slice(&self.tag.kind.to_le_bytes());
@@ -175,7 +176,7 @@ impl FileWriter {
         head[84..88].copy_from_slice(&check.to_le_bytes());
 
         let total = self.draft.check(&head);
-        let mut foot = [0; FOOT];
+        let mut foot = [0; FOOTER_BYTES];
         foot[4..8].copy_from_slice(&self.chunks.to_le_bytes());
         foot[8..16].copy_from_slice(&self.rows.to_le_bytes());
         foot[16..20].copy_from_slice(&total.to_le_bytes());
@@ -203,7 +204,7 @@ pub struct SnapshotHead {
 impl SnapshotHead {
     /// Decodes a header. An error contains the byte offset and the reason.
     fn decode(bytes: &[u8]) -> std::result::Result<SnapshotHead, (u64, String)> {
-        if bytes.len() < HEAD {
+        if bytes.len() < HEADER_BYTES {
             return Err((bytes.len() as u64, "the file ends inside its header".to_string()));
         }
         if &bytes[..8] != MAGIC {
@@ -267,19 +268,19 @@ impl SnapshotReader {
         expect: Option<(&FileEntry, Lineage)>,
     ) -> Result<SnapshotReader> {
         let format = (MAGIC, SNAPSHOT_VERSION);
-        let (Opened { file, path, size, head: bytes }, head) =
-            immutable_file::open(disk, name, format, HEAD, SnapshotHead::decode)?;
+        let (OpenedFile { file, path, size, head: bytes }, head) =
+            immutable_file::open(disk, name, format, HEADER_BYTES, SnapshotHead::decode)?;
         if !NAMING.is_identity(name, head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }
-        if Some(size) != head.body_bytes.checked_add((HEAD + FOOT) as u64) {
+        if Some(size) != head.body_bytes.checked_add((HEADER_BYTES + FOOTER_BYTES) as u64) {
             return Err(Error::corrupt(
                 path,
                 size,
                 format!(
                     "the file has {size} bytes, its header says {} + {}",
                     head.body_bytes,
-                    HEAD + FOOT
+                    HEADER_BYTES + FOOTER_BYTES
                 ),
             ));
         }
@@ -317,7 +318,7 @@ impl SnapshotReader {
             head,
             size,
             expected,
-            at: HEAD as u64,
+            at: HEADER_BYTES as u64,
             chunks: 0,
             running,
             rows: 0,
@@ -350,7 +351,7 @@ impl SnapshotReader {
             return Ok(false);
         }
         let mut head = [0; FRAME_BYTES];
-        let foot_at = self.size - FOOT as u64;
+        let foot_at = self.size - FOOTER_BYTES as u64;
         if self.at > foot_at {
             return Err(self.corrupt(self.at, "a chunk overlaps the footer"));
         }
@@ -380,7 +381,7 @@ impl SnapshotReader {
     }
 
     fn finish(&mut self) -> Result<()> {
-        let mut foot = [0; FOOT];
+        let mut foot = [0; FOOTER_BYTES];
         self.read(&mut foot, self.at)?;
         let sound = u32_at(&foot, 0) == 0
             && Check::new().u64(self.head.identity).bytes(&foot[..20]).value() == u32_at(&foot, 20);

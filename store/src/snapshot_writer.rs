@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::log::Position;
 use crate::manifest::{FileEntry, Role, Tag};
-use crate::snapshot::FileWriter;
+use crate::snapshot::SnapshotFileWriter;
 use crate::store::Store;
 
 impl Store {
@@ -70,13 +70,13 @@ impl<'a> SnapshotWriter<'a> {
 
     /// Begins a file. Several threads may write files concurrently. Finished files are added with
     /// [`add`](SnapshotWriter::add).
-    pub fn file(&mut self, tag: Tag) -> Result<FileWriter> {
+    pub fn file(&mut self, tag: Tag) -> Result<SnapshotFileWriter> {
         let number = self.next_file;
         if number >= 1 << 24 {
             return Err(Error::Refused("more than 16 million files in a snapshot".to_string()));
         }
         self.next_file += 1;
-        FileWriter::create(
+        SnapshotFileWriter::create(
             self.store.disk().clone(),
             self.store.lineage(),
             (self.number, number),

@@ -26,15 +26,15 @@ use crate::batch::Lineage;
 use crate::disk::{Disk, DiskFile, TEMPORARY, read_full_at, replace, write_all_at};
 use crate::error::{Error, Result};
 use crate::manifest::{FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
-use crate::replica_log::FollowLog;
+use crate::replica_log::ReplicaLog;
 use crate::segment::{SegmentName, parse_segment_name};
 use crate::snapshot::{MAX_CHUNK_BYTES, read_small};
 
 /// Bytes of staged files that one call of [`Staging::look`] verifies.
-pub const LOOK_BYTES: u64 = 1 << 20;
+pub const VERIFY_BYTES_PER_CALL: u64 = 1 << 20;
 
 /// Name prefix of staged files.
-pub const STAGED: &str = "staged-";
+pub const STAGED_PREFIX: &str = "staged-";
 
 /// The master's manifest: the files to fetch.
 const PLAN: &str = "staged-plan.manifest";
@@ -45,13 +45,13 @@ const NOW: &str = "staged-now.manifest";
 
 /// View of the staged files as a separate folder.
 #[derive(Debug)]
-struct Beside(Arc<dyn Disk>);
+struct StagedDisk(Arc<dyn Disk>);
 
 fn staged(name: &str) -> String {
-    format!("{STAGED}{name}")
+    format!("{STAGED_PREFIX}{name}")
 }
 
-impl Disk for Beside {
+impl Disk for StagedDisk {
     fn path(&self, name: &str) -> PathBuf {
         self.0.path(&staged(name))
     }
@@ -69,7 +69,7 @@ impl Disk for Beside {
             .0
             .list()?
             .iter()
-            .filter_map(|name| name.strip_prefix(STAGED))
+            .filter_map(|name| name.strip_prefix(STAGED_PREFIX))
             .map(str::to_owned)
             .collect())
     }
@@ -93,7 +93,7 @@ impl Disk for Beside {
 /// A data set that is being fetched.
 #[derive(Debug)]
 pub struct Staging {
-    beside: Arc<dyn Disk>,
+    staged_disk: Arc<dyn Disk>,
     main: Arc<dyn Disk>,
     manifest: Manifest,
     /// Files to fetch, largest first. The last one is fetched next.
@@ -105,12 +105,12 @@ pub struct Staging {
     looked: (u64, u32),
     /// The file being fetched, and its current size in bytes.
     file: Option<(Box<dyn DiskFile>, u64)>,
-    log: Option<FollowLog>,
+    log: Option<ReplicaLog>,
 }
 
 /// Result of a write to a staged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fetched {
+pub enum VerifiedFile {
     /// More bytes are needed.
     Part,
     /// The file is complete and matches the manifest.
@@ -134,7 +134,7 @@ impl Staging {
         own: &Manifest,
         whole: Vec<FileEntry>,
     ) -> Result<Staging> {
-        let beside: Arc<dyn Disk> = Arc::new(Beside(main.clone()));
+        let staged_disk: Arc<dyn Disk> = Arc::new(StagedDisk(main.clone()));
         let (mut missing, mut found, mut seen) = (manifest.files.clone(), Vec::new(), whole);
         seen.sort();
         let mut whole = Vec::new();
@@ -142,15 +142,15 @@ impl Staging {
         // whole entry instead.
         let left = Manifest::read_as(&*main, PLAN).ok().flatten();
         let left = left.filter(|plan| plan.lineage == manifest.lineage);
-        for name in list(&*beside)? {
+        for name in list(&*staged_disk)? {
             let named = name.strip_suffix(TEMPORARY).unwrap_or(&name);
             let Some(entry) = manifest.file(named) else {
-                remove(&*beside, &name)?;
+                remove(&*staged_disk, &name)?;
                 continue;
             };
             let is_same = left.as_ref().is_some_and(|plan| plan.file(named) == Some(entry));
             if !is_same {
-                remove(&*beside, &name)?;
+                remove(&*staged_disk, &name)?;
             } else if name == named {
                 let to = if seen.binary_search(entry).is_ok() { &mut whole } else { &mut found };
                 to.push(entry.clone());
@@ -165,7 +165,7 @@ impl Staging {
         // rejected before they are fetched.
         missing.sort_by_key(|f| std::cmp::Reverse(f.bytes));
         Ok(Staging {
-            beside,
+            staged_disk,
             main,
             manifest,
             missing,
@@ -182,17 +182,18 @@ impl Staging {
         self.left.is_empty()
     }
 
-    /// Verifies up to [`LOOK_BYTES`] of the files from an earlier link.
+    /// Verifies up to [`VERIFY_BYTES_PER_CALL`] of the files from an earlier link.
     ///
     /// Verifying all files in one call could exceed the peer's timeout. Matching files need not be
     /// fetched again. Other files are deleted.
     pub fn look(&mut self) -> Result<()> {
         let Some(entry) = self.left.last().cloned() else { return Ok(()) };
         let (at, check) = self.looked;
-        let size = self.beside.open(&entry.name).and_then(|f| f.size()).unwrap_or(0);
-        let (to, mut is_same) = ((at + LOOK_BYTES).min(entry.bytes), size == entry.bytes);
+        let size = self.staged_disk.open(&entry.name).and_then(|f| f.size()).unwrap_or(0);
+        let (to, mut is_same) =
+            ((at + VERIFY_BYTES_PER_CALL).min(entry.bytes), size == entry.bytes);
         if is_same {
-            let check = check_on(&*self.beside, &entry.name, at..to, check)?;
+            let check = check_on(&*self.staged_disk, &entry.name, at..to, check)?;
             if to < entry.bytes {
                 self.looked = (to, check);
                 return Ok(());
@@ -203,7 +204,7 @@ impl Staging {
             self.missing.retain(|f| f.name != entry.name);
             self.whole.push(entry);
         } else {
-            remove(&*self.beside, &entry.name)?;
+            remove(&*self.staged_disk, &entry.name)?;
         }
         self.left.pop();
         self.looked = (0, 0);
@@ -229,11 +230,11 @@ impl Staging {
         }
         let Some(entry) = self.missing.last().cloned() else { return Ok(None) };
         let name = format!("{}{TEMPORARY}", entry.name);
-        let io = |e| Error::io(self.beside.path(&name), "opening", e);
-        let file = match self.beside.open_write(&name) {
+        let io = |e| Error::io(self.staged_disk.path(&name), "opening", e);
+        let file = match self.staged_disk.open_write(&name) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                self.beside.create(&name).map_err(io)?
+                self.staged_disk.create(&name).map_err(io)?
             }
             Err(e) => return Err(io(e)),
         };
@@ -247,7 +248,7 @@ impl Staging {
     }
 
     /// Appends bytes to the file that [`Staging::wanted`] returned.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<Fetched> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<VerifiedFile> {
         let (Some(entry), Some((file, at))) = (self.missing.last().cloned(), &mut self.file) else {
             return Err(Error::Refused("bytes of a file that was not requested".to_owned()));
         };
@@ -255,7 +256,7 @@ impl Staging {
             return Err(Error::Refused(format!("{} is longer than in the manifest", entry.name)));
         }
         let name = format!("{}{TEMPORARY}", entry.name);
-        let io = |e| Error::io(self.beside.path(&name), "writing", e);
+        let io = |e| Error::io(self.staged_disk.path(&name), "writing", e);
         let is_last = *at + bytes.len() as u64 == entry.bytes;
         let written = write_all_at(&**file, bytes, *at)
             .and_then(|()| if is_last { file.sync() } else { Ok(()) });
@@ -263,21 +264,21 @@ impl Staging {
         if let Err(e) = written {
             // A later sync could succeed although these bytes are lost.
             self.file = None;
-            let _ = self.beside.remove(&name);
+            let _ = self.staged_disk.remove(&name);
             return Err(io(e));
         }
         if !is_last {
-            return Ok(Fetched::Part);
+            return Ok(VerifiedFile::Part);
         }
         self.file = None;
-        if check_of(&*self.beside, &name, entry.bytes)? != entry.check {
-            remove(&*self.beside, &name)?;
-            return Ok(Fetched::Damaged);
+        if check_of(&*self.staged_disk, &name, entry.bytes)? != entry.check {
+            remove(&*self.staged_disk, &name)?;
+            return Ok(VerifiedFile::Damaged);
         }
-        self.beside.rename(&name, &entry.name).map_err(io)?;
+        self.staged_disk.rename(&name, &entry.name).map_err(io)?;
         self.missing.pop();
         self.whole.push(entry);
-        Ok(Fetched::Whole)
+        Ok(VerifiedFile::Whole)
     }
 
     /// Returns the contents of the first small snapshot file with a tag that matches `is`; `None`
@@ -292,20 +293,24 @@ impl Staging {
                 file.name, file.bytes
             )));
         }
-        let is_beside = self.beside.open(&file.name).is_ok();
-        read_small(if is_beside { &*self.beside } else { &*self.main }, file, self.manifest.lineage)
-            .map(Some)
+        let is_beside = self.staged_disk.open(&file.name).is_ok();
+        read_small(
+            if is_beside { &*self.staged_disk } else { &*self.main },
+            file,
+            self.manifest.lineage,
+        )
+        .map(Some)
     }
 
     /// Returns the staged log. It is empty at first, and again after the link was cut.
-    pub fn log(&mut self) -> Result<&mut FollowLog> {
+    pub fn log(&mut self) -> Result<&mut ReplicaLog> {
         if self.log.is_none() {
-            for name in list(&*self.beside)? {
+            for name in list(&*self.staged_disk)? {
                 if parse_segment_name(&name) != SegmentName::Other {
-                    remove(&*self.beside, &name)?;
+                    remove(&*self.staged_disk, &name)?;
                 }
             }
-            self.log = Some(FollowLog::staged(self.beside.clone(), self.manifest.lineage)?);
+            self.log = Some(ReplicaLog::staged(self.staged_disk.clone(), self.manifest.lineage)?);
         }
         self.log.as_mut().ok_or_else(|| Error::Refused("the replica has no log yet".to_owned()))
     }
@@ -317,7 +322,7 @@ impl Staging {
 
     /// Whether all files and the log up to the manifest's durable offset have arrived.
     pub fn is_whole(&self) -> bool {
-        let reaches = |log: &FollowLog| {
+        let reaches = |log: &ReplicaLog| {
             let end = log.durable();
             end.segment >= self.manifest.replay.segment
                 && end.offset >= self.manifest.replay.offset.max(self.manifest.durable)
@@ -329,15 +334,15 @@ impl Staging {
     /// this process or a later one.
     pub fn commit(mut self) -> Result<()> {
         let log = self.log.take();
-        let term = log.as_ref().map_or(0, FollowLog::term);
+        let term = log.as_ref().map_or(0, ReplicaLog::term);
         drop(log);
         if let Some(gone) = self.manifest.files.iter().find(|f| {
             let size = |disk: &dyn Disk| disk.open(&f.name).and_then(|file| file.size()).ok();
-            size(&*self.beside) != Some(f.bytes) && size(&*self.main) != Some(f.bytes)
+            size(&*self.staged_disk) != Some(f.bytes) && size(&*self.main) != Some(f.bytes)
         }) {
             return Err(Error::Refused(format!("{} no longer exists", gone.name)));
         }
-        self.beside
+        self.staged_disk
             .sync_dir()
             .map_err(|e| Error::io(self.main.path(""), "syncing the folder", e))?;
         self.manifest.term = self.manifest.term.max(term);
@@ -348,14 +353,14 @@ impl Staging {
 
     /// Deletes an abandoned full sync, unless it is already committed.
     pub fn clear(main: &Arc<dyn Disk>) -> Result<()> {
-        let beside = Beside(main.clone());
-        let names = list(&beside)?;
+        let staged_disk = StagedDisk(main.clone());
+        let names = list(&staged_disk)?;
         if names.iter().any(|name| [NEXT, NOW].contains(&staged(name).as_str())) {
             return Ok(());
         }
         // Delete the plan last, because the remaining files cannot be identified without it.
         let (plan, files): (Vec<_>, Vec<_>) = names.iter().partition(|name| staged(name) == PLAN);
-        files.into_iter().chain(plan).try_for_each(|name| remove(&beside, name))
+        files.into_iter().chain(plan).try_for_each(|name| remove(&staged_disk, name))
     }
 
     /// Returns the verified files, for a [`Staging::begin`] with a later manifest on the same link.
@@ -389,7 +394,7 @@ pub(crate) fn adopt(main: &Arc<dyn Disk>) -> Result<()> {
     let manifest =
         manifest.ok_or_else(|| Error::corrupt(main.path(NOW), 0, "the staged data set is gone"))?;
     for name in list(&**main)? {
-        let Some(whole) = name.strip_prefix(STAGED) else { continue };
+        let Some(whole) = name.strip_prefix(STAGED_PREFIX) else { continue };
         if name.ends_with(TEMPORARY) || name == PLAN {
             remove(&**main, &name)?;
         } else if is_ours(whole) {
@@ -456,7 +461,7 @@ impl Disk for Adopted<'_> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
     fn list(&self) -> io::Result<Vec<String>> {
-        let whole = self.names.iter().map(|name| name.strip_prefix(STAGED).unwrap_or(name));
+        let whole = self.names.iter().map(|name| name.strip_prefix(STAGED_PREFIX).unwrap_or(name));
         let mut names: Vec<String> =
             whole.filter(|name| self.name_now(name).is_some()).map(str::to_owned).collect();
         names.sort_unstable();
@@ -501,7 +506,7 @@ fn check_of(disk: &dyn Disk, name: &str, bytes: u64) -> Result<u32> {
 fn check_on(disk: &dyn Disk, name: &str, bytes: Range<u64>, mut check: u32) -> Result<u32> {
     let io = |e| Error::io(disk.path(name), "reading", e);
     let file = disk.open(name).map_err(io)?;
-    let mut buffer = vec![0; LOOK_BYTES.min(bytes.end - bytes.start).max(1) as usize];
+    let mut buffer = vec![0; VERIFY_BYTES_PER_CALL.min(bytes.end - bytes.start).max(1) as usize];
     let mut at = bytes.start;
     while at < bytes.end {
         let want = buffer.len().min((bytes.end - at) as usize);
@@ -523,7 +528,7 @@ mod tests {
     #[test]
     fn what_an_earlier_link_has_left_is_looked_at_piece_by_piece() {
         let main: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
-        let long = vec![7u8; 2 * LOOK_BYTES as usize + 5];
+        let long = vec![7u8; 2 * VERIFY_BYTES_PER_CALL as usize + 5];
         let mut manifest = Manifest::new(Lineage([1; 16]));
         let contents: [(&str, &[u8]); 3] =
             [("snap-1.tsnap", &long), ("snap-2.tsnap", &long[..9]), ("snap-3.tsnap", &long)];
@@ -543,7 +548,7 @@ mod tests {
         let mut staging = Staging::begin(main.clone(), manifest.clone(), &own, Vec::new()).unwrap();
         assert!(staging.is_known(), "nothing is staged");
         while let Some((entry, 0)) = staging.wanted().unwrap() {
-            assert_eq!(staging.write(&long[..entry.bytes as usize]).unwrap(), Fetched::Whole);
+            assert_eq!(staging.write(&long[..entry.bytes as usize]).unwrap(), VerifiedFile::Whole);
         }
         assert_eq!(staging.missing(), 0);
         let file = main.open_write("staged-snap-3.tsnap").unwrap();
@@ -563,7 +568,7 @@ mod tests {
 
         // The master sends another manifest because its log grew over the limit. Verified files
         // stay verified.
-        assert_eq!(staging.write(&long).unwrap(), Fetched::Whole);
+        assert_eq!(staging.write(&long).unwrap(), VerifiedFile::Whole);
         let whole = staging.into_whole();
         assert_eq!(whole.len(), 3, "verified, or fetched");
         let half =

@@ -6,7 +6,7 @@
 //!     .replay        the log after them; returns the writer of the log
 //!   running: Log (one thread), snapshots (another): begin_snapshot .. commit -> new manifest
 //!            -> removal of old files and segments
-//!   stop: Committer::stop, then .note_durable of the log that run() returned
+//!   stop: Committer::stop, then .record_durable of the log that run() returned
 //! ```
 //!
 //! | file | created | removed |
@@ -28,13 +28,14 @@ use crate::batch::{BatchHead, Lineage};
 use crate::cold::{ColdFile, ColdWriter, PageFile, PageWriter, Scrub, parse_cold_name};
 use crate::disk::{Disk, TEMPORARY};
 use crate::error::{Error, Result};
-use crate::log::{Log, LogOptions, Position, Resume};
+use crate::log::{Log, LogOptions, LogResume, Position};
 use crate::manifest::{BACKUP, FileEntry, MANIFEST, Manifest, Role, Tag, is_ours};
 use crate::record::{Record, Records};
 use crate::replay::{
-    ApplyBatch, End, Reader, find_path, read_segment_head, replay, segment_numbers, segments_back,
+    ApplyBatch, End, ReplayMode, find_path, read_segment_head, replay, segment_numbers,
+    segments_back,
 };
-use crate::replica_log::FollowLog;
+use crate::replica_log::ReplicaLog;
 use crate::segment::{SegmentHead, segment_name};
 use crate::snapshot::{SnapshotReader, parse_snapshot_name};
 use crate::staging;
@@ -89,7 +90,7 @@ pub struct Store {
     log_from: AtomicU64,
     /// Whether the last write of a manifest failed, perhaps after its rename. Until a write
     /// succeeds, the files of both manifests must stay.
-    in_doubt: AtomicBool,
+    unconfirmed_manifests: AtomicBool,
     is_new: bool,
     lock: Mutex<Option<Lock>>,
 }
@@ -156,7 +157,7 @@ impl Store {
             pins: Mutex::new(Vec::new()),
             kept: Mutex::default(),
             log_from: AtomicU64::new(u64::MAX),
-            in_doubt: AtomicBool::new(false),
+            unconfirmed_manifests: AtomicBool::new(false),
             is_new,
             lock: Mutex::new(Some(lock)),
         };
@@ -287,7 +288,7 @@ impl Store {
     ) -> Result<(Log, End)> {
         let (found, end) = self.read_log(false, apply, progress)?;
         let log = Log::resume(self.disk.clone(), self.options.log, found)?;
-        match self.note_durable(&log) {
+        match self.record_durable(&log) {
             Ok(()) | Err(Error::Full { .. }) => Ok((log, end)),
             Err(error) => Err(error),
         }
@@ -298,9 +299,9 @@ impl Store {
         &self,
         apply: &mut ApplyBatch<'_>,
         progress: impl FnMut(Progress),
-    ) -> Result<(FollowLog, End)> {
+    ) -> Result<(ReplicaLog, End)> {
         let (_, end) = self.read_log(true, apply, progress)?;
-        Ok((FollowLog::open(self.disk.clone(), self.lineage, end.position)?, end))
+        Ok((ReplicaLog::open(self.disk.clone(), self.lineage, end.position)?, end))
     }
 
     fn read_log(
@@ -308,14 +309,14 @@ impl Store {
         following: bool,
         apply: &mut ApplyBatch<'_>,
         mut progress: impl FnMut(Progress),
-    ) -> Result<(Resume, End)> {
+    ) -> Result<(LogResume, End)> {
         let manifest = self.manifest().clone();
         let path = find_path(&*self.disk, self.lineage, manifest.replay, true)?;
         let sizes: u64 = path.segments.iter().map(|s| self.size_of(s.segment).unwrap_or(0)).sum();
         let of_bytes = sizes.saturating_sub(manifest.replay.byte);
         let start = manifest.replay.offset;
         let mut report = |at: Position| progress(Progress { bytes: at.offset - start, of_bytes });
-        let reader = if following { Reader::Follower } else { Reader::Owner };
+        let reader = if following { ReplayMode::Follower } else { ReplayMode::Owner };
         let end = replay(&*self.disk, &path, manifest.replay, reader, apply, &mut report)?;
         if end.position.offset < manifest.durable {
             let name = self.disk.path(&segment_name(end.position.segment));
@@ -329,7 +330,7 @@ impl Store {
         let last = path.segments.last().copied();
         let term = last.map_or(manifest.term, |s| s.term);
         let void = end.torn_bytes > 0 || !path.void.is_empty();
-        let found = Resume {
+        let found = LogResume {
             lineage: self.lineage,
             term,
             end: end.position,
@@ -344,11 +345,11 @@ impl Store {
     /// truncated log.
     ///
     /// Replay calls this at each startup. Callers should also call it after they close the log.
-    pub fn note_durable(&self, log: &Log) -> Result<()> {
+    pub fn record_durable(&self, log: &Log) -> Result<()> {
         self.note(log.durable(), log.term())
     }
 
-    /// Like [`Store::note_durable`], for a replica's log with this durable position and term.
+    /// Like [`Store::record_durable`], for a replica's log with this durable position and term.
     pub fn note(&self, durable: Position, term: u64) -> Result<()> {
         if self.manifest().durable >= durable.offset && self.manifest().term >= term {
             return Ok(());
@@ -511,7 +512,7 @@ impl Store {
     /// This is best effort. [`Store::trim`] and the next startup delete remaining files.
     pub fn discard(&self, files: &[FileEntry]) {
         let manifest = self.manifest.lock();
-        if self.in_doubt.load(Ordering::Relaxed) {
+        if self.unconfirmed_manifests.load(Ordering::Relaxed) {
             return;
         }
         for file in files.iter().filter(|file| manifest.file(&file.name).is_none()) {
@@ -528,9 +529,9 @@ impl Store {
         if let Some(pair) = next.files.windows(2).find(|pair| pair[0].name == pair[1].name) {
             return Err(Error::Refused(format!("two files are named {}", pair[0].name)));
         }
-        self.in_doubt.store(true, Ordering::Relaxed);
+        self.unconfirmed_manifests.store(true, Ordering::Relaxed);
         next.write(&*self.disk)?;
-        self.in_doubt.store(false, Ordering::Relaxed);
+        self.unconfirmed_manifests.store(false, Ordering::Relaxed);
         *current = next;
         Ok(())
     }
@@ -545,7 +546,7 @@ impl Store {
         let (building, manifest) = {
             let building = self.building.lock();
             let manifest = self.manifest.lock();
-            if self.in_doubt.load(Ordering::Relaxed) {
+            if self.unconfirmed_manifests.load(Ordering::Relaxed) {
                 return Ok(());
             }
             (building.clone(), manifest.clone())

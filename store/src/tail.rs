@@ -11,7 +11,7 @@ use crate::batch::BatchHead;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::log::Position;
-use crate::replay::{BatchReader, Found, read_segment_head, segment_numbers};
+use crate::replay::{BatchReader, NextBatch, read_segment_head, segment_numbers};
 use crate::segment::{SEGMENT_HEAD_BYTES, SegmentHead, segment_name};
 
 /// Next item of the log.
@@ -27,7 +27,7 @@ pub enum Step<'a> {
 
 /// Reason why a tail cannot begin at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Absent {
+pub enum PositionMissing {
     /// The segment was removed.
     Removed,
     /// The log has different bytes before the position.
@@ -55,10 +55,10 @@ impl Tail {
     pub fn open(disk: Arc<dyn Disk>, start: Position, limit: Position) -> Result<Tail> {
         match Tail::find(&disk, start, limit)? {
             Ok(tail) => Ok(tail),
-            Err(Absent::Removed) => {
+            Err(PositionMissing::Removed) => {
                 Err(Error::Refused(format!("the log no longer contains {start}")))
             }
-            Err(Absent::Diverged | Absent::Short) => {
+            Err(PositionMissing::Diverged | PositionMissing::Short) => {
                 Err(Error::Refused(format!("the log does not contain {start}")))
             }
         }
@@ -69,31 +69,39 @@ impl Tail {
         disk: &Arc<dyn Disk>,
         start: Position,
         limit: Position,
-    ) -> Result<std::result::Result<Tail, Absent>> {
+    ) -> Result<std::result::Result<Tail, PositionMissing>> {
         let numbers = segment_numbers(&**disk)?;
         let is_newest = start.segment >= limit.segment;
         if start.offset > limit.offset {
-            return Ok(Err(if is_newest { Absent::Short } else { Absent::Diverged }));
+            return Ok(Err(if is_newest {
+                PositionMissing::Short
+            } else {
+                PositionMissing::Diverged
+            }));
         }
         if !numbers.contains(&start.segment) {
-            return Ok(Err(if is_newest { Absent::Diverged } else { Absent::Removed }));
+            return Ok(Err(if is_newest {
+                PositionMissing::Diverged
+            } else {
+                PositionMissing::Removed
+            }));
         }
         // A power cut may undo the removal of some old segments, so there may be gaps between them.
         let mut wanted = limit.segment;
         while wanted > start.segment {
             if !numbers.contains(&wanted) {
-                return Ok(Err(Absent::Removed));
+                return Ok(Err(PositionMissing::Removed));
             }
             wanted = read_segment_head(&**disk, wanted)?.map_or(0, |head| head.previous);
         }
         if wanted != start.segment {
-            return Ok(Err(Absent::Diverged));
+            return Ok(Err(PositionMissing::Diverged));
         }
         let Ok(head) = read_segment_head(&**disk, start.segment)? else {
-            return Ok(Err(Absent::Removed));
+            return Ok(Err(PositionMissing::Removed));
         };
         if head.byte_of(start.offset) != Some(start.byte) || start.byte < SEGMENT_HEAD_BYTES {
-            return Ok(Err(Absent::Diverged));
+            return Ok(Err(PositionMissing::Diverged));
         }
         let mut tail = Tail::at_segment(disk.clone(), head)?;
         // `start` must be a batch boundary with the same chain value. It is void if the successor
@@ -101,17 +109,17 @@ impl Tail {
         if let Some(next) = tail.successor(limit)?
             && next.base < start.offset
         {
-            return Ok(Err(Absent::Diverged));
+            return Ok(Err(PositionMissing::Diverged));
         }
         tail.reader.read_up_to(start.byte)?;
         while tail.reader.position().byte < start.byte {
             match tail.reader.next()? {
-                Found::Batch(_) => {}
-                Found::End | Found::Bad(_) => return Ok(Err(Absent::Diverged)),
+                NextBatch::Batch(_) => {}
+                NextBatch::End | NextBatch::Bad(_) => return Ok(Err(PositionMissing::Diverged)),
             }
         }
         let at = tail.reader.position();
-        Ok(if at == start { Ok(tail) } else { Err(Absent::Diverged) })
+        Ok(if at == start { Ok(tail) } else { Err(PositionMissing::Diverged) })
     }
 
     /// Opens a tail at a position that an earlier tail reached in this segment, without
@@ -166,13 +174,13 @@ impl Tail {
         };
         self.reader.read_up_to(end)?;
         match self.reader.next()? {
-            Found::Batch(head) => Ok(Step::Batch(head, self.reader.frame())),
-            Found::End => Err(Error::corrupt(
+            NextBatch::Batch(head) => Ok(Step::Batch(head, self.reader.frame())),
+            NextBatch::End => Err(Error::corrupt(
                 self.disk.path(&segment_name(at.segment)),
                 at.byte,
                 "it ends before the next segment starts",
             )),
-            Found::Bad(what) => {
+            NextBatch::Bad(what) => {
                 Err(Error::corrupt(self.disk.path(&segment_name(at.segment)), at.byte, what))
             }
         }

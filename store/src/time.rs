@@ -114,12 +114,12 @@ mod tests {
     use parking_lot::Mutex;
 
     #[derive(Default)]
-    struct Still {
+    struct FrozenTime {
         waited: Cell<Duration>,
         spawned: RefCell<Vec<Work>>,
     }
 
-    impl Simulator for Still {
+    impl Simulator for FrozenTime {
         fn elapsed(&self) -> Duration {
             self.waited.get()
         }
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_simulated_thread_neither_sleeps_nor_waits() {
         const HOUR: Duration = Duration::from_secs(3600);
-        let still = Rc::new(Still::default());
+        let still = Rc::new(FrozenTime::default());
         simulate(Some(still.clone()));
         let (began, really) = (now(), Instant::now());
         sleep(HOUR);

@@ -4,4 +4,4 @@
 pub mod reposts;
 
 pub use harness::in_process::{Raw, Stopped, TestServer, listener, recommended_user, request};
-pub use harness::{PATIENCE, cannot, eventually, number, resident_bytes, tables, within};
+pub use harness::{DEFAULT_TIMEOUT, cannot, eventually, number, resident_bytes, tables, within};

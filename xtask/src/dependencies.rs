@@ -31,12 +31,12 @@ struct Licenses {
 
 #[derive(Deserialize)]
 struct Bans {
-    deny: Vec<Named>,
-    skip: Vec<Named>,
+    deny: Vec<NamedEntry>,
+    skip: Vec<NamedEntry>,
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedEntry {
     #[serde(rename = "crate")]
     name: String,
 }

@@ -52,13 +52,13 @@ enum Task {
     },
     /// Simulators: simulated disks, clocks or networks with faults, driven by a seed
     #[command(after_help = runs::help("sim"))]
-    Sim(Chosen),
+    Sim(RunOptions),
     /// Random operations, compared with a plain map after each step
     #[command(after_help = runs::help("model"))]
-    Model(Chosen),
+    Model(RunOptions),
     /// Tests of the real server process: kills, disconnects, failovers
     #[command(after_help = runs::help("play"))]
-    Play(Chosen),
+    Play(RunOptions),
     /// Runs all simulators and models one after the other with new seeds, for a given time
     Seeds {
         /// Duration; the run in progress is finished
@@ -112,7 +112,7 @@ enum Task {
     Upgrade {
         /// Commit of the old binary. Default: the last commit before backups that has the file
         /// formats of 0.1.0
-        #[arg(long, default_value = BEFORE_BACKUPS)]
+        #[arg(long, default_value = DEFAULT_OLD_COMMIT)]
         from: String,
     },
     /// Copies rows and flags from a real redis-server with MIGRATE, import and import --follow,
@@ -136,7 +136,7 @@ enum Task {
 }
 
 #[derive(Args)]
-struct Chosen {
+struct RunOptions {
     /// Name of the run
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: String,
@@ -206,7 +206,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
-impl Chosen {
+impl RunOptions {
     fn start(&self, group: &str) -> Result<(), String> {
         let run = runs::find(group, &self.name)?;
         let variables = run.variables([self.seed, self.runs, self.steps, self.seconds])?;
@@ -276,7 +276,7 @@ fn script(name: &str, options: &[&str]) -> Result<(), String> {
 }
 
 /// Default commit of `cargo xtask upgrade`, used until there is a release.
-const BEFORE_BACKUPS: &str = "9e2b30e6";
+const DEFAULT_OLD_COMMIT: &str = "9e2b30e6";
 
 /// Builds the binary of a commit in a separate worktree and runs the upgrade test with it.
 fn upgrade(from: &str) -> Result<(), String> {

@@ -51,7 +51,7 @@ struct Args {
 }
 
 /// The single server, or all servers of the cluster.
-struct Kind {
+struct Deployment {
     name: &'static str,
     servers: Vec<Server>,
 }
@@ -81,7 +81,7 @@ fn start(args: &Args, shards: usize) -> io::Result<Vec<Server>> {
 }
 
 /// Runs one client and returns its page latencies in microseconds.
-fn ask(args: &Args, kind: &Kind, number: u64) -> io::Result<Vec<f64>> {
+fn ask(args: &Args, kind: &Deployment, number: u64) -> io::Result<Vec<f64>> {
     let mut client = kind.servers[number as usize % kind.servers.len()].client()?;
     let mut random = fastrand::Rng::with_seed(number);
     let every = match args.rate {
@@ -129,7 +129,7 @@ fn fill(args: &Args, server: &Server) -> io::Result<()> {
     take_all(&mut client)
 }
 
-fn turn(args: &Args, kind: &Kind) -> io::Result<Turn> {
+fn turn(args: &Args, kind: &Deployment) -> io::Result<Turn> {
     let cpu = || kind.servers.iter().map(Server::threads_cpu_s).sum::<f64>();
     let (before, began) = (cpu(), Instant::now());
     let times = std::thread::scope(|scope| {
@@ -154,8 +154,9 @@ fn turn(args: &Args, kind: &Kind) -> io::Result<Turn> {
 
 fn main() -> io::Result<()> {
     let args = Args::parse();
-    let kinds = [("one node", 1), ("shards", args.shards)]
-        .map(|(name, shards)| Ok::<_, io::Error>(Kind { name, servers: start(&args, shards)? }));
+    let kinds = [("one node", 1), ("shards", args.shards)].map(|(name, shards)| {
+        Ok::<_, io::Error>(Deployment { name, servers: start(&args, shards)? })
+    });
     let [one, parted] = kinds;
     let kinds = [one?, parted?];
     for kind in &kinds {

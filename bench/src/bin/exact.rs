@@ -179,13 +179,13 @@ fn drip(
     sent: &AtomicU64,
     over: &AtomicBool,
 ) -> io::Result<()> {
-    const EACH: u64 = 20;
+    const LIKES_PER_BATCH: u64 = 20;
     let mut client = server.client()?;
     let mut due = Instant::now();
     while !over.load(Relaxed) {
-        due += Duration::from_secs_f64(EACH as f64 / per_s as f64);
+        due += Duration::from_secs_f64(LIKES_PER_BATCH as f64 / per_s as f64);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        for at in 0..EACH {
+        for at in 0..LIKES_PER_BATCH {
             let is_repeat = repeats.is_some_and(|one_in| at % one_in == 0);
             let first = sent.load(Relaxed);
             // Repeat a like of a post that pages still show. The earlier like is on disk.

@@ -98,16 +98,16 @@ enum What {
 
 /// One of the two servers, with its commands.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ServerKind {
     Tidemark,
     Redis { options: &'static [&'static str] },
 }
 
 /// Redis without persistence, except for full syncs, which start immediately.
-const REDIS: Kind =
-    Kind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
+const REDIS: ServerKind =
+    ServerKind::Redis { options: &["--appendonly", "no", "--repl-diskless-sync-delay", "0"] };
 /// Redis with the default durability of Tidemark.
-const REDIS_EVERYSEC: Kind = Kind::Redis {
+const REDIS_EVERYSEC: ServerKind = ServerKind::Redis {
     options: &[
         "--appendonly",
         "yes",
@@ -123,15 +123,15 @@ const CONFIG: &str = "[[counter]]\nname = \"post\"\n\
                       memory_limit = 16_000_000_000\n[[view]]\nname = \"home\"\n\
                       counters = [\"post\"]\n";
 
-impl Kind {
+impl ServerKind {
     fn name(self) -> &'static str {
-        if self == Kind::Tidemark { "tidemark" } else { "redis" }
+        if self == ServerKind::Tidemark { "tidemark" } else { "redis" }
     }
 
     fn start(self, args: &Args) -> io::Result<Server> {
         match self {
-            Kind::Tidemark => args.place.tidemark("everysec", CONFIG),
-            Kind::Redis { options } => args.place.redis(options),
+            ServerKind::Tidemark => args.place.tidemark("everysec", CONFIG),
+            ServerKind::Redis { options } => args.place.redis(options),
         }
     }
 
@@ -150,7 +150,7 @@ impl Kind {
 
     fn page(self, client: &mut Client, posts: &[u64]) -> io::Result<()> {
         let posts: Vec<Vec<u8>> = posts.iter().map(|p| text(*p)).collect();
-        if self == Kind::Tidemark {
+        if self == ServerKind::Tidemark {
             let mut words: Vec<&[u8]> = vec![b"FEED.GET", b"home", b"5000000007"];
             words.extend(posts.iter().map(Vec::as_slice));
             client.push(&words);
@@ -224,20 +224,20 @@ struct Traffic {
     beside: bool,
 }
 
-const UNCOUNTED: usize = 0;
-const CALM: usize = 1;
-const DURING: usize = 2;
+const WARM_UP_PHASE: usize = 0;
+const IDLE_PHASE: usize = 1;
+const SYNC_PHASE: usize = 2;
 
 /// Runs one full sync under load.
 fn sync_once(
     args: &Args,
-    kind: Kind,
+    kind: ServerKind,
     master: &Server,
     rows: u64,
     traffic: &Traffic,
     to: &mut Synced,
 ) -> io::Result<()> {
-    let (phase, over) = (&AtomicUsize::new(UNCOUNTED), &AtomicBool::new(false));
+    let (phase, over) = (&AtomicUsize::new(WARM_UP_PHASE), &AtomicBool::new(false));
     let [calm, during] = std::thread::scope(|s| -> io::Result<[Vec<f64>; 2]> {
         let reader = s.spawn(move || -> io::Result<[Vec<f64>; 2]> {
             let (mut client, mut rng) = (master.client()?, fastrand::Rng::with_seed(7));
@@ -251,8 +251,8 @@ fn sync_once(
                 kind.page(&mut client, &posts)?;
                 // Measure from the scheduled time. A slow page then increases the latency of the
                 // pages that it delays.
-                if before != UNCOUNTED && before == phase.load(Relaxed) {
-                    taken[before - CALM].push(due.elapsed().as_secs_f64() * 1e6);
+                if before != WARM_UP_PHASE && before == phase.load(Relaxed) {
+                    taken[before - IDLE_PHASE].push(due.elapsed().as_secs_f64() * 1e6);
                 }
             }
             Ok(taken)
@@ -271,10 +271,10 @@ fn sync_once(
         let mut control = || -> io::Result<()> {
             let replica = if traffic.beside { kind.start(args)? } else { kind.start_idly(args)? };
             std::thread::sleep(Duration::from_secs(1));
-            phase.store(CALM, Relaxed);
+            phase.store(IDLE_PHASE, Relaxed);
             std::thread::sleep(Duration::from_secs(traffic.calm_s));
             to.memory_mib = master.memory_mib();
-            phase.store(DURING, Relaxed);
+            phase.store(SYNC_PHASE, Relaxed);
             let done = &AtomicBool::new(false);
             let (seconds, most) = std::thread::scope(|s| {
                 let watch = s.spawn(move || {
@@ -289,7 +289,7 @@ fn sync_once(
                 done.store(true, Relaxed);
                 (seconds, watch.join().unwrap_or(f64::NAN))
             });
-            phase.store(UNCOUNTED, Relaxed);
+            phase.store(WARM_UP_PHASE, Relaxed);
             to.seconds.push(seconds?);
             to.growth_mib = to.growth_mib.max(most - to.memory_mib);
             let (here, there) = (rows_of(master)?, rows_of(&replica)?);
@@ -319,11 +319,11 @@ fn sync(
     rounds: usize,
     wait: bool,
 ) -> io::Result<()> {
-    let both = [(Kind::Tidemark, rows), (REDIS, redis_rows)];
+    let both = [(ServerKind::Tidemark, rows), (REDIS, redis_rows)];
     let mut masters = vec![];
     for (kind, rows) in both {
         let master = kind.start(args)?;
-        let is_ours = kind == Kind::Tidemark;
+        let is_ours = kind == ServerKind::Tidemark;
         fill(&master, rows, if is_ours { row_tidemark } else { row_redis })?;
         master.client()?.call(&[b"SAVE"])?;
         let bytes = master.bytes_of(if is_ours { ".tsnap" } else { ".rdb" });
@@ -384,7 +384,7 @@ fn sync(
             "{:>8} memory of the master {memory_mib:.0} MiB, up to {growth_mib:.0} MiB more during \
              a sync{}",
             "",
-            if kind == Kind::Tidemark {
+            if kind == ServerKind::Tidemark {
                 String::new()
             } else {
                 format!(", and {child} bytes in its child process")
@@ -395,14 +395,14 @@ fn sync(
     Ok(())
 }
 
-fn pair(args: &Args, kind: Kind) -> io::Result<(Server, Server)> {
+fn pair(args: &Args, kind: ServerKind) -> io::Result<(Server, Server)> {
     let (master, replica) = (kind.start(args)?, kind.start(args)?);
     attach(&replica, &master)?;
     Ok((master, replica))
 }
 
 fn wait(args: &Args, clients: u64, seconds: u64, rounds: u64) -> io::Result<()> {
-    let ours = pair(args, Kind::Tidemark)?;
+    let ours = pair(args, ServerKind::Tidemark)?;
     let theirs = pair(args, REDIS_EVERYSEC)?;
     // Increments with WAIT per second, and CPU microseconds of both servers for each.
     let rate = |(server, replica): &(Server, Server), round: u64| -> io::Result<(f64, f64)> {
@@ -451,7 +451,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
         Client::IN_FLIGHT
     );
     let mut bytes = vec![];
-    for kind in [Kind::Tidemark, REDIS_EVERYSEC] {
+    for kind in [ServerKind::Tidemark, REDIS_EVERYSEC] {
         let (master, replica) = pair(args, kind)?;
         let before = number(&master, "master_repl_offset")?;
         let mut client = master.client()?;
@@ -485,7 +485,7 @@ fn hot(args: &Args, writes: u64) -> io::Result<()> {
 }
 
 fn away(args: &Args, segments: u64, rows: u64) -> io::Result<()> {
-    let (master, mut replica) = pair(args, Kind::Tidemark)?;
+    let (master, mut replica) = pair(args, ServerKind::Tidemark)?;
     // Restores the default.
     master.client()?.call(&[b"CONFIG", b"SET", b"durability.snapshot_log", b"268435456"])?;
     replica.kill()?;

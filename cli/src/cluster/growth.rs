@@ -8,7 +8,7 @@
 //! an interrupted command again resumes it.
 
 use super::hold::{Hold, POLL_INTERVAL, random_id};
-use super::remote::{Net, Remote, addresses, newest};
+use super::remote::{Net, NodeClient, addresses, newest};
 use clap::Args;
 use node::cluster::slot::SLOTS;
 use node::cluster::{Member, Topology};
@@ -17,12 +17,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Interval between progress lines.
-const SAY_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of hand-over attempts. Each attempt waits for the writes in progress.
 const ATTEMPTS: usize = 50;
 
 #[derive(Args, Debug)]
-pub(super) struct GrowthArgs {
+pub(super) struct SlotMoveArgs {
     /// Address of the shard's current master, as clients and other nodes reach it.
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) from: String,
@@ -38,7 +38,7 @@ pub(super) struct GrowthArgs {
     pub(super) timeout: u64,
 }
 
-pub(super) enum Wanted {
+pub(super) enum SlotSelection {
     /// The listed slot ranges, or the upper half of the shard's slots.
     Slots(Option<Vec<(u16, u16)>>),
     /// All slots of the shard.
@@ -93,76 +93,77 @@ impl Draft {
     }
 }
 
-pub(super) async fn grow<N: Net>(
+pub(super) async fn move_slots<N: Net>(
     net: &N,
-    asked: &GrowthArgs,
-    wanted: Wanted,
+    args: &SlotMoveArgs,
+    selection: SlotSelection,
 ) -> Result<String, String> {
     let topology = newest(net).await?;
     let at = |address: &str| {
         let position = addresses(&topology).iter().position(|known| known == address);
         position.map(|at| topology.members()[at].clone())
     };
-    let from = at(&asked.from).ok_or_else(|| {
-        format!("{} is not a node of the cluster: {}", asked.from, addresses(&topology).join(", "))
+    let from = at(&args.from).ok_or_else(|| {
+        format!("{} is not a node of the cluster: {}", args.from, addresses(&topology).join(", "))
     })?;
-    let mut new = Remote::open(net, &asked.to_node).await?;
+    let mut new = NodeClient::open(net, &args.to_node).await?;
     let id = new.text(&["CLUSTERX", "MYID"]).await?;
     // A node that lost its topology, or never had one, is identified by its address.
-    let at_address = || at(&asked.to_node).map(|member| member.id);
+    let at_address = || at(&args.to_node).map(|member| member.id);
     let id = if id.is_empty() { at_address().unwrap_or_else(random_id) } else { id };
     let known = topology.members().iter().find(|member| member.id == id);
     let follows = known.and_then(|known| known.master.as_ref());
     let has = topology.slots_of(&id);
     if !has.is_empty() {
-        if !is_done(&wanted, &topology, &from, &has) {
+        if !is_done(&selection, &topology, &from, &has) {
             return Err(format!(
                 "{} is already the master of {} slots: use an empty node or a replica of {}",
-                asked.to_node,
+                args.to_node,
                 has.len(),
-                asked.from
+                args.from
             ));
         }
-        if asked.plan {
+        if args.plan {
             return Ok(format!(
                 "{} already has the slots: the topology will be sent to all nodes\n",
-                asked.to_node
+                args.to_node
             ));
         }
         // An earlier run has completed the hand-over. The old master may not know that the new
         // master has its slots, and other nodes may lack the topology.
-        let heard = order_hand_over(net, &asked.from, &topology).await;
-        spread(net, &topology).await?;
+        let heard = order_hand_over(net, &args.from, &topology).await;
+        send_topology_to_all(net, &topology).await?;
         heard?;
         return Ok(format!(
             "{} is already the master of {} slots (topology {}); all nodes have the topology\n",
-            asked.to_node,
+            args.to_node,
             has.len(),
             topology.version
         ));
     }
     if from.master.is_some() {
-        return Err(format!("{} is not a master", asked.from));
+        return Err(format!("{} is not a master", args.from));
     }
     if known.is_none() {
         refuse_stranger(&mut new, &from.id).await?;
     }
-    let slots = chosen(&wanted, &topology.slots_of(&from.id), &asked.from)?;
+    let slots = chosen(&selection, &topology.slots_of(&from.id), &args.from)?;
     let is_replica = follows == Some(&from.id);
     if follows.is_some() && !is_replica {
-        return Err(format!("{} is a replica of another shard", asked.to_node));
+        return Err(format!("{} is a replica of another shard", args.to_node));
     }
-    if asked.plan {
-        return Ok(plan(asked, &topology, slots.len(), is_replica));
+    if args.plan {
+        return Ok(plan(args, &topology, slots.len(), is_replica));
     }
     let mut hold = Hold::begin(net, &topology).await?;
-    let growth = Growth { net, asked, from: &from.id, id: &id, wanted: &wanted, slots: &slots };
+    let growth =
+        SlotMove { net, args, from: &from.id, id: &id, selection: &selection, slots: &slots };
     let grown = growth.run(&mut hold, &mut new, topology, is_replica).await;
     hold.release().await;
     let (next, took) = grown?;
     Ok(format!(
         "{} is the master of {} slots (topology {}, handed over in {} ms)\n",
-        asked.to_node,
+        args.to_node,
         slots.len(),
         next.version,
         took.as_millis()
@@ -170,14 +171,14 @@ pub(super) async fn grow<N: Net>(
 }
 
 /// Returns whether an earlier run already gave the new node its slots.
-fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> bool {
+fn is_done(selection: &SlotSelection, topology: &Topology, from: &Member, has: &[u16]) -> bool {
     let left = topology.slots_of(&from.id);
-    match wanted {
-        Wanted::Shard => left.is_empty() && from.master.is_some(),
-        Wanted::Slots(Some(ranges)) => {
+    match selection {
+        SlotSelection::Shard => left.is_empty() && from.master.is_some(),
+        SlotSelection::Slots(Some(ranges)) => {
             ranges.iter().flat_map(|&(first, last)| first..=last).all(|slot| has.contains(&slot))
         }
-        Wanted::Slots(None) => {
+        SlotSelection::Slots(None) => {
             let mut all = [&left[..], has].concat();
             all.sort_unstable();
             all[all.len() / 2..] == *has
@@ -187,7 +188,7 @@ fn is_done(wanted: &Wanted, topology: &Topology, from: &Member, has: &[u16]) -> 
 
 /// Refuses a node that holds data or belongs to another cluster, because joining would delete its
 /// data. The error text is that of Redis.
-async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<(), String> {
+async fn refuse_stranger<N: Net>(new: &mut NodeClient<'_, N>, from: &str) -> Result<(), String> {
     let known = new.topology().await?;
     let is_of_another =
         known.is_some_and(|known| known.members().iter().all(|member| member.id != from));
@@ -201,55 +202,55 @@ async fn refuse_stranger<N: Net>(new: &mut Remote<'_, N>, from: &str) -> Result<
     Ok(())
 }
 
-struct Growth<'a, N> {
+struct SlotMove<'a, N> {
     net: &'a N,
-    asked: &'a GrowthArgs,
+    args: &'a SlotMoveArgs,
     /// Id of the master that gives up the slots.
     from: &'a str,
     id: &'a str,
-    wanted: &'a Wanted,
+    selection: &'a SlotSelection,
     slots: &'a [u16],
 }
 
-impl<N: Net> Growth<'_, N> {
+impl<N: Net> SlotMove<'_, N> {
     /// Runs all steps while the command has the hold. Returns the final topology and the duration
     /// of the hand-over.
     async fn run(
         &self,
         hold: &mut Hold<'_, N>,
-        new: &mut Remote<'_, N>,
+        new: &mut NodeClient<'_, N>,
         topology: Topology,
         is_replica: bool,
     ) -> Result<(Topology, Duration), String> {
-        let Growth { net, asked, .. } = self;
+        let SlotMove { net, args, .. } = self;
         if newest(*net).await?.version != topology.version {
             return Err("the topology has changed: run the command again".to_owned());
         }
         // All masters must know a topology before the command makes the next one. Otherwise a
         // master could accept a different topology with the same version.
-        tell_masters(*net, &topology).await?;
+        send_topology_to_masters(*net, &topology).await?;
         let topology = if is_replica {
             topology
         } else {
             new.ask(&["CLUSTERX", "SETNODEID", self.id, "NX"]).await?;
-            let next = with_replica(&topology, self.id, self.from, asked)?;
-            net.say(&format!(
+            let next = with_replica(&topology, self.id, self.from, args)?;
+            net.print_progress(&format!(
                 "{} becomes a replica of {} (topology {})",
-                asked.to_node, asked.from, next.version
+                args.to_node, args.from, next.version
             ));
-            tell_masters(*net, &next).await?;
+            send_topology_to_masters(*net, &next).await?;
             next
         };
-        tell(*net, &asked.to_node, &topology).await?;
-        follow(*net, hold, new, asked).await?;
+        send_topology(*net, &args.to_node, &topology).await?;
+        follow(*net, hold, new, args).await?;
         let next = self.handed(&topology)?;
-        let took = hand_over(*net, hold, asked, &next).await?;
-        spread(*net, &next).await?;
+        let took = hand_over(*net, hold, args, &next).await?;
+        send_topology_to_all(*net, &next).await?;
         Ok((next, took))
     }
 
     fn handed(&self, topology: &Topology) -> Result<Topology, String> {
-        let is_shard = matches!(self.wanted, Wanted::Shard);
+        let is_shard = matches!(self.selection, SlotSelection::Shard);
         Draft::of(topology).give(self.slots, self.from, self.id, is_shard).finish()
     }
 }
@@ -259,9 +260,9 @@ fn with_replica(
     topology: &Topology,
     id: &str,
     master: &str,
-    asked: &GrowthArgs,
+    args: &SlotMoveArgs,
 ) -> Result<Topology, String> {
-    let (host, port) = asked.to_node.rsplit_once(':').unwrap_or_default();
+    let (host, port) = args.to_node.rsplit_once(':').unwrap_or_default();
     let mut draft = Draft::of(topology);
     draft.nodes.retain(|member| member.id != id);
     draft.nodes.push(Member {
@@ -274,11 +275,11 @@ fn with_replica(
 }
 
 /// Returns the slots to move. `own` is sorted.
-fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
-    let slots: Vec<u16> = match wanted {
-        Wanted::Shard => own.to_vec(),
-        Wanted::Slots(None) => own[own.len() / 2..].to_vec(),
-        Wanted::Slots(Some(ranges)) => {
+fn chosen(selection: &SlotSelection, own: &[u16], from: &str) -> Result<Vec<u16>, String> {
+    let slots: Vec<u16> = match selection {
+        SlotSelection::Shard => own.to_vec(),
+        SlotSelection::Slots(None) => own[own.len() / 2..].to_vec(),
+        SlotSelection::Slots(Some(ranges)) => {
             ranges.iter().flat_map(|&(first, last)| first..=last).collect()
         }
     };
@@ -288,14 +289,14 @@ fn chosen(wanted: &Wanted, own: &[u16], from: &str) -> Result<Vec<u16>, String> 
     if slots.is_empty() {
         return Err(format!("{from} has no slots to move"));
     }
-    if matches!(wanted, Wanted::Slots(_)) && slots.len() == own.len() {
+    if matches!(selection, SlotSelection::Slots(_)) && slots.len() == own.len() {
         return Err(format!("these are all slots of {from}: use tidemark cluster move"));
     }
     Ok(slots)
 }
 
-fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool) -> String {
-    let GrowthArgs { from, to_node, .. } = asked;
+fn plan(args: &SlotMoveArgs, topology: &Topology, slots: usize, is_replica: bool) -> String {
+    let SlotMoveArgs { from, to_node, .. } = args;
     let mut steps = Vec::new();
     if !is_replica {
         steps.push(format!(
@@ -318,10 +319,13 @@ fn plan(asked: &GrowthArgs, topology: &Topology, slots: usize, is_replica: bool)
 }
 
 /// Sends the topology to each of its nodes. The error lists the nodes that did not accept it.
-pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
+pub(super) async fn send_topology_to_all<N: Net>(
+    net: &N,
+    topology: &Topology,
+) -> Result<(), String> {
     let mut failed = Vec::new();
     for address in addresses(topology) {
-        failed.extend(tell(net, &address, topology).await.err());
+        failed.extend(send_topology(net, &address, topology).await.err());
     }
     if failed.is_empty() {
         return Ok(());
@@ -333,46 +337,46 @@ pub(super) async fn spread<N: Net>(net: &N, topology: &Topology) -> Result<(), S
     ))
 }
 
-async fn tell_masters<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
+async fn send_topology_to_masters<N: Net>(net: &N, topology: &Topology) -> Result<(), String> {
     for master in topology.masters() {
-        tell(net, &master.address(), topology).await?;
+        send_topology(net, &master.address(), topology).await?;
     }
     Ok(())
 }
 
-async fn tell<N: Net>(net: &N, address: &str, topology: &Topology) -> Result<(), String> {
+async fn send_topology<N: Net>(net: &N, address: &str, topology: &Topology) -> Result<(), String> {
     let (text, version) = (topology.describe(), topology.version.to_string());
-    let mut node = Remote::open(net, address).await?;
+    let mut node = NodeClient::open(net, address).await?;
     node.ask(&["CLUSTERX", "SETNODES", &text, &version]).await.map(|_| ())
 }
 
 async fn follow<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,
-    new: &mut Remote<'_, N>,
-    asked: &GrowthArgs,
+    new: &mut NodeClient<'_, N>,
+    args: &SlotMoveArgs,
 ) -> Result<(), String> {
     let (began, mut said) = (Instant::now(), Instant::now());
     loop {
         hold.renew().await?;
         match new.info("replication", "master_link_status").await?.as_str() {
             "up" => return Ok(()),
-            "" => return Err(format!("{} is not a replica of {}", asked.to_node, asked.from)),
+            "" => return Err(format!("{} is not a replica of {}", args.to_node, args.from)),
             _ => {}
         }
-        if began.elapsed() > Duration::from_secs(asked.timeout) {
-            return Err(format!("{} has not caught up yet; run the command again", asked.to_node));
+        if began.elapsed() > Duration::from_secs(args.timeout) {
+            return Err(format!("{} has not caught up yet; run the command again", args.to_node));
         }
-        if said.elapsed() > SAY_EVERY {
+        if said.elapsed() > PROGRESS_INTERVAL {
             said = Instant::now();
             let rows = new.text(&["DBSIZE"]).await.unwrap_or_default();
-            let all = match Remote::open(net, &asked.from).await {
+            let all = match NodeClient::open(net, &args.from).await {
                 Ok(mut from) => from.text(&["DBSIZE"]).await.unwrap_or_default(),
                 Err(_) => String::new(),
             };
             let why = new.info("replication", "master_link_error").await.unwrap_or_default();
             let why = if why.is_empty() { why } else { format!(" ({why})") };
-            net.say(&format!("{} copied {rows} of {all} rows{why}", asked.to_node));
+            net.print_progress(&format!("{} copied {rows} of {all} rows{why}", args.to_node));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -383,7 +387,7 @@ async fn follow<N: Net>(
 async fn hand_over<N: Net>(
     net: &N,
     hold: &mut Hold<'_, N>,
-    asked: &GrowthArgs,
+    args: &SlotMoveArgs,
     next: &Topology,
 ) -> Result<Duration, String> {
     let mut attempt = 0;
@@ -391,7 +395,7 @@ async fn hand_over<N: Net>(
         attempt += 1;
         hold.renew().await?;
         let began = Instant::now();
-        match order_hand_over(net, &asked.from, next).await {
+        match order_hand_over(net, &args.from, next).await {
             Ok(()) => return Ok(began.elapsed()),
             Err(why) if attempt == ATTEMPTS => return Err(why),
             Err(why) if ["again", "retry", "in sync"].iter().any(|word| why.contains(word)) => {
@@ -404,7 +408,7 @@ async fn hand_over<N: Net>(
 
 async fn order_hand_over<N: Net>(net: &N, from: &str, next: &Topology) -> Result<(), String> {
     let (text, version) = (next.describe(), next.version.to_string());
-    let mut from = Remote::open(net, from).await?;
+    let mut from = NodeClient::open(net, from).await?;
     from.ask(&["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"]).await.map(|_| ())
 }
 
@@ -436,12 +440,14 @@ mod tests {
     #[test]
     fn slots_are_chosen_among_those_of_the_shard() {
         let own = [1, 2, 3, 9];
-        let choose = |wanted: Wanted| chosen(&wanted, &own, "h:1");
-        assert_eq!(choose(Wanted::Shard), Ok(own.to_vec()));
-        assert_eq!(choose(Wanted::Slots(None)), Ok(vec![3, 9]));
-        assert_eq!(choose(Wanted::Slots(Some(vec![(2, 3)]))), Ok(vec![2, 3]));
-        assert!(choose(Wanted::Slots(Some(vec![(3, 4)]))).unwrap_err().contains("slot 4"));
-        assert!(choose(Wanted::Slots(Some(vec![(1, 3), (9, 9)]))).unwrap_err().contains("move"));
-        assert!(chosen(&Wanted::Shard, &[], "h:1").is_err());
+        let choose = |selection: SlotSelection| chosen(&selection, &own, "h:1");
+        assert_eq!(choose(SlotSelection::Shard), Ok(own.to_vec()));
+        assert_eq!(choose(SlotSelection::Slots(None)), Ok(vec![3, 9]));
+        assert_eq!(choose(SlotSelection::Slots(Some(vec![(2, 3)]))), Ok(vec![2, 3]));
+        assert!(choose(SlotSelection::Slots(Some(vec![(3, 4)]))).unwrap_err().contains("slot 4"));
+        assert!(
+            choose(SlotSelection::Slots(Some(vec![(1, 3), (9, 9)]))).unwrap_err().contains("move")
+        );
+        assert!(chosen(&SlotSelection::Shard, &[], "h:1").is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! CLUSTERX HOLD: a lock that lets one command at a time change a cluster.
 
-use super::remote::{Net, Remote};
+use super::remote::{Net, NodeClient};
 use node::cluster::topology::ID_BYTES;
 use node::cluster::{Member, Topology};
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl<N: Net> Hold<'_, N> {
     async fn ask(&mut self, time: Duration) -> Result<(), String> {
         self.renewed = Instant::now();
         for address in &self.masters {
-            let mut node = Remote::open(self.net, address).await?;
+            let mut node = NodeClient::open(self.net, address).await?;
             let ms = time.as_millis().to_string();
             node.ask(&["CLUSTERX", "HOLD", &self.token, &ms]).await?;
         }

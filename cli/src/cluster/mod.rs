@@ -14,21 +14,21 @@ mod status;
 use crate::import::spaces::maps;
 use crate::terminal::grouped;
 use clap::{Args, Subcommand};
-use growth::{GrowthArgs, Wanted, grow};
+use growth::{SlotMoveArgs, SlotSelection, move_slots};
 use node::client::connect::ConnectArgs;
 use node::cluster::slot;
 use redis_protocol::resp2::types::OwnedFrame;
-use remote::{Remote, addresses, newest};
+use remote::{NodeClient, addresses, newest};
 
 /// Shows a cluster, splits or moves a shard, and deletes rows of foreign slots.
 #[derive(Args, Debug)]
 pub(super) struct ClusterArgs {
     #[command(subcommand)]
-    what: What,
+    what: ClusterCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum ClusterCommand {
     /// Lists all nodes and reports what differs from the topology.
     Status(StatusArgs),
     /// Moves some slots of a shard to another node.
@@ -66,7 +66,7 @@ struct SplitArgs {
     #[command(flatten)]
     to: ConnectArgs,
     #[command(flatten)]
-    nodes: GrowthArgs,
+    nodes: SlotMoveArgs,
     /// Slots to move, for example `0-99 300`. Default: the upper half of the shard's slots.
     #[arg(long, value_name = "SLOTS")]
     slots: Option<String>,
@@ -77,7 +77,7 @@ struct MoveArgs {
     #[command(flatten)]
     to: ConnectArgs,
     #[command(flatten)]
-    nodes: GrowthArgs,
+    nodes: SlotMoveArgs,
 }
 
 #[derive(Args, Debug)]
@@ -97,17 +97,19 @@ pub(super) fn run(args: &ClusterArgs) -> Result<(), String> {
     let runtime = runtime.map_err(|e| e.to_string())?;
     runtime.block_on(async {
         match &args.what {
-            What::Status(args) => status::status(&args.to).await,
-            What::Split(args) => {
+            ClusterCommand::Status(args) => status::status(&args.to).await,
+            ClusterCommand::Split(args) => {
                 let asked = args.slots.as_deref().map(slot::parse_ranges).transpose();
                 let slots =
                     asked.map_err(|word| format!("--slots: '{word}' is not a valid slot"))?;
-                crate::terminal::print(&grow(&args.to, &args.nodes, Wanted::Slots(slots)).await?)
+                crate::terminal::print(
+                    &move_slots(&args.to, &args.nodes, SlotSelection::Slots(slots)).await?,
+                )
             }
-            What::Move(args) => {
-                crate::terminal::print(&grow(&args.to, &args.nodes, Wanted::Shard).await?)
-            }
-            What::Trim(args) => trim(&args.to).await,
+            ClusterCommand::Move(args) => crate::terminal::print(
+                &move_slots(&args.to, &args.nodes, SlotSelection::Shard).await?,
+            ),
+            ClusterCommand::Trim(args) => trim(&args.to).await,
         }
     })
 }
@@ -122,7 +124,7 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
         if topology.slots_of(shard).is_empty() {
             continue;
         }
-        let mut node = Remote::open(to, &address).await?;
+        let mut node = NodeClient::open(to, &address).await?;
         let version = node.text(&["CLUSTERX", "VERSION"]).await?;
         if version != topology.version.to_string() {
             return Err(format!(
@@ -149,7 +151,7 @@ async fn trim(to: &ConnectArgs) -> Result<(), String> {
 }
 
 async fn trim_space(
-    node: &mut Remote<'_, ConnectArgs>,
+    node: &mut NodeClient<'_, ConnectArgs>,
     subcommand: &str,
     space: &str,
 ) -> Result<u64, String> {

@@ -7,7 +7,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::time::Duration;
 
 /// Timeout of a reply from a node.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Network through which a command reaches the nodes of a cluster.
 pub(super) trait Net {
@@ -21,7 +21,7 @@ pub(super) trait Net {
     async fn ask(&self, conn: &mut Self::Conn, words: &[&str]) -> Result<OwnedFrame, String>;
 
     /// Shows progress to the operator.
-    fn say(&self, text: &str);
+    fn print_progress(&self, text: &str);
 }
 
 /// The real network, with the login and TLS options of the command line.
@@ -44,24 +44,24 @@ impl Net for ConnectArgs {
 
     async fn ask(&self, conn: &mut Link, words: &[&str]) -> Result<OwnedFrame, String> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        within(PATIENCE, conn.ask(&words)).await.map_err(|e| e.to_string())
+        within(REPLY_TIMEOUT, conn.ask(&words)).await.map_err(|e| e.to_string())
     }
 
     /// Progress goes to standard error, because scripts read standard output.
-    fn say(&self, text: &str) {
+    fn print_progress(&self, text: &str) {
         eprintln!("{text}");
     }
 }
 
-pub(super) struct Remote<'n, N: Net> {
+pub(super) struct NodeClient<'n, N: Net> {
     pub(super) address: String,
     net: &'n N,
     conn: N::Conn,
 }
 
-impl<N: Net> Remote<'_, N> {
-    pub(super) async fn open<'n>(net: &'n N, address: &str) -> Result<Remote<'n, N>, String> {
-        Ok(Remote { address: address.to_owned(), net, conn: net.open(address).await? })
+impl<N: Net> NodeClient<'_, N> {
+    pub(super) async fn open<'n>(net: &'n N, address: &str) -> Result<NodeClient<'n, N>, String> {
+        Ok(NodeClient { address: address.to_owned(), net, conn: net.open(address).await? })
     }
 
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<OwnedFrame, String> {
@@ -113,13 +113,13 @@ impl<N: Net> Remote<'_, N> {
 /// Returns the newest topology among the nodes of the cluster. Fails if two nodes have different
 /// topologies with the same version: only an operator can decide which one is valid.
 pub(super) async fn newest<N: Net>(net: &N) -> Result<Topology, String> {
-    let mut first = Remote::open(net, &net.first()).await?;
+    let mut first = NodeClient::open(net, &net.first()).await?;
     let none = || format!("{} has no topology yet", net.first());
     let mut newest = first.topology().await?.ok_or_else(none)?;
     let mut from = net.first();
     for address in addresses(&newest) {
         // Skip an unreachable node.
-        let Ok(mut node) = Remote::open(net, &address).await else { continue };
+        let Ok(mut node) = NodeClient::open(net, &address).await else { continue };
         let Ok(Some(other)) = node.topology().await else { continue };
         if other.version == newest.version && !other.agrees_with(&newest) {
             return Err(format!(

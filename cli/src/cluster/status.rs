@@ -1,6 +1,6 @@
 //! `tidemark cluster status`: prints one line per node with its faults.
 
-use super::remote::{Remote, addresses, newest};
+use super::remote::{NodeClient, addresses, newest};
 use crate::import::spaces::names_of;
 use crate::terminal::grouped;
 use node::client::connect::ConnectArgs;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 #[derive(Default)]
-struct Facts {
+struct NodeStatus {
     /// Id of the node, empty if it has none.
     id: String,
     /// Version of its topology, -1 if it has none.
@@ -32,13 +32,13 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let members: Vec<_> = topology.members().iter().zip(addresses(&topology)).collect();
     let mut told = Vec::with_capacity(members.len());
     for (_, address) in &members {
-        told.push(facts(to, address).await);
+        told.push(node_status(to, address).await);
     }
     // First definition of each space, view and action, and the node that has it. All nodes must
     // have the same definitions.
     let mut known = BTreeMap::new();
-    for ((_, address), facts) in members.iter().zip(&told) {
-        let own = facts.iter().flat_map(|facts| &facts.schema).flatten();
+    for ((_, address), node_status) in members.iter().zip(&told) {
+        let own = node_status.iter().flat_map(|node_status| &node_status.schema).flatten();
         own.for_each(|(name, what)| _ = known.entry(name).or_insert((what, address.as_str())));
     }
     let mut out = format!("topology {}\n", topology.version);
@@ -46,24 +46,24 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     let mut shown = vec![["node", "role", "slots", "rows", "topology", "state"].map(str::to_owned)];
     // Addresses of the nodes by id. An id must be unique, so each list should have one address.
     let mut by_id: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for ((member, address), facts) in members.iter().zip(&told) {
+    for ((member, address), node_status) in members.iter().zip(&told) {
         let (role, slots) = match member.master {
             None => ("master", topology.slots_of(&member.id).len().to_string()),
             Some(_) => ("replica", String::new()),
         };
-        let [rows, version, state] = match facts {
-            Ok(facts) => {
-                let mut faults = faults(facts, member, topology.version);
-                faults.extend(facts.schema.iter().flat_map(|own| difference(own, &known)));
+        let [rows, version, state] = match node_status {
+            Ok(node_status) => {
+                let mut faults = faults(node_status, member, topology.version);
+                faults.extend(node_status.schema.iter().flat_map(|own| difference(own, &known)));
                 is_fine &= faults.is_empty();
                 let state = match faults.is_empty() {
                     true => health(member).to_owned(),
                     false => faults.join("; "),
                 };
-                if !facts.id.is_empty() {
-                    by_id.entry(&facts.id).or_default().push(address);
+                if !node_status.id.is_empty() {
+                    by_id.entry(&node_status.id).or_default().push(address);
                 }
-                [facts.rows.clone(), facts.version.clone(), state]
+                [node_status.rows.clone(), node_status.version.clone(), state]
             }
             Err(why) => {
                 is_fine = false;
@@ -91,8 +91,8 @@ pub(super) async fn status(to: &ConnectArgs) -> Result<(), String> {
     if is_fine { Ok(()) } else { Err("the cluster has faults: see above".to_owned()) }
 }
 
-async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
-    let mut node = Remote::open(to, address).await?;
+async fn node_status(to: &ConnectArgs, address: &str) -> Result<NodeStatus, String> {
+    let mut node = NodeClient::open(to, address).await?;
     let version = node.text(&["CLUSTERX", "VERSION"]).await?;
     let id = node.text(&["CLUSTERX", "MYID"]).await?;
     let rows = node.text(&["DBSIZE"]).await?.parse().map(grouped).unwrap_or_default();
@@ -100,11 +100,11 @@ async fn facts(to: &ConnectArgs, address: &str) -> Result<Facts, String> {
     let is_master = field(&replication, "role") == "master";
     let refusal = if is_master { refusal(&mut node).await } else { String::new() };
     let schema = schema(&mut node).await?;
-    Ok(Facts { id, version, rows, replication, refusal, schema })
+    Ok(NodeStatus { id, version, rows, replication, refusal, schema })
 }
 
 /// Reads the definitions that must be equal on all nodes, because a page may span shards.
-async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, String> {
+async fn schema(node: &mut NodeClient<'_, ConnectArgs>) -> Result<Option<Schema>, String> {
     let mut all = Schema::new();
     for kind in ["space", "view", "action"] {
         let list = match node.ask(&[&format!("TM.{kind}"), "LIST"]).await {
@@ -114,7 +114,7 @@ async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, St
         let OwnedFrame::Array(list) = list else { continue };
         for entry in list {
             let OwnedFrame::Array(entry) = entry else { continue };
-            let (name, what) = thing(kind, &entry);
+            let (name, what) = parse_definition(kind, &entry);
             all.insert(format!("{kind} '{name}'"), what);
         }
     }
@@ -123,7 +123,7 @@ async fn schema(node: &mut Remote<'_, ConnectArgs>) -> Result<Option<Schema>, St
 
 /// Returns the name of a space, view or action, and the values to compare. Omits values that depend
 /// on the contents of a space.
-fn thing(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
+fn parse_definition(kind: &str, entry: &[OwnedFrame]) -> (String, Vec<OwnedFrame>) {
     let of_space = ["kind", "keys", "fields", "ledger"];
     let (mut name, mut what) = (String::new(), Vec::new());
     for pair in entry.chunks_exact(2) {
@@ -159,7 +159,7 @@ fn difference(own: &Schema, known: &BTreeMap<&String, (&Vec<OwnedFrame>, &str)>)
 /// Returns the error that the node returns to writes. INFO does not report an expired lease. This
 /// therefore sends a write without effect: TRIM of a space that cannot exist. A master that accepts
 /// writes replies that the space does not exist.
-async fn refusal(node: &mut Remote<'_, ConnectArgs>) -> String {
+async fn refusal(node: &mut NodeClient<'_, ConnectArgs>) -> String {
     let Err(said) = node.ask(&["CLUSTERX", "TRIM", "", "0"]).await else { return String::new() };
     let said = said.strip_prefix(&format!("{}: ", node.address)).unwrap_or(&said);
     // If the user lacks permission to write, the reply does not show the state of the master.
@@ -178,15 +178,15 @@ fn health(member: &Member) -> &'static str {
 }
 
 /// Lists the differences between a node and its line in the newest topology.
-fn faults(facts: &Facts, member: &Member, version: i64) -> Vec<String> {
-    let Facts { id, replication, refusal, .. } = facts;
+fn faults(node_status: &NodeStatus, member: &Member, version: i64) -> Vec<String> {
+    let NodeStatus { id, replication, refusal, .. } = node_status;
     let mut faults = Vec::new();
     if id.is_empty() {
         faults.push("has no id and serves no slots".to_owned());
     } else if *id != member.id {
         faults.push(format!("is another node: {id}"));
     }
-    match facts.version.parse::<i64>() {
+    match node_status.version.parse::<i64>() {
         Ok(known) if known == version => {}
         Ok(known) if known > version => faults.push("has a newer topology".to_owned()),
         Ok(0..) => faults.push("has an older topology".to_owned()),
@@ -230,7 +230,7 @@ mod tests {
             port: 1,
             master: is_replica.then(|| "b".repeat(40)),
         };
-        let facts = Facts {
+        let node_status = NodeStatus {
             id: id.repeat(40),
             version: version.to_string(),
             rows: String::new(),
@@ -238,7 +238,7 @@ mod tests {
             refusal: refusal.to_owned(),
             schema: None,
         };
-        faults(&facts, &member, 7).join("; ")
+        faults(&node_status, &member, 7).join("; ")
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
         let text = |text: &str| OwnedFrame::BulkString(text.into());
         let space = |fields, rows| {
             let words = ["name", "post", "fields", fields, "rows", rows];
-            thing("space", &words.map(text))
+            parse_definition("space", &words.map(text))
         };
         assert_eq!(space("like:12 !old:8 read:16", "5"), space("like:14 read:16", "6"));
         assert_ne!(space("like:12", "5"), space("read:12", "5"));

@@ -223,11 +223,11 @@ pub enum Kind {
 }
 
 /// Meaning of the lines of a file.
-pub(super) enum Shape {
+pub(super) enum LineShape {
     Rows {
         fields: Vec<String>,
         /// Column indexes of the id, then of the fields.
-        places: Vec<usize>,
+        column_indexes: Vec<usize>,
         /// Number of columns of a line.
         width: usize,
     },
@@ -235,11 +235,11 @@ pub(super) enum Shape {
     Events,
 }
 
-impl Shape {
+impl LineShape {
     /// Returns the shape of lines with the id first, then `fields` in order.
-    pub(super) fn rows(fields: Vec<String>) -> Shape {
+    pub(super) fn rows(fields: Vec<String>) -> LineShape {
         let width = fields.len() + 1;
-        Shape::Rows { fields, places: (0..width).collect(), width }
+        LineShape::Rows { fields, column_indexes: (0..width).collect(), width }
     }
 }
 

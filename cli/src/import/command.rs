@@ -1,13 +1,13 @@
 //! Converts lines to commands.
 
-use super::args::{ImportArgs, Shape, renamed};
+use super::args::{ImportArgs, LineShape, renamed};
 use super::csv::Columns;
-use super::json::{Object, is_there, text_of};
-use super::pipe::{Pipe, Verb};
+use super::json::{Object, is_present, text_of};
+use super::pipe::{CommandKind, Pipe};
 use node::client::connect::{put_bulk, put_head};
 use std::borrow::Cow;
 
-pub(super) enum Pushed {
+pub(super) enum LineOutcome {
     Command,
     /// The event is an original post and changes no counter.
     OriginalPost,
@@ -16,7 +16,7 @@ pub(super) enum Pushed {
 }
 
 pub(super) struct Command {
-    pub(super) shape: Shape,
+    pub(super) shape: LineShape,
     /// Name of the space or the action.
     of: String,
     /// Encoded command up to its first value.
@@ -26,18 +26,19 @@ pub(super) struct Command {
 }
 
 impl Command {
-    pub(super) fn new(shape: Shape, args: &ImportArgs) -> Command {
+    pub(super) fn new(shape: LineShape, args: &ImportArgs) -> Command {
         let bulk = |text: &str| {
             let mut out = Vec::new();
             put_bulk(&mut out, text.as_bytes());
             out
         };
         let (name, of, fields) = match &shape {
-            Shape::Rows { fields, .. } => ("CNT.SET", &args.space, &fields[..]),
-            Shape::Flags => ("PH.ADD", &args.space, &[][..]),
-            Shape::Events => ("FEED.ACT", &args.action, &[][..]),
+            LineShape::Rows { fields, .. } => ("CNT.SET", &args.space, &fields[..]),
+            LineShape::Flags => ("PH.ADD", &args.space, &[][..]),
+            LineShape::Events => ("FEED.ACT", &args.action, &[][..]),
         };
-        let arguments = if matches!(shape, Shape::Rows { .. }) { 3 + 2 * fields.len() } else { 4 };
+        let arguments =
+            if matches!(shape, LineShape::Rows { .. }) { 3 + 2 * fields.len() } else { 4 };
         let mut head = Vec::new();
         put_head(&mut head, b'*', arguments);
         head.extend([bulk(name), bulk(of)].concat());
@@ -51,23 +52,23 @@ impl Command {
         columns: &Columns,
         line: u64,
         pipe: &mut Pipe,
-    ) -> Result<Pushed, String> {
+    ) -> Result<LineOutcome, String> {
         let expected = match &self.shape {
-            Shape::Rows { width, .. } => *width,
-            Shape::Flags => 2,
-            Shape::Events => 4,
+            LineShape::Rows { width, .. } => *width,
+            LineShape::Flags => 2,
+            LineShape::Events => 4,
         };
         if columns.len() != expected {
             return Err(format!("found {} columns, expected {expected}", columns.len()));
         }
         match &self.shape {
-            Shape::Rows { fields, places, .. } => {
-                let values = places.iter().skip(1).map(|place| columns.get(*place));
-                let (id, number) = integer::<u64>("id", columns.get(places[0]))?;
+            LineShape::Rows { fields, column_indexes, .. } => {
+                let values = column_indexes.iter().skip(1).map(|place| columns.get(*place));
+                let (id, number) = integer::<u64>("id", columns.get(column_indexes[0]))?;
                 for (field, value) in fields.iter().zip(values.clone()) {
                     integer::<i64>(field, value)?;
                 }
-                pipe.push(number, line, Verb::Row, |out| {
+                pipe.push(number, line, CommandKind::Row, |out| {
                     out.extend_from_slice(&self.head);
                     put_bulk(out, id);
                     for (field, value) in self.fields.iter().zip(values) {
@@ -76,21 +77,21 @@ impl Command {
                     }
                 });
             }
-            Shape::Flags => {
+            LineShape::Flags => {
                 let (id, number) = integer::<u64>("id", columns.get(0))?;
                 self.push_pair(number, line, columns.get(1), id, pipe);
             }
-            Shape::Events => {
+            LineShape::Events => {
                 integer::<u64>("post_id", columns.get(1))?;
                 let (user, _) = integer::<u64>("user_id", columns.get(3))?;
                 if columns.get(2).is_empty() {
-                    return Ok(Pushed::OriginalPost);
+                    return Ok(LineOutcome::OriginalPost);
                 }
                 let (origin, number) = integer::<u64>("origin_post_id", columns.get(2))?;
                 self.push_pair(number, line, user, origin, pipe);
             }
         }
-        Ok(Pushed::Command)
+        Ok(LineOutcome::Command)
     }
 
     /// Converts an object to a command. An object may name any counters of the space. Null counters
@@ -100,25 +101,25 @@ impl Command {
         object: &Object,
         line: u64,
         pipe: &mut Pipe,
-    ) -> Result<Pushed, String> {
+    ) -> Result<LineOutcome, String> {
         let id = text_of(object, "id")?;
         let (id, number) = integer::<u64>("id", id.as_bytes())?;
         match &self.shape {
-            Shape::Rows { .. } => {
+            LineShape::Rows { .. } => {
                 let mut values: Vec<(&str, Cow<'_, str>)> = Vec::with_capacity(object.len());
                 let counters = || object.keys().filter(|name| *name != "id");
-                for name in counters().filter(|name| is_there(object, name)) {
+                for name in counters().filter(|name| is_present(object, name)) {
                     let value = text_of(object, name)?;
                     integer::<i64>(name, value.as_bytes())?;
                     values.push((name, value));
                 }
                 if values.is_empty() && counters().next().is_some() {
-                    return Ok(Pushed::NoCounters);
+                    return Ok(LineOutcome::NoCounters);
                 }
                 if values.is_empty() {
                     return Err("the line has no counters".to_owned());
                 }
-                pipe.push(number, line, Verb::Row, |out| {
+                pipe.push(number, line, CommandKind::Row, |out| {
                     put_head(out, b'*', 3 + 2 * values.len());
                     [b"CNT.SET", self.of.as_bytes(), id].iter().for_each(|arg| put_bulk(out, arg));
                     for (name, value) in &values {
@@ -127,20 +128,24 @@ impl Command {
                     }
                 });
             }
-            Shape::Flags => {
+            LineShape::Flags => {
                 let member = text_of(object, "member")?;
                 self.push_pair(number, line, member.as_bytes(), id, pipe);
             }
-            Shape::Events => {
+            LineShape::Events => {
                 let user = text_of(object, "user")?;
                 self.push_pair(number, line, user.as_bytes(), id, pipe);
             }
         }
-        Ok(Pushed::Command)
+        Ok(LineOutcome::Command)
     }
 
     fn push_pair(&self, number: u64, line: u64, member: &[u8], id: &[u8], pipe: &mut Pipe) {
-        let verb = if matches!(self.shape, Shape::Flags) { Verb::Flag } else { Verb::Event };
+        let verb = if matches!(self.shape, LineShape::Flags) {
+            CommandKind::Flag
+        } else {
+            CommandKind::Event
+        };
         pipe.push(number, line, verb, |out| {
             out.extend_from_slice(&self.head);
             put_bulk(out, member);
@@ -162,22 +167,22 @@ fn integer<'a, T: std::str::FromStr>(what: &str, text: &'a [u8]) -> Result<(&'a 
     }
 }
 
-pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<Shape, String> {
+pub(super) fn named_columns(header: &[String], names: &[String]) -> Result<LineShape, String> {
     let place = |name: &str| {
         let place = header.iter().position(|column| column == name);
         place.ok_or_else(|| format!("--fields: no such column '{name}'"))
     };
-    let (mut id, mut fields, mut places) = ("id", Vec::new(), Vec::new());
+    let (mut id, mut fields, mut column_indexes) = ("id", Vec::new(), Vec::new());
     for (from, to) in names.iter().map(|name| renamed(name)) {
         if to == "id" {
             id = from;
         } else {
             fields.push(to.to_owned());
-            places.push(place(from)?);
+            column_indexes.push(place(from)?);
         }
     }
-    places.insert(0, place(id)?);
-    Ok(Shape::Rows { fields, places, width: header.len() })
+    column_indexes.insert(0, place(id)?);
+    Ok(LineShape::Rows { fields, column_indexes, width: header.len() })
 }
 
 #[cfg(test)]

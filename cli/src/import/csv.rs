@@ -4,11 +4,11 @@
 //! Records are bounded. An unclosed quote turns the rest of the file into one record; it is counted
 //! as bad and not buffered.
 
-use super::lines::LINE_MOST_BYTES;
+use super::lines::MAX_LINE_BYTES;
 use csv_core::{ReadRecordResult, Reader};
 use std::io::{self, BufRead};
 
-const MOST_COLUMNS: usize = 1024;
+const MAX_COLUMNS: usize = 1024;
 
 pub(super) struct Columns {
     text: Vec<u8>,
@@ -49,7 +49,7 @@ pub(super) struct Records {
 impl Records {
     pub(super) fn new() -> Records {
         let columns =
-            Columns { text: vec![0; LINE_MOST_BYTES], ends: vec![0; MOST_COLUMNS], count: 0 };
+            Columns { text: vec![0; MAX_LINE_BYTES], ends: vec![0; MAX_COLUMNS], count: 0 };
         Records { csv: Reader::new(), columns, line: 1, next_line: 1, after_cr: false }
     }
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn records_are_bounded() {
-        let long = "9".repeat(10 * LINE_MOST_BYTES);
+        let long = "9".repeat(10 * MAX_LINE_BYTES);
         let mut reader = io::Cursor::new(format!("a,b\n\n{long}\n{}\nlast", ",".repeat(5000)));
         let mut records = Records::new();
         assert_eq!(records.next(&mut reader).unwrap(), Some(Ok(())));

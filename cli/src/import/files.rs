@@ -1,14 +1,14 @@
 //! Imports files: CSV with or without a header, and JSON lines.
 
-use super::args::{ImportArgs, Kind, Shape, renamed};
-use super::command::{Command, Pushed, named_columns};
+use super::args::{ImportArgs, Kind, LineShape, renamed};
+use super::command::{Command, LineOutcome, named_columns};
 use super::csv::{Columns, Records};
 use super::json;
 use super::lanes::Lanes;
 use super::lines::{Lines, open};
-use super::pipe::{Event, Pipe, Tally};
+use super::pipe::{Event, Pipe, ReplyCounts};
 use super::spaces::Spaces;
-use super::summary::{ImportError, SHOWN, Summary};
+use super::summary::{ImportError, MAX_SHOWN_ERRORS, Summary};
 use indicatif::ProgressBar;
 use std::io::{self, BufRead};
 use std::path::Path;
@@ -16,13 +16,13 @@ use std::path::Path;
 /// Number of lines between checks for failed connections.
 const LINES_PER_LOOK: u64 = 256;
 
-pub(super) struct Import<'a> {
+pub(super) struct FileImport<'a> {
     pub(super) args: &'a ImportArgs,
     pub(super) summary: Summary,
     pub(super) shown: usize,
 }
 
-struct Source {
+struct InputFile {
     name: String,
     progress: ProgressBar,
 }
@@ -35,12 +35,12 @@ fn is_json(reader: &mut dyn BufRead) -> io::Result<bool> {
 }
 
 impl Summary {
-    fn add(&mut self, tally: &Tally, shape: Option<Shape>) {
+    fn add(&mut self, tally: &ReplyCounts, shape: Option<LineShape>) {
         let answered = tally.changed + tally.repeated + tally.unknown;
         match shape {
-            Some(Shape::Rows { .. }) => self.rows += tally.done,
-            Some(Shape::Flags) => self.flags += answered,
-            Some(Shape::Events) => self.events += answered,
+            Some(LineShape::Rows { .. }) => self.rows += tally.done,
+            Some(LineShape::Flags) => self.flags += answered,
+            Some(LineShape::Events) => self.events += answered,
             None => {}
         }
         self.bad += tally.bad;
@@ -50,7 +50,7 @@ impl Summary {
     }
 }
 
-impl Import<'_> {
+impl FileImport<'_> {
     fn connect(&self) -> Result<(Pipe, Spaces), ImportError> {
         let connect = &self.args.connect;
         let open = || {
@@ -66,7 +66,7 @@ impl Import<'_> {
         let name = path.display().to_string();
         let failed = |line, source| ImportError::File { path: name.clone(), line, source };
         let (progress, mut reader) = open(path).map_err(|e| failed(0, e))?;
-        let source = Source { name: name.clone(), progress };
+        let source = InputFile { name: name.clone(), progress };
         // Clear the bar even on errors: messages must not follow a bar on the same line.
         let outcome = self.lines(&source, &mut reader, &failed);
         source.progress.finish_and_clear();
@@ -75,7 +75,7 @@ impl Import<'_> {
 
     fn lines(
         &mut self,
-        source: &Source,
+        source: &InputFile,
         reader: &mut dyn BufRead,
         failed: &dyn Fn(u64, io::Error) -> ImportError,
     ) -> Result<(), ImportError> {
@@ -95,7 +95,7 @@ impl Import<'_> {
 
     fn json(
         &mut self,
-        source: &Source,
+        source: &InputFile,
         reader: &mut dyn BufRead,
         failed: &dyn Fn(u64, io::Error) -> ImportError,
         pipe: &mut Pipe,
@@ -133,7 +133,7 @@ impl Import<'_> {
 
     fn csv(
         &mut self,
-        source: &Source,
+        source: &InputFile,
         reader: &mut dyn BufRead,
         failed: &dyn Fn(u64, io::Error) -> ImportError,
         pipe: &mut Pipe,
@@ -175,16 +175,16 @@ impl Import<'_> {
 
     fn pushed(
         &mut self,
-        source: &Source,
+        source: &InputFile,
         line: u64,
-        pushed: Result<Pushed, String>,
+        pushed: Result<LineOutcome, String>,
         pipe: &Pipe,
     ) -> Result<(), ImportError> {
         self.summary.lines += 1;
         match pushed {
-            Ok(Pushed::Command) => {}
-            Ok(Pushed::OriginalPost) => self.summary.originals += 1,
-            Ok(Pushed::NoCounters) => self.summary.without_counters += 1,
+            Ok(LineOutcome::Command) => {}
+            Ok(LineOutcome::OriginalPost) => self.summary.originals += 1,
+            Ok(LineOutcome::NoCounters) => self.summary.without_counters += 1,
             Err(reason) => {
                 self.summary.bad += 1;
                 self.bad(source, line, reason)?;
@@ -200,7 +200,7 @@ impl Import<'_> {
 
     fn event(
         &mut self,
-        source: &Source,
+        source: &InputFile,
         event: Event,
         pipe: &Pipe,
         last: u64,
@@ -223,9 +223,9 @@ impl Import<'_> {
     /// Determines the shape of a JSON file by its first object.
     fn of_object(&self, object: &json::Object, spaces: &Spaces) -> Result<Command, ImportError> {
         let shape = match self.args.kind.unwrap_or_else(|| json::kind_of(object)) {
-            Kind::Rows => Shape::rows(Vec::new()),
-            Kind::Flags => Shape::Flags,
-            Kind::Events => Shape::Events,
+            Kind::Rows => LineShape::rows(Vec::new()),
+            Kind::Flags => LineShape::Flags,
+            Kind::Events => LineShape::Events,
         };
         spaces.check(&shape, self.args).map_err(ImportError::Kind)?;
         Ok(Command::new(shape, self.args))
@@ -238,7 +238,7 @@ impl Import<'_> {
         name: &str,
         columns: &Columns,
         spaces: &Spaces,
-    ) -> Result<(Shape, bool), ImportError> {
+    ) -> Result<(LineShape, bool), ImportError> {
         let first: Vec<String> =
             columns.iter().map(|c| String::from_utf8_lossy(c).trim().to_string()).collect();
         let is_header = first.iter().any(|c| c.bytes().any(|b| b.is_ascii_alphabetic()));
@@ -272,12 +272,12 @@ impl Import<'_> {
                 && !spaces.existences.is_empty()
         };
         let shape = match kind {
-            Kind::Events => Shape::Events,
+            Kind::Events => LineShape::Events,
             Kind::Flags => {
-                return Ok((Shape::Flags, !is_id(&first[0])));
+                return Ok((LineShape::Flags, !is_id(&first[0])));
             }
             Kind::Rows if is_of_flags() && first.len() == 2 => {
-                return Ok((Shape::Flags, !is_id(&first[0])));
+                return Ok((LineShape::Flags, !is_id(&first[0])));
             }
             Kind::Rows if is_of_flags() => {
                 return Err(ImportError::Kind(format!(
@@ -298,8 +298,8 @@ impl Import<'_> {
                 named_columns(&first, &self.args.fields)
                     .map_err(|why| ImportError::Kind(format!("{name}: {why}")))?
             }
-            Kind::Rows if !self.args.fields.is_empty() => Shape::rows(self.args.fields.clone()),
-            Kind::Rows if is_header => Shape::rows(first[1..].to_vec()),
+            Kind::Rows if !self.args.fields.is_empty() => LineShape::rows(self.args.fields.clone()),
+            Kind::Rows if is_header => LineShape::rows(first[1..].to_vec()),
             Kind::Rows => {
                 return Err(ImportError::Kind(format!(
                     "{name}: the file has no header: name the fields with --fields like,repost,..."
@@ -310,15 +310,15 @@ impl Import<'_> {
     }
 
     /// Reports a bad line. With `--strict`, returns it as an error.
-    fn bad(&mut self, source: &Source, line: u64, reason: String) -> Result<(), ImportError> {
+    fn bad(&mut self, source: &InputFile, line: u64, reason: String) -> Result<(), ImportError> {
         let (name, progress) = (&source.name, &source.progress);
         if self.args.strict {
             return Err(ImportError::Strict { path: name.clone(), line, reason });
         }
         self.shown += 1;
-        if self.shown <= SHOWN {
+        if self.shown <= MAX_SHOWN_ERRORS {
             progress.suspend(|| eprintln!("{name}, line {line}: {reason}"));
-        } else if self.shown == SHOWN + 1 {
+        } else if self.shown == MAX_SHOWN_ERRORS + 1 {
             progress.suspend(|| eprintln!("further bad lines are counted but not shown"));
         }
         Ok(())

@@ -10,25 +10,25 @@ use std::fmt;
 pub(super) type Object = serde_json::Map<String, Value>;
 
 pub(super) fn object(line: &[u8]) -> Result<Object, String> {
-    let once: Once =
+    let once: UniqueObject =
         serde_json::from_slice(line).map_err(|error| format!("not a JSON object: {error}"))?;
     Ok(once.0)
 }
 
 /// An object with unique names. With duplicate names, it is unclear which value is meant.
-struct Once(Object);
+struct UniqueObject(Object);
 
-impl<'de> Deserialize<'de> for Once {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Once, D::Error> {
+impl<'de> Deserialize<'de> for UniqueObject {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<UniqueObject, D::Error> {
         struct Names;
         impl<'de> Visitor<'de> for Names {
-            type Value = Once;
+            type Value = UniqueObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Once, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueObject, A::Error> {
                 let mut object = Object::new();
                 while let Some((name, value)) = map.next_entry::<String, Value>()? {
                     if object.contains_key(&name) {
@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for Once {
                     }
                     object.insert(name, value);
                 }
-                Ok(Once(object))
+                Ok(UniqueObject(object))
             }
         }
         from.deserialize_map(Names)
@@ -64,14 +64,14 @@ pub(super) fn renamed(mut object: Object, names: &[String]) -> Object {
 /// Determines the kind of a line by the names of its values.
 pub(super) fn kind_of(object: &Object) -> Kind {
     match () {
-        () if is_there(object, "member") => Kind::Flags,
-        () if is_there(object, "user") => Kind::Events,
+        () if is_present(object, "member") => Kind::Flags,
+        () if is_present(object, "user") => Kind::Events,
         () => Kind::Rows,
     }
 }
 
 /// Returns whether the object has a non-null value. Serializers write null for missing values.
-pub(super) fn is_there(object: &Object, name: &str) -> bool {
+pub(super) fn is_present(object: &Object, name: &str) -> bool {
     object.get(name).is_some_and(|value| !value.is_null())
 }
 

@@ -1,7 +1,7 @@
 //! Connections of an import: several to the server, or to each master of a cluster. A master
 //! receives only rows of its own slots.
 
-use super::spaces::{Places, Spaces, of_server};
+use super::spaces::{ServerBySlot, Spaces, with_server_address};
 use node::client::connect::{ConnectArgs, Link};
 use std::io;
 
@@ -15,7 +15,7 @@ pub(super) struct Lanes {
 pub(super) struct Route {
     /// Number of connections per server. Connections to a server are adjacent.
     each: usize,
-    places: Places,
+    server_by_slot: ServerBySlot,
 }
 
 impl Lanes {
@@ -28,10 +28,11 @@ impl Lanes {
         for server in spaces.cluster.servers(connect) {
             for _ in 0..each {
                 let link = server.open(tls.as_ref()).await;
-                links.push(link.map_err(|error| of_server(&server, error))?);
+                links.push(link.map_err(|error| with_server_address(&server, error))?);
             }
         }
-        let route = Route { each: usize::from(each), places: spaces.cluster.places() };
+        let route =
+            Route { each: usize::from(each), server_by_slot: spaces.cluster.server_by_slot() };
         Ok((Lanes { links, route }, spaces))
     }
 }
@@ -40,7 +41,7 @@ impl Route {
     pub(super) fn of(&self, id: u64) -> usize {
         // Mix the bits, because the ids of one source often share their low bits.
         let mixed = id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        self.places.of(id) * self.each + mixed as usize % self.each
+        self.server_by_slot.of(id) * self.each + mixed as usize % self.each
     }
 }
 
@@ -52,7 +53,7 @@ mod tests {
     #[test]
     fn an_id_goes_to_the_master_of_its_slot_by_one_connection() {
         let masters = (0..16_384).map(|slot| u16::from(slot > 8191)).collect();
-        let route = Route { each: 3, places: Places(masters) };
+        let route = Route { each: 3, server_by_slot: ServerBySlot(masters) };
         let mut used = [0; 6];
         for id in (0..3000).chain(u64::MAX - 10..=u64::MAX) {
             let lane = route.of(id);
@@ -60,7 +61,7 @@ mod tests {
             used[lane] += 1;
         }
         assert!(used.iter().all(|count| *count > 300), "{used:?}");
-        let alone = Route { each: 3, places: Places::default() };
+        let alone = Route { each: 3, server_by_slot: ServerBySlot::default() };
         assert!((0..3000).all(|id| alone.of(id) < 3));
     }
 }

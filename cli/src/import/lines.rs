@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 /// Maximum length of a line. A longer line is counted as bad and skipped without buffering.
-pub(super) const LINE_MOST_BYTES: usize = 64 << 10;
+pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 pub(crate) fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
@@ -94,11 +94,11 @@ impl Lines {
     ) -> io::Result<Option<Result<&[u8], &'static str>>> {
         loop {
             self.line.clear();
-            if reader.take(LINE_MOST_BYTES as u64 + 1).read_until(b'\n', &mut self.line)? == 0 {
+            if reader.take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut self.line)? == 0 {
                 return Ok(None);
             }
             self.number += 1;
-            if self.line.len() > LINE_MOST_BYTES && !self.line.ends_with(b"\n") {
+            if self.line.len() > MAX_LINE_BYTES && !self.line.ends_with(b"\n") {
                 skip_line(reader)?;
                 return Ok(Some(Err("longer than 65536 bytes")));
             }
@@ -156,12 +156,12 @@ mod tests {
 
     #[test]
     fn lines_are_bounded_and_numbered() {
-        let long = "9".repeat(10 * LINE_MOST_BYTES);
+        let long = "9".repeat(10 * MAX_LINE_BYTES);
         let text = format!("\u{feff}a,b\r\n\n{long}\nlast");
         let (mut reader, mut lines) = (io::Cursor::new(text), Lines { line: vec![], number: 0 });
         assert_eq!(lines.next(&mut reader).unwrap(), Some(Ok(&b"a,b"[..])));
         assert!(lines.next(&mut reader).unwrap().unwrap().is_err());
-        assert!(lines.line.capacity() < 3 * LINE_MOST_BYTES);
+        assert!(lines.line.capacity() < 3 * MAX_LINE_BYTES);
         assert_eq!(lines.next(&mut reader).unwrap(), Some(Ok(&b"last"[..])));
         assert_eq!(lines.number, 4);
         assert_eq!(lines.next(&mut reader).unwrap(), None);

@@ -32,7 +32,7 @@ mod summary;
 pub use args::{ImportArgs, Kind};
 pub use summary::{ImportError, Summary};
 
-use files::Import;
+use files::FileImport;
 use indicatif::{HumanCount, HumanDuration};
 use std::io::{self, Write};
 use std::time::Instant;
@@ -52,7 +52,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 /// Runs the import. Writes progress to standard error, and the summary to standard output.
 pub fn run(args: &ImportArgs) -> Result<Summary, ImportError> {
     let started = Instant::now();
-    let mut import = Import { args, summary: Summary::default(), shown: 0 };
+    let mut import = FileImport { args, summary: Summary::default(), shown: 0 };
     for path in &args.files {
         import.file(path)?;
     }

@@ -26,7 +26,7 @@ const CHUNKS: usize = 8;
 const READ_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(super) struct ReplyCounts {
     /// Number of `OK` replies.
     pub(super) done: u64,
     /// Number of replies with 1: the command changed something.
@@ -41,7 +41,7 @@ pub(super) struct Tally {
 
 /// Kind of a command, for counting executed commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum CommandKind {
     Row,
     Flag,
     Event,
@@ -53,11 +53,11 @@ pub(super) enum Verb {
 pub(super) struct Executed([AtomicU64; 5]);
 
 impl Executed {
-    pub(super) fn of(&self, verb: Verb) -> u64 {
+    pub(super) fn of(&self, verb: CommandKind) -> u64 {
         self.0[verb as usize].load(Relaxed)
     }
 
-    fn note(&self, verb: Verb) {
+    fn note(&self, verb: CommandKind) {
         self.0[verb as usize].fetch_add(1, Relaxed);
     }
 }
@@ -76,7 +76,7 @@ pub(super) enum Event {
 struct Chunk {
     bytes: Vec<u8>,
     /// Line and verb of each command.
-    lines: Vec<(u64, Verb)>,
+    lines: Vec<(u64, CommandKind)>,
 }
 
 /// First line of each chunk that is not fully answered, by connection.
@@ -93,20 +93,23 @@ pub(super) struct Pipe {
     route: Route,
     executed: Arc<Executed>,
     events: Receiver<Event>,
-    thread: JoinHandle<io::Result<Tally>>,
+    thread: JoinHandle<io::Result<ReplyCounts>>,
 }
 
 impl Pipe {
     /// Starts the I/O thread. The connections must have been opened in `runtime`.
     pub(super) fn start(all: Lanes, runtime: tokio::runtime::Runtime) -> io::Result<Pipe> {
-        let (told, events) = channel();
+        let (event_sender, events) = channel();
         let (mut lanes, mut ends) = (Vec::new(), Vec::new());
         let executed = Arc::<Executed>::default();
         for link in all.links {
             let (to, chunks) = mpsc::channel(CHUNKS);
             let outstanding = Outstanding::default();
-            let replies =
-                Replies { tally: Tally::default(), executed: executed.clone(), told: told.clone() };
+            let replies = Replies {
+                tally: ReplyCounts::default(),
+                executed: executed.clone(),
+                event_sender: event_sender.clone(),
+            };
             ends.push((link.socket, chunks, outstanding.clone(), replies));
             lanes.push(Lane { chunk: Chunk::default(), to, outstanding });
         }
@@ -115,7 +118,7 @@ impl Pipe {
                 let serve = |(socket, chunks, outstanding, replies)| {
                     tokio::spawn(serve(socket, chunks, outstanding, replies))
                 };
-                let mut sum = Tally::default();
+                let mut sum = ReplyCounts::default();
                 for lane in ends.into_iter().map(serve).collect::<Vec<_>>() {
                     let tally = lane.await.map_err(io::Error::other)?;
                     sum.done += tally.done;
@@ -141,7 +144,7 @@ impl Pipe {
         &mut self,
         id: u64,
         line: u64,
-        verb: Verb,
+        verb: CommandKind,
         encode: impl FnOnce(&mut Vec<u8>),
     ) {
         let lane = &mut self.lanes[self.route.of(id)];
@@ -176,7 +179,7 @@ impl Pipe {
         mut self,
         mut on: impl FnMut(Event, &Pipe) -> Result<(), E>,
         failed: impl FnOnce(io::Error) -> E,
-    ) -> Result<Tally, E> {
+    ) -> Result<ReplyCounts, E> {
         self.flush();
         self.close();
         // The channel closes once all connections have ended, even after an error of `on`.
@@ -226,16 +229,16 @@ async fn serve(
     chunks: mpsc::Receiver<Chunk>,
     outstanding: Outstanding,
     mut replies: Replies,
-) -> Tally {
+) -> ReplyCounts {
     let (read, write) = tokio::io::split(socket);
     let (to_reader, sent) = mpsc::channel(CHUNKS);
-    let told = replies.told.clone();
+    let event_sender = replies.event_sender.clone();
     let reading = replies.read(read, sent, &outstanding);
     let writing = async { send(write, chunks, to_reader).await.map_err(Some) };
     let outcome: Result<_, Option<io::Error>> = tokio::try_join!(reading, writing);
     if let Err(Some(error)) = outcome {
         // The receiver may have been dropped.
-        let _ = told.send(Event::Broken(error));
+        let _ = event_sender.send(Event::Broken(error));
     }
     replies.tally
 }
@@ -243,7 +246,7 @@ async fn serve(
 async fn send(
     mut to: WriteHalf<Socket>,
     mut chunks: mpsc::Receiver<Chunk>,
-    to_reader: mpsc::Sender<Vec<(u64, Verb)>>,
+    to_reader: mpsc::Sender<Vec<(u64, CommandKind)>>,
 ) -> io::Result<()> {
     while let Some(chunk) = chunks.recv().await {
         // Pass the lines to the reader first: replies arrive while the rest of the chunk is being
@@ -265,7 +268,7 @@ async fn send(
 
 /// Prefixes of errors that would also affect later lines, including errors of a cluster whose slots
 /// or masters change. The import ends at the first such error.
-const OF_ALL_LINES: [&str; 13] = [
+const FATAL_ERROR_PREFIXES: [&str; 13] = [
     "MOVED ",
     "CLUSTERDOWN ",
     "UNKNOWN outcome",
@@ -282,9 +285,9 @@ const OF_ALL_LINES: [&str; 13] = [
 ];
 
 struct Replies {
-    tally: Tally,
+    tally: ReplyCounts,
     executed: Arc<Executed>,
-    told: Sender<Event>,
+    event_sender: Sender<Event>,
 }
 
 impl Replies {
@@ -293,7 +296,7 @@ impl Replies {
     async fn read(
         &mut self,
         mut from: ReadHalf<Socket>,
-        mut sent: mpsc::Receiver<Vec<(u64, Verb)>>,
+        mut sent: mpsc::Receiver<Vec<(u64, CommandKind)>>,
         outstanding: &Outstanding,
     ) -> Result<(), Option<io::Error>> {
         let (mut inbox, mut start) = (Vec::new(), 0);
@@ -329,7 +332,7 @@ impl Replies {
     }
 
     /// Matches the most frequent replies without decoding them. Returns the length of the reply.
-    fn take_usual(&mut self, verb: Verb, bytes: &[u8]) -> Option<usize> {
+    fn take_usual(&mut self, verb: CommandKind, bytes: &[u8]) -> Option<usize> {
         let (text, count) = match bytes.first()? {
             b'+' => (&b"+OK\r\n"[..], &mut self.tally.done),
             b'*' if bytes.get(5) == Some(&b'1') => (&b"*1\r\n:1\r\n"[..], &mut self.tally.changed),
@@ -342,7 +345,7 @@ impl Replies {
         })
     }
 
-    fn take(&mut self, line: u64, verb: Verb, reply: OwnedFrame) -> Result<(), Refused> {
+    fn take(&mut self, line: u64, verb: CommandKind, reply: OwnedFrame) -> Result<(), Refused> {
         let reply = match reply {
             OwnedFrame::Array(mut items) if items.len() == 1 => items.remove(0),
             reply => reply,
@@ -360,12 +363,12 @@ impl Replies {
 
     fn error(&mut self, line: u64, reason: String) -> Result<(), Refused> {
         // The receiver may have been dropped.
-        if OF_ALL_LINES.iter().any(|start| reason.starts_with(start)) {
-            let _ = self.told.send(Event::Refused { line, reason });
+        if FATAL_ERROR_PREFIXES.iter().any(|start| reason.starts_with(start)) {
+            let _ = self.event_sender.send(Event::Refused { line, reason });
             return Err(Refused);
         }
         self.tally.bad += 1;
-        let _ = self.told.send(Event::Bad { line, reason });
+        let _ = self.event_sender.send(Event::Bad { line, reason });
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Reads the rows of a counter space from a server, or from all masters of its cluster. A master
 //! lists the rows of its own slots, but may still hold old rows of slots that it has given away.
 
-use crate::import::redis::source::{Remote, bytes};
-use crate::import::spaces::{Cluster, Places, Spaces, of_server};
+use crate::import::redis::source::{BlockingConnection, bytes};
+use crate::import::spaces::{Cluster, ServerBySlot, Spaces, with_server_address};
 use node::client::connect::{ConnectArgs, refused};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{BTreeSet, HashMap};
@@ -14,8 +14,8 @@ const COUNT: &[u8] = b"1000";
 pub(crate) type Row = (u64, Vec<i64>);
 
 pub(crate) struct AllRows {
-    servers: Vec<(ConnectArgs, Remote)>,
-    places: Places,
+    servers: Vec<(ConnectArgs, BlockingConnection)>,
+    server_by_slot: ServerBySlot,
     /// Counters of each space in the order of its rows, equal on all servers.
     fields: HashMap<String, Vec<String>>,
     connect: ConnectArgs,
@@ -52,19 +52,19 @@ impl AllRows {
             }
             Cluster::Whole | Cluster::Unknown => vec![(connect.clone(), remote)],
         };
-        let (places, fields) = (spaces.cluster.places(), spaces.fields.clone());
+        let (server_by_slot, fields) = (spaces.cluster.server_by_slot(), spaces.fields.clone());
         let (connect, cluster) = (connect.clone(), spaces.cluster.clone());
-        Ok((AllRows { servers, places, fields, connect, cluster }, spaces))
+        Ok((AllRows { servers, server_by_slot, fields, connect, cluster }, spaces))
     }
 
     /// Connects to a master. Fails if it has different counters, because its rows would be misread.
-    fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, Remote)> {
+    fn open_one(to: ConnectArgs, first: &Spaces) -> io::Result<(ConnectArgs, BlockingConnection)> {
         let open = || {
-            let mut remote = Remote::open(&to)?;
+            let mut remote = BlockingConnection::open(&to)?;
             let own = remote.run(Spaces::ask)?;
             Ok((remote, own))
         };
-        let (remote, own) = open().map_err(|error| of_server(&to, error))?;
+        let (remote, own) = open().map_err(|error| with_server_address(&to, error))?;
         if own.fields != first.fields {
             return Err(refused(format!(
                 "{} has different counters from the other masters (see tidemark cluster status)",
@@ -85,9 +85,9 @@ impl AllRows {
             return Ok((Vec::new(), None));
         };
         let request: [&[u8]; 5] = [b"CNT.SCAN", space.as_bytes(), &at, b"COUNT", COUNT];
-        let reply = server.ask(&request).map_err(|error| of_server(to, error))?;
-        let (at, mut rows) = scanned(reply).ok_or_else(strange)?;
-        rows.retain(|(id, _)| self.places.of(*id) == number);
+        let reply = server.ask(&request).map_err(|error| with_server_address(to, error))?;
+        let (at, mut rows) = scanned(reply).ok_or_else(unexpected_reply)?;
+        rows.retain(|(id, _)| self.server_by_slot.of(*id) == number);
         let next = match &at[..] {
             b"0" => Cursor::of(number + 1),
             _ => Cursor { server: number, at },
@@ -100,7 +100,7 @@ impl AllRows {
     pub(crate) fn get(&mut self, space: &str, ids: &[u64]) -> io::Result<Vec<Row>> {
         let mut rows = Vec::with_capacity(ids.len());
         for (number, (to, server)) in self.servers.iter_mut().enumerate() {
-            let is_there = |id: &u64| self.places.of(*id) == number;
+            let is_there = |id: &u64| self.server_by_slot.of(*id) == number;
             let ids: Vec<u64> = ids.iter().copied().filter(is_there).collect();
             if ids.is_empty() {
                 continue;
@@ -108,17 +108,17 @@ impl AllRows {
             let mut request = vec![b"CNT.GET".to_vec(), space.as_bytes().to_vec()];
             request.extend(ids.iter().map(|id| id.to_string().into_bytes()));
             let request: Vec<&[u8]> = request.iter().map(Vec::as_slice).collect();
-            let reply = server.ask(&request).map_err(|error| of_server(to, error))?;
-            let OwnedFrame::Array(all) = reply else { return Err(strange()) };
+            let reply = server.ask(&request).map_err(|error| with_server_address(to, error))?;
+            let OwnedFrame::Array(all) = reply else { return Err(unexpected_reply()) };
             for (id, row) in ids.into_iter().zip(all) {
                 match row {
                     OwnedFrame::Array(values) => {
                         let values = values.into_iter().map(number_of).collect::<Option<_>>();
-                        rows.push((id, values.ok_or_else(strange)?));
+                        rows.push((id, values.ok_or_else(unexpected_reply)?));
                     }
                     // The node does not serve the id, so it is unknown whether the row exists.
-                    OwnedFrame::Error(reason) if is_elsewhere(&reason) => {
-                        return Err(of_server(to, io::Error::other(reason)));
+                    OwnedFrame::Error(reason) if is_slot_error(&reason) => {
+                        return Err(with_server_address(to, io::Error::other(reason)));
                     }
                     _ => {}
                 }
@@ -165,11 +165,11 @@ impl AllRows {
 }
 
 /// Returns whether the error means that the node does not serve the id.
-fn is_elsewhere(reason: &str) -> bool {
+fn is_slot_error(reason: &str) -> bool {
     ["MOVED ", "CLUSTERDOWN "].iter().any(|start| reason.starts_with(start))
 }
 
-fn strange() -> io::Error {
+fn unexpected_reply() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "unexpected reply from the server")
 }
 

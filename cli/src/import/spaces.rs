@@ -1,7 +1,7 @@
 //! Reads the spaces of a server, and its cluster.
 
-use super::args::{ImportArgs, Shape};
-use super::redis::source::{Remote, bytes};
+use super::args::{ImportArgs, LineShape};
+use super::redis::source::{BlockingConnection, bytes};
 use crate::cluster_nodes::text_of;
 use counter::Field;
 use node::client::connect::{ConnectArgs, Link, refused, timely};
@@ -64,15 +64,15 @@ impl Cluster {
     }
 
     /// Returns the assignment of rows to [`Cluster::servers`].
-    pub(crate) fn places(&self) -> Places {
-        let Cluster::Part(topology) = self else { return Places::default() };
+    pub(crate) fn server_by_slot(&self) -> ServerBySlot {
+        let Cluster::Part(topology) = self else { return ServerBySlot::default() };
         let mut of_slots = vec![0; usize::from(SLOTS)];
         for (number, master) in masters(topology).enumerate() {
             for slot in topology.slots_of(&master.id) {
                 of_slots[usize::from(slot)] = number as u16;
             }
         }
-        Places(of_slots)
+        ServerBySlot(of_slots)
     }
 
     /// Returns whether the same masters have the same slots.
@@ -104,9 +104,9 @@ impl Cluster {
 
 /// Index of the server of each slot; empty if one server has all rows.
 #[derive(Default)]
-pub(crate) struct Places(pub(super) Vec<u16>);
+pub(crate) struct ServerBySlot(pub(super) Vec<u16>);
 
-impl Places {
+impl ServerBySlot {
     /// Returns the index of the server with the row of an id.
     pub(crate) fn of(&self, id: u64) -> usize {
         self.0.get(usize::from(of_id(id))).map_or(0, |number| usize::from(*number))
@@ -117,7 +117,7 @@ fn masters(topology: &Topology) -> impl Iterator<Item = &Member> {
     topology.masters().filter(|one| !topology.slots_of(&one.id).is_empty())
 }
 
-pub(crate) fn of_server(server: &ConnectArgs, error: io::Error) -> io::Error {
+pub(crate) fn with_server_address(server: &ConnectArgs, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", server.address()))
 }
 
@@ -129,8 +129,8 @@ pub(super) fn check_field(space: &str, known: &[String], field: &String) -> Resu
 }
 
 impl Spaces {
-    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(Remote, Spaces)> {
-        let mut remote = Remote::open(connect)?;
+    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<(BlockingConnection, Spaces)> {
+        let mut remote = BlockingConnection::open(connect)?;
         let spaces = remote.run(Spaces::ask)?;
         Ok((remote, spaces))
     }
@@ -168,8 +168,8 @@ impl Spaces {
     }
 
     /// Checks that the server has the space or action that a file needs, with its fields.
-    pub(super) fn check(&self, shape: &Shape, args: &ImportArgs) -> Result<(), String> {
-        if let Shape::Rows { fields, .. } = shape
+    pub(super) fn check(&self, shape: &LineShape, args: &ImportArgs) -> Result<(), String> {
+        if let LineShape::Rows { fields, .. } = shape
             && let Some(known) = self.fields.get(&args.space)
         {
             let is_twice = |at: usize| fields[..at].contains(&fields[at]);
@@ -179,9 +179,9 @@ impl Spaces {
             fields.iter().try_for_each(|field| check_field(&args.space, known, field))?;
         }
         let (what, name, all) = match shape {
-            Shape::Rows { .. } => ("counter space", &args.space, &self.counters),
-            Shape::Flags => ("existence space", &args.space, &self.existences),
-            Shape::Events => ("action", &args.action, &self.actions),
+            LineShape::Rows { .. } => ("counter space", &args.space, &self.counters),
+            LineShape::Flags => ("existence space", &args.space, &self.existences),
+            LineShape::Events => ("action", &args.action, &self.actions),
         };
         if !all.is_empty() && !all.contains(name) {
             return Err(format!("no such {what} '{name}'; the server has: {}", all.join(", ")));
@@ -238,14 +238,14 @@ mod tests {
         let of = |slots| Cluster::of(&(own.clone() + &line(7002, "master,fail?", "-", slots)));
         let (both, some) = (of("8192-16383").unwrap(), of("8192-16000").unwrap());
         assert_eq!((ports(&both), both.check()), (vec![7001, 7002], Ok(())));
-        let Places(of_slots) = both.places();
+        let ServerBySlot(of_slots) = both.server_by_slot();
         assert_eq!((of_slots[8191], of_slots[8192], of_slots[16383]), (0, 1, 1));
         for (lacks, cluster) in [("383", some.clone()), ("8192", Cluster::of(&own).unwrap())] {
             let refused = cluster.check().unwrap_err();
             assert!(refused.starts_with(&format!("{lacks} slots of the cluster")), "{refused}");
         }
         assert!(Cluster::Unknown.check().is_err());
-        assert_eq!(Cluster::Whole.places().0, [0; 0]);
+        assert_eq!(Cluster::Whole.server_by_slot().0, [0; 0]);
         assert!(both.is_same(&both) && !both.is_same(&some) && !both.is_same(&Cluster::Whole));
         for strange in ["", "what is this? no line of a cluster has so many words"] {
             assert!(Cluster::of(strange).is_err());

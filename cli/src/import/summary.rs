@@ -3,7 +3,7 @@
 use std::io;
 
 /// Maximum number of bad lines that are printed. Further bad lines are only counted.
-pub(super) const SHOWN: usize = 5;
+pub(super) const MAX_SHOWN_ERRORS: usize = 5;
 
 /// Counts of a finished import.
 #[derive(Debug, Default, PartialEq, Eq)]

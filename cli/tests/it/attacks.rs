@@ -306,9 +306,9 @@ fn idle_connections_lock_no_client_out() {
 }
 
 /// Stops the background threads of a test even if the test fails.
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -329,7 +329,7 @@ fn endless_senders_do_not_starve_others() {
         let many = batch.repeat(2000);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let _stop = Stop(&stop);
+            let _stop = StopOnDrop(&stop);
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut spammer = victim.connect();

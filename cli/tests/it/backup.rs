@@ -81,7 +81,7 @@ fn backups(home: &Path) -> Vec<PathBuf> {
 /// Crashes during backups. Every finished backup is complete and has all writes that were
 /// acknowledged before its request.
 #[test]
-fn a_backup_has_all_that_was_acknowledged_before_it_though_the_server_is_killed() {
+fn backup_has_acknowledged_writes_though_the_server_is_killed() {
     let (rounds, seed) = rounds(4);
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
@@ -587,7 +587,7 @@ fn a_timetable_removes_only_its_own_backups_of_the_same_history() {
 
 /// Restore reports missing parts of the log, and check reports a folder that is not a backup.
 #[test]
-fn a_restore_says_where_the_log_was_not_found_and_a_check_what_is_no_backup() {
+fn restore_reports_missing_log_and_check_a_foreign_folder() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
     let program = start(home, "keep_log = 3600\n");

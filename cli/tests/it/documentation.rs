@@ -5,8 +5,8 @@
 //! - `console` blocks: lines after `$ ` run, and must print the lines below them. `...` stands for
 //!   any output.
 //! - `python` blocks run with redis-py; `toml` blocks are parsed as a configuration.
-//! - [`ELSEWHERE`] lists lines that do not run in this test, with the reason. Other blocks contain
-//!   no command lines.
+//! - [`NOT_RUN_HERE`] lists lines that do not run in this test, with the reason. Other blocks
+//!   contain no command lines.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Beginnings of lines that do not run in this test, or parts of such Python programs, with the
 /// reason.
-const ELSEWHERE: [(&str, &str); 22] = [
+const NOT_RUN_HERE: [(&str, &str); 22] = [
     ("rclone", "needs another machine"),
     ("aws", "needs an S3 bucket"),
     ("./run", "builds and runs the demo: cli/tests/it/demo.rs"),
@@ -90,7 +90,7 @@ fn command(line: &str) -> (&str, &str) {
 }
 
 fn elsewhere(text: &str) -> Option<&'static str> {
-    ELSEWHERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what))
+    NOT_RUN_HERE.iter().map(|(what, _)| *what).find(|what| text.starts_with(what))
 }
 
 struct Ports([(&'static str, String); 4]);
@@ -251,8 +251,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// Runs a page and records the entries of [`ELSEWHERE`] that it uses. Returns the number of lines
-/// and programs that ran.
+/// Runs a page and records the entries of [`NOT_RUN_HERE`] that it uses. Returns the number of
+/// lines and programs that ran.
 fn run(text: &str, used: &mut BTreeSet<&'static str>) -> usize {
     let blocks = blocks(text);
     let folder = tempfile::tempdir().unwrap();
@@ -346,7 +346,7 @@ fn command_lines_of_the_documentation_run() {
         }
     }
     assert!(all >= 60, "{all}");
-    for (what, why) in ELSEWHERE {
+    for (what, why) in NOT_RUN_HERE {
         eprintln!("skipped: {what}: {why}");
         assert!(used.contains(what), "no page has a line with {what}");
     }

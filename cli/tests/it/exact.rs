@@ -7,7 +7,7 @@
 //! `TIDEMARK_SEED` the seed.
 //!
 //! ```text
-//!   first    -> [batch][batch][batch][batch]      up to DEPTH batches without replies
+//!   first    -> [batch][batch][batch][batch]      up to BATCHES_IN_FLIGHT batches without replies
 //!   repeats  ->    ... `later` batches later      the same likes on another connection
 //! ```
 
@@ -22,11 +22,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const KILLS: usize = 5;
-/// Number of likes per batch. `DEPTH`: number of batches in flight per connection.
+/// Number of likes per batch. `BATCHES_IN_FLIGHT`: number of batches in flight per connection.
 const BATCH: usize = 4096;
-const DEPTH: usize = 4;
+const BATCHES_IN_FLIGHT: usize = 4;
 /// Number of posts per command; one member likes all of them.
-const EACH: usize = 16;
+const POSTS_PER_COMMAND: usize = 16;
 const FIRST: u64 = 1 << 40;
 /// Number of posts whose members the test lists at the end.
 const LISTED: usize = 1000;
@@ -72,8 +72,8 @@ impl Lane {
     }
 
     fn push(&mut self, likes: &[Like]) {
-        let mut words: Vec<String> = Vec::with_capacity(EACH + 3);
-        for likes in likes.chunks(EACH) {
+        let mut words: Vec<String> = Vec::with_capacity(POSTS_PER_COMMAND + 3);
+        for likes in likes.chunks(POSTS_PER_COMMAND) {
             words.clear();
             words.extend(["FEED.ACT".to_owned(), "like".to_owned(), likes[0].1.to_string()]);
             words.extend(likes.iter().map(|(post, _)| key("", *post)));
@@ -86,14 +86,14 @@ impl Lane {
     fn send(&mut self, sent: &[Like], batch: Range<usize>) {
         self.push(&sent[batch.clone()]);
         self.open.push_back(batch);
-        while self.open.len() > DEPTH {
+        while self.open.len() > BATCHES_IN_FLIGHT {
             self.take();
         }
     }
 
     fn take(&mut self) {
         let Some(batch) = self.open.pop_front() else { return };
-        for _ in 0..batch.len().div_ceil(EACH) {
+        for _ in 0..batch.len().div_ceil(POSTS_PER_COMMAND) {
             let OwnedFrame::Array(replies) = self.client.reply().expect("the server is running")
             else {
                 panic!("no array")
@@ -154,9 +154,11 @@ fn some_post(rng: &mut fastrand::Rng, posts: u32, published: u32) -> u32 {
 }
 
 fn batch_of(rng: &mut fastrand::Rng, posts: u32, published: u32, members: u32) -> Vec<Like> {
-    let some = (0..BATCH / EACH).flat_map(|_| {
+    let some = (0..BATCH / POSTS_PER_COMMAND).flat_map(|_| {
         let member = rng.u32(0..members);
-        (0..EACH).map(|_| (some_post(rng, posts, published), member)).collect::<Vec<_>>()
+        (0..POSTS_PER_COMMAND)
+            .map(|_| (some_post(rng, posts, published), member))
+            .collect::<Vec<_>>()
     });
     some.collect()
 }

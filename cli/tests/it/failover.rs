@@ -23,7 +23,7 @@ fn play(name: &str, more: &[&str]) {
 /// The master is killed, stopped, or partitioned from the Sentinels together with a client that
 /// keeps writing to it.
 #[test]
-fn sentinel_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
+fn sentinel_fails_over_and_keeps_writes_acknowledged_by_wait() {
     let rounds = seeds::rounds(3).to_string();
     play("switches.py", &["--by", "kill,stop,cut", "--replicas", "2", "--rounds", &rounds]);
 }
@@ -87,7 +87,7 @@ fn any_node_answers_for_all_shards_and_each_like_counts_once() {
 /// `tidemark cluster` splits a shard, and moves another one back and forth, while nodes and
 /// commands are killed.
 #[test]
-fn a_shard_is_split_and_moves_under_load_and_no_slot_has_two_masters() {
+fn a_shard_is_split_and_moved_and_no_slot_has_two_masters() {
     let kills = seeds::rounds(1).to_string();
     let posts = seeds::given("TIDEMARK_STEPS").unwrap_or(10000).to_string();
     play("split.py", &["--kills", &kills, "--fill", &posts]);
@@ -114,7 +114,7 @@ mod full {
 
     /// Kvrocks' controller with two instances; a real etcd elects one of them.
     #[test]
-    fn kvrocks_controller_fails_over_and_no_write_that_wait_acknowledged_is_lost() {
+    fn kvrocks_failover_keeps_writes_acknowledged_by_wait() {
         let rounds = seeds::rounds(3).to_string();
         play("kvrocks.py", &["--rounds", &rounds]);
     }

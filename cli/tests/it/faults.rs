@@ -8,8 +8,8 @@
 //! number of the first failing sync.
 
 use harness::program::{
-    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, info,
-    like, names, refusal, refused_without_trace, text, tidemark, until,
+    FIRST, Likes, Program, SmallDisk, acknowledged, assert_likes_are_refused, call, cannot, check,
+    info, like, like_until_accepted, names, refusal, text, tidemark, until,
 };
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -127,13 +127,13 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
             Some(0) => assert_eq!(refused, 0, "{what}"),
             Some(_) => assert!(refused >= 1, "{what}"),
             None => {
-                refused_without_trace(&mut client, 5_000_000);
+                assert_likes_are_refused(&mut client, 5_000_000);
                 assert!(refusal(&call(&mut client, "PING")).starts_with("MISCONF "));
             }
         }
         let mut held = None;
         if lasts.is_some() {
-            accepts_writes(&mut client, &mut likes, 20_000_000);
+            like_until_accepted(&mut client, &mut likes, 20_000_000);
             held = Some(check(program.port, &likes));
         }
         program.kill();
@@ -142,7 +142,7 @@ fn a_failed_sync_or_write_never_costs_what_was_acknowledged() {
         if let Some(held) = held {
             assert_eq!(found, held, "{what}: memory and log differ");
         }
-        accepts_writes(&mut again.client(), &mut likes, 30_000_000);
+        like_until_accepted(&mut again.client(), &mut likes, 30_000_000);
     }
 }
 
@@ -244,7 +244,7 @@ fn killed_at_any_step_it_loses_nothing_acknowledged() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_refused_by_name_and_left_as_it_is() {
+fn read_only_folder_is_refused_by_name_and_unchanged() {
     let Some(mut disk) = SmallDisk::mount(96) else {
         return cannot("requires permission to mount a tmpfs");
     };
@@ -360,7 +360,7 @@ fn a_server_that_loads_is_stopped_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "always");
     let mut likes = Likes::new();
-    accepts_writes(&mut program.client(), &mut likes, 1);
+    like_until_accepted(&mut program.client(), &mut likes, 1);
     assert!(program.terminate().success());
     let Some(slowly) = slow_disk() else { return };
     for how in ["", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
@@ -475,7 +475,7 @@ fn a_snapshot_that_is_being_written_is_given_up_at_the_end() {
     let (mut program, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
     let mut likes = Likes::new();
     let mut client = program.client();
-    accepts_writes(&mut client, &mut likes, 1);
+    like_until_accepted(&mut client, &mut likes, 1);
     assert_eq!(refusal(&call(&mut client, "BGSAVE")), "");
     assert_eq!(info(&mut client, "rdb_bgsave_in_progress"), "1");
     program.sigterm();

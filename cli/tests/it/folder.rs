@@ -42,7 +42,7 @@ fn append_rows(dir: &Path, space: u32, rows: u64) {
         log.append(&batch, 1).unwrap();
     }
     log.seal(1).unwrap();
-    store.note_durable(&log).unwrap();
+    store.record_durable(&log).unwrap();
 }
 
 /// The folder itself is also locked, so removing the lock file does not allow a second server.
@@ -66,7 +66,7 @@ fn a_folder_is_one_servers_whatever_happens_to_its_files() {
 /// The log of a killed server is truncated before the replay position, for example because it was
 /// copied incompletely. The server refuses to start, and `tidemark check` reports the missing part.
 #[test]
-fn a_log_cut_below_the_replay_position_stops_the_start_and_is_found_by_check() {
+fn start_and_check_refuse_log_cut_below_replay_position() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "always");
     let mut client = program.client();
@@ -398,14 +398,14 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
         let all = String::from_utf8(all).unwrap();
         all.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')?.parse().ok())
     };
-    let in_step = || {
+    let is_in_sync = || {
         let at = offset(&master, "master_repl_offset");
         at.is_some() && offset(&replica, "slave_repl_offset") == at
     };
-    until("the replica has all writes", in_step);
+    until("the replica has all writes", is_in_sync);
     save_twice(&mut replica.client(), folders[1].path());
     tables.change(&mut master.client());
-    until("the replica has the changes", in_step);
+    until("the replica has the changes", is_in_sync);
     tables.check(&mut replica.client());
     master.kill();
     assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
@@ -414,7 +414,7 @@ fn what_a_replica_is_told_is_in_its_next_snapshot() {
 }
 
 #[test]
-fn snapshots_on_demand_are_one_at_a_time_and_say_when_they_ended() {
+fn requested_snapshots_run_one_at_a_time_and_set_lastsave() {
     let folder = tempfile::tempdir().unwrap();
     let config = config("[durability]\nsnapshot_log = 0\nsnapshot_every = 0\n");
     let program = start(folder.path(), config.path());

@@ -21,7 +21,7 @@ const LOADERS: u64 = 2;
 const KILLS: u64 = 3;
 /// Maximum memory of a process: this factor of the configured memory, or the configured memory plus
 /// the constant below for the process itself.
-const MOST: f64 = 1.05;
+const MAX_MEMORY_RATIO: f64 = 1.05;
 const PROGRAM_BYTES: u64 = 40 << 20;
 /// One in this many posts gets a comment after all posts were loaded.
 const COMMENTED: u64 = 10;
@@ -322,7 +322,7 @@ fn a_fresh_server_takes_more_than_its_memory_holds() {
         fresh.info("cold_rows"),
     );
     let program = (memory_bytes + PROGRAM_BYTES) as f64 / memory_bytes as f64;
-    assert!(fresh.worst <= MOST.max(program), "{:.3} of its memory", fresh.worst);
+    assert!(fresh.worst <= MAX_MEMORY_RATIO.max(program), "{:.3} of its memory", fresh.worst);
 }
 
 /// Several connections write rows faster than the server spills them, so memory is short from the

@@ -6,8 +6,8 @@
 
 use harness::in_process::listener;
 use harness::program::{
-    FIRST, Likes, Program, SmallDisk, accepts_writes, acknowledged, call, cannot, check, like,
-    names, refusal, refused_without_trace, snapshot, text, tidemark, until,
+    FIRST, Likes, Program, SmallDisk, acknowledged, assert_likes_are_refused, call, cannot, check,
+    like, like_until_accepted, names, refusal, snapshot, text, tidemark, until,
 };
 use node::client::Client;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -50,7 +50,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             "{said}"
         );
         assert!(acknowledged(&likes) > 100, "the disk was full too early");
-        refused_without_trace(&mut client, 5_000_000);
+        assert_likes_are_refused(&mut client, 5_000_000);
         says_why_and_not_where(admin, disk.path());
         // The server refuses the queued transaction as a whole.
         let exec = call(&mut transaction, "EXEC");
@@ -68,7 +68,7 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
             refusal(&save).starts_with("ERR ") && refusal(&save).contains("No space left"),
             "{save:?}"
         );
-        refused_without_trace(&mut client, 6_000_000);
+        assert_likes_are_refused(&mut client, 6_000_000);
 
         // The import ends immediately and shows the server's error.
         let mut rows = tempfile::Builder::new().suffix(".csv").tempfile().unwrap();
@@ -93,10 +93,10 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         let mut client = program.client();
         check(program.port, &likes);
         likes.extend(like(program.port, 10_000, 8, |words| words.starts_with("MISCONF ")));
-        refused_without_trace(&mut client, 7_000_000);
+        assert_likes_are_refused(&mut client, 7_000_000);
 
         disk.make_room();
-        accepts_writes(&mut client, &mut likes, 20_000_000);
+        like_until_accepted(&mut client, &mut likes, 20_000_000);
         assert_eq!(refusal(&call(&mut client, "PING")), "");
         assert!(snapshot(&mut client), "a snapshot succeeds after space was freed");
         let held = check(program.port, &likes);
@@ -127,17 +127,17 @@ fn a_start_without_room_refuses_writes_from_the_first_one_on() {
         };
         let program = Program::start(disk.path(), fsync);
         let mut likes = Likes::new();
-        accepts_writes(&mut program.client(), &mut likes, 1);
+        like_until_accepted(&mut program.client(), &mut likes, 1);
         assert!(program.terminate().success());
         disk.fill(0);
         let program = Program::start(disk.path(), fsync);
         let mut client = program.client();
-        refused_without_trace(&mut client, 5_000_000);
+        assert_likes_are_refused(&mut client, 5_000_000);
         let pong = call(&mut client, "PING");
         assert!(refusal(&pong).starts_with("MISCONF "), "{pong:?}");
         check(program.port, &likes);
         disk.make_room();
-        accepts_writes(&mut client, &mut likes, 20_000_000);
+        like_until_accepted(&mut client, &mut likes, 20_000_000);
         assert!(program.terminate().success());
         check(Program::start(disk.path(), "always").port, &likes);
     }
@@ -283,7 +283,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
         "the signal is no longer pending"
     );
     disk.make_room();
-    accepts_writes(&mut client, &mut likes, 20_000_000);
+    like_until_accepted(&mut client, &mut likes, 20_000_000);
     check(program.port, &likes);
     assert!(program.terminate().success());
     check(start().port, &likes);
@@ -305,7 +305,7 @@ fn a_server_that_cannot_save_is_not_stopped_by_chance() {
 
 /// A service manager sends the stop signal only once.
 #[test]
-fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
+fn refused_stop_signal_takes_effect_once_disk_has_room() {
     let Some(disk) = SmallDisk::mount(96) else {
         return cannot("requires permission to mount a tmpfs");
     };
@@ -325,7 +325,7 @@ fn a_signal_that_was_refused_is_followed_when_there_is_room_again() {
 /// With `always`, no acknowledged write can be lost, so the server stops. While the disk is full,
 /// it logs the failure once rather than at each attempt.
 #[test]
-fn a_server_that_has_synced_what_it_acknowledged_stops_on_a_full_disk() {
+fn server_without_unsynced_writes_stops_on_full_disk() {
     let Some(disk) = SmallDisk::mount(96) else {
         return cannot("requires permission to mount a tmpfs");
     };

@@ -16,7 +16,7 @@ fn start(folder: &tempfile::TempDir, port: Option<u16>) -> Program {
     Program::start_as(&[], folder.path(), &options).unwrap_or_else(|said| panic!("{said:#?}"))
 }
 
-fn fine(program: &Program, words: &str) {
+fn assert_ok(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
@@ -31,9 +31,9 @@ fn likes(program: &Program) -> OwnedFrame {
 /// Stops the replica and sends FAILOVER to the master. Returns false if the master is still waiting
 /// for the replica to reach the end of the log.
 fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
-    fine(old, "WAITAOF 1 1 10000");
+    assert_ok(old, "WAITAOF 1 1 10000");
     kill_process(Pid::from_child(&new.child), Signal::STOP).unwrap();
-    fine(old, "FAILOVER");
+    assert_ok(old, "FAILOVER");
     let deadline = Instant::now() + Duration::from_secs(2);
     while old.info("role") != "slave" {
         if Instant::now() > deadline {
@@ -48,15 +48,15 @@ fn is_asked_when_stopped(old: &Program, new: &Program) -> bool {
 /// ports of both.
 fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
     let [mut old, mut new] = [start(&folders[0], None), start(&folders[1], None)];
-    fine(&old, &like());
-    fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+    assert_ok(&old, &like());
+    assert_ok(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
     until("the replica has all data", || {
         likes(&new) == OwnedFrame::BulkString(text(1)) && old.info("slave0").contains("lag_bytes=0")
     });
     // One second after the last write, the master seals the log with a batch that the replica must
     // have. If the replica was stopped before it received the seal, let it continue.
     while !is_asked_when_stopped(&old, &new) {
-        fine(&old, "FAILOVER ABORT");
+        assert_ok(&old, "FAILOVER ABORT");
         kill_process(Pid::from_child(&new.child), Signal::CONT).unwrap();
         until("the replica has the seal", || old.info("slave0").contains("lag_bytes=0"));
     }
@@ -72,15 +72,15 @@ fn killed_between(folders: &[tempfile::TempDir; 2]) -> [u16; 2] {
 fn hung_master_delays_a_promotion_and_steps_down_later() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [old, new] = [start(&folders[0], None), start(&folders[1], None)];
-    fine(&old, &like());
-    fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+    assert_ok(&old, &like());
+    assert_ok(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
     until("the replica is connected", || {
         new.info("master_link_status") == "up" && likes(&new) == OwnedFrame::BulkString(text(1))
     });
     old.freeze(true);
     let began = Instant::now();
-    fine(&new, "REPLICAOF NO ONE");
-    fine(&new, &like());
+    assert_ok(&new, "REPLICAOF NO ONE");
+    assert_ok(&new, &like());
     let waited = began.elapsed();
     assert!(waited < Duration::from_secs(4), "the promotion took {waited:?}");
     old.freeze(false);
@@ -120,7 +120,7 @@ fn a_handover_that_was_killed_goes_on() {
 }
 
 #[test]
-fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_does() {
+fn killed_handover_ends_by_replica_refusal_or_operator() {
     for by_operator in [false, true] {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let ports = killed_between(&folders);
@@ -129,7 +129,7 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
             // It is unknown whether the replica has received the request.
             let refused = old.ask("FAILOVER ABORT");
             assert!(refusal(&refused).contains("may already be the master"), "{refused:?}");
-            fine(&old, "REPLICAOF NO ONE");
+            assert_ok(&old, "REPLICAOF NO ONE");
             until("the node accepts writes", || {
                 refusal(&call(&mut old.client(), &like())).is_empty()
             });
@@ -141,7 +141,7 @@ fn a_handover_that_was_killed_is_aborted_if_the_replica_says_no_or_an_operator_d
             until("the node is a master again", || old.info("role") == "master");
             let reply = call(&mut old.client(), &like());
             assert!(refusal(&reply).contains("fenced until its role is known"), "{reply:?}");
-            fine(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
+            assert_ok(&new, &format!("REPLICAOF 127.0.0.1 {}", old.port));
             until("a replica follows", || refusal(&call(&mut old.client(), &like())).is_empty());
         }
         assert_eq!(old.info("master_failover_state"), "no-failover");

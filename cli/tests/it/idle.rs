@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of wake-ups per second of all threads. A wake-up costs 20 to 60 us, so this uses
 /// at most 0.3 % of a core.
-const MOST: u64 = 50;
+const MAX_WAKEUPS_PER_S: u64 = 50;
 
 /// Returns the number of voluntary context switches of all threads of a process.
 fn waits(process: u32) -> u64 {
@@ -38,7 +38,7 @@ fn an_idle_server_seldom_wakes_up() {
     // Wait until all data is written, and then until a second passes with few wake-ups.
     let began = Instant::now();
     let mut seen = vec![];
-    while seen.last().is_none_or(|&a_second| a_second > MOST) {
+    while seen.last().is_none_or(|&a_second| a_second > MAX_WAKEUPS_PER_S) {
         assert!(began.elapsed() < Duration::from_secs(60), "wake-ups per second: {seen:?}");
         let before = waits(program.child.id());
         std::thread::sleep(Duration::from_secs(1));

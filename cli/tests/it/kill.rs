@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Number of rounds that like the same posts. The test checks older posts once per era, so that a
 /// round always costs the same.
-const ERA: u64 = 10;
+const ROUNDS_PER_ERA: u64 = 10;
 
 #[test]
 fn nothing_acknowledged_is_lost_by_kill_9() {
@@ -30,7 +30,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             check(port, now);
             check(port, &eras[rng.usize(0..eras.len())]);
         }
-        if round % ERA == 0 {
+        if round % ROUNDS_PER_ERA == 0 {
             eras.push(Likes::new());
         }
         let first_post = FIRST + (eras.len() as u64 - 1) * POSTS * 4096;

@@ -7,9 +7,9 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-const MOST: u64 = 30 << 20;
+const MAX_OTHER_BYTES: u64 = 30 << 20;
 const POSTS: u64 = 200_000;
-const QUIET: Duration = Duration::from_secs(60);
+const FREE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const CONFIG: &str = "[server]\nmax_request_args = 1_048_576\nmax_transaction_args = 1_048_576\n";
 
@@ -113,11 +113,14 @@ fn what_is_not_accounted_for_stays_below_thirty_megabytes() {
             let (resident, accounted) =
                 (resident(&program), count(&mut client, "used_memory_dataset"));
             let other = resident.saturating_sub(accounted);
-            if other < MOST {
+            if other < MAX_OTHER_BYTES {
                 seen.push((began.elapsed().as_secs(), resident >> 20, accounted >> 20));
                 break;
             }
-            assert!(began.elapsed() < QUIET, "{resident} bytes, of which {accounted} are known");
+            assert!(
+                began.elapsed() < FREE_TIMEOUT,
+                "{resident} bytes, of which {accounted} are known"
+            );
         }
         drop(open);
     }

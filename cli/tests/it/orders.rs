@@ -210,7 +210,7 @@ fn only_the_client_of_an_order_waits_for_its_disk() {
 /// Sentinel's transaction receives its replies in order, as with Redis, wherever it waits. No reply
 /// is lost or duplicated.
 #[test]
-fn a_transaction_that_waits_for_the_disk_is_answered_as_any_other() {
+fn transaction_waiting_for_disk_gets_replies_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("tidemark.toml"));
     std::fs::write(&config, "[server]\nworkers = 1\n").unwrap();
@@ -288,7 +288,7 @@ fn last_line(program: &Program, sent: &str) -> String {
 }
 
 #[test]
-fn a_master_whose_disk_is_full_does_not_follow_before_all_that_it_acknowledged_is_in_its_log() {
+fn replicaof_is_refused_while_acknowledged_writes_are_unlogged() {
     let Some(disk) = SmallDisk::mount(96) else {
         return cannot("requires permission to mount a tmpfs");
     };

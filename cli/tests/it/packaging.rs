@@ -102,7 +102,7 @@ fn ping_waits_for_a_server_that_starts() {
 /// `Type=notify`: the service manager's socket receives READY=1 once the data is loaded, and
 /// STOPPING=1 when the server stops.
 #[test]
-fn the_service_manager_is_told_when_the_server_is_ready_and_when_it_stops() {
+fn service_manager_is_notified_of_ready_and_stop() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();

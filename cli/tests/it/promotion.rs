@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const SLOW: Duration = Duration::from_secs(3);
 /// Maximum duration of operations that must not wait for the segment, with a margin for a busy
 /// machine.
-const AT_ONCE: Duration = Duration::from_millis(1_500);
+const MAX_DURATION: Duration = Duration::from_millis(1_500);
 
 /// Starts a master and its replica. `how` describes the fault of the first segment that the replica
 /// creates. Returns `None` without strace.
@@ -23,9 +23,9 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
         return None;
     }
     let [master, replica] = [0, 1].map(|n: usize| Program::start(folders[n].path(), "everysec"));
-    fine(&master, &format!("HINCRBY post:{FIRST} like 100"));
+    assert_ok(&master, &format!("HINCRBY post:{FIRST} like 100"));
     follow(&replica, &master);
-    in_step(&replica);
+    wait_for_sync(&replica);
     assert!(replica.terminate().success());
     let newest = segments(folders[1].path()).pop().unwrap();
     // The server uses a segment number only once, even if the creation of that segment fails.
@@ -48,7 +48,7 @@ fn pair(folders: &[tempfile::TempDir; 2], how: &str) -> Option<[Program; 2]> {
     let options = ["--fsync", "everysec"];
     let replica = Program::start_as(&under, folders[1].path(), &options)
         .unwrap_or_else(|said| panic!("{said:#?}"));
-    in_step(&replica);
+    wait_for_sync(&replica);
     Some([master, replica])
 }
 
@@ -65,15 +65,15 @@ fn segments(folder: &Path) -> Vec<u64> {
     numbers
 }
 
-fn fine(program: &Program, words: &str) {
+fn assert_ok(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
 fn follow(replica: &Program, master: &Program) {
-    fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    assert_ok(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
 }
 
-fn in_step(replica: &Program) {
+fn wait_for_sync(replica: &Program) {
     until("the replica is connected", || {
         replica.info("master_link_status") == "up"
             && likes(replica) == OwnedFrame::BulkString(text(100))
@@ -101,7 +101,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     let Some([master, replica]) = pair(&folders, &how) else { return };
     // Both clients connected before the promotion, and remain connected.
     let (mut reader, mut queues) = (replica.client(), replica.client());
-    fine(&replica, "REPLICAOF NO ONE");
+    assert_ok(&replica, "REPLICAOF NO ONE");
     let began = Instant::now();
     let waits = send_like(&replica);
     let leaves = send_like(&replica);
@@ -116,16 +116,16 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
     assert_eq!(likes(&replica), OwnedFrame::BulkString(text(100)));
     drop(leaves);
 
-    fine(&replica, "REPLICAOF 127.0.0.1 1");
+    assert_ok(&replica, "REPLICAOF 127.0.0.1 1");
     assert_eq!(line(waits), "-READONLY You can't write against a read only replica.");
-    assert!(began.elapsed() < AT_ONCE, "a request waited for the disk: {:?}", began.elapsed());
+    assert!(began.elapsed() < MAX_DURATION, "a request waited for the disk: {:?}", began.elapsed());
 
     // Repeated promotions do not wait for the log either.
     for _ in 0..3 {
-        fine(&replica, "REPLICAOF NO ONE");
-        fine(&replica, "REPLICAOF 127.0.0.1 1");
+        assert_ok(&replica, "REPLICAOF NO ONE");
+        assert_ok(&replica, "REPLICAOF 127.0.0.1 1");
     }
-    fine(&replica, "REPLICAOF NO ONE");
+    assert_ok(&replica, "REPLICAOF NO ONE");
     assert!(began.elapsed() < SLOW, "{:?}", began.elapsed());
     let waits = send_like(&replica);
     assert_eq!(refusal(&call(&mut queues, &format!("HINCRBY post:{FIRST} like 1"))), "", "queued");
@@ -138,7 +138,7 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
         OwnedFrame::BulkString(text(102)),
         "the client that left is forgotten"
     );
-    fine(&replica, "WAITAOF 1 0 0");
+    assert_ok(&replica, "WAITAOF 1 0 0");
     drop(master);
     replica.kill();
     let again = Program::start(folders[1].path(), "everysec");
@@ -148,11 +148,11 @@ fn a_client_of_a_new_master_waits_for_its_log_alone() {
 /// The new role is on disk, but the node has no segment of its own yet. If the node used the old
 /// master's term, both logs would seem to have the same writer.
 #[test]
-fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
+fn master_killed_before_its_first_segment_starts_a_new_term() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some([master, mut replica]) = pair(&folders, "error=ENOSPC:when=1..60000") else { return };
     let term = |node: &Program| u64::from_str_radix(&node.info("repl_term"), 16).unwrap();
-    fine(&replica, "REPLICAOF NO ONE");
+    assert_ok(&replica, "REPLICAOF NO ONE");
     assert_eq!((replica.info("role"), term(&replica)), ("master".to_owned(), term(&master)));
     replica.sigkill();
     let again = Program::start(folders[1].path(), "everysec");
@@ -161,11 +161,11 @@ fn a_master_killed_before_its_log_begins_leads_with_its_own_term() {
     });
     assert_eq!(likes(&again), OwnedFrame::BulkString(text(100)));
     let own = term(&again);
-    fine(&again, "REPLICAOF NO ONE");
+    assert_ok(&again, "REPLICAOF NO ONE");
     until("the node accepts writes", || {
         refusal(&call(&mut again.client(), &format!("HINCRBY post:{FIRST} like 1"))).is_empty()
     });
-    fine(&again, "WAITAOF 1 0 0");
+    assert_ok(&again, "WAITAOF 1 0 0");
     until("the role is stored", || {
         !std::fs::read_to_string(folders[1].path().join("tidemark.role"))
             .unwrap()
@@ -183,7 +183,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
     let Some([master, replica]) = pair(&folders, "error=ENOSPC:when=1..24") else { return };
     let mut client = replica.client();
     let like = format!("HINCRBY post:{FIRST} like 1");
-    fine(&replica, "REPLICAOF NO ONE");
+    assert_ok(&replica, "REPLICAOF NO ONE");
     let reply = call(&mut client, &like);
     let said = refusal(&reply);
     assert!(
@@ -213,10 +213,10 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
         refusal(&call(&mut client, &like)).starts_with("READONLY")
     });
     assert_eq!(refusal(&call(&mut client, "PING")), "");
-    in_step(&replica);
+    wait_for_sync(&replica);
     assert_eq!(replica.info("repl_full_syncs"), "0");
 
-    fine(&replica, "REPLICAOF NO ONE");
+    assert_ok(&replica, "REPLICAOF NO ONE");
     assert!(refusal(&call(&mut client, &like)).starts_with("MISCONF"));
     let mut refused = vec![];
     until("the node accepts writes", || {
@@ -233,7 +233,7 @@ fn a_node_that_cannot_begin_its_log_says_so_until_it_can() {
 /// Between a promotion and the first commit, no log contains the new writes. WAIT must not use the
 /// replication state of the node's earlier role.
 #[test]
-fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
+fn wait_after_promotion_counts_only_replicas_with_the_write() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("requires strace");
     }
@@ -255,15 +255,15 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
     let node = Program::start_as(&under, folders[0].path(), &options)
         .unwrap_or_else(|said| panic!("{said:#?}"));
     let replica = Program::start(folders[1].path(), "everysec");
-    fine(&node, &format!("HINCRBY post:{FIRST} like 100"));
+    assert_ok(&node, &format!("HINCRBY post:{FIRST} like 100"));
     follow(&replica, &node);
-    in_step(&replica);
+    wait_for_sync(&replica);
     let signal = |signal| {
         let pid = rustix::process::Pid::from_child(&replica.child);
         rustix::process::kill_process(pid, signal).unwrap();
     };
     for round in 1..=3 {
-        fine(&node, "REPLICAOF 127.0.0.1 1");
+        assert_ok(&node, "REPLICAOF 127.0.0.1 1");
         until("the node is a replica, and its replica has all", || {
             let (fed, end) = (node.info("slave0"), node.info("slave_synced_offset"));
             node.info("master_link_error").contains("refused")
@@ -273,7 +273,7 @@ fn what_is_written_just_after_a_promotion_is_counted_when_replicas_have_it() {
         let mut clients: Vec<_> =
             (0..20).map(|_| TcpStream::connect(("127.0.0.1", node.port)).unwrap()).collect();
         signal(rustix::process::Signal::STOP);
-        fine(&node, "REPLICAOF NO ONE");
+        assert_ok(&node, "REPLICAOF NO ONE");
         for (number, client) in (0..).zip(&mut clients) {
             let wait = ["WAIT 1 1", "WAITAOF 0 1 1"][number % 2];
             let post = FIRST + (20 * round + number as u64) * 4096;
@@ -316,8 +316,8 @@ fn a_promotion_does_not_wait_for_the_old_masters_name() {
         || matches!(call(&mut client, "ROLE"), OwnedFrame::Array(role) if role[3] == connecting),
     );
     std::thread::sleep(Duration::from_millis(200));
-    fine(&node, "REPLICAOF NO ONE");
+    assert_ok(&node, "REPLICAOF NO ONE");
     let began = Instant::now();
-    fine(&node, &format!("HINCRBY post:{FIRST} like 1"));
+    assert_ok(&node, &format!("HINCRBY post:{FIRST} like 1"));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }

@@ -177,7 +177,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
     let mut left = 0;
     for round in 0..=kills {
         beside_writers(program.port, &mut rngs, &mut truths, || {
-            program.after_commands(20_000);
+            program.wait_for_commands(20_000);
             // Some of the tables are then on disk.
             program.ask("TM.ROLL liked");
             assert_eq!(refusal(&program.ask("TM.SPILL liked 2")), "");
@@ -209,7 +209,7 @@ fn no_set_pair_is_answered_with_no_while_filters_are_built_anew() {
 /// The replica gets the rate from the catalogue and rebuilds its own tables. It is killed as soon
 /// as the rebuild has begun.
 #[test]
-fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
+fn replica_equals_master_through_rebuilds_kills_and_promotion() {
     let (kills, seed) = rounds(2);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [mut master, mut replica] =
@@ -218,7 +218,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
         let words = format!("REPLICAOF 127.0.0.1 {}", master.port);
         assert_eq!(refusal(&replica.ask(&words)), "");
     };
-    let in_step = |replica: &Program, master: &Program| {
+    let wait_for_sync = |replica: &Program, master: &Program| {
         until("the replica has all data", || {
             replica.info("master_link_status") == "up"
                 && replica.info("slave_repl_offset") == master.info("master_repl_offset")
@@ -227,7 +227,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
     let (mut rngs, mut truths) = writers(seed);
     let mut left = 0;
     beside_writers(master.port, &mut rngs, &mut truths, || {
-        master.after_commands(7_000);
+        master.wait_for_commands(7_000);
         master.ask("TM.ROLL liked");
         assert_eq!(refusal(&master.ask("TM.SPILL liked")), "");
         follow(&replica, &master);
@@ -236,7 +236,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
         let rate = ["0.0001", "0.02", "0.001"][round as usize % 3];
         beside_writers(master.port, &mut rngs, &mut truths, || {
             for _ in 0..3 {
-                master.after_commands(7_000);
+                master.wait_for_commands(7_000);
                 master.ask("TM.ROLL liked");
             }
             // The first table is on disk on both nodes; the second one is in the replica's memory.
@@ -255,7 +255,7 @@ fn replica_answers_as_its_master_through_rebuilds_kills_and_promotion() {
             assert!(integers(OwnedFrame::Array(vec![tables]))[0] > 1);
             until("all filters are rebuilt", || figure(&replica, "rebuild_tables") == 0);
         });
-        in_step(&replica, &master);
+        wait_for_sync(&replica, &master);
         for program in [&master, &replica] {
             check(&mut program.client(), &truths);
         }

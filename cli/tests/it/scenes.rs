@@ -184,7 +184,7 @@ fn check(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, whose: &str) {
 
 /// Returns the spaces of a server, the bytes of their tables, and the numbers of the spaces that
 /// have files.
-fn held(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
+fn spaces_and_files(program: &Program, dir: &Path) -> (OwnedFrame, String, Vec<u32>) {
     let manifest = std::fs::read_to_string(dir.join("data/tidemark.manifest")).unwrap();
     let mut numbers: Vec<u32> = manifest
         .lines()
@@ -212,7 +212,10 @@ fn scenes_come_and_go_without_a_trace() {
     shared.port.store(master.port, Relaxed);
     ok(&mut replica.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
     until("the node is a connected replica", || replica.info("master_link_status") == "up");
-    let before = [held(&master, folders[0].path()), held(&replica, folders[1].path())];
+    let before = [
+        spaces_and_files(&master, folders[0].path()),
+        spaces_and_files(&replica, folders[1].path()),
+    ];
     let began = Instant::now();
     std::thread::scope(|scope| {
         let clients: Vec<_> = (1..=CLIENTS)
@@ -223,13 +226,13 @@ fn scenes_come_and_go_without_a_trace() {
                 })
             })
             .collect();
-        struct Over<'a>(&'a AtomicBool);
-        impl Drop for Over<'_> {
+        struct StopOnDrop<'a>(&'a AtomicBool);
+        impl Drop for StopOnDrop<'_> {
             fn drop(&mut self) {
                 self.0.store(true, Relaxed);
             }
         }
-        let _over = Over(&shared.is_over);
+        let _over = StopOnDrop(&shared.is_over);
         for round in 0..rounds {
             assert!(clients.iter().all(|client| !client.is_finished()), "a client has failed");
             master = scene(&mut rng, master, &replica, &folders[0], &shared);
@@ -247,7 +250,7 @@ fn scenes_come_and_go_without_a_trace() {
                     ok(&mut program.client(), "SAVE");
                 }
                 until("memory and files are as before", || {
-                    let (spaces, bytes, files) = held(program, folder.path());
+                    let (spaces, bytes, files) = spaces_and_files(program, folder.path());
                     let is_small = bytes.parse::<u64>().unwrap_or(u64::MAX)
                         <= before.1.parse::<u64>().unwrap_or(0) + (64 << 10);
                     spaces == before.0 && is_small && files.iter().all(|&number| number <= 5)
@@ -287,7 +290,7 @@ fn killed(
 }
 
 #[derive(Default)]
-struct Gone {
+struct ForgottenPosts {
     /// Post whose row and flags were forgotten.
     forgotten: u64,
     /// Id below which rows were retired.
@@ -300,8 +303,8 @@ fn give_up(
     acts: &BTreeMap<(u64, u64), bool>,
     spills: bool,
     rng: &mut fastrand::Rng,
-) -> Gone {
-    let mut gone = Gone::default();
+) -> ForgottenPosts {
+    let mut gone = ForgottenPosts::default();
     let posts: Vec<u64> = acts.keys().map(|(post, _)| *post).collect();
     if let Some(&post) = rng.choice(&posts) {
         gone.forgotten = post;
@@ -315,7 +318,12 @@ fn give_up(
 }
 
 /// Checks that exactly these parts were deleted.
-fn check_gone(client: &mut Client, acts: &BTreeMap<(u64, u64), bool>, gone: &Gone, whose: &str) {
+fn check_gone(
+    client: &mut Client,
+    acts: &BTreeMap<(u64, u64), bool>,
+    gone: &ForgottenPosts,
+    whose: &str,
+) {
     let mut likes: BTreeMap<u64, bool> = BTreeMap::new();
     for ((post, member), acknowledged) in acts {
         *likes.entry(*post).or_default() |= acknowledged;

@@ -158,7 +158,7 @@ fn is_trusted(port: u16, certificate: &[u8]) -> bool {
 
 /// Tools that renew certificates (certbot, cert-manager, logrotate's `postrotate`) send SIGHUP.
 #[test]
-fn sighup_reads_the_certificates_again_and_keeps_the_old_ones_if_they_are_broken() {
+fn sighup_reloads_certificates_and_keeps_old_ones_if_invalid() {
     let folder = tempfile::tempdir().unwrap();
     let first = sign(folder.path());
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

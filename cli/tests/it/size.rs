@@ -32,7 +32,7 @@ fn plan(posts: u64) -> Plan {
 }
 
 #[track_caller]
-fn near(what: &str, computed: f64, measured: f64) {
+fn assert_close(what: &str, computed: f64, measured: f64) {
     let ratio = measured / computed;
     eprintln!("{what}: computed {computed:.0}, measured {measured:.0}, ratio {ratio:.3}");
     assert!((0.95..=1.05).contains(&ratio), "{what}: computed {computed}, measured {measured}");
@@ -121,15 +121,19 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
     }
 
     let spaces = server.ask("TM.SPACE LIST");
-    near("memory of post", plan.row_memory, figure(&spaces, "post", "memory_bytes"));
+    assert_close("memory of post", plan.row_memory, figure(&spaces, "post", "memory_bytes"));
     let tables = figure(&spaces, "post", "tables");
     assert!((tables - plan.tables as f64).abs() <= 1.0, "{tables} of {}", plan.tables);
     for flags in &plan.flags {
         let name = flags.name;
-        near(&format!("flags of {name}"), flags.flags, figure(&spaces, name, "pairs"));
-        near(&format!("memory of {name}"), flags.bytes, figure(&spaces, name, "memory_bytes"));
+        assert_close(&format!("flags of {name}"), flags.flags, figure(&spaces, name, "pairs"));
+        assert_close(
+            &format!("memory of {name}"),
+            flags.bytes,
+            figure(&spaces, name, "memory_bytes"),
+        );
         let tables = figure(&spaces, name, "tables");
-        near(&format!("tables of {name}"), flags.tables as f64, tables);
+        assert_close(&format!("tables of {name}"), flags.tables as f64, tables);
     }
 
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
@@ -148,7 +152,7 @@ fn a_tenth_of_a_workload_takes_what_was_computed_for_it() {
         }
         bytes += reply.len() - b"+PONG\r\n".len();
     }
-    near("bytes of a page", plan.page_bytes, bytes as f64 / pages as f64);
+    assert_close("bytes of a page", plan.page_bytes, bytes as f64 / pages as f64);
     assert!(server.terminate().success());
 }
 
@@ -159,16 +163,16 @@ fn likes_of_all_days_are_on_the_disk() {
     let plan = Plan::of(&Cli::parse_from(words.split(' ')).size).unwrap();
     let [liked, read] = &plan.flags[..] else { panic!("{:?}", plan.flags) };
     assert_eq!((liked.ledger_pairs, liked.flags), (Some(730e6), 14e6));
-    near("likes on disk", 730e6 * 5.0 + 716e6 * liked.bits / 8.0, liked.disk_bytes());
+    assert_close("likes on disk", 730e6 * 5.0 + 716e6 * liked.bits / 8.0, liked.disk_bytes());
     assert_eq!((read.ledger_pairs, read.disk_bytes()), (None, 0.0));
 }
 
 #[test]
 fn ten_times_the_posts_take_ten_times_the_memory() {
     let (all, tenth) = (plan(POSTS_PER_DAY), plan(POSTS_PER_DAY / 10));
-    near("rows", all.row_memory / 10.0, tenth.row_memory);
+    assert_close("rows", all.row_memory / 10.0, tenth.row_memory);
     for (all, tenth) in all.flags.iter().zip(&tenth.flags) {
-        near(all.name, all.bytes / 10.0, tenth.bytes);
+        assert_close(all.name, all.bytes / 10.0, tenth.bytes);
     }
 }
 

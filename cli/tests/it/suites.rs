@@ -5,7 +5,7 @@
 use std::process::Command;
 
 #[test]
-fn expected_failures_have_reasons_and_the_proxy_gives_names_back() {
+fn expected_failures_have_reasons_and_proxy_restores_names() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/suites/run.py");
     // A free port; the next higher one is probably free as well.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

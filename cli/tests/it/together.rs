@@ -21,7 +21,7 @@ use store::{Batch, RealDisk, Store, StoreOptions};
 const A_SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum ChangeKind {
     /// MSET of many cells, which are in many stripes of the log's queue.
     Mset,
     /// EXEC: sets two cells, and sets and unsets a flag of both posts.
@@ -36,7 +36,7 @@ enum Kind {
 }
 
 struct Actor {
-    kind: Kind,
+    kind: ChangeKind,
     at: u64,
     /// Number of the last change that the actor sent.
     sent: u64,
@@ -49,23 +49,23 @@ struct Actor {
 const IDS: u64 = 32;
 
 /// Returns the requests of one atomic change. The change succeeded if no reply is an error.
-fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
+fn requests(kind: ChangeKind, at: u64, n: u64) -> Vec<String> {
     let odd = n % 2 == 1;
     match kind {
-        Kind::Mset => {
+        ChangeKind::Mset => {
             let cells = (0..IDS).flat_map(|i| {
                 ["repost", "read"].map(|field| format!("post:{}:{field} {n}", at + i))
             });
             vec![format!("MSET {}", cells.collect::<Vec<_>>().join(" "))]
         }
-        Kind::Exec => vec![
+        ChangeKind::Exec => vec![
             "MULTI".into(),
             format!("SET post:{at}:read {n}"),
             format!("PH.{} liked 7 {at} {}", if odd { "ADD" } else { "DEL" }, at + 1),
             format!("SET post:{}:comment {n}", at + 1),
             "EXEC".into(),
         ],
-        Kind::Del => {
+        ChangeKind::Del => {
             let one = |id: u64| {
                 if odd {
                     format!("HSET post:{id} read {n} like 3")
@@ -75,14 +75,14 @@ fn requests(kind: Kind, at: u64, n: u64) -> Vec<String> {
             };
             vec!["MULTI".into(), one(at), one(at + 1), "EXEC".into()]
         }
-        Kind::Flag => vec![format!("PH.{} liked 7 {at}", if odd { "ADD" } else { "DEL" })],
-        Kind::Act => vec![format!("FEED.{} like 7 {at}", if odd { "ACT" } else { "UNDO" })],
-        Kind::Alter => vec![format!("TM.SPACE ALTER post ADD f{n}:3")],
+        ChangeKind::Flag => vec![format!("PH.{} liked 7 {at}", if odd { "ADD" } else { "DEL" })],
+        ChangeKind::Act => vec![format!("FEED.{} like 7 {at}", if odd { "ACT" } else { "UNDO" })],
+        ChangeKind::Alter => vec![format!("TM.SPACE ALTER post ADD f{n}:3")],
     }
 }
 
 impl Actor {
-    fn new(kind: Kind, at: u64) -> Actor {
+    fn new(kind: ChangeKind, at: u64) -> Actor {
         Actor { kind, at, sent: 0, acknowledged: vec![], found: 0 }
     }
 
@@ -138,7 +138,7 @@ impl Actor {
             n
         };
         self.found = match self.kind {
-            Kind::Mset => {
+            ChangeKind::Mset => {
                 let cells = (0..IDS).flat_map(|i| {
                     ["repost", "read"].map(|field| format!("post:{}:{field}", at + i))
                 });
@@ -147,7 +147,7 @@ impl Actor {
                 in_bounds(found[0]);
                 found[0]
             }
-            Kind::Exec => {
+            ChangeKind::Exec => {
                 let found = numbers(ask(format!("MGET post:{at}:read post:{}:comment", at + 1)));
                 assert_eq!(found[0], found[1], "{what}: torn");
                 let n = found[0];
@@ -156,7 +156,7 @@ impl Actor {
                 assert_eq!(flags, [n % 2; 2], "{what}: {n}: differs from its flags");
                 n
             }
-            Kind::Del => {
+            ChangeKind::Del => {
                 let found = [at, at + 1].map(|id| number(&ask(format!("HGET post:{id} read"))));
                 assert_eq!(found[0], found[1], "{what}: torn");
                 if found[0] > 0 {
@@ -166,8 +166,8 @@ impl Actor {
                     parity(false)
                 }
             }
-            Kind::Flag => parity(numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1]),
-            Kind::Act => {
+            ChangeKind::Flag => parity(numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1]),
+            ChangeKind::Act => {
                 let (set, count) = (
                     numbers(ask(format!("PH.EXISTS liked 7 {at}"))) == [1],
                     ask(format!("HGET post:{at} like")),
@@ -179,7 +179,7 @@ impl Actor {
                 );
                 parity(set)
             }
-            Kind::Alter => {
+            ChangeKind::Alter => {
                 let OwnedFrame::Array(all) = ask(format!("HKEYS post:{at}")) else {
                     panic!("{what}: no fields")
                 };
@@ -207,14 +207,14 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
     let mut rng = fastrand::Rng::with_seed(seed);
     let folder = tempfile::tempdir().unwrap();
     let kinds = [
-        Kind::Mset,
-        Kind::Mset,
-        Kind::Exec,
-        Kind::Exec,
-        Kind::Del,
-        Kind::Flag,
-        Kind::Act,
-        Kind::Alter,
+        ChangeKind::Mset,
+        ChangeKind::Mset,
+        ChangeKind::Exec,
+        ChangeKind::Exec,
+        ChangeKind::Del,
+        ChangeKind::Flag,
+        ChangeKind::Act,
+        ChangeKind::Alter,
     ];
     let mut actors: Vec<Actor> =
         kinds.iter().zip(0..).map(|(&kind, i)| Actor::new(kind, FIRST + i * 100_000)).collect();
@@ -248,8 +248,8 @@ fn what_belongs_together_is_never_parted_by_kill_9() {
         let at = std::thread::scope(|scope| {
             for actor in &mut actors {
                 let most = match actor.kind {
-                    Kind::Alter if round % 4 > 0 || actor.sent > 50 => 0,
-                    Kind::Alter => 1,
+                    ChangeKind::Alter if round % 4 > 0 || actor.sent > 50 => 0,
+                    ChangeKind::Alter => 1,
                     _ => u64::MAX,
                 };
                 scope.spawn(move || actor.act(port, most));
@@ -301,7 +301,7 @@ fn append_wide_rows(dir: &Path) {
         log.append(&batch, 1).unwrap();
     }
     log.seal(1).unwrap();
-    store.note_durable(&log).unwrap();
+    store.record_durable(&log).unwrap();
 }
 
 /// Sets a field of all rows of a client, by one command or in a transaction. The connection may
@@ -353,7 +353,7 @@ fn values(client: &mut Client, first: u64) -> Vec<OwnedFrame> {
 /// Atomic changes of two clients end up in one commit, because it waits for a slow sync, and exceed
 /// one batch. The test kills the server at each of its writes.
 #[test]
-fn two_that_are_too_much_for_one_batch_are_each_whole_after_kill_9() {
+fn changes_too_large_for_one_batch_stay_atomic_after_kill_9() {
     if Command::new("strace").arg("-V").output().is_err() {
         return cannot("requires strace");
     }

@@ -20,7 +20,7 @@ const CLIENTS: u64 = 4;
 /// Number of rows; it is small, so that clients conflict.
 const ROWS: u64 = 500;
 /// Number of increments that a client sends before it reads their replies.
-const TOGETHER: u64 = 100;
+const INCREMENTS_PER_BATCH: u64 = 100;
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Starts a server on the given port; 0 selects a free one.
@@ -86,7 +86,7 @@ fn send(port: &AtomicU16, mut from: u64, to: u64, answered: &AtomicU64) {
         std::thread::sleep(RETRY);
         let Ok(mut client) = Client::connect(("127.0.0.1", port.load(SeqCst))) else { continue };
         while from < to {
-            let until = to.min(from + TOGETHER);
+            let until = to.min(from + INCREMENTS_PER_BATCH);
             let requests: Vec<String> = (from..until).flat_map(|n| increment(n).0).collect();
             for request in &requests {
                 let words: Vec<&[u8]> = request.split(' ').map(str::as_bytes).collect();

@@ -74,15 +74,15 @@ fn like(ports: [u16; 2], at: &AtomicU16, member: u64, is_over: &AtomicBool) -> S
 }
 
 /// Stops the clients on drop, so that a failing test does not wait for them.
-struct Over<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, SeqCst);
     }
 }
 
-fn in_step(program: &Program) -> bool {
+fn is_in_sync(program: &Program) -> bool {
     program.info("master_link_status") == "up" && program.info("master_sync_in_progress") == "0"
 }
 
@@ -96,7 +96,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
     let replica = start(&old, &b, 0);
     let ports = [master.port, replica.port];
     assert_eq!(refusal(&replica.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
-    until("the replica is connected", || in_step(&replica));
+    until("the replica is connected", || is_in_sync(&replica));
     let at = AtomicU16::new(ports[0]);
     let is_over = AtomicBool::new(false);
     let handed: Mutex<Option<Instant>> = Mutex::default();
@@ -107,19 +107,19 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
                 s.spawn(move || like(ports, at, 1 + i * 1_000_000, is_over))
             })
             .collect();
-        let over = Over(&is_over);
+        let over = StopOnDrop(&is_over);
         assert_eq!(refusal(&call(&mut master.client(), "SAVE")), "");
         assert_eq!(refusal(&call(&mut replica.client(), "SAVE")), "");
 
         // 2. Step 2: the replica restarts with the new version on its old folder.
         assert!(replica.terminate().success());
         let replica = start(new, &b, ports[1]);
-        until("the replica is connected to the old master", || in_step(&replica));
+        until("the replica is connected to the old master", || is_in_sync(&replica));
         assert_eq!(replica.info("repl_full_syncs"), "0", "the replica did a full sync");
         // A replica without data copies all files from the old master.
         let third = start(new, &fresh, 0);
         assert_eq!(refusal(&third.ask(&format!("REPLICAOF 127.0.0.1 {}", ports[0]))), "");
-        until("a full sync between versions", || in_step(&third));
+        until("a full sync between versions", || is_in_sync(&third));
         assert_eq!(third.info("repl_full_syncs"), "1");
         third.kill();
 
@@ -148,7 +148,7 @@ fn an_upgrade_under_load_fails_writes_only_around_the_failover() {
         master.sigterm();
         assert!(master.child.wait().unwrap().success());
         let master = start(new, &a, ports[0]);
-        until("the node is a connected replica", || in_step(&master));
+        until("the node is a connected replica", || is_in_sync(&master));
         assert_eq!(master.info("repl_full_syncs"), "0");
         std::thread::sleep(Duration::from_millis(500));
         drop(over);

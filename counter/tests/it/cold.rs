@@ -123,7 +123,7 @@ impl Case {
             self.space.spill_rows(&ids, &mut rows, &mut found);
             for ((&id, row), found) in ids.iter().zip(rows.chunks(2)).zip(found) {
                 while let Some((older, row)) = old.pop_if(|row| row.0 <= id) {
-                    if older < id && !self.space.is_buried(older) {
+                    if older < id && !self.space.has_tombstone(older) {
                         file.insert(older, row);
                     }
                 }
@@ -136,7 +136,7 @@ impl Case {
             }
         }
         while let Some((older, row)) = old.pop() {
-            if !self.space.is_buried(older) {
+            if !self.space.has_tombstone(older) {
                 file.insert(older, row);
             }
         }
@@ -146,7 +146,7 @@ impl Case {
             rows.extend(file.iter().map(|(&id, row)| (id, row.clone())));
         }
         between(self);
-        self.space.unbury(&spill);
+        self.space.remove_tombstones(&spill);
         between(self);
         let file: Vec<(u64, Vec<i64>)> = file.into_iter().collect();
         for part in file.chunks(11) {
@@ -196,7 +196,7 @@ fn every_row_is_right_between_all_steps_of_a_spill() {
 
 /// The spilled file lacks a field that is added during the spill.
 #[test]
-fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
+fn field_added_during_spill_keeps_its_writes() {
     let schema = Schema::parse("like:6").unwrap();
     let space = Space::new(Options { rows_per_table: 50_000, ..Options::new(schema) }).unwrap();
     let shelf = Shelf::default();
@@ -212,7 +212,7 @@ fn a_field_that_is_added_while_rows_leave_memory_keeps_what_is_written() {
         let row: Vec<i64> = (0..round).map(|field| if field == 0 { 1 } else { 7 }).collect();
         let rows = row.repeat(ids.len());
         shelf.rows.lock().unwrap().extend(ids.iter().map(|&id| (id, row.clone())));
-        space.unbury(&spill);
+        space.remove_tombstones(&spill);
         let started = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {

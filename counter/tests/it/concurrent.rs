@@ -168,7 +168,7 @@ fn falling_ids_with_negative_counters() {
 
 /// State of a row, published by its only writer.
 #[derive(Default)]
-struct Told {
+struct ReportedRow {
     /// Incremented before a deletion and after a recreation; odd while the row may be missing.
     lives: AtomicU64,
     /// Lower bound of the value.
@@ -182,7 +182,7 @@ struct Told {
 /// same value, or 0 if the row was not written since the field was added.
 struct Altering {
     space: Space,
-    rows: Vec<Told>,
+    rows: Vec<ReportedRow>,
     order: fn(u64) -> u64,
     written: AtomicU64,
     alterations: AtomicU64,
@@ -202,7 +202,7 @@ impl Altering {
         Altering {
             space: Space::new(Options { rows_per_table: 1500, seed, ..Options::new(schema) })
                 .unwrap(),
-            rows: (0..12_000).map(|_| Told::default()).collect(),
+            rows: (0..12_000).map(|_| ReportedRow::default()).collect(),
             order: orders[seed as usize / 3 % 3],
             written: AtomicU64::new(0),
             alterations: AtomicU64::new(0),

@@ -324,7 +324,7 @@ fn outlying_ids_leave_memory_to_the_others() {
 
 /// The memory limit may be lowered after the outliers arrived.
 #[test]
-fn outlying_ids_leave_memory_to_a_new_range_when_the_limit_falls() {
+fn lowered_limit_leaves_memory_for_a_new_range_of_outliers() {
     let space = Space::new(Options { memory_limit_bytes: 16 << 20, ..options("a:20") }).unwrap();
     (0..5000).for_each(|id| _ = space.set(id, &[(0, 1)]).unwrap());
     let far = (0..100_000).take_while(|i| space.set(u64::MAX - i * 1000, &[(0, 1)]).is_ok());
@@ -626,7 +626,7 @@ fn a_field_that_is_named_again_and_again_is_stored_once() {
 
 /// A deletion needs no memory, whether or not the row exists.
 #[test]
-fn a_deletion_needs_no_memory_opens_no_table_and_moves_no_frontier() {
+fn delete_needs_no_memory_table_or_frontier_move() {
     let schema = Schema::parse("like:10 read:10").unwrap();
     let space =
         Space::new(Options { memory_limit_bytes: 1 << 20, ..Options::new(schema) }).unwrap();

@@ -89,18 +89,18 @@ fn ids_that_were_deleted_below_the_line() {
     // Deletes the rows in tables first.
     (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     let spill = space.begin_spill(0, 9_999);
-    space.unbury(&spill);
+    space.remove_tombstones(&spill);
     assert_eq!(space.tombstones(), (0, 0));
     let die = || (0..10_000u64).for_each(|id| assert!(space.delete(id * 7919 % 10_000).unwrap()));
     assert_counted("deleted ids", growth(&space, die));
     assert_eq!(space.tombstones(), (10_000, 400_000));
-    assert_eq!(space.tombs_of(100, 199).0, 100);
-    assert!(space.tombs_in(100, 199).into_iter().eq(100..200));
+    assert_eq!(space.count_tombstones(100, 199).0, 100);
+    assert!(space.tombstones_in(100, 199).into_iter().eq(100..200));
     assert!((0..10_000).all(|id| !space.exists(id).unwrap()));
     space.set_memory_limit_bytes(space.memory_bytes());
     assert!(matches!(space.set(1 << 40, &[(0, 1)]), Err(Error::Full { .. })));
     let spill = space.begin_spill(0, 4_999);
-    let (taken, said) = growth(&space, || space.unbury(&spill));
+    let (taken, said) = growth(&space, || space.remove_tombstones(&spill));
     assert_eq!((space.tombstones().0, said), (5_000, -200_000));
     assert!(taken < -100_000, "{taken}");
     space.set(1 << 40, &[(0, 1)]).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! A segment is scanned when a reader first needs a position in it; later scans cover only the new
 //! part. The index contains marks, which are batch boundaries where a reader may begin, and a
-//! [`Tally`] per space. A reader skips segments without entries of its space. There is at most one
-//! mark per 64 KiB, and it takes 40 bytes: 1.3 MB for 2 GiB of log.
+//! [`EntrySummary`] per space. A reader skips segments without entries of its space. There is at
+//! most one mark per 64 KiB, and it takes 40 bytes: 1.3 MB for 2 GiB of log.
 //!
 //! Readers do not hold the lock while they read files. Two readers may scan the same part
 //! concurrently; the second one discards its result.
@@ -38,20 +38,20 @@ impl Scope {
 
 /// Number of entries in a set, and the first and last id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct EntrySummary {
     /// Number of entries.
     pub entries: u64,
     /// Ids of the first and the last entry; `None` if there are no entries.
     pub ends: Option<(Id, Id)>,
 }
 
-impl Tally {
+impl EntrySummary {
     fn add(&mut self, id: Id) {
         self.entries += 1;
         self.ends = Some((self.ends.map_or(id, |ends| ends.0), id));
     }
 
-    fn join(&mut self, other: &Tally) {
+    fn join(&mut self, other: &EntrySummary) {
         self.entries += other.entries;
         self.ends = match (self.ends, other.ends) {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
@@ -75,33 +75,35 @@ pub enum Start {
 
 /// Reason why a reader cannot begin or continue.
 #[derive(Debug)]
-pub enum Lost {
+pub enum ChangeReadError {
     /// The position is before the first segment of the log.
     Trimmed,
     /// The position belongs to a diverged history.
-    Parted,
+    OtherHistory,
     /// The position is after the end of the log.
     Ahead,
     /// An I/O error, or damage.
     Store(Error),
 }
 
-impl From<Error> for Lost {
-    fn from(error: Error) -> Lost {
+impl From<Error> for ChangeReadError {
+    fn from(error: Error) -> ChangeReadError {
         match error {
             // The segment was removed after the list of segments was read.
             Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                Lost::Trimmed
+                ChangeReadError::Trimmed
             }
-            error => Lost::Store(error),
+            error => ChangeReadError::Store(error),
         }
     }
 }
 
 /// Calls `look`, up to eight times if segments are removed concurrently.
-fn again<T>(look: impl Fn() -> Result<T, Lost>) -> Result<T, Lost> {
+fn again<T>(look: impl Fn() -> Result<T, ChangeReadError>) -> Result<T, ChangeReadError> {
     let mut looks = (0..8).map(|_| look());
-    looks.find(|found| !matches!(found, Err(Lost::Trimmed))).unwrap_or(Err(Lost::Trimmed))
+    looks
+        .find(|found| !matches!(found, Err(ChangeReadError::Trimmed)))
+        .unwrap_or(Err(ChangeReadError::Trimmed))
 }
 
 /// Position of a reader in the log.
@@ -122,22 +124,22 @@ impl Place {
     /// Whether the log ends in the same segment, at most 128 KiB after this place. These bytes were
     /// written recently, so reading them is fast and needs no disk access.
     pub fn is_at_hand(&self, end: Position) -> bool {
-        const AT_HAND_BYTES: u64 = 128 << 10;
-        self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= AT_HAND_BYTES
+        const RECENT_BYTES: u64 = 128 << 10;
+        self.at.segment == end.segment && end.offset.saturating_sub(self.at.offset) <= RECENT_BYTES
     }
 }
 
-struct Segment {
+struct IndexedSegment {
     head: SegmentHead,
     /// End of the scanned part.
     to: Position,
     marks: Vec<Position>,
-    tallies: BTreeMap<u32, Tally>,
+    tallies: BTreeMap<u32, EntrySummary>,
 }
 
-impl Segment {
-    fn new(head: SegmentHead) -> Segment {
-        Segment {
+impl IndexedSegment {
+    fn new(head: SegmentHead) -> IndexedSegment {
+        IndexedSegment {
             head,
             to: Position::first_of(&head),
             marks: vec![Position::first_of(&head)],
@@ -145,8 +147,8 @@ impl Segment {
         }
     }
 
-    fn tally(&self, scope: Scope) -> Tally {
-        let mut all = Tally::default();
+    fn tally(&self, scope: Scope) -> EntrySummary {
+        let mut all = EntrySummary::default();
         for (_, tally) in self.tallies.iter().filter(|(space, _)| scope.has(**space)) {
             all.join(tally);
         }
@@ -154,12 +156,12 @@ impl Segment {
     }
 }
 
-struct Path {
+struct SegmentList {
     heads: Vec<SegmentHead>,
     end: Position,
 }
 
-impl Path {
+impl SegmentList {
     fn end_of(&self, index: usize) -> u64 {
         self.heads.get(index + 1).map_or(self.end.offset, |next| next.base)
     }
@@ -172,22 +174,22 @@ impl Path {
 /// Index of the log's entries. See the module's documentation.
 #[derive(Default)]
 pub struct ChangeLog {
-    segments: Mutex<Vec<Segment>>,
+    segments: Mutex<Vec<IndexedSegment>>,
 }
 
 impl ChangeLog {
     /// Returns the memory use of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
-        let bytes = |segment: &Segment| {
-            size_of::<Segment>()
+        let bytes = |segment: &IndexedSegment| {
+            size_of::<IndexedSegment>()
                 + segment.marks.capacity() * size_of::<Position>()
-                + segment.tallies.len() * size_of::<(u32, Tally)>()
+                + segment.tallies.len() * size_of::<(u32, EntrySummary)>()
         };
         self.segments.lock().iter().map(bytes).sum()
     }
 
     /// Returns the current segments. Deletes removed segments from the index.
-    fn path(&self, store: &Store, end: Position) -> Result<Path, Lost> {
+    fn path(&self, store: &Store, end: Position) -> Result<SegmentList, ChangeReadError> {
         let (known, heads) = again(|| {
             let segments = self.segments.lock();
             let known: Vec<SegmentHead> = segments.iter().map(|known| known.head).collect();
@@ -201,24 +203,30 @@ impl ChangeLog {
             for head in &heads {
                 while before.next_if(|known| known.head.segment < head.segment).is_some() {}
                 let same = before.next_if(|known| known.head == *head);
-                segments.push(same.unwrap_or_else(|| Segment::new(*head)));
+                segments.push(same.unwrap_or_else(|| IndexedSegment::new(*head)));
             }
         }
-        Ok(Path { heads, end })
+        Ok(SegmentList { heads, end })
     }
 
     /// Adds the unindexed part of a segment to the index, at least up to this log offset.
-    fn learn(&self, store: &Store, path: &Path, index: usize, until: u64) -> Result<(), Lost> {
+    fn index_segment(
+        &self,
+        store: &Store,
+        path: &SegmentList,
+        index: usize,
+        until: u64,
+    ) -> Result<(), ChangeReadError> {
         let (head, until) = (path.heads[index], until.min(path.end_of(index)));
         loop {
-            let found = |segment: &&mut Segment| segment.head == head;
+            let found = |segment: &&mut IndexedSegment| segment.head == head;
             let at = match self.segments.lock().iter_mut().find(found) {
                 // The segment was removed, and another reader has deleted it from the index.
-                None => return Err(Lost::Trimmed),
+                None => return Err(ChangeReadError::Trimmed),
                 Some(known) if known.to.offset >= until => return Ok(()),
                 Some(known) => known.to,
             };
-            let (mut marks, mut tallies) = (Vec::new(), BTreeMap::<u32, Tally>::new());
+            let (mut marks, mut tallies) = (Vec::new(), BTreeMap::<u32, EntrySummary>::new());
             let mut tail = Tail::resume(store.disk().clone(), head, at)?;
             let mut marked = at.offset;
             let mut now = at;
@@ -263,10 +271,15 @@ impl ChangeLog {
     }
 
     /// Returns the place at which a reader begins. The log is durable up to `end`.
-    pub fn find(&self, store: &Store, end: Position, start: Start) -> Result<Place, Lost> {
+    pub fn find(
+        &self,
+        store: &Store,
+        end: Position,
+        start: Start,
+    ) -> Result<Place, ChangeReadError> {
         let path = self.path(store, end)?;
         let (Some(first), Some(last)) = (path.heads.first(), path.heads.last()) else {
-            return Err(Lost::Ahead);
+            return Err(ChangeReadError::Ahead);
         };
         let begin =
             |head: &SegmentHead| Ok(Place { head: *head, at: Position::first_of(head), skip: 0 });
@@ -277,32 +290,38 @@ impl ChangeLog {
             Start::At(id) => (id, true),
         };
         if id == Id::MIN {
-            return if first.previous == 0 { begin(first) } else { Err(Lost::Trimmed) };
+            return if first.previous == 0 { begin(first) } else { Err(ChangeReadError::Trimmed) };
         }
         if id.seq == 0 {
             // An id of the form `term-0` is the beginning of a term.
             let at = path.heads.partition_point(|head| head.term < id.term);
             return match path.heads.get(at) {
-                None => Err(Lost::Ahead),
-                Some(head) if head.term != id.term => Err(Lost::Parted),
-                Some(head) if at == 0 && head.previous != 0 => Err(Lost::Trimmed),
+                None => Err(ChangeReadError::Ahead),
+                Some(head) if head.term != id.term => Err(ChangeReadError::OtherHistory),
+                Some(head) if at == 0 && head.previous != 0 => Err(ChangeReadError::Trimmed),
                 Some(head) => begin(head),
             };
         }
-        let Some(byte) = id.byte() else { return Err(Lost::Parted) };
+        let Some(byte) = id.byte() else { return Err(ChangeReadError::OtherHistory) };
         if byte >= end.offset {
-            return Err(if id.term < last.term { Lost::Parted } else { Lost::Ahead });
+            return Err(if id.term < last.term {
+                ChangeReadError::OtherHistory
+            } else {
+                ChangeReadError::Ahead
+            });
         }
-        let Some(index) = path.index_of(byte) else { return Err(Lost::Trimmed) };
+        let Some(index) = path.index_of(byte) else { return Err(ChangeReadError::Trimmed) };
         let head = path.heads[index];
         if head.term != id.term {
-            return Err(Lost::Parted);
+            return Err(ChangeReadError::OtherHistory);
         }
-        self.learn(store, &path, index, byte)?;
+        self.index_segment(store, &path, index, byte)?;
         let mut tail = Tail::resume(store.disk().clone(), head, self.mark(&head, byte))?;
         loop {
             let at = tail.position();
-            let Step::Batch(batch, frame) = tail.next(end)? else { return Err(Lost::Parted) };
+            let Step::Batch(batch, frame) = tail.next(end)? else {
+                return Err(ChangeReadError::OtherHistory);
+            };
             if byte >= at.offset + batch.bytes() {
                 continue;
             }
@@ -318,7 +337,11 @@ impl ChangeLog {
             }
             // A batch is shorter than 2^26 bytes.
             let skip = number as u32 + u32::from(!is_wanted);
-            return if is_there { Ok(Place { head, at, skip }) } else { Err(Lost::Parted) };
+            return if is_there {
+                Ok(Place { head, at, skip })
+            } else {
+                Err(ChangeReadError::OtherHistory)
+            };
         }
     }
 
@@ -332,7 +355,7 @@ impl ChangeLog {
         place: &mut Place,
         most: u64,
         mut each: impl FnMut(Id, u32, Change<'_>) -> bool,
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, ChangeReadError> {
         if place.at.offset >= end.offset {
             return Ok(true);
         }
@@ -387,7 +410,7 @@ impl ChangeLog {
         end: Position,
         scope: Scope,
         head: &SegmentHead,
-    ) -> Result<Option<Place>, Lost> {
+    ) -> Result<Option<Place>, ChangeReadError> {
         if scope == Scope::All || head.segment == end.segment {
             return Ok(None);
         }
@@ -397,7 +420,7 @@ impl ChangeLog {
         };
         let from = index;
         while index + 1 < path.heads.len() {
-            self.learn(store, &path, index, u64::MAX)?;
+            self.index_segment(store, &path, index, u64::MAX)?;
             if self.tally_of(&path.heads[index], scope).entries > 0 {
                 break;
             }
@@ -407,7 +430,7 @@ impl ChangeLog {
         Ok((index > from).then(|| Place { head, at: Position::first_of(&head), skip: 0 }))
     }
 
-    fn tally_of(&self, head: &SegmentHead, scope: Scope) -> Tally {
+    fn tally_of(&self, head: &SegmentHead, scope: Scope) -> EntrySummary {
         let segments = self.segments.lock();
         let known = segments.iter().find(|segment| segment.head == *head);
         known.map(|segment| segment.tally(scope)).unwrap_or_default()
@@ -423,7 +446,7 @@ impl ChangeLog {
         (from, to): (Id, Id),
         most: usize,
         make: impl Fn(Id, u32, Change<'_>) -> Option<Vec<u8>>,
-    ) -> Result<Vec<Vec<u8>>, Lost> {
+    ) -> Result<Vec<Vec<u8>>, ChangeReadError> {
         let path = self.path(store, end)?;
         let mut found = Vec::new();
         for index in (0..path.heads.len()).rev() {
@@ -432,7 +455,7 @@ impl ChangeLog {
             if first > from {
                 continue;
             }
-            self.learn(store, &path, index, u64::MAX)?;
+            self.index_segment(store, &path, index, u64::MAX)?;
             let (mut high, low) = (path.end_of(index), head.base);
             if self.tally_of(&head, scope).entries == 0 {
                 high = low;
@@ -475,12 +498,13 @@ impl ChangeLog {
         end: Position,
         scope: Scope,
         is_known: impl Fn(u32) -> bool,
-    ) -> Result<Tally, Lost> {
+    ) -> Result<EntrySummary, ChangeReadError> {
         again(|| {
             let path = self.path(store, end)?;
-            (0..path.heads.len()).try_for_each(|index| self.learn(store, &path, index, u64::MAX))
+            (0..path.heads.len())
+                .try_for_each(|index| self.index_segment(store, &path, index, u64::MAX))
         })?;
-        let mut all = Tally::default();
+        let mut all = EntrySummary::default();
         for segment in self.segments.lock().iter() {
             let wanted = segment
                 .tallies
@@ -492,24 +516,28 @@ impl ChangeLog {
     }
 
     /// Returns the number of entries after a place. `is_known`: see [`ChangeLog::count`].
-    pub fn count_behind(
+    pub fn count_after(
         &self,
         store: &Store,
         end: Position,
         scope: Scope,
         mut place: Place,
         is_known: impl Fn(u32) -> bool,
-    ) -> Result<u64, Lost> {
+    ) -> Result<u64, ChangeReadError> {
         let path = self.path(store, end)?;
         let mut entries = 0;
-        let index = path.heads.iter().position(|head| *head == place.head).ok_or(Lost::Trimmed)?;
+        let index = path
+            .heads
+            .iter()
+            .position(|head| *head == place.head)
+            .ok_or(ChangeReadError::Trimmed)?;
         let limit = Position { segment: place.head.segment, offset: path.end_of(index), ..end };
         self.read(store, limit, scope, &mut place, u64::MAX, |_, space, _| {
             entries += u64::from(space == 0 || is_known(space));
             true
         })?;
         for index in index + 1..path.heads.len() {
-            self.learn(store, &path, index, u64::MAX)?;
+            self.index_segment(store, &path, index, u64::MAX)?;
             let segments = self.segments.lock();
             let known = segments.iter().find(|segment| segment.head == path.heads[index]);
             let wanted = known.into_iter().flat_map(|segment| &segment.tallies);
@@ -521,15 +549,15 @@ impl ChangeLog {
     }
 
     /// Returns the number of segments and the offset of the first one.
-    pub fn reach(&self, store: &Store, end: Position) -> Result<(usize, u64), Lost> {
+    pub fn reach(&self, store: &Store, end: Position) -> Result<(usize, u64), ChangeReadError> {
         let path = self.path(store, end)?;
         Ok((path.heads.len(), path.heads.first().map_or(0, |head| head.base)))
     }
 }
 
-fn damaged(store: &Store, at: Position, what: &str) -> Lost {
+fn damaged(store: &Store, at: Position, what: &str) -> ChangeReadError {
     let path = store.path(&store::segment_name(at.segment));
-    Lost::Store(Error::Refused(format!(
+    ChangeReadError::Store(Error::Refused(format!(
         "{} is damaged at byte {}: {what}",
         path.display(),
         at.byte

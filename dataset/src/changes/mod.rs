@@ -28,7 +28,7 @@ use store::Records;
 
 mod log;
 
-pub use log::{ChangeLog, Lost, Place, Scope, Start, Tally};
+pub use log::{ChangeLog, ChangeReadError, EntrySummary, Place, Scope, Start};
 
 /// `seq` is the place times this factor, plus three digits of the chain value.
 const CHECKS: u64 = 1000;

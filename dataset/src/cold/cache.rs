@@ -42,12 +42,12 @@ const INLINE: usize = 4;
 /// hash table.
 const ROW_BYTES: u64 = 152;
 /// Number of rows by which the cache may exceed its capacity during eviction.
-const SLACK: usize = 1024;
+const MAX_EXCESS_ROWS: usize = 1024;
 /// Maximum number of bytes reserved when the cache is first used. A larger cache grows on demand.
-const SET_ASIDE: u64 = 1 << 30;
+const MAX_RESERVED_BYTES: u64 = 1 << 30;
 /// Ghost entries per cached row. A ghost entry stores the key of an evicted row. If the row is read
 /// again, it enters the hot queue.
-const GHOSTS: f64 = 0.2;
+const GHOSTS_PER_ROW: f64 = 0.2;
 
 impl quick_cache::Weighter<Key, Row> for Weight {
     fn weight(&self, _: &Key, row: &Row) -> u64 {
@@ -58,7 +58,7 @@ impl quick_cache::Weighter<Key, Row> for Weight {
 
 /// Counters of cold reads, spills and scrubs since startup.
 #[derive(Default)]
-pub struct Figures {
+pub struct ColdStats {
     /// Blocks read.
     pub reads: AtomicU64,
     /// Blocks read synchronously by a worker.
@@ -97,8 +97,8 @@ pub struct Figures {
     pub scrub_last_s: AtomicU64,
 }
 
-impl Figures {
-    pub(super) fn note_read(&self, took: Duration) {
+impl ColdStats {
+    pub(super) fn record_read(&self, took: Duration) {
         self.reads.fetch_add(1, Relaxed);
         self.read_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -129,7 +129,7 @@ impl Figures {
 pub struct ColdCache {
     pub(super) cache: Cache<Key, Row, Weight, KeyHash>,
     /// Counters of cold reads and spills.
-    pub figures: Figures,
+    pub figures: ColdStats,
     /// Blocks known to be damaged.
     pub damaged: damage::Damaged,
     any: AtomicBool,
@@ -142,14 +142,14 @@ impl ColdCache {
         options
             .estimated_items_capacity(items)
             .weight_capacity(cache_bytes)
-            .ghost_allocation(GHOSTS);
+            .ghost_allocation(GHOSTS_PER_ROW);
         // `build` fails only if a capacity is missing.
         let options = options.build().expect("both capacities are set");
         let cache =
             Cache::with_options(options, Weight, KeyHash::default(), DefaultLifecycle::default());
         ColdCache {
             cache,
-            figures: Figures::default(),
+            figures: ColdStats::default(),
             damaged: damage::Damaged::default(),
             any: AtomicBool::new(false),
         }
@@ -167,8 +167,8 @@ impl ColdCache {
         if !self.any.swap(true, Relaxed) {
             // Reserve memory, because repeated growth would fragment the heap. Untouched pages are
             // not resident.
-            let bytes = self.cache.capacity().min(SET_ASIDE);
-            self.cache.reserve((bytes / ROW_BYTES) as usize + SLACK);
+            let bytes = self.cache.capacity().min(MAX_RESERVED_BYTES);
+            self.cache.reserve((bytes / ROW_BYTES) as usize + MAX_EXCESS_ROWS);
         }
     }
 
@@ -203,21 +203,21 @@ impl ColdCache {
     }
 
     /// Counts and logs a failed read. Logs each damaged block once.
-    pub(super) fn note_failure(&self, error: &store::Error) {
-        let place = damage::place_of(error);
+    pub(super) fn record_failure(&self, error: &store::Error) {
+        let place = damage::damage_location(error);
         let kind = if place.is_some() { &self.figures.corrupt } else { &self.figures.errors };
         kind.fetch_add(1, Relaxed);
         match place {
             Some((file, offset)) if !self.damaged.note(&file, offset) => {}
-            Some(_) => tracing::error!("{error}. {WHAT_IS_LOST} {}", error.advice()),
+            Some(_) => tracing::error!("{error}. {DAMAGE_CONSEQUENCE} {}", error.advice()),
             None => tracing::error!("cannot read a cold row: {error}. {}", error.advice()),
         }
     }
 }
 
 /// Explanation appended to the log message about a damaged block.
-pub(crate) const WHAT_IS_LOST: &str = "Requests for data in this block fail. Other blocks are \
-    still served. The file is excluded from merges so that none of them is lost.";
+pub(crate) const DAMAGE_CONSEQUENCE: &str = "Requests for data in this block fail. Other blocks \
+    are still served. The file is excluded from merges so that none of them is lost.";
 
 thread_local! {
     pub(super) static PINS: RefCell<Pins> = RefCell::default();

@@ -2,7 +2,7 @@
 //! The spill thread writes the files (`tiering/filters.rs`).
 
 use crate::cold::cache::ColdCache;
-use crate::cold::fetch::Fetching;
+use crate::cold::fetch::ColdReads;
 use crate::cold::pair_file::PairFile;
 use crate::cold::quarantine::Quarantine;
 use crate::log_records::RecordKind;
@@ -15,8 +15,8 @@ use store::{FileEntry, Store};
 
 impl ColdBackend for PairFile {
     fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
-        let want = |fetching: &mut Fetching| {
-            self.this.upgrade().iter().for_each(|this| fetching.want_pair(this, pair));
+        let want = |fetching: &mut ColdReads| {
+            self.this.upgrade().iter().for_each(|this| fetching.request_pair(this, pair));
         };
         let read = self.shared.find(&self.key(pair), want).unwrap_or_else(|| {
             self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
@@ -27,7 +27,7 @@ impl ColdBackend for PairFile {
 
     fn read(&self, first: usize, pages: &mut [u8]) -> Result<(), Unreadable> {
         self.file.read_many(first as u64, pages).map_err(|error| {
-            self.shared.note_failure(&error);
+            self.shared.record_failure(&error);
             Unreadable { id: self.entry().tag.low, why: error.to_string().into() }
         })
     }
@@ -108,13 +108,13 @@ impl ColdPairs {
         &self,
         space: &phantom::Space,
         (id, member): (u64, &Member<'_>),
-        fetching: &mut Fetching,
+        fetching: &mut ColdReads,
     ) -> bool {
         if id >= self.end() {
             return false;
         }
         let pair = &space.pair(id, member);
-        if !space.lies_elsewhere(pair) {
+        if !space.needs_disk(pair) {
             return false;
         }
         let files = self.files.load();
@@ -122,7 +122,7 @@ impl ColdPairs {
         let Some(file) = above.checked_sub(1).map(|at| &files[at]) else { return false };
         let wants = !self.shared.is_at_hand(file.key(pair));
         if wants {
-            fetching.want_pair(file, pair);
+            fetching.request_pair(file, pair);
         }
         wants
     }

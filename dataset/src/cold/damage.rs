@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum number of damaged blocks recorded per file.
-const MOST_PARTS: usize = 1024;
+const MAX_DAMAGED_BLOCKS: usize = 1024;
 
 /// Damaged files by name, with the offsets of their damaged blocks in bytes.
 #[derive(Default)]
@@ -19,11 +19,11 @@ impl Damaged {
     pub(crate) fn note(&self, file: &str, offset: u64) -> bool {
         let mut files = self.0.lock();
         let parts = files.entry(file.to_owned()).or_default();
-        parts.len() < MOST_PARTS && parts.insert(offset)
+        parts.len() < MAX_DAMAGED_BLOCKS && parts.insert(offset)
     }
 
     /// Removes a file that was read completely without an error.
-    pub(crate) fn is_sound(&self, file: &str) {
+    pub(crate) fn clear_damage(&self, file: &str) {
         self.0.lock().remove(file);
     }
 
@@ -36,7 +36,7 @@ impl Damaged {
 }
 
 /// File name and offset of the damage if the error reports any.
-pub(crate) fn place_of(error: &store::Error) -> Option<(String, u64)> {
+pub(crate) fn damage_location(error: &store::Error) -> Option<(String, u64)> {
     match error {
         store::Error::Corrupt { path, offset, .. } => {
             Some((path.file_name()?.to_str()?.to_owned(), *offset))
@@ -58,8 +58,8 @@ mod tests {
         assert_eq!(all(&|_| true), [("a".to_owned(), 2), ("b".to_owned(), 1)]);
         assert_eq!(all(&|name| name == "b"), [("b".to_owned(), 1)]);
         assert!(damaged.note("a", 4096), "a new file of the same name");
-        damaged.is_sound("b");
+        damaged.clear_damage("b");
         assert_eq!(all(&|_| true), [("a".to_owned(), 1)]);
-        assert_eq!((0..9999).filter(|&at| damaged.note("c", at)).count(), MOST_PARTS);
+        assert_eq!((0..9999).filter(|&at| damaged.note("c", at)).count(), MAX_DAMAGED_BLOCKS);
     }
 }

@@ -1,8 +1,8 @@
 //! Reads cold rows and flags for the request batches of connections. A pool of threads executes one
 //! job per block or pair.
 //!
-//! The pool serves batches in order of arrival. After every `SHARE` jobs a batch moves to the end
-//! of the queue. A request for a million rows thus does not delay a page.
+//! The pool serves batches in order of arrival. After every `JOBS_PER_TURN` jobs a batch moves to
+//! the end of the queue. A request for a million rows thus does not delay a page.
 
 use crate::cold::cache::{ColdCache, Key, PINS, Pins, Read, Row, Values};
 use crate::cold::ledger::Lookup;
@@ -23,36 +23,36 @@ use tokio::sync::oneshot;
 
 /// Number of jobs after which the next request batch is served: enough for a page of 50 rows with
 /// two flags each.
-const SHARE: usize = 200;
+const JOBS_PER_TURN: usize = 200;
 /// Number of missing rows and pairs at which a batch stops inspecting its pipelined requests. Rows
 /// of the remaining requests are read for the next batch.
-const ENOUGH: usize = 4096;
+const MAX_MISSING_PER_TURN: usize = 4096;
 /// Queue length above which cancelled batches are purged. While a disk hangs, clients disconnect
 /// and reconnect, and their cancelled batches would fill the queue.
 const PURGE_LENGTH: usize = 1024;
 /// Accounted size of a missing row or pair in bytes: its read request, and its entry in a half-full
 /// hash table of pins.
 const WANTED_BYTES: usize =
-    size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<What>() + 2 * size_of::<(Key, Read)>();
+    size_of::<(Arc<ColdFile>, u64, u64)>() + size_of::<ReadJob>() + 2 * size_of::<(Key, Read)>();
 
 /// Rows and pairs that a request batch needs and that are neither cached nor pinned.
 #[derive(Default)]
-pub struct Fetching {
+pub struct ColdReads {
     wanted: Vec<(Arc<ColdFile>, u64, u64)>,
     pairs: Vec<(Arc<PairFile>, Pair)>,
     lookups: Vec<Lookup>,
 }
 
-impl Fetching {
+impl ColdReads {
     pub(crate) fn want(&mut self, file: &Arc<ColdFile>, block: u64, id: u64) {
         self.wanted.push((file.clone(), block, id));
     }
 
-    pub(crate) fn want_pair(&mut self, file: &Arc<PairFile>, pair: &Pair) {
+    pub(crate) fn request_pair(&mut self, file: &Arc<PairFile>, pair: &Pair) {
         self.pairs.push((file.clone(), *pair));
     }
 
-    pub(crate) fn want_lookup(&mut self, lookup: Lookup) {
+    pub(crate) fn request_lookup(&mut self, lookup: Lookup) {
         self.lookups.push(lookup);
     }
 
@@ -66,8 +66,8 @@ impl Fetching {
     }
 
     /// Whether the batch should stop inspecting its pipelined requests.
-    pub fn is_enough(&self) -> bool {
-        self.len() >= ENOUGH
+    pub fn is_limit_reached(&self) -> bool {
+        self.len() >= MAX_MISSING_PER_TURN
     }
 
     /// Memory use in bytes until the reads finish.
@@ -77,26 +77,26 @@ impl Fetching {
 }
 
 struct Job {
-    what: What,
-    turn: Arc<Waiting>,
+    what: ReadJob,
+    turn: Arc<PendingRead>,
 }
 
-enum What {
+enum ReadJob {
     /// Rows of one block.
     Rows { file: Arc<ColdFile>, block: u64, ids: Vec<u64> },
     /// A pair: one page of each filter of the table.
     Pair { file: Arc<PairFile>, pair: Pair },
     /// Lookup in a ledger.
-    Settle(Lookup),
+    LedgerLookup(Lookup),
 }
 
-struct Rest {
-    jobs: std::vec::IntoIter<What>,
-    turn: Arc<Waiting>,
+struct PendingJobs {
+    jobs: std::vec::IntoIter<ReadJob>,
+    turn: Arc<PendingRead>,
     taken: usize,
 }
 
-struct Waiting {
+struct PendingRead {
     cold: Arc<Cold>,
     pins: Mutex<Pins>,
     left: AtomicUsize,
@@ -114,23 +114,23 @@ pub(crate) struct Reads {
 
 #[derive(Default)]
 struct Queue {
-    line: Mutex<Line>,
-    nudge: Condvar,
+    line: Mutex<JobQueue>,
+    wake: Condvar,
 }
 
 /// Queue of waiting request batches. The first one is served next.
 #[derive(Default)]
-struct Line {
-    turns: VecDeque<Rest>,
+struct JobQueue {
+    turns: VecDeque<PendingJobs>,
     /// Twice the number of batches after the last purge.
     most: usize,
     closed: bool,
 }
 
-impl Line {
+impl JobQueue {
     /// Appends a batch. If the queue is long, moves cancelled batches to `left`; see
-    /// [`Line::next`].
-    fn add(&mut self, rest: Rest, left: &mut Vec<Rest>) {
+    /// [`JobQueue::next`].
+    fn add(&mut self, rest: PendingJobs, left: &mut Vec<PendingJobs>) {
         if self.turns.len() >= self.most.max(PURGE_LENGTH) {
             let all = std::mem::take(&mut self.turns);
             for rest in all {
@@ -143,7 +143,7 @@ impl Line {
 
     /// Returns the next job. Moves cancelled batches to `left`. The caller must release the lock
     /// before it drops them: the last batch may own [`Cold`], whose drop acquires the lock.
-    fn next(&mut self, left: &mut Vec<Rest>) -> Option<Job> {
+    fn next(&mut self, left: &mut Vec<PendingJobs>) -> Option<Job> {
         loop {
             let first = self.turns.front_mut()?;
             // Skip the remaining jobs of a closed connection.
@@ -155,7 +155,7 @@ impl Line {
             first.taken += 1;
             if first.jobs.len() == 0 {
                 self.turns.pop_front();
-            } else if first.taken == SHARE {
+            } else if first.taken == JOBS_PER_TURN {
                 first.taken = 0;
                 self.turns.rotate_left(1);
             }
@@ -170,7 +170,7 @@ impl Reads {
         Reads { threads: threads.max(1), started, queue, awaited }
     }
 
-    fn add(&self, rest: Rest) {
+    fn add(&self, rest: PendingJobs) {
         let jobs = rest.jobs.len();
         let mut left = Vec::new();
         self.queue.line.lock().add(rest, &mut left);
@@ -182,7 +182,7 @@ impl Reads {
         self.start();
         // Notify after releasing the lock, because each woken thread acquires it first.
         for _ in 0..jobs.min(self.threads) {
-            if !self.queue.nudge.notify_one() {
+            if !self.queue.wake.notify_one() {
                 // No thread is idle. Busy threads check the queue after their current job.
                 break;
             }
@@ -211,7 +211,7 @@ impl Reads {
 impl Drop for Reads {
     fn drop(&mut self) {
         self.queue.line.lock().closed = true;
-        self.queue.nudge.notify_all();
+        self.queue.wake.notify_all();
     }
 }
 
@@ -237,17 +237,21 @@ impl Queue {
                 return job;
             }
             if left.is_empty() {
-                self.nudge.wait(&mut line);
+                self.wake.wait(&mut line);
             }
         }
     }
 }
 
-impl Waiting {
-    fn new(cold: &Arc<Cold>, pins: Pins, jobs: usize) -> (Arc<Waiting>, oneshot::Receiver<Pins>) {
+impl PendingRead {
+    fn new(
+        cold: &Arc<Cold>,
+        pins: Pins,
+        jobs: usize,
+    ) -> (Arc<PendingRead>, oneshot::Receiver<Pins>) {
         let (done, end) = oneshot::channel();
         cold.reads.awaited.fetch_add(1, Relaxed);
-        let turn = Waiting {
+        let turn = PendingRead {
             cold: cold.clone(),
             pins: Mutex::new(pins),
             left: AtomicUsize::new(jobs),
@@ -273,7 +277,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PendingRead {
     fn drop(&mut self) {
         self.cold.reads.awaited.fetch_sub(1, Relaxed);
     }
@@ -283,14 +287,14 @@ impl Job {
     fn run(self) {
         let Job { what, turn } = self;
         match what {
-            What::Rows { file, block, ids } => {
+            ReadJob::Rows { file, block, ids } => {
                 let mut buffer = [0; BLOCK_BYTES];
                 let rows = rows(&turn.cold, &file, &ids, file.read(block, &mut buffer));
-                turn.cold.figures.note_read(turn.asked.elapsed());
+                turn.cold.figures.record_read(turn.asked.elapsed());
                 turn.add(rows);
             }
-            What::Pair { file, pair } => turn.add([(file.key(&pair), file.read(&pair))]),
-            What::Settle(lookup) => turn.add([lookup.read()]),
+            ReadJob::Pair { file, pair } => turn.add([(file.key(&pair), file.read(&pair))]),
+            ReadJob::LedgerLookup(lookup) => turn.add([lookup.read()]),
         }
     }
 }
@@ -312,7 +316,7 @@ fn rows(
             rows.push((key, Ok(row)));
         }),
         Err(error) => {
-            cold.note_failure(&error);
+            cold.record_failure(&error);
             let why: Arc<str> = error.to_string().into();
             rows.extend(ids.iter().map(|&id| ((identity, u128::from(id)), Err(why.clone()))));
         }
@@ -358,9 +362,9 @@ impl Cold {
     /// Reads all missing rows concurrently. Returns them together with this thread's pins.
     pub fn fetch(
         self: &Arc<Self>,
-        fetching: Fetching,
+        fetching: ColdReads,
     ) -> impl Future<Output = Pins> + Send + use<> {
-        let Fetching { mut wanted, mut pairs, mut lookups } = fetching;
+        let ColdReads { mut wanted, mut pairs, mut lookups } = fetching;
         let pins = PINS.take();
         wanted.sort_unstable_by_key(|(file, block, id)| (file.head().identity, *block, *id));
         wanted.dedup_by_key(|(file, _, id)| (file.head().identity, *id));
@@ -372,16 +376,16 @@ impl Cold {
         pairs.dedup_by_key(|(file, pair)| file.key(pair));
         lookups.sort_by_cached_key(Lookup::key);
         lookups.dedup_by_key(|lookup| lookup.key());
-        let (turn, end) = Waiting::new(self, pins, blocks.len() + pairs.len() + lookups.len());
-        let rows = blocks.into_iter().map(|rows| What::Rows {
+        let (turn, end) = PendingRead::new(self, pins, blocks.len() + pairs.len() + lookups.len());
+        let rows = blocks.into_iter().map(|rows| ReadJob::Rows {
             file: rows[0].0.clone(),
             block: rows[0].1,
             ids: rows.iter().map(|row| row.2).collect(),
         });
-        let wanted_pairs = pairs.into_iter().map(|(file, pair)| What::Pair { file, pair });
-        let lookups = lookups.into_iter().map(What::Settle);
-        let jobs: Vec<What> = rows.chain(wanted_pairs).chain(lookups).collect();
-        let rest = Rest { jobs: jobs.into_iter(), turn, taken: 0 };
+        let wanted_pairs = pairs.into_iter().map(|(file, pair)| ReadJob::Pair { file, pair });
+        let lookups = lookups.into_iter().map(ReadJob::LedgerLookup);
+        let jobs: Vec<ReadJob> = rows.chain(wanted_pairs).chain(lookups).collect();
+        let rest = PendingJobs { jobs: jobs.into_iter(), turn, taken: 0 };
         self.reads.add(rest);
         // If a job panics, the sender is dropped. The batch then requests its rows again.
         async move { end.await.unwrap_or_default() }
@@ -397,9 +401,13 @@ mod tests {
     fn the_last_turn_takes_the_threads_with_it() {
         let cold = Cold::new(4096, 1);
         let queue = cold.reads.queue.clone();
-        let (turn, _) = Waiting::new(&cold, Pins::default(), 1);
-        let what = What::Rows { file: file(), block: 0, ids: vec![0] };
-        queue.line.lock().turns.push_back(Rest { jobs: vec![what].into_iter(), turn, taken: 0 });
+        let (turn, _) = PendingRead::new(&cold, Pins::default(), 1);
+        let what = ReadJob::Rows { file: file(), block: 0, ids: vec![0] };
+        queue.line.lock().turns.push_back(PendingJobs {
+            jobs: vec![what].into_iter(),
+            turn,
+            taken: 0,
+        });
         drop(cold);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(queue.take().is_none()));
@@ -419,23 +427,23 @@ mod tests {
         Arc::new(store.open_cold(&writer.finish().unwrap().unwrap()).unwrap())
     }
 
-    fn turn(line: &mut Line, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
-        let (turn, end) = Waiting::new(&Cold::new(0, 1), Pins::default(), jobs);
-        let rows = |block| What::Rows { file: file.clone(), block, ids: vec![] };
-        let jobs: Vec<What> = (0..jobs as u64).map(rows).collect();
-        line.add(Rest { jobs: jobs.into_iter(), turn, taken: 0 }, &mut Vec::new());
+    fn turn(line: &mut JobQueue, file: &Arc<ColdFile>, jobs: usize) -> oneshot::Receiver<Pins> {
+        let (turn, end) = PendingRead::new(&Cold::new(0, 1), Pins::default(), jobs);
+        let rows = |block| ReadJob::Rows { file: file.clone(), block, ids: vec![] };
+        let jobs: Vec<ReadJob> = (0..jobs as u64).map(rows).collect();
+        line.add(PendingJobs { jobs: jobs.into_iter(), turn, taken: 0 }, &mut Vec::new());
         end
     }
 
     #[test]
-    fn a_page_notes_what_it_lacks_and_keeps_what_it_found_after_that() {
+    fn page_records_missing_rows_and_pins_found_ones() {
         let cold = Cold::new(1 << 20, 1);
         let (file, row) = (file(), Some(Values::from_slice(&[70])));
         let keys = [1, 2, 3].map(|id| (7, id));
         cold.cache.cache.insert(keys[0], row.clone());
         cold.cache.cache.insert(keys[2], row.clone());
-        let want = |fetching: &mut Fetching| fetching.want(&file, 0, 7);
-        let missing = cold.note_missing(|| {
+        let want = |fetching: &mut ColdReads| fetching.want(&file, 0, 7);
+        let missing = cold.collect_missing(|| {
             let reads = keys.map(|key| cold.find(&key, want).expect("the row is fetched later"));
             assert_eq!((&reads[0], &reads[2]), (&Ok(row.clone()), &Ok(row.clone())));
             assert!(reads[1].is_err());
@@ -444,14 +452,14 @@ mod tests {
         let figures = [&cold.figures.hits, &cold.figures.misses].map(|n| n.load(Relaxed));
         assert_eq!(figures, [2, 1]);
         assert_eq!(crate::cold::unpin().into_keys().collect::<Vec<_>>(), [keys[2]]);
-        // Outside `note_missing`, even after a panic in it, rows are read synchronously.
+        // Outside `collect_missing`, even after a panic in it, rows are read synchronously.
         assert_eq!(cold.find(&keys[1], want), None);
-        let panics = std::panic::AssertUnwindSafe(|| cold.note_missing(|| panic!("of a test")));
+        let panics = std::panic::AssertUnwindSafe(|| cold.collect_missing(|| panic!("of a test")));
         assert!(std::panic::catch_unwind(panics).is_err());
         assert_eq!(cold.find(&keys[1], want), None);
         // Pinned rows and pinned errors are both returned.
         crate::cold::pin(Pins::from_iter([(keys[1], Err("the block is damaged".into()))]));
-        let missing = cold.note_missing(|| {
+        let missing = cold.collect_missing(|| {
             assert_eq!(cold.find(&keys[1], want), Some(Err("the block is damaged".into())));
         });
         assert!(missing.is_ready());
@@ -461,7 +469,7 @@ mod tests {
     #[test]
     fn large_batches_wait_for_small_ones() {
         let file = file();
-        let mut line = Line::default();
+        let mut line = JobQueue::default();
         let _much = turn(&mut line, &file, 100_000);
         let (some, more) = (turn(&mut line, &file, 60), turn(&mut line, &file, 60));
         let mut places = [vec![], vec![], vec![]];
@@ -469,7 +477,7 @@ mod tests {
         let mut at = 0;
         while let Some(job) = line.next(&mut Vec::new()) {
             let whose = turns.iter().position(|turn| *turn == Arc::as_ptr(&job.turn)).unwrap();
-            let What::Rows { block, .. } = job.what else { panic!("expected a job for rows") };
+            let ReadJob::Rows { block, .. } = job.what else { panic!("expected a job for rows") };
             assert_eq!(block, places[whose].len() as u64, "the jobs of each turn keep their order");
             places[whose].push(at);
             at += 1;
@@ -477,7 +485,7 @@ mod tests {
         assert_eq!(places.each_ref().map(Vec::len), [100_000, 60, 60]);
         assert_eq!(
             places[1..].iter().flatten().copied().collect::<Vec<_>>(),
-            (SHARE..SHARE + 120).collect::<Vec<_>>()
+            (JOBS_PER_TURN..JOBS_PER_TURN + 120).collect::<Vec<_>>()
         );
         drop((some, more));
     }
@@ -485,7 +493,7 @@ mod tests {
     #[test]
     fn nothing_is_read_for_a_cancelled_request() {
         let file = file();
-        let mut line = Line::default();
+        let mut line = JobQueue::default();
         let gone = turn(&mut line, &file, 1000);
         let here = turn(&mut line, &file, 3);
         assert!(line.next(&mut Vec::new()).is_some());
@@ -498,7 +506,7 @@ mod tests {
     #[test]
     fn clients_that_leave_while_the_disk_hangs_leave_the_line() {
         let file = file();
-        let mut line = Line::default();
+        let mut line = JobQueue::default();
         let stay: Vec<_> = (0..100).map(|_| turn(&mut line, &file, 1)).collect();
         for _ in 0..10 * PURGE_LENGTH {
             drop(turn(&mut line, &file, 1));
@@ -537,8 +545,8 @@ mod tests {
             Fixture { _folder: folder, disk, file, cold: Cold::new(4096, 2) }
         }
 
-        fn wanted(&self, blocks: impl Iterator<Item = u64>) -> Fetching {
-            let mut fetching = Fetching::default();
+        fn wanted(&self, blocks: impl Iterator<Item = u64>) -> ColdReads {
+            let mut fetching = ColdReads::default();
             blocks.for_each(|block| {
                 fetching.want(&self.file, block, self.file.block_start(block).unwrap())
             });

@@ -4,7 +4,7 @@
 //! row.
 
 use crate::cold::cache::{Key, PINS, Read, Row, Values};
-use crate::cold::fetch::{Cold, Fetching};
+use crate::cold::fetch::{Cold, ColdReads};
 use crate::cold::quarantine::Quarantine;
 use crate::log_records::RecordKind;
 use arc_swap::ArcSwap;
@@ -20,12 +20,12 @@ use store::{BLOCK_BYTES, ColdFile, FileEntry, Store};
 #[derive(Default)]
 pub struct Files(Vec<Arc<ColdFile>>);
 
-pub(crate) struct Place<'a> {
+pub(crate) struct BlockPosition<'a> {
     pub(crate) file: &'a Arc<ColdFile>,
     pub(crate) block: u64,
 }
 
-impl Place<'_> {
+impl BlockPosition<'_> {
     fn key(&self, id: u64) -> Key {
         (self.file.head().identity, u128::from(id))
     }
@@ -46,10 +46,10 @@ impl Files {
         &self.0
     }
 
-    pub(crate) fn find(&self, id: u64) -> Option<Place<'_>> {
+    pub(crate) fn find(&self, id: u64) -> Option<BlockPosition<'_>> {
         let above = self.0.partition_point(|file| file.entry().tag.low <= id);
         let file = &self.0[above.checked_sub(1)?];
-        file.block_of(id).map(|block| Place { file, block })
+        file.block_of(id).map(|block| BlockPosition { file, block })
     }
 
     /// Files whose ranges end below `id`.
@@ -121,13 +121,13 @@ impl ColdSpace {
             self.shared.begins();
         }
         self.set_files(files);
-        space.attach(Box::new(Reader(self.clone())), end, newest);
+        space.attach(Box::new(ColdReader(self.clone())), end, newest);
         Ok(())
     }
 
     pub(crate) fn attach_new(self: &Arc<Self>, space: &counter::Space) {
         if !space.is_attached() {
-            space.attach(Box::new(Reader(self.clone())), 0, None);
+            space.attach(Box::new(ColdReader(self.clone())), 0, None);
         }
     }
 
@@ -176,7 +176,7 @@ impl ColdSpace {
                 block
                     .append_to(&mut ids, &mut values)
                     .map_err(|what| file.corrupt(number, what))?;
-                for &id in ids.iter().filter(|&&id| id >= next && !space.is_buried(id)) {
+                for &id in ids.iter().filter(|&&id| id >= next && !space.has_tombstone(id)) {
                     given += 1;
                     f(id);
                 }
@@ -251,7 +251,7 @@ impl ColdSpace {
     ) -> store::Result<Option<u64>> {
         let (mut ids, mut values) = (Vec::new(), Vec::new());
         self.some_block(random, &mut ids, &mut values)?;
-        ids.retain(|&id| id >= space.horizon() && !space.is_buried(id));
+        ids.retain(|&id| id >= space.horizon() && !space.has_tombstone(id));
         Ok(random.choice(ids))
     }
 
@@ -272,7 +272,7 @@ impl ColdSpace {
 
     /// Adds the read that a command on `id` needs, unless the row is pinned or cached. The row must
     /// not be in memory.
-    pub fn ask(&self, id: u64, fetching: &mut Fetching) {
+    pub fn ask(&self, id: u64, fetching: &mut ColdReads) {
         let files = self.files.load();
         let Some(place) = files.find(id) else { return };
         if !self.shared.is_at_hand(place.key(id)) {
@@ -281,14 +281,14 @@ impl ColdSpace {
     }
 
     /// Reads the row synchronously and caches it. Counts and logs a failure.
-    fn read(&self, place: &Place<'_>, id: u64) -> Read {
+    fn read(&self, place: &BlockPosition<'_>, id: u64) -> Read {
         let started = Instant::now();
         let mut buffer = [0; BLOCK_BYTES];
         let read = place.file.read(place.block, &mut buffer).map(|block| {
             let mut values = Values::from_elem(0, place.file.head().columns);
             block.get(id, &mut values).then_some(values)
         });
-        self.shared.figures.note_read(started.elapsed());
+        self.shared.figures.record_read(started.elapsed());
         self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
         match read {
             Ok(row) => {
@@ -296,7 +296,7 @@ impl ColdSpace {
                 Ok(row)
             }
             Err(error) => {
-                self.shared.note_failure(&error);
+                self.shared.record_failure(&error);
                 Err(error.to_string().into())
             }
         }
@@ -313,13 +313,13 @@ fn copy(row: Row, out: &mut [i64]) -> bool {
 
 /// Implements the counter space's backend. The orphan rule forbids implementing it for
 /// `Arc<ColdSpace>`.
-pub(crate) struct Reader(pub(crate) Arc<ColdSpace>);
+pub(crate) struct ColdReader(pub(crate) Arc<ColdSpace>);
 
-impl ColdBackend for Reader {
+impl ColdBackend for ColdReader {
     fn get(&self, id: u64, out: &mut [i64]) -> Result<bool, Unreadable> {
         let files = self.0.files.load();
         let Some(place) = files.find(id) else { return Ok(false) };
-        let want = |fetching: &mut Fetching| fetching.want(place.file, place.block, id);
+        let want = |fetching: &mut ColdReads| fetching.want(place.file, place.block, id);
         let read = self.0.shared.find(&place.key(id), want);
         let read = read.unwrap_or_else(|| self.0.read(&place, id));
         read.map(|row| copy(row, out)).map_err(|why| Unreadable { id, why })

@@ -18,7 +18,7 @@ use crate::cold::quarantine::Quarantine;
 use crate::cold::rebuilds::Rebuilds;
 use crate::dirty_keys::MarkedMember;
 use crate::log_records::RecordKind;
-use ledger::{Answer, Flush, Ledger, OwnedMember, Question};
+use ledger::{Answer, Flush, Ledger, OwnedMember, PendingLookup};
 use phantom::Member;
 use rolling::Unreadable;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl PairLedger {
         self.shared.begins();
         let flushed = self.ledger.flush(store, flush, covered, log);
         if let Some(error) = self.ledger.take_unreadable() {
-            self.shared.note_failure(&error);
+            self.shared.record_failure(&error);
         }
         flushed
     }
@@ -143,7 +143,7 @@ impl PairLedger {
             return None;
         }
         match self.ledger.ask(id, named) {
-            Answer::Asks(question) => Some(Lookup { ledger: self.clone(), question }),
+            Answer::NeedsBlock(question) => Some(Lookup { ledger: self.clone(), question }),
             Answer::Known(_) => None,
         }
     }
@@ -169,7 +169,7 @@ impl PairLedger {
         loop {
             let question = match answer {
                 Answer::Known(set) => return Ok(set),
-                Answer::Asks(question) => question,
+                Answer::NeedsBlock(question) => question,
             };
             self.shared.figures.reads_in_place.fetch_add(1, Relaxed);
             answer = self
@@ -178,10 +178,10 @@ impl PairLedger {
         }
     }
 
-    fn read(&self, question: Question) -> store::Result<Answer> {
+    fn read(&self, question: PendingLookup) -> store::Result<Answer> {
         let started = Instant::now();
-        let answer = question.read().inspect_err(|error| self.shared.note_failure(error))?;
-        self.shared.figures.note_read(started.elapsed());
+        let answer = question.read().inspect_err(|error| self.shared.record_failure(error))?;
+        self.shared.figures.record_read(started.elapsed());
         self.figures.reads.fetch_add(1, Relaxed);
         Ok(answer)
     }
@@ -189,7 +189,7 @@ impl PairLedger {
     /// Whether any pair of `id` is set. Blocks on disk reads.
     pub fn has_any(&self, id: u64) -> Result<bool, Unreadable> {
         let pairs = self.ledger.list((id, id), None, 1);
-        let pairs = pairs.inspect_err(|error| self.shared.note_failure(error));
+        let pairs = pairs.inspect_err(|error| self.shared.record_failure(error));
         let unreadable = |error: store::Error| Unreadable { id, why: error.to_string().into() };
         pairs.map(|pairs| !pairs.is_empty()).map_err(unreadable)
     }
@@ -238,7 +238,7 @@ impl PairLedger {
 #[derive(Clone)]
 pub(crate) struct Lookup {
     ledger: Arc<PairLedger>,
-    question: Question,
+    question: PendingLookup,
 }
 
 impl Lookup {
@@ -253,8 +253,8 @@ impl Lookup {
         let mut question = self.question;
         loop {
             match ledger.read(question) {
-                Ok(Answer::Asks(next)) => question = next,
-                Ok(Answer::Known(set)) => return (key, settled(set, seen)),
+                Ok(Answer::NeedsBlock(next)) => question = next,
+                Ok(Answer::Known(set)) => return (key, pinned_answer(set, seen)),
                 Err(error) => return (key, Err(error.to_string().into())),
             }
         }
@@ -263,6 +263,6 @@ impl Lookup {
 
 /// Encodes an answer for pinning: whether the pair is set, and the ledger's version at the start of
 /// the lookup.
-fn settled(set: bool, seen: u64) -> Read {
+fn pinned_answer(set: bool, seen: u64) -> Read {
     Ok(Some(Values::from_slice(&[i64::from(set), seen as i64])))
 }

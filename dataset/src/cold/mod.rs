@@ -32,8 +32,8 @@ mod pair_file;
 pub mod quarantine;
 pub mod rebuilds;
 
-pub(crate) use cache::WHAT_IS_LOST;
-pub use cache::{ColdCache, Figures, Pins, pin, unpin};
+pub(crate) use cache::DAMAGE_CONSEQUENCE;
+pub use cache::{ColdCache, ColdStats, Pins, pin, unpin};
 pub use fetch::Cold;
 pub use pair_file::PairFile;
 pub use rolling::{Unreadable, UnreadableIds};

@@ -75,7 +75,7 @@ impl PairFile {
         for (filter, number) in self.chain.places(pair).enumerate() {
             let started = Instant::now();
             self.file.read(number as u64, &mut page)?;
-            self.shared.figures.note_read(started.elapsed());
+            self.shared.figures.record_read(started.elapsed());
             if self.chain.has(filter, pair, &page) {
                 return Ok(Some(Values::new()));
             }
@@ -95,7 +95,7 @@ impl PairFile {
                 Ok(row)
             }
             Err(error) => {
-                self.shared.note_failure(&error);
+                self.shared.record_failure(&error);
                 Err(error.to_string().into())
             }
         }

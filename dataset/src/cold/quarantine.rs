@@ -1,14 +1,14 @@
 //! Id ranges that cannot be merged because a file is unreadable.
 //!
-//! Merges skip such a range for `RETRY` and continue with other ranges of the space. No data is
-//! lost: the range's rows in memory stay there, and readable blocks of the file remain available.
-//! Merges retry the range, because the disk may recover or the file may be restored.
+//! Merges skip such a range for `RETRY_INTERVAL` and continue with other ranges of the space. No
+//! data is lost: the range's rows in memory stay there, and readable blocks of the file remain
+//! available. Merges retry the range, because the disk may recover or the file may be restored.
 
 use std::time::{Duration, Instant};
 use store::time;
 
 /// Time between attempts to merge a range.
-const RETRY: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Quarantined id ranges of one space, both ends inclusive, and the time of each retry.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Quarantine {
     pub(crate) fn add(&self, low: u64, last: u64) {
         let mut ranges = self.0.lock();
         ranges.retain(|range| last < range.0 || range.1 < low);
-        ranges.push((low, last, time::now() + RETRY));
+        ranges.push((low, last, time::now() + RETRY_INTERVAL));
     }
 
     pub(crate) fn has(&self, low: u64, last: u64) -> bool {

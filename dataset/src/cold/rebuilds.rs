@@ -20,9 +20,9 @@ const GROWTH_TIME: Duration = Duration::from_secs(60);
 /// State of the rebuilds of a space.
 #[derive(Default)]
 pub struct Rebuilds {
-    pub(crate) now: Mutex<Option<Walk>>,
+    pub(crate) now: Mutex<Option<ActiveRebuild>>,
     /// Tables whose filters are too small or too large, by lowest id.
-    watched: Mutex<HashMap<u64, Watched>>,
+    watched: Mutex<HashMap<u64, WatchedTable>>,
     /// Number of tables to rebuild, as of the last step. Includes the current one.
     pub left: AtomicUsize,
     /// Number of rebuilt tables.
@@ -32,7 +32,7 @@ pub struct Rebuilds {
 }
 
 /// Rebuild of one table, and the position in the ledger.
-pub(crate) struct Walk {
+pub(crate) struct ActiveRebuild {
     pub(crate) rebuild: Rebuild,
     /// Last pair read; `None` at the start.
     pub(crate) after: Option<(u64, OwnedMember)>,
@@ -41,7 +41,7 @@ pub(crate) struct Walk {
 }
 
 /// State of a table when it last grew significantly; see [`GROWTH_PART`].
-struct Watched {
+struct WatchedTable {
     pairs: u64,
     since: Instant,
     /// Growth rate at that time, in pairs per second.
@@ -74,13 +74,13 @@ impl Rebuilds {
         let mut before = std::mem::take(&mut *watched);
         let mut due = Vec::new();
         for load in loads.iter().filter(is_unsuitable) {
-            let new = Watched { pairs: load.pairs, since: now, rate: 0.0, retry_at: None };
+            let new = WatchedTable { pairs: load.pairs, since: now, rate: 0.0, retry_at: None };
             let mut table = before.remove(&load.low).unwrap_or(new);
             let elapsed = now.saturating_duration_since(table.since);
             let gained = load.pairs.saturating_sub(table.pairs);
             if gained > table.pairs / GROWTH_PART {
                 let rate = gained as f64 / elapsed.as_secs_f64();
-                table = Watched { pairs: load.pairs, since: now, rate, ..table };
+                table = WatchedTable { pairs: load.pairs, since: now, rate, ..table };
             }
             let is_quiet = now.saturating_duration_since(table.since) >= QUIET_INTERVAL;
             let expected = (table.rate * GROWTH_TIME.as_secs_f64()) as u64;

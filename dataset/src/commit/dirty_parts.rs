@@ -11,16 +11,16 @@ use store::{FileEntry, Role, Tag};
 #[derive(Default)]
 pub struct DirtyParts {
     /// Parts of each space by lowest id.
-    spaces: Mutex<HashMap<u32, BTreeMap<u64, Part>>>,
+    spaces: Mutex<HashMap<u32, BTreeMap<u64, DirtyPart>>>,
     /// Spaces that had outlier pairs at the last snapshot.
-    aside: Mutex<HashSet<u32>>,
+    spaces_with_outliers: Mutex<HashSet<u32>>,
     /// Ranges (space, lowest and highest id) spilled since the current snapshot began.
-    gone: Mutex<Vec<(u32, u64, u64)>>,
+    moved_to_disk: Mutex<Vec<(u32, u64, u64)>>,
     changes: AtomicU64,
 }
 
 #[derive(Clone, Copy)]
-struct Part {
+struct DirtyPart {
     high: u64,
     stamp: u64,
     changed: bool,
@@ -62,7 +62,7 @@ impl DirtyParts {
     pub(crate) fn adopt(&self, files: &[FileEntry]) {
         // It is unknown which spaces had outliers in the last process. Assume that all with a head
         // had some.
-        self.aside.lock().extend(
+        self.spaces_with_outliers.lock().extend(
             files.iter().filter(|f| f.tag.kind == RecordKind::Head as u32).map(|f| f.tag.space),
         );
         let mut spaces = self.spaces.lock();
@@ -73,7 +73,7 @@ impl DirtyParts {
             ) {
                 continue;
             }
-            let part = Part { high: tag.high, stamp: tag.stamp, changed: false };
+            let part = DirtyPart { high: tag.high, stamp: tag.stamp, changed: false };
             spaces.entry(tag.space).or_default().insert(tag.low, part);
         }
     }
@@ -92,7 +92,7 @@ impl DirtyParts {
         };
         let kept: Vec<Option<u64>> = tables.iter().map(kept).collect();
         let now = tables.iter().zip(&kept).map(|(&(low, high), kept)| {
-            (low, Part { high, stamp: kept.unwrap_or(stamp), changed: false })
+            (low, DirtyPart { high, stamp: kept.unwrap_or(stamp), changed: false })
         });
         spaces.insert(space, now.collect());
         kept
@@ -104,7 +104,7 @@ impl DirtyParts {
         let parts = spaces.entry(space).or_default();
         let mut is_new = |&(low, high): &(u64, u64)| {
             let known = parts.contains_key(&low);
-            parts.entry(low).or_insert(Part { high, stamp, changed: false });
+            parts.entry(low).or_insert(DirtyPart { high, stamp, changed: false });
             !known
         };
         tables.iter().copied().filter(|table| is_new(table)).collect()
@@ -121,12 +121,12 @@ impl DirtyParts {
     /// Returns whether the space had outliers at the last snapshot. `now`: whether it has outliers
     /// now, for the next call.
     pub(crate) fn had_outliers(&self, space: u32, now: bool) -> bool {
-        let mut aside = self.aside.lock();
-        if now { !aside.insert(space) } else { aside.remove(&space) }
+        let mut spaces_with_outliers = self.spaces_with_outliers.lock();
+        if now { !spaces_with_outliers.insert(space) } else { spaces_with_outliers.remove(&space) }
     }
 
     pub(crate) fn begin_all(&self) {
-        self.gone.lock().clear();
+        self.moved_to_disk.lock().clear();
     }
 
     /// Whether the range of this file of the current snapshot has been spilled.
@@ -136,13 +136,13 @@ impl DirtyParts {
         };
         let is_part =
             [RecordKind::Rows, RecordKind::Table].iter().any(|&kind| kind as u32 == tag.kind);
-        is_part && self.gone.lock().iter().any(within)
+        is_part && self.moved_to_disk.lock().iter().any(within)
     }
 
     /// Removes the parts of a range that is being spilled. The current snapshot no longer needs
     /// their files. If the range returns to memory, the next snapshot writes its parts.
     pub(crate) fn forget_range(&self, space: u32, low: u64, last: u64) {
-        self.gone.lock().push((space, low, last));
+        self.moved_to_disk.lock().push((space, low, last));
         if let Some(parts) = self.spaces.lock().get_mut(&space) {
             parts.retain(|&from, part| from > last || part.high < low);
         }
@@ -165,20 +165,23 @@ mod tests {
 
     /// Otherwise recovery would load the spilled rows into memory again.
     #[test]
-    fn what_went_to_the_disk_is_not_kept_and_left_out_of_the_snapshot_under_way() {
+    fn spilled_range_is_left_out_of_the_running_snapshot() {
         let tables = [(0, 9), (10, 19), (20, 29)];
         let parts = DirtyParts::default();
         parts.begin_all();
         assert_eq!(parts.begin(1, &tables, 5), [None; 3]);
         parts.forget_range(1, 10, 19);
-        let gone = |space, low, high| {
+        let moved_to_disk = |space, low, high| {
             let tag = Tag { space, kind: RecordKind::Rows as u32, low, high, stamp: 5 };
             parts.is_gone(&tag)
         };
-        assert!(gone(1, 10, 19) && gone(1, 12, 15), "a range inside the spilled one");
-        assert!(!gone(1, 0, 9) && !gone(1, 10, 20) && !gone(2, 10, 19));
+        assert!(
+            moved_to_disk(1, 10, 19) && moved_to_disk(1, 12, 15),
+            "a range inside the spilled one"
+        );
+        assert!(!moved_to_disk(1, 0, 9) && !moved_to_disk(1, 10, 20) && !moved_to_disk(2, 10, 19));
         parts.begin_all();
-        assert!(!gone(1, 10, 19), "a new snapshot starts clean");
+        assert!(!moved_to_disk(1, 10, 19), "a new snapshot starts clean");
         assert_eq!(parts.begin(1, &tables, 6), [Some(5), None, Some(5)]);
         // The table has changed since its file was written, so it must be written again.
         parts.touch_all([(1, 3), (1, 4)].into_iter());

@@ -13,7 +13,7 @@ use phantom::{Answer, Member, Pair, Range};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use store::{Batch, Committed, Health, Source, buffer};
+use store::{Batch, Committed, Health, LoggedState, buffer};
 
 pub(crate) struct CommitSource<'a> {
     shared: &'a Durability,
@@ -40,7 +40,7 @@ pub(crate) struct CommitSource<'a> {
 
 /// Read views for the rows of one stripe. They are created under the stripe's lock, so their list
 /// of tables covers all marks of the stripe.
-struct Views<'a> {
+struct RowViews<'a> {
     engines: &'a Engines,
     /// View of the last counter space used.
     last: Option<(u32, &'a CounterSpace, counter::Read<'a>)>,
@@ -76,7 +76,7 @@ impl<'a> CommitSource<'a> {
 
     /// Reads a row unless it was already read. Marks of one id are adjacent and often name the same
     /// row.
-    fn row(&mut self, views: &mut Views<'_>, number: u32, id: u64) {
+    fn row(&mut self, views: &mut RowViews<'_>, number: u32, id: u64) {
         if views.done.contains(&(number, id)) {
             return;
         }
@@ -110,9 +110,9 @@ impl<'a> CommitSource<'a> {
         }
     }
 
-    fn read(&mut self, views: &mut Views<'_>, marks: &[Mark], at: usize) {
+    fn read(&mut self, views: &mut RowViews<'_>, marks: &[Mark], at: usize) {
         let engines = views.engines;
-        if let (Some(counters), (_, id)) = (marks[at].row_beside(), marks[at].place()) {
+        if let (Some(counters), (_, id)) = (marks[at].changed_row_space(), marks[at].place()) {
             self.row(views, counters, id);
         }
         match marks[at].read() {
@@ -180,9 +180,9 @@ impl<'a> CommitSource<'a> {
     }
 }
 
-impl<'a> Views<'a> {
-    fn new(engines: &'a Engines) -> Views<'a> {
-        Views { engines, last: None, done: SmallVec::new() }
+impl<'a> RowViews<'a> {
+    fn new(engines: &'a Engines) -> RowViews<'a> {
+        RowViews { engines, last: None, done: SmallVec::new() }
     }
 
     fn of(&mut self, number: u32) -> Option<(&'a CounterSpace, &mut counter::Read<'a>)> {
@@ -203,7 +203,7 @@ impl<'a> Views<'a> {
         match marks[at].read() {
             Marked::Row(space, id) => self.prefetch_row(space, id),
             Marked::Pair(space, id, member, _) => {
-                if let Some(counters) = marks[at].row_beside() {
+                if let Some(counters) = marks[at].changed_row_space() {
                     self.prefetch_row(counters, id);
                 }
                 if let MarkedMember::Number(member) = member
@@ -223,15 +223,16 @@ impl<'a> Views<'a> {
     }
 }
 
-impl Source<Mark> for CommitSource<'_> {
+impl LoggedState<Mark> for CommitSource<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
-        let rows = marks.iter().filter_map(|mark| Some((mark.row_beside()?, mark.place().1)));
+        let rows =
+            marks.iter().filter_map(|mark| Some((mark.changed_row_space()?, mark.place().1)));
         // Forgetting an id changes no table.
         let changes = marks.iter().filter(|mark| !matches!(mark.read(), Marked::Forgotten(..)));
         self.shared.parts.touch_all(changes.map(Mark::place).chain(rows));
         // Skip rows and pairs of dropped spaces.
         let engines = self.current.now();
-        let mut views = Views::new(&engines);
+        let mut views = RowViews::new(&engines);
         for first in (0..marks.len()).step_by(PREFETCHED) {
             let some = first..marks.len().min(first + PREFETCHED);
             some.clone().for_each(|at| views.prefetch(marks, at));
@@ -314,12 +315,12 @@ impl Source<Mark> for CommitSource<'_> {
         buffer::clear(&mut self.offsets);
     }
 
-    fn may_part(&self, before: &Mark, after: &Mark) -> bool {
+    fn may_split_between(&self, before: &Mark, after: &Mark) -> bool {
         // A flag and its counter, or a token and its row, must stay in one batch.
         before.place().1 != after.place().1
     }
 
-    fn parted(&mut self, bytes: usize) {
+    fn batch_split(&mut self, bytes: usize) {
         tracing::warn!(
             "a group of changes takes {bytes} bytes of the log and is logged in parts, so a crash \
              may keep only some. Send smaller transactions"

@@ -17,7 +17,7 @@
 use crate::commit::dirty_parts::DirtyParts;
 use crate::dirty_keys::Mark;
 use crate::options::Fsync;
-use crate::waiters::Release;
+use crate::waiters::PublishedState;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -35,22 +35,22 @@ use round_offsets::Ends;
 
 /// Maximum time that a flush on a replica waits for the link to sync the log. Unless the disk is
 /// slow the link syncs at least every second.
-const FOLLOWER_SYNCS: Duration = Duration::from_secs(30);
+const REPLICA_SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum size of changes that must be in one batch, in bytes. The rest of a batch is reserved for
 /// schemas, layouts, record heads and other small changes.
-pub const MOST_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
+pub const MAX_CHANGE_BYTES: usize = MAX_BODY_BYTES / 16 * 15;
 
 /// Maximum time that [`Durability::logged`] waits for acknowledged writes to reach the log.
-const LOGGED_WITHIN: Duration = Duration::from_secs(1);
+const LOGGED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Poll interval of a reader that waits for a writer to release its stripe, which takes
 /// microseconds.
-const TURN_ENDS: Duration = Duration::from_millis(1);
+const TURN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Progress of commits, as published to connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Reached {
+pub(crate) struct CommitProgress {
     pub(crate) durable: Ticket,
     pub(crate) synced: Ticket,
     pub(crate) failed: Ticket,
@@ -61,11 +61,11 @@ pub(crate) struct Reached {
 /// State shared by writers, connections and the commit thread.
 pub struct Durability {
     pub(crate) committer: Committer<Mark>,
-    pub(crate) release: Release<Reached>,
+    pub(crate) release: PublishedState<CommitProgress>,
     pub(crate) ends: Ends,
     /// Wakes WAIT and SHUTDOWN when a replica acknowledges, a commit fails or is empty, or the role
     /// changes.
-    acknowledged: Release<()>,
+    acknowledged: PublishedState<()>,
     /// Appended and synced end of the log.
     positions: Mutex<(Position, Position)>,
     /// Offsets of the appended and the synced end of the log. Receivers are notified of every
@@ -83,16 +83,21 @@ pub struct Durability {
 impl Durability {
     /// Creates the state for an empty log. Only the commit thread commits changes.
     pub fn new(policy: Fsync) -> Durability {
-        let reached =
-            Reached { durable: 0, synced: 0, failed: 0, health: Health::Good, reason: "".into() };
+        let reached = CommitProgress {
+            durable: 0,
+            synced: 0,
+            failed: 0,
+            health: Health::Good,
+            reason: "".into(),
+        };
         Durability {
             committer: Committer::new(CommitOptions {
                 policy: policy_of_store(policy),
                 ..CommitOptions::default()
             }),
-            release: Release::new(reached),
+            release: PublishedState::new(reached),
             ends: Ends::default(),
-            acknowledged: Release::new(()),
+            acknowledged: PublishedState::new(()),
             positions: Mutex::new((Position::START, Position::START)),
             grown: watch::Sender::new((0, 0)),
             follows: AtomicBool::new(false),
@@ -103,7 +108,7 @@ impl Durability {
 
     /// Waits until the replies to a write may be sent. Waits until the log's queue is short enough.
     /// With `always`, or if `everysec` is late, also waits for the sync.
-    pub async fn replies_may_go(&self, ticket: Ticket) -> Result<(), String> {
+    pub async fn wait_for_replies(&self, ticket: Ticket) -> Result<(), String> {
         self.room().await;
         if self.holds_replies() || self.committer.is_late() {
             self.safe(ticket).await
@@ -129,7 +134,7 @@ impl Durability {
 
     /// Refuses writes because a new master cannot begin its log. Returns false if writes were
     /// already refused for this reason.
-    pub fn unable(&self, error: &store::Error) -> bool {
+    pub fn refuse_writes(&self, error: &store::Error) -> bool {
         let reason: Arc<str> = error.to_string().into();
         let is_new = self.committer.health() == Health::Good
             || store::gist(&self.release.look().reason) != error.gist();
@@ -139,7 +144,7 @@ impl Durability {
 
     /// Whether acknowledged changes are not synced. If the log cannot be written, a stop would lose
     /// them. With `always` this is only possible for changes made under an earlier policy.
-    pub fn would_lose(&self) -> bool {
+    pub fn has_unsynced_acknowledged(&self) -> bool {
         self.has_unsynced(self.committer.synced())
     }
 
@@ -162,7 +167,7 @@ impl Durability {
     pub async fn logged(&self) {
         let ticket = self.acknowledged_ticket();
         if !self.has_logged() {
-            let _ = tokio::time::timeout(LOGGED_WITHIN, self.shown_offset(ticket)).await;
+            let _ = tokio::time::timeout(LOGGED_TIMEOUT, self.shown_offset(ticket)).await;
         }
     }
 
@@ -176,7 +181,7 @@ impl Durability {
     /// Waits until the log can be written and all acknowledged changes are synced. Call it only
     /// from tasks of the workers.
     pub async fn recovered(&self) {
-        let is_safe = |r: &Reached| r.health == Health::Good && !self.has_unsynced(r.synced);
+        let is_safe = |r: &CommitProgress| r.health == Health::Good && !self.has_unsynced(r.synced);
         self.release.wait(|r| is_safe(r).then_some(())).await;
     }
 
@@ -189,7 +194,7 @@ impl Durability {
 
     /// Accepts writes again. Called when a master's log has begun, or when the node becomes a
     /// replica.
-    pub fn able(&self) {
+    pub fn accept_writes(&self) {
         self.committer.set_health(Health::Good);
     }
 
@@ -202,9 +207,9 @@ impl Durability {
     /// Waits until the log's queue is short enough, or until the log fails and writes are refused.
     pub async fn room(&self) {
         let may_go = || !self.is_crowded() || self.committer.health() != Health::Good;
-        let asked = |_: &Reached| {
+        let asked = |_: &CommitProgress| {
             if !may_go() {
-                self.committer.nudge();
+                self.committer.wake_commit_thread();
             }
             may_go().then_some(())
         };
@@ -216,9 +221,9 @@ impl Durability {
     pub async fn room_for(&self, bytes: usize) {
         let is_refused = || self.committer.health() != Health::Good || self.follows.load(SeqCst);
         let may_go = || self.committer.has_room(bytes) || is_refused();
-        let asked = |_: &Reached| {
+        let asked = |_: &CommitProgress| {
             if !may_go() {
-                self.committer.nudge();
+                self.committer.wake_commit_thread();
             }
             may_go().then_some(())
         };
@@ -251,7 +256,7 @@ impl Durability {
     /// Waits until all changes up to `ticket` are durable under the policy. The error is the reply
     /// to the writers. Call it only from tasks of the workers.
     pub async fn safe(&self, ticket: Ticket) -> Result<(), String> {
-        self.committer.hurry(ticket);
+        self.committer.begin_round_for(ticket);
         self.release
             .wait(|r| {
                 if r.durable >= ticket {
@@ -272,16 +277,16 @@ impl Durability {
             shown
         } else {
             let mut from = 0;
-            while let Some(busy) = self.committer.first_busy(from) {
+            while let Some(busy) = self.committer.first_locked_stripe(from) {
                 from = busy;
-                tokio::time::sleep(TURN_ENDS).await;
+                tokio::time::sleep(TURN_POLL_INTERVAL).await;
             }
             self.committer.ticket()
         };
         if self.committer.synced() < ticket {
-            self.committer.hurry(ticket);
+            self.committer.begin_round_for(ticket);
             let is_safe =
-                |r: &Reached| r.synced.max(r.failed) >= ticket || self.follows.load(SeqCst);
+                |r: &CommitProgress| r.synced.max(r.failed) >= ticket || self.follows.load(SeqCst);
             self.release.wait(|r| is_safe(r).then_some(())).await;
         }
     }
@@ -301,15 +306,15 @@ impl Durability {
 
     /// Returns the position up to which the log is both applied and synced on this node. A restart
     /// does not lose these changes.
-    pub fn certain(&self) -> Position {
+    pub fn applied_and_synced(&self) -> Position {
         let (written, synced) = self.positions();
         if written.offset < synced.offset { written } else { synced }
     }
 
-    /// Waits until [`Durability::certain`] is above this offset. Call it only from tasks of the
-    /// workers.
-    pub async fn certain_beyond(&self, offset: u64) {
-        self.release.wait(|_| (self.certain().offset > offset).then_some(())).await;
+    /// Waits until [`Durability::applied_and_synced`] is above this offset. Call it only from tasks
+    /// of the workers.
+    pub async fn wait_for_stable_offset(&self, offset: u64) {
+        self.release.wait(|_| (self.applied_and_synced().offset > offset).then_some(())).await;
     }
 
     /// Returns a receiver of changes of the appended or synced end.
@@ -341,7 +346,7 @@ impl Durability {
             if self.positions().1.offset >= applied {
                 return Ok(());
             }
-            if time::now() - began > FOLLOWER_SYNCS {
+            if time::now() - began > REPLICA_SYNC_TIMEOUT {
                 return Err(store::Error::Refused(
                     "timeout while syncing the replica's log".to_owned(),
                 ));
@@ -404,15 +409,15 @@ impl Durability {
         self.reach(log.written(), log.durable());
         self.ends.begin(self.committer.durable(), log.written().offset);
         self.follows.store(false, SeqCst);
-        self.look_at(log);
+        self.accept_if_room(log);
     }
 
     /// Refuses writes if the disk has no room for the log at startup. Otherwise accepts them.
-    pub fn look_at(&self, log: &Log) {
+    pub fn accept_if_room(&self, log: &Log) {
         if log.has_failed() {
             self.refuse("the disk was full when the server started".into(), Health::Full);
         } else {
-            self.able();
+            self.accept_writes();
         }
     }
 }

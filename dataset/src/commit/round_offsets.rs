@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use store::Ticket;
 
 /// Number of stored batches. Older batches are known only to end before the oldest stored one.
-const KEPT: usize = 64;
+const MAX_ROUNDS: usize = 64;
 
 /// Ticket of each batch, and the log's end after it. Both increase.
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl Ends {
             }
             _ => {}
         }
-        if ends.len() == KEPT {
+        if ends.len() == MAX_ROUNDS {
             ends.pop_front();
         }
         ends.push_back((round, offset));
@@ -54,7 +54,7 @@ mod tests {
 
     /// After startup or a promotion, clients may call WAIT before the first write.
     #[test]
-    fn what_was_there_before_the_first_round_lies_before_the_logs_end() {
+    fn tickets_before_the_first_round_map_to_the_log_end() {
         let ends = Ends::default();
         ends.begin(0, 500);
         assert_eq!((ends.of(0), ends.of(1)), (Some(500), None));
@@ -85,11 +85,11 @@ mod tests {
         for i in 0..1000 {
             assert!(ends.note(10 + i, 1000 + i));
         }
-        assert_eq!(ends.0.lock().len(), KEPT);
+        assert_eq!(ends.0.lock().len(), MAX_ROUNDS);
         assert_eq!(ends.of(1009), Some(1999));
         assert_eq!(
             ends.of(1),
-            Some(2000 - KEPT as u64),
+            Some(2000 - MAX_ROUNDS as u64),
             "a forgotten round has the oldest known end"
         );
     }

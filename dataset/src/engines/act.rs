@@ -7,7 +7,7 @@
 //! marks are in one log batch.
 
 use crate::dirty_keys::Mark;
-use crate::engines::action::{Action, Beside};
+use crate::engines::action::{Action, FurtherCounter};
 use crate::engines::error::WriteError;
 use crate::engines::registry::Engines;
 use crate::engines::spaces::{CounterSpace, ExistenceSpace};
@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 const NOT_BELOW_ZERO: Bounds = Bounds { min: Some(0), max: None, saturate: true };
 
 /// A counter that an action has changed in addition to its first one.
-struct Moved<'a> {
+struct MovedCounter<'a> {
     space: &'a CounterSpace,
     id: u64,
     field: usize,
@@ -32,13 +32,13 @@ struct Moved<'a> {
     clippy::box_collection,
     reason = "most actions move no further counter, so one word is cleared"
 )]
-struct Before<'a>(Option<Box<Vec<Moved<'a>>>>);
+struct MovedCounters<'a>(Option<Box<Vec<MovedCounter<'a>>>>);
 
-impl Before<'_> {
+impl MovedCounters<'_> {
     /// Restores the counters when the action is refused.
     #[cold]
-    fn put_back(&self, engines: &Engines) {
-        for &Moved { space, id, field, before } in
+    fn restore_counters(&self, engines: &Engines) {
+        for &MovedCounter { space, id, field, before } in
             self.0.iter().flat_map(|moved| moved.iter().rev())
         {
             let put = match before {
@@ -136,7 +136,7 @@ impl Engines {
         viewer: &Member<'_>,
     ) -> Result<Option<bool>, WriteError> {
         let (flags, counters) = self.spaces_of(action);
-        if !flags.is_true(id, viewer)? {
+        if !flags.confirm_set(id, viewer)? {
             return Ok(Some(false));
         }
         // An unreadable row exists.
@@ -154,11 +154,11 @@ impl Engines {
         scratch: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
         let counters = self.counter_of(action);
-        let beside = self.move_beside(action, id, viewer, 1, is_again)?;
+        let beside = self.move_further_counters(action, id, viewer, 1, is_again)?;
         scratch.clear();
         let change = [Delta { field: action.field, delta: 1 }];
         let added = self.add_to_row(counters, id, &change, &Bounds::default(), scratch);
-        added.inspect_err(|_| beside.put_back(self))?;
+        added.inspect_err(|_| beside.restore_counters(self))?;
         self.changed(counters.number, id);
         Ok(())
     }
@@ -179,11 +179,11 @@ impl Engines {
         }
         let mut turn = self.pair_guard(flags, id);
         let count = || {
-            let beside = self.move_beside(action, id, viewer, -1, false)?;
+            let beside = self.move_further_counters(action, id, viewer, -1, false)?;
             scratch.clear();
             let change = [Delta { field: action.field, delta: -1 }];
             let taken = self.add_to_row(counters, id, &change, &NOT_BELOW_ZERO, scratch);
-            taken.inspect_err(|_| beside.put_back(self))?;
+            taken.inspect_err(|_| beside.restore_counters(self))?;
             self.changed_row(&mut turn, counters, id);
             Ok(())
         };
@@ -199,33 +199,33 @@ impl Engines {
     /// Changes the further counters, all or none. `is_again`: changes only counters of the id whose
     /// row does not exist.
     #[inline]
-    fn move_beside(
+    fn move_further_counters(
         &self,
         action: &Action,
         id: u64,
         member: &Member<'_>,
         delta: i64,
         is_again: bool,
-    ) -> Result<Before<'_>, WriteError> {
+    ) -> Result<MovedCounters<'_>, WriteError> {
         if action.beside.is_empty() {
-            return Ok(Before::default());
+            return Ok(MovedCounters::default());
         }
-        self.move_all_beside(action, id, member, delta, is_again)
+        self.move_all_further_counters(action, id, member, delta, is_again)
     }
 
     #[cold]
-    fn move_all_beside(
+    fn move_all_further_counters(
         &self,
         action: &Action,
         id: u64,
         member: &Member<'_>,
         delta: i64,
         is_again: bool,
-    ) -> Result<Before<'_>, WriteError> {
+    ) -> Result<MovedCounters<'_>, WriteError> {
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
         // Check all counters before the first write: a write creates missing rows, and `is_again`
         // depends on which rows are missing.
-        let mut moving = SmallVec::<[(&Beside, u64); 4]>::new();
+        let mut moving = SmallVec::<[(&FurtherCounter, u64); 4]>::new();
         for beside in &action.beside {
             let id = match (beside.of_member, member) {
                 (false, _) => id,
@@ -236,7 +236,7 @@ impl Engines {
                 moving.push((beside, id));
             }
         }
-        let mut before = Before::default();
+        let mut before = MovedCounters::default();
         for (beside, id) in moving {
             let space = &self.counters[beside.counter];
             let mut row = vec![0; space.schema().width()];
@@ -245,8 +245,8 @@ impl Engines {
                 self.add(space, id, &change, &bounds, &mut Vec::new())?;
                 Ok(exists.then(|| row[beside.field]))
             });
-            let value = moved.inspect_err(|_| before.put_back(self))?;
-            before.0.get_or_insert_default().push(Moved {
+            let value = moved.inspect_err(|_| before.restore_counters(self))?;
+            before.0.get_or_insert_default().push(MovedCounter {
                 space,
                 id,
                 field: beside.field,
@@ -267,12 +267,12 @@ impl Engines {
         delta: i64,
         scratch: &mut Vec<i64>,
     ) -> Result<Change, WriteError> {
-        let beside = self.move_beside(action, id, member, delta, false)?;
+        let beside = self.move_further_counters(action, id, member, delta, false)?;
         let bounds = if delta < 0 { NOT_BELOW_ZERO } else { Bounds::default() };
         let change = [Delta { field: action.field, delta }];
         scratch.clear();
         self.add(&self.counters[action.counter], id, &change, &bounds, scratch)
-            .inspect_err(|_| beside.put_back(self))?;
+            .inspect_err(|_| beside.restore_counters(self))?;
         Ok(Change::Changed)
     }
 }
@@ -288,7 +288,7 @@ mod tests {
     /// Each pair must count exactly once, even with a false-positive rate of 25 % and a low limit
     /// of unset pairs.
     #[test]
-    fn with_a_ledger_a_counter_equals_its_members_whatever_the_filters_say() {
+    fn counter_with_ledger_equals_its_members() {
         let mut options = Options::default();
         let liked = &mut options.existence[0];
         (liked.false_positive_rate, liked.pairs_per_table, liked.max_revoked) = (0.25, 1000, 10);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_a_ledger_cannot_keep_is_refused_before_anything_changes() {
+    fn member_too_long_for_ledger_is_refused_before_any_change() {
         let options = Options::default();
         let catalogue = Catalogue::default().completed(&options);
         let engines =

@@ -7,7 +7,7 @@ pub struct Action {
     pub(super) flag: usize,
     pub(super) counter: usize,
     pub(super) field: usize,
-    pub(super) beside: Vec<Beside>,
+    pub(super) beside: Vec<FurtherCounter>,
     /// Whether the action counts if the flag is set but the id has no row. True if all actions of
     /// the flag change the same counter.
     pub(super) counts_without_row: bool,
@@ -15,7 +15,7 @@ pub struct Action {
 
 /// A further counter that an action changes.
 #[derive(Clone)]
-pub(super) struct Beside {
+pub(super) struct FurtherCounter {
     pub(super) counter: usize,
     pub(super) field: usize,
     /// Whether the counter is in the member's row instead of the id's.

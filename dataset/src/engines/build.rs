@@ -6,7 +6,7 @@ use crate::cold::cold_filters::ColdPairs;
 use crate::cold::files::ColdSpace;
 use crate::cold::ledger::PairLedger;
 use crate::commit::Durability;
-use crate::engines::action::{Action, Beside};
+use crate::engines::action::{Action, FurtherCounter};
 use crate::engines::error::BuildError;
 use crate::engines::forget::related_spaces;
 use crate::engines::registry::{Engines, MemoryBudget};
@@ -98,7 +98,7 @@ impl Engines {
         }
         next.retire();
         *self = next;
-        self.deal();
+        self.divide_budget();
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Engines {
             cold: Arc::new(ColdPairs::new(self.cold.cache().clone())),
             ledger: (made.ledger == LedgerMode::Exact)
                 .then(|| PairLedger::new(known.number, self.cold.cache().clone())),
-            pace: Arc::default(),
+            pair_rate: Arc::default(),
             made,
         })
     }
@@ -335,7 +335,7 @@ fn action(
     let also = made.also.iter().map(|text| (text, false));
     let beside = also.chain(made.member_counters.iter().map(|text| (text, true)));
     let beside = beside.map(|(text, of_member)| {
-        find(text).map(|(counter, field)| Beside { counter, field, of_member })
+        find(text).map(|(counter, field)| FurtherCounter { counter, field, of_member })
     });
     let beside = beside.collect::<Result<_, _>>()?;
     let name = made.name.clone();

@@ -81,7 +81,7 @@ impl Current {
         let engines = self.load();
         // Lock order, as in a transaction: the stripe before the change lock.
         let mut turn = engines.turn(0);
-        turn.concerns_all();
+        turn.affects_all_ids();
         let changing = self.change();
         let now = changing.now();
         let space = now.counter_by_number(number).ok_or(AlterError::Gone)?;
@@ -117,7 +117,7 @@ impl Current {
         let engines = self.load();
         engines.all_changed();
         let mut turn = engines.turn(0);
-        turn.concerns_all();
+        turn.affects_all_ids();
         turn.mark(Mark::CATALOGUE);
         if engines.groups.retain(|number| engines.has(number)) {
             turn.mark(Mark::GROUPS);

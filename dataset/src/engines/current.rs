@@ -44,7 +44,7 @@ impl Current {
     }
 
     /// Waits for a change in progress. Later changes see all previous stores of this thread.
-    pub fn pass_changes(&self) {
+    pub fn wait_for_changes(&self) {
         drop(self.changing.lock());
     }
 
@@ -55,7 +55,7 @@ impl Current {
 
     /// Frees previous values that are no longer in use. Returns whether none is left. Freeing is
     /// slow, so workers must not call this. Call it after each change and about once per second.
-    pub fn forget_former(&self) -> bool {
+    pub fn free_former_engines(&self) -> bool {
         let mut former = self.former.lock();
         let (held, gone): (Vec<_>, Vec<_>) =
             former.drain(..).partition(|engines| Arc::strong_count(engines) > 1);

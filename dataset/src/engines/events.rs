@@ -14,11 +14,11 @@ use crate::offsets::{Moved, Offset, RECORD_BYTES};
 use counter::{Bounds, Change as Delta};
 use phantom::{Change, Member};
 use std::ops::ControlFlow;
-use store::Reserved;
+use store::BatchReservation;
 
 /// Effect of an event on its id.
 #[derive(Clone, Copy)]
-pub enum Doing<'a> {
+pub enum EventEffect<'a> {
     /// Executes an action of this member.
     Act(&'a Action, Member<'a>),
     /// Undoes an action of this member.
@@ -35,7 +35,7 @@ pub struct Event<'a> {
     /// Id that the event changes.
     pub id: u64,
     /// Effect on the id.
-    pub doing: Doing<'a>,
+    pub doing: EventEffect<'a>,
     /// Offset of the source before this event.
     pub at: Offset,
 }
@@ -44,8 +44,8 @@ impl Event<'_> {
     /// Member whose row the event also changes.
     fn other(&self) -> Option<u64> {
         match self.doing {
-            Doing::Act(action, Member::Number(member))
-            | Doing::Undo(action, Member::Number(member))
+            EventEffect::Act(action, Member::Number(member))
+            | EventEffect::Undo(action, Member::Number(member))
                 if action.counts_member() =>
             {
                 Some(member)
@@ -100,7 +100,7 @@ impl Engines {
         partition: Partition<'_>,
         events: &[Event<'_>],
         (from, end): (Option<Offset>, Offset),
-        reserved: Reserved<'_, Mark>,
+        reserved: BatchReservation<'_, Mark>,
         mut each: impl FnMut(usize, Result<Change, WriteError>) -> ControlFlow<()>,
     ) -> Result<usize, Moved> {
         let ids = events.iter().flat_map(|event| std::iter::once(event.id).chain(event.other()));
@@ -112,7 +112,7 @@ impl Engines {
         let mut scratch = Vec::new();
         let mut made = 0;
         for event in events {
-            let outcome = self.make(event, &mut scratch);
+            let outcome = self.apply_event(event, &mut scratch);
             let may_end = outcome.is_err();
             if each(made, outcome).is_break() && may_end {
                 break;
@@ -124,17 +124,17 @@ impl Engines {
         Ok(made)
     }
 
-    fn make(&self, event: &Event<'_>, scratch: &mut Vec<i64>) -> Result<Change, WriteError> {
+    fn apply_event(&self, event: &Event<'_>, scratch: &mut Vec<i64>) -> Result<Change, WriteError> {
         let id = event.id;
         match event.doing {
-            Doing::Act(action, member) => self.act(action, &member, id, scratch),
-            Doing::Undo(action, member) => self.undo(action, &member, id, scratch),
-            Doing::Add(space, field, delta) => {
+            EventEffect::Act(action, member) => self.act(action, &member, id, scratch),
+            EventEffect::Undo(action, member) => self.undo(action, &member, id, scratch),
+            EventEffect::Add(space, field, delta) => {
                 scratch.clear();
                 let changes = [Delta { field, delta }];
                 self.add(space, id, &changes, &Bounds::default(), scratch).map(|()| Change::Changed)
             }
-            Doing::Set(space, field, value) => {
+            EventEffect::Set(space, field, value) => {
                 self.set(space, id, &[(field, value)]).map(|_| Change::Changed)
             }
         }

@@ -34,7 +34,7 @@ const MIN_LEDGER_BYTES: u64 = 1 << 20;
 
 /// Memory used and needed by a space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Demand {
+struct MemoryDemand {
     used: u64,
     next: u64,
     /// Minimum limit of a space that spills: its newest and next tables, and rows outside of
@@ -46,30 +46,30 @@ struct Demand {
     spills: bool,
 }
 
-impl Demand {
+impl MemoryDemand {
     /// Limit that allows the expected growth.
-    fn wants(&self) -> u64 {
+    fn desired_bytes(&self) -> u64 {
         let growth = if self.spills { self.next.max(self.used / 4) } else { self.next };
-        self.used.saturating_add(growth).min(self.most).max(self.least())
+        self.used.saturating_add(growth).min(self.most).max(self.min_bytes())
     }
 
-    fn least(&self) -> u64 {
+    fn min_bytes(&self) -> u64 {
         if self.spills { self.newest } else { self.used }.min(self.most)
     }
 
     fn at(&self, level: u64) -> u64 {
-        level.clamp(self.least(), self.wants())
+        level.clamp(self.min_bytes(), self.desired_bytes())
     }
 }
 
 /// Sum of `given` over all spaces that spill (`spills`), or over all that do not.
-fn sum(demands: &[Demand], spills: bool, given: impl Fn(&Demand) -> u64) -> u64 {
+fn sum(demands: &[MemoryDemand], spills: bool, given: impl Fn(&MemoryDemand) -> u64) -> u64 {
     let demands = demands.iter().filter(|demand| demand.spills == spills);
     demands.map(given).fold(0, u64::saturating_add)
 }
 
 /// Highest level at which the same spaces stay within `budget`.
-fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
+fn level(budget: u64, demands: &[MemoryDemand], spills: bool) -> u64 {
     let (mut low, mut high) = (0, budget);
     while low < high {
         let level = high - (high - low) / 2;
@@ -82,12 +82,15 @@ fn level(budget: u64, demands: &[Demand], spills: bool) -> u64 {
     low
 }
 
-fn divide(budget: u64, demands: &[Demand]) -> Vec<u64> {
-    let wanted = [true, false].map(|spills| sum(demands, spills, Demand::wants));
+fn divide(budget: u64, demands: &[MemoryDemand]) -> Vec<u64> {
+    let wanted = [true, false].map(|spills| sum(demands, spills, MemoryDemand::desired_bytes));
     let wanted = wanted[0].saturating_add(wanted[1]);
     if wanted <= budget {
         let free = budget - wanted;
-        return demands.iter().map(|d| d.wants().saturating_add(free).min(d.most)).collect();
+        return demands
+            .iter()
+            .map(|d| d.desired_bytes().saturating_add(free).min(d.most))
+            .collect();
     }
     // Ignore the next tables of spaces that spill. Writes of other spaces are not refused because
     // of them.
@@ -104,10 +107,10 @@ impl CounterSpace {
         self.ranges().iter().map(|range| range.bytes).max().unwrap_or(0)
     }
 
-    fn demand(&self) -> Demand {
+    fn demand(&self) -> MemoryDemand {
         let largest = self.largest_table();
         let next = (largest + largest / 2).max(self.space.refused_bytes());
-        Demand {
+        MemoryDemand {
             used: self.space.memory_bytes(),
             // Four times their size, because outliers are refused at a quarter of the limit.
             next: next.saturating_add(4 * self.space.outlier_bytes()),
@@ -133,9 +136,9 @@ impl CounterSpace {
 }
 
 impl ExistenceSpace {
-    fn demand(&self) -> Demand {
+    fn demand(&self) -> MemoryDemand {
         let (newest, next) = self.space.newest_filter_bytes();
-        Demand {
+        MemoryDemand {
             used: self.space.memory_bytes(),
             next: next + next / 2,
             newest: newest + next,
@@ -156,7 +159,7 @@ impl Engines {
     /// Sets the budget of all spaces.
     pub fn share_memory(&self, budget: u64) {
         self.memory.budget.store(budget, Relaxed);
-        self.deal();
+        self.divide_budget();
     }
 
     /// Lifts all limits. Used by recovery, which must accept every logged write.
@@ -168,7 +171,7 @@ impl Engines {
     /// Enforces the limits again.
     pub fn set_limits(&self) {
         self.memory.is_lifted.store(false, Relaxed);
-        self.deal();
+        self.divide_budget();
     }
 
     /// Whether recovery may have to spill, because half of the budget or of a counter space's limit
@@ -183,7 +186,7 @@ impl Engines {
 
     /// Sets the limits of all spaces according to their current demand. Returns the limits of the
     /// counter spaces.
-    pub(crate) fn deal(&self) -> Vec<u64> {
+    pub(crate) fn divide_budget(&self) -> Vec<u64> {
         let (counters, existences) = self.shares();
         if !self.memory.is_lifted.load(Relaxed) {
             for (space, &bytes) in self.counters.iter().zip(&counters) {
@@ -213,7 +216,9 @@ impl Engines {
     ) -> Result<T, WriteError> {
         loop {
             let result = write();
-            if !result.as_ref().is_err_and(WriteError::is_want_of_memory) || !self.raises(&limit) {
+            if !result.as_ref().is_err_and(WriteError::is_want_of_memory)
+                || !self.redivide_budget(&limit)
+            {
                 return result;
             }
         }
@@ -221,9 +226,9 @@ impl Engines {
 
     /// Divides the budget again. Returns whether `limit` has risen.
     #[cold]
-    fn raises(&self, limit: &dyn Fn() -> u64) -> bool {
+    fn redivide_budget(&self, limit: &dyn Fn() -> u64) -> bool {
         let before = limit();
-        self.deal();
+        self.divide_budget();
         limit() > before
     }
 
@@ -250,7 +255,7 @@ impl Engines {
             + self.ledgers().map(|l| l.ledger().memory_bytes() as u64).sum::<u64>();
         let budget = self.memory.budget.load(Relaxed).saturating_sub(beside);
         let counters = self.counters.iter().map(CounterSpace::demand);
-        let demands: Vec<Demand> =
+        let demands: Vec<MemoryDemand> =
             counters.chain(self.existences.iter().map(ExistenceSpace::demand)).collect();
         let mut shares = divide(budget, &demands);
         let existences = shares.split_off(self.counters.len());
@@ -277,14 +282,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn spilling(used: u64) -> Demand {
-        Demand { used, next: MIB, newest: MIB, kept: MIB, most: u64::MAX, spills: true }
+    fn spilling(used: u64) -> MemoryDemand {
+        MemoryDemand { used, next: MIB, newest: MIB, kept: MIB, most: u64::MAX, spills: true }
     }
 
     #[test]
     fn while_there_is_enough_each_may_take_all_that_is_free() {
-        let kept = Demand { spills: false, ..spilling(8 * MIB) };
-        let most = Demand { most: 3 * MIB, ..spilling(MIB) };
+        let kept = MemoryDemand { spills: false, ..spilling(8 * MIB) };
+        let most = MemoryDemand { most: 3 * MIB, ..spilling(MIB) };
         let limits = divide(100 * MIB, &[spilling(40 * MIB), kept, most, spilling(0)]);
         // The spaces request 50 + 9 + 2 + 1 MiB, so 38 MiB are free.
         assert_eq!(limits, [88 * MIB, 47 * MIB, 3 * MIB, 39 * MIB]);
@@ -297,15 +302,15 @@ mod tests {
         assert!(limits[0] == limits[1] && limits[2] == 5 * MIB, "{limits:?}");
         assert!(limits.iter().sum::<u64>() <= 100 * MIB && limits[0] > 47 * MIB - 1, "{limits:?}");
         // A space that does not spill keeps its memory and has priority for growth.
-        let kept = Demand { spills: false, ..spilling(70 * MIB) };
+        let kept = MemoryDemand { spills: false, ..spilling(70 * MIB) };
         let limits = divide(100 * MIB, &[spilling(60 * MIB), kept]);
         assert_eq!(limits, [29 * MIB, 71 * MIB]);
         // Spaces that spill keep their newest tables.
         let limits = divide(72 * MIB, &[spilling(60 * MIB), spilling(60 * MIB), kept]);
         assert_eq!(limits, [MIB, MIB, 70 * MIB]);
         // Their next tables do not reserve memory.
-        let young = Demand { newest: 20 * MIB, ..spilling(MIB) };
-        let kept = Demand { spills: false, ..spilling(8 * MIB) };
+        let young = MemoryDemand { newest: 20 * MIB, ..spilling(MIB) };
+        let kept = MemoryDemand { spills: false, ..spilling(8 * MIB) };
         assert_eq!(divide(30 * MIB, &[young, kept, young])[1], 9 * MIB);
     }
 
@@ -319,7 +324,7 @@ mod tests {
         let engines = Engines::new(&options, &catalogue, durability).unwrap();
         let wanted = engines.existences().iter().map(|space| space.demand().newest).sum::<u64>();
         assert!(wanted > 12 * MIB, "{wanted}");
-        engines.deal();
+        engines.divide_budget();
         let users = &engines.counters()[1];
         for id in 1..=100_000 {
             engines
@@ -344,7 +349,7 @@ mod tests {
         let fill = || (1..).find_map(|id| engines.set(posts, id, &[(0, 3)]).err()).unwrap();
         let refused = fill();
         assert!(refused.is_want_of_memory(), "{refused}");
-        engines.deal();
+        engines.divide_budget();
         let before = posts.memory_limit_bytes();
         assert!(users.memory_limit_bytes() < MIB, "{}", users.memory_limit_bytes());
         for id in 1..=100_000 {
@@ -410,13 +415,13 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_demands_are_no_space_is_given_more_than_the_budget_has() {
+    fn memory_limits_never_exceed_the_budget() {
         let mut random = fastrand::Rng::with_seed(32);
         let below =
             |random: &mut fastrand::Rng, bits: u32| random.u64(..) >> random.u32(64 - bits..64);
         for _ in 0..10_000 {
             let budget = below(&mut random, 40);
-            let demand = |random: &mut fastrand::Rng| Demand {
+            let demand = |random: &mut fastrand::Rng| MemoryDemand {
                 used: below(random, 40),
                 next: below(random, 30),
                 newest: below(random, 30),
@@ -424,22 +429,28 @@ mod tests {
                 most: if random.bool() { u64::MAX } else { below(random, 40) },
                 spills: random.u32(0..4) > 0,
             };
-            let demands: Vec<Demand> =
+            let demands: Vec<MemoryDemand> =
                 (0..random.usize(1..8)).map(|_| demand(&mut random)).collect();
             let limits = divide(budget, &demands);
-            let least: u64 = demands.iter().map(Demand::least).sum();
+            let min_bytes: u64 = demands.iter().map(MemoryDemand::min_bytes).sum();
             for (demand, &limit) in demands.iter().zip(&limits) {
-                assert!(limit <= demand.most && limit >= demand.least(), "{demands:?} {limits:?}");
-                assert!(limit <= demand.wants().max(budget));
+                assert!(
+                    limit <= demand.most && limit >= demand.min_bytes(),
+                    "{demands:?} {limits:?}"
+                );
+                assert!(limit <= demand.desired_bytes().max(budget));
             }
             let cut: u64 = demands
                 .iter()
                 .zip(&limits)
-                .map(|(d, &limit)| limit.min(d.wants()))
+                .map(|(d, &limit)| limit.min(d.desired_bytes()))
                 .fold(0, u64::saturating_add);
             // The sum may exceed the budget only by the next tables of spaces that spill.
-            let next = sum(&demands, true, |d| d.least().saturating_sub(d.kept.min(d.used)));
-            assert!(cut <= budget.max(least).max(budget + next), "{budget} {demands:?} {limits:?}");
+            let next = sum(&demands, true, |d| d.min_bytes().saturating_sub(d.kept.min(d.used)));
+            assert!(
+                cut <= budget.max(min_bytes).max(budget + next),
+                "{budget} {demands:?} {limits:?}"
+            );
         }
     }
 
@@ -447,7 +458,7 @@ mod tests {
     fn no_demand_and_no_budget_are_no_trouble() {
         assert_eq!(divide(0, &[]), [0; 0]);
         assert_eq!(divide(u64::MAX, &[spilling(0)]), [u64::MAX]);
-        let huge = Demand { used: u64::MAX, next: u64::MAX, newest: u64::MAX, ..spilling(0) };
+        let huge = MemoryDemand { used: u64::MAX, next: u64::MAX, newest: u64::MAX, ..spilling(0) };
         assert_eq!(divide(MIB, &[huge]), [u64::MAX], "the next table always fits");
     }
 }

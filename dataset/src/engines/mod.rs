@@ -29,4 +29,4 @@ pub use page::Page;
 pub use registry::{ChangeListener, Engines, KeyError, KeyRef, Listener};
 pub use spaces::{CounterSpace, ExistenceSpace, NO_MEMBER};
 pub use view::View;
-pub use write::Seen;
+pub use write::WatchedState;

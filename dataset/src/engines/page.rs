@@ -13,7 +13,7 @@ pub struct Page {
     /// on the schemas at the time of the read.
     columns: Vec<(usize, usize)>,
     /// Whether the columns of an id are adjacent in `rows`.
-    straight: bool,
+    is_contiguous: bool,
     /// Per source: index of its first row in `rows`, and number of values per row.
     sources: Vec<(usize, usize)>,
     living: Vec<(usize, usize)>,
@@ -48,7 +48,7 @@ impl Page {
     /// caller uses [`Page::counter`].
     #[inline(always)]
     pub fn counters_of(&self, index: usize) -> Option<&[i64]> {
-        let &(first, apart) = self.columns.first().filter(|_| self.straight)?;
+        let &(first, apart) = self.columns.first().filter(|_| self.is_contiguous)?;
         self.rows.get(first.wrapping_add(index.wrapping_mul(apart))..)?.get(..self.columns.len())
     }
 
@@ -61,7 +61,7 @@ impl Page {
     /// The page in a simpler form, if it has the most frequent shape: four adjacent counters, and
     /// two flags whose answers are all known.
     pub fn usual(&self) -> Option<UsualPage<'_>> {
-        let is_usual = self.straight
+        let is_usual = self.is_contiguous
             && self.columns.len() == 4
             && self.columns[0] == (0, 4)
             && self.flags == 2;
@@ -110,7 +110,7 @@ impl Engines {
                 if answers.yes & bit == 0 {
                     continue;
                 }
-                if !space.is_true_of(id, viewer, &mut failed) {
+                if !space.confirm_set_collecting(id, viewer, &mut failed) {
                     answers.yes &= !bit;
                 }
             }
@@ -125,7 +125,7 @@ pub(crate) type UsualPage<'a> = (&'a [[i64; 4]], &'a [[Answers; 2]]);
 /// Number of lookups whose cache lines are prefetched together. A lookup covers one flag and
 /// [`BATCH`] ids. It stores its positions on the stack, and uses one of the eight snapshots that a
 /// thread can hold without reference counting.
-const TOGETHER: usize = 4;
+const LOOKUPS_PER_BATCH: usize = 4;
 
 impl Engines {
     /// Views for the second and later ids of an entry.
@@ -177,16 +177,16 @@ impl Engines {
         if lookups == 0 {
             self.read_counters(view, ids, page, &mut failed);
         }
-        for first in (0..lookups).step_by(TOGETHER) {
+        for first in (0..lookups).step_by(LOOKUPS_PER_BATCH) {
             self.read_flags(view, viewer, ids, first, page, &mut failed);
         }
         UnreadableIds::check(failed)
     }
 
-    /// Runs up to [`TOGETHER`] lookups, in the order of [`Page::answers`], starting at `first`. All
-    /// lookups prefetch their memory before any of them reads it. Between the two steps the first
-    /// call reads the counters, which hides the latency. One call is sufficient for a page of 64
-    /// ids with two flags.
+    /// Runs up to [`LOOKUPS_PER_BATCH`] lookups, in the order of [`Page::answers`], starting at
+    /// `first`. All lookups prefetch their memory before any of them reads it. Between the two
+    /// steps the first call reads the counters, which hides the latency. One call is sufficient for
+    /// a page of 64 ids with two flags.
     fn read_flags(
         &self,
         view: &View,
@@ -206,7 +206,7 @@ impl Engines {
         let (a, b, c, d) = (lookup(first), further(1), further(2), further(3));
         let (mut room_a, mut room_b, mut room_c, mut room_d);
         room_a = a.pairs();
-        let mut placed: [_; TOGETHER] = [Some(a.place(&mut room_a)), None, None, None];
+        let mut placed: [_; LOOKUPS_PER_BATCH] = [Some(a.place(&mut room_a)), None, None, None];
         if let Some(b) = &b {
             room_b = b.pairs();
             placed[1] = Some(b.place(&mut room_b));
@@ -234,7 +234,7 @@ impl Engines {
         page: &mut Page,
         failed: &mut Vec<Unreadable>,
     ) {
-        let Page { columns, straight, sources, living, rows, .. } = page;
+        let Page { columns, is_contiguous, sources, living, rows, .. } = page;
         for (source, &space) in view.sources.iter().enumerate() {
             let start = rows.len();
             let mut read = self.counters[space].read();
@@ -255,6 +255,6 @@ impl Engines {
                 }
             }
         }
-        *straight = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
+        *is_contiguous = columns.windows(2).all(|pair| pair[1] == (pair[0].0 + 1, pair[0].1));
     }
 }

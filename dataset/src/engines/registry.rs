@@ -12,7 +12,7 @@ use crate::engines::action::Action;
 use crate::engines::spaces::{CounterSpace, ExistenceSpace};
 use crate::engines::view::View;
 use crate::groups::Groups;
-use crate::key_patterns::{Kind, Match, Pattern};
+use crate::key_patterns::{KeyMatch, Kind, Pattern};
 use crate::offsets::Offsets;
 use crate::options::Expire;
 use crate::tokens::Tokens;
@@ -118,10 +118,10 @@ impl Engines {
     {
         for (pattern, kind, index) in &self.patterns {
             let (id, field) = match pattern.read(key) {
-                Match::No => continue,
-                Match::IdTooBig => return Err(KeyError::IdTooBig(key)),
-                Match::IdPadded => return Err(KeyError::IdPadded(key)),
-                Match::Yes(id, field) => (id, field),
+                KeyMatch::No => continue,
+                KeyMatch::IdTooBig => return Err(KeyError::IdTooBig(key)),
+                KeyMatch::IdPadded => return Err(KeyError::IdPadded(key)),
+                KeyMatch::Yes(id, field) => (id, field),
             };
             return Ok(match kind {
                 Kind::Row => KeyRef::Row { space: &self.counters[*index], id },
@@ -154,7 +154,7 @@ impl Engines {
     /// may share keys.
     pub fn pair_of(&self, key: &[u8]) -> Option<(&ExistenceSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (kind, pattern.read(key)) {
-            (Kind::Pair, Match::Yes(id, _)) => Some((&self.existences[*index], id)),
+            (Kind::Pair, KeyMatch::Yes(id, _)) => Some((&self.existences[*index], id)),
             _ => None,
         })
     }
@@ -163,7 +163,7 @@ impl Engines {
     #[inline]
     pub fn row_of(&self, key: &[u8]) -> Option<(&CounterSpace, u64)> {
         self.patterns.iter().find_map(|(pattern, kind, index)| match (pattern.read(key), kind) {
-            (Match::Yes(id, _), Kind::Row | Kind::Cell) => Some((&self.counters[*index], id)),
+            (KeyMatch::Yes(id, _), Kind::Row | Kind::Cell) => Some((&self.counters[*index], id)),
             _ => None,
         })
     }
@@ -262,7 +262,7 @@ impl Engines {
 
     /// Names of the further counters that an action changes, those of the id or those of the
     /// member.
-    pub fn moved_beside(&self, action: &Action, of_member: bool) -> Vec<String> {
+    pub fn further_counter_names(&self, action: &Action, of_member: bool) -> Vec<String> {
         let beside = action.beside.iter().filter(|beside| beside.of_member == of_member);
         beside.map(|beside| self.counter_name(beside.counter, beside.field)).collect()
     }
@@ -426,7 +426,7 @@ impl Engines {
             worked |= space.wants_maintenance() && space.maintain();
         }
         for space in &self.existences {
-            if space.has_news() || space.wants_maintenance() {
+            if space.has_unlogged_changes() || space.wants_maintenance() {
                 worked |= self.move_on(space) | space.tidy();
             }
         }
@@ -443,8 +443,8 @@ impl Engines {
     }
 
     /// Whether writers wait for [`Engines::maintain`].
-    pub fn hurries(&self) -> bool {
-        self.counters.iter().any(|space| space.hurries())
+    pub fn has_waiters(&self) -> bool {
+        self.counters.iter().any(|space| space.has_waiters())
     }
 
     /// Calls [`counter::Space::settle`] for idle counter tables.

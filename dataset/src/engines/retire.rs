@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_action_on_a_retired_post_does_nothing_and_its_flags_are_still_known() {
+    fn action_on_retired_post_is_unknown_and_its_flags_remain() {
         let current = current(Options::default().counter[0].clone());
         let engines = current.load();
         let like = engines.action(b"like").unwrap();

@@ -10,18 +10,18 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Separators between kinds of names. No name begins with a space character.
-const FLAGS: &str = " flags";
-const THEN: &str = " then";
-const MARK: &str = " mark";
-const ALSO: &str = " also";
-const OF_MEMBER: &str = " member";
+const FLAGS_SEPARATOR: &str = " flags";
+const THEN_SEPARATOR: &str = " then";
+const MARK_SEPARATOR: &str = " mark";
+const ALSO_SEPARATOR: &str = " also";
+const MEMBER_SEPARATOR: &str = " member";
 
 /// Text to hash: words separated by newlines, which names cannot contain. All releases must produce
 /// the same text.
 #[derive(Default)]
-struct Words(String);
+struct ShapeText(String);
 
-impl Words {
+impl ShapeText {
     fn add(&mut self, word: &str) {
         self.0.push('\n');
         self.0.push_str(word);
@@ -41,7 +41,7 @@ impl Words {
         let counter = engines.counter_of(action);
         self.counter(counter, &counter.schema(), action.field);
         for beside in &action.beside {
-            self.add(if beside.of_member { OF_MEMBER } else { ALSO });
+            self.add(if beside.of_member { MEMBER_SEPARATOR } else { ALSO_SEPARATOR });
             let counter = &engines.counters[beside.counter];
             self.counter(counter, &counter.schema(), beside.field);
         }
@@ -59,13 +59,13 @@ impl Engines {
         if mark.is_none() && !view.is_joined() {
             return own;
         }
-        let mut words = Words(own.to_string());
+        let mut words = ShapeText(own.to_string());
         for then in self.then(view) {
-            words.add(THEN);
+            words.add(THEN_SEPARATOR);
             words.add(&self.shape_alone(then).to_string());
         }
         if let Some(action) = mark {
-            words.add(MARK);
+            words.add(MARK_SEPARATOR);
             words.action(action, self);
         }
         words.hash()
@@ -82,7 +82,7 @@ impl Engines {
             return found.shape;
         }
         let schemas: Box<[Arc<Schema>]> = self.sources(view).map(|space| space.schema()).collect();
-        let mut words = Words::default();
+        let mut words = ShapeText::default();
         for column in &view.columns {
             let (Column::Field(at, _) | Column::All(at)) = *column;
             let (space, schema) = (&self.counters[view.sources[at]], &schemas[at]);
@@ -91,7 +91,7 @@ impl Engines {
                 Column::Field(_, position) => words.counter(space, schema, position),
             }
         }
-        words.add(FLAGS);
+        words.add(FLAGS_SEPARATOR);
         self.flags(view).for_each(|space| words.add(space.name()));
         let shape = words.hash();
         view.shape.0.store(Some(Arc::new(Shape { schemas, shape })));
@@ -100,7 +100,7 @@ impl Engines {
 
     /// Shape of an action's effect.
     pub fn shape_of_action(&self, action: &Action) -> u64 {
-        let mut words = Words::default();
+        let mut words = ShapeText::default();
         words.action(action, self);
         words.hash()
     }
@@ -109,7 +109,7 @@ impl Engines {
 impl CounterSpace {
     /// Shape of the space's rows.
     pub fn shape_of_rows(&self) -> u64 {
-        let mut words = Words::default();
+        let mut words = ShapeText::default();
         words.counters(self, &self.schema());
         words.hash()
     }

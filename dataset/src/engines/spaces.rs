@@ -2,7 +2,7 @@
 
 use crate::cold;
 use crate::cold::cold_filters::{ColdPairs, is_crowded};
-use crate::cold::fetch::Fetching;
+use crate::cold::fetch::ColdReads;
 use crate::cold::files::ColdSpace;
 use crate::cold::ledger::PairLedger;
 use crate::cold::overlay::{changed_rows, overlay_bytes};
@@ -20,7 +20,7 @@ use std::time::Duration;
 const RATE_WINDOW_S: f64 = 60.0;
 
 /// Options of CNT.INCRBY. A field must not have one of these names.
-const RESERVED: [&str; 5] = ["min", "max", "sat", "fail", "token"];
+const RESERVED_FIELD_NAMES: [&str; 5] = ["min", "max", "sat", "fail", "token"];
 
 /// Indexes of the spaces whose ids denote the same entities.
 #[derive(Clone, Default)]
@@ -110,7 +110,7 @@ impl CounterSpace {
     /// For code that uses the engines without a connection.
     pub async fn fetch(&self, ids: &[u64]) {
         cold::unpin();
-        let mut fetching = Fetching::default();
+        let mut fetching = ColdReads::default();
         ids.iter().filter(|&&id| self.is_cold(id)).for_each(|&id| self.cold.ask(id, &mut fetching));
         if !fetching.is_ready() {
             cold::pin(self.cold.shared().fetch(fetching).await);
@@ -140,7 +140,7 @@ pub struct ExistenceSpace {
     pub(super) space: Arc<phantom::Space>,
     pub(super) cold: Arc<ColdPairs>,
     pub(super) ledger: Option<Arc<PairLedger>>,
-    pub(super) pace: Arc<PairRate>,
+    pub(super) pair_rate: Arc<PairRate>,
 }
 
 #[derive(Default)]
@@ -194,18 +194,18 @@ impl ExistenceSpace {
     /// Whether a pair that the filters report as set is actually set. Asks the ledger, if there is
     /// one.
     #[inline]
-    pub(crate) fn is_true(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
+    pub(crate) fn confirm_set(&self, id: u64, member: &Member<'_>) -> Result<bool, Unreadable> {
         self.ledger.as_ref().map_or(Ok(true), |ledger| ledger.contains(id, member))
     }
 
-    /// Like `is_true`, but appends an error to `failed` and returns false.
-    pub(crate) fn is_true_of(
+    /// Like `confirm_set`, but appends an error to `failed` and returns false.
+    pub(crate) fn confirm_set_collecting(
         &self,
         id: u64,
         member: &Member<'_>,
         failed: &mut Vec<Unreadable>,
     ) -> bool {
-        self.is_true(id, member).unwrap_or_else(|error| {
+        self.confirm_set(id, member).unwrap_or_else(|error| {
             failed.push(error);
             false
         })
@@ -214,7 +214,7 @@ impl ExistenceSpace {
     /// Whether a pair is set. Without a ledger the result may be a false positive.
     pub fn contains_exactly(&self, id: u64, member: &Member<'_>) -> Result<Answer, Unreadable> {
         match self.space.contains(id, member)? {
-            Answer::Yes if !self.is_true(id, member)? => Ok(Answer::No),
+            Answer::Yes if !self.confirm_set(id, member)? => Ok(Answer::No),
             answer => Ok(answer),
         }
     }
@@ -230,7 +230,7 @@ impl ExistenceSpace {
         let mut failed = Vec::new();
         let yes = ids.iter().zip(answers).filter(|(_, answer)| **answer == Answer::Yes);
         for (&id, answer) in yes {
-            if !self.is_true_of(id, member, &mut failed) {
+            if !self.confirm_set_collecting(id, member, &mut failed) {
                 *answer = Answer::No;
             }
         }
@@ -239,7 +239,7 @@ impl ExistenceSpace {
 
     /// Adds the reads that a lookup of a pair needs: from filters and, if `exact`, for example for
     /// a write, from the ledger. Adds nothing if the answer is in memory, cached or pinned.
-    pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut Fetching) {
+    pub fn ask(&self, (id, member): (u64, &Member<'_>), exact: bool, fetching: &mut ColdReads) {
         let waits = self.cold.ask(&self.space, (id, member), fetching);
         // After the read of the filter's page the caller calls this again.
         if exact
@@ -247,7 +247,10 @@ impl ExistenceSpace {
             && let Some(ledger) = &self.ledger
             && matches!(self.space.contains(id, member), Ok(Answer::Yes))
         {
-            ledger.lookup(id, member).into_iter().for_each(|lookup| fetching.want_lookup(lookup));
+            ledger
+                .lookup(id, member)
+                .into_iter()
+                .for_each(|lookup| fetching.request_lookup(lookup));
         }
     }
 
@@ -258,7 +261,7 @@ impl ExistenceSpace {
 
     /// New pairs per second in the newest table, averaged over about the last minute.
     pub fn pairs_per_s(&self) -> f64 {
-        f64::from_bits(self.pace.rate.load(Relaxed))
+        f64::from_bits(self.pair_rate.rate.load(Relaxed))
     }
 
     /// Seconds until the oldest table is recycled at the current rate. `None` if there are no new
@@ -273,7 +276,7 @@ impl ExistenceSpace {
     pub(super) fn measure(&self, elapsed: Duration) {
         let tables = self.space.tables();
         let Some(newest) = tables.last() else { return };
-        let before = self.pace.newest.lock().replace((newest.low, newest.pairs));
+        let before = self.pair_rate.newest.lock().replace((newest.low, newest.pairs));
         let Some((low, pairs)) = before else { return };
         let since = tables.iter().filter(|table| table.low >= low);
         let since = since.map(|table| table.pairs).sum::<u64>();
@@ -283,7 +286,7 @@ impl ExistenceSpace {
         let before = self.pairs_per_s();
         let weight =
             if before == 0.0 { 1.0 } else { 1.0 - (-elapsed.as_secs_f64() / RATE_WINDOW_S).exp() };
-        self.pace.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
+        self.pair_rate.rate.store((before + (now - before) * weight).to_bits(), Relaxed);
     }
 }
 
@@ -301,5 +304,5 @@ impl Deref for ExistenceSpace {
 pub const NO_MEMBER: Member<'static> = Member::Bytes(b"");
 
 pub(crate) fn is_reserved(field: &str) -> bool {
-    RESERVED.contains(&field.to_ascii_lowercase().as_str())
+    RESERVED_FIELD_NAMES.contains(&field.to_ascii_lowercase().as_str())
 }

@@ -16,10 +16,10 @@ use counter::{Alteration, Bounds, Change as Delta};
 use phantom::{Change, Member};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering::SeqCst, fence};
-use store::{Exclusive, Reserved, Ticket, WriteGuard};
+use store::{BatchReservation, Exclusive, Ticket, WriteGuard};
 
 /// A watched key and its state at the time of WATCH.
-pub struct Seen {
+pub struct WatchedState {
     pub(crate) place: Place,
     changes: u64,
     sweeps: u64,
@@ -56,7 +56,7 @@ impl DerefMut for PairGuard<'_> {
 impl Drop for PairGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.space.take_news() {
+        if self.space.take_unlogged_changes() {
             self.turn.mark(Mark::CATALOGUE);
         }
     }
@@ -66,7 +66,7 @@ impl Engines {
     #[inline]
     pub(crate) fn turn(&self, id: u64) -> WriteGuard<'_, Mark> {
         let mut turn = self.durability.committer().enter(stripe_of(id));
-        turn.before_mark(rolling::prefetch_to_write);
+        turn.prefetch_mark(rolling::prefetch_to_write);
         turn
     }
 
@@ -93,7 +93,7 @@ impl Engines {
 
     /// Excludes other writers of this id until the guard is dropped. For changes that depend on the
     /// current state.
-    pub fn alone_with(&self, id: u64) -> WriteGuard<'_, Mark> {
+    pub fn lock_id(&self, id: u64) -> WriteGuard<'_, Mark> {
         self.turn(id)
     }
 
@@ -123,7 +123,7 @@ impl Engines {
     /// Notifies WATCH and client tracking that any key may have changed, for example by a schema
     /// change.
     pub fn all_changed(&self) {
-        self.watches.swept();
+        self.watches.count_space_change();
         fence(SeqCst);
         if let Some(listener) = self.tracking.any() {
             listener.all_changed();
@@ -132,8 +132,8 @@ impl Engines {
 
     /// Waits for all writers that hold a stripe. Later writers see all previous stores of this
     /// thread. The caller must hold no stripe, or all.
-    pub fn pass_writers(&self) {
-        self.durability.committer().pass_all();
+    pub fn wait_for_writers(&self) {
+        self.durability.committer().wait_for_stripe_writers();
     }
 
     /// Marks a changed row for the log and notifies WATCH and client tracking.
@@ -149,21 +149,21 @@ impl Engines {
     }
 
     /// Starts to watch a key. Returns its state for [`Engines::has_changed`].
-    pub fn watch(&self, place: Place) -> Seen {
+    pub fn watch(&self, place: Place) -> WatchedState {
         let changes = self.watches.watch(place);
         // Wait for a writer that holds the stripe. Later writers see the watch.
         drop(self.turn(place.1));
-        Seen { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
+        WatchedState { place, changes, sweeps: self.watches.sweeps(), rolls: self.rolls(place) }
     }
 
     /// Stops watching.
-    pub fn unwatch(&self, seen: &Seen) {
+    pub fn unwatch(&self, seen: &WatchedState) {
         self.watches.unwatch(seen.place);
     }
 
     /// Whether a watched key may have changed. The caller must exclude the key's writers; for
     /// pairs, all writers.
-    pub fn has_changed(&self, seen: &Seen) -> bool {
+    pub fn has_changed(&self, seen: &WatchedState) -> bool {
         let now = (self.watches.changes(seen.place), self.watches.sweeps(), self.rolls(seen.place));
         now != (Some(seen.changes), seen.sweeps, seen.rolls)
     }
@@ -179,7 +179,7 @@ impl Engines {
     pub fn exclusive<'a>(
         &'a self,
         ids: Option<Vec<u64>>,
-        reserved: Option<Reserved<'a, Mark>>,
+        reserved: Option<BatchReservation<'a, Mark>>,
     ) -> Exclusive<'a, Mark> {
         let committer = self.durability.committer();
         // Id 0 selects the catalogue's stripe.
@@ -234,9 +234,9 @@ impl Engines {
     /// the table is empty.
     pub fn roll_pairs(&self, space: &ExistenceSpace) -> bool {
         let mut turn = self.turn(0);
-        turn.concerns_all();
+        turn.affects_all_ids();
         // If this moves the horizon, `Tracking::tidy` notifies trackers.
-        self.watches.swept();
+        self.watches.count_space_change();
         turn.mark(Mark::CATALOGUE);
         space.space.roll_now()
     }
@@ -329,12 +329,12 @@ impl Engines {
         once: Once<'_>,
         out: &mut Vec<i64>,
     ) -> Result<(), WriteError> {
-        if !self.tokens.are_kept() {
+        if !self.tokens.is_enabled() {
             return Err(WriteError::NoTokens);
         }
         let used = Used::new(once, space.number, id, changes, bounds);
         let mut turn = self.turn(id);
-        let others = used.otherwise(once, space.number, id, changes);
+        let others = used.other_form(once, space.number, id, changes);
         for used in std::iter::once(used).chain(others) {
             if self.tokens.answer(used, out).map_err(|Another| WriteError::OtherIncrement)? {
                 return Ok(());
@@ -473,7 +473,7 @@ impl Engines {
         let mut turn = self.pair_guard(space, id);
         let mut change =
             self.with_share(|| space.filter_bytes_limit(), || Ok(space.space.add(id, member)?))?;
-        if change == Change::Unchanged && !space.is_true(id, member)? {
+        if change == Change::Unchanged && !space.confirm_set(id, member)? {
             change = Change::Changed;
         }
         self.mark_pair(&mut turn, space, id, member, change, true, None);
@@ -581,7 +581,7 @@ impl ExistenceSpace {
                 Stop::Full(error)
             }
         }
-        let mut check = || match self.is_true(id, member)? {
+        let mut check = || match self.confirm_set(id, member)? {
             true => first().map(|()| true),
             false => Ok(false),
         };

@@ -20,7 +20,7 @@ mod waiting;
 #[cfg(any(test, fuzzing))]
 pub(crate) use records::check_decoder;
 use waiting::WaitQueues;
-pub use waiting::{Key, QueuePlace};
+pub use waiting::{Key, WaitQueueEntry};
 
 /// Approximate memory use of a pending entry, which is in two ordered maps, in bytes.
 const PENDING_BYTES: usize = 112;
@@ -169,7 +169,7 @@ pub struct GroupStats {
 }
 
 #[derive(Default)]
-struct State {
+struct GroupState {
     groups: BTreeMap<Key, Group>,
     /// Groups whose current cursor is not in the log.
     changed: BTreeSet<Key>,
@@ -180,7 +180,7 @@ struct State {
 /// Groups of a data set. See the module's documentation.
 #[derive(Default)]
 pub struct Groups {
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     waiting: Arc<WaitQueues>,
 }
 
@@ -251,7 +251,7 @@ impl Groups {
     }
 
     /// Appends a waiter to the wait queues of these groups.
-    pub fn enqueue(&self, keys: Vec<Key>) -> QueuePlace {
+    pub fn enqueue(&self, keys: Vec<Key>) -> WaitQueueEntry {
         self.waiting.enqueue(keys)
     }
 

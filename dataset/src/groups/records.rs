@@ -4,7 +4,7 @@
 //! name, and a type byte. 0: the group was dropped. 1: delivery resumes after an entry. 2: delivery
 //! resumes at an entry. For 1 and 2 the entry's term and sequence follow. Numbers are LEB128.
 
-use super::{Cursor, Group, Groups, Key, State};
+use super::{Cursor, Group, GroupState, Groups, Key};
 use crate::changes::{Id, Scope};
 use crate::log_records::{put_number, take_number};
 
@@ -57,7 +57,7 @@ fn take(bytes: &mut &[u8]) -> Result<(Key, Option<Cursor>), String> {
 impl Groups {
     /// Appends the cursors that have changed since the last call.
     pub(crate) fn encode_changed(&self, out: &mut Vec<u8>) {
-        let State { groups, changed, encoded } = &mut *self.state.lock();
+        let GroupState { groups, changed, encoded } = &mut *self.state.lock();
         *encoded = std::mem::take(changed);
         for key in &*encoded {
             put(out, key, groups.get(key).map(Group::cursor));
@@ -66,7 +66,7 @@ impl Groups {
 
     /// Marks the cursors of the last call as changed again. Called after a failed log batch.
     pub(crate) fn give_back(&self) {
-        let State { changed, encoded, .. } = &mut *self.state.lock();
+        let GroupState { changed, encoded, .. } = &mut *self.state.lock();
         changed.append(encoded);
     }
 

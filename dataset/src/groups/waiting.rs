@@ -11,7 +11,7 @@ use tokio::sync::watch;
 pub type Key = (Scope, Vec<u8>);
 
 #[derive(Default)]
-struct Queues {
+struct WaiterQueues {
     /// Numbers of each group's waiters, in order of arrival.
     waiters: HashMap<Key, BTreeSet<u64>>,
     last: u64,
@@ -19,26 +19,26 @@ struct Queues {
 
 #[derive(Default)]
 pub(super) struct WaitQueues {
-    queues: Mutex<Queues>,
+    queues: Mutex<WaiterQueues>,
     /// Number of waiters that have left their queues.
     left: watch::Sender<u64>,
 }
 
 /// Entry of a waiter in the queues of its groups. Dropping it removes the waiter from all of them.
-pub struct QueuePlace {
+pub struct WaitQueueEntry {
     all: Arc<WaitQueues>,
     keys: Vec<Key>,
     number: u64,
 }
 
 impl WaitQueues {
-    pub(super) fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> QueuePlace {
+    pub(super) fn enqueue(self: &Arc<Self>, keys: Vec<Key>) -> WaitQueueEntry {
         let queues = &mut *self.queues.lock();
         queues.last += 1;
         for key in &keys {
             queues.waiters.entry(key.clone()).or_default().insert(queues.last);
         }
-        QueuePlace { all: self.clone(), keys, number: queues.last }
+        WaitQueueEntry { all: self.clone(), keys, number: queues.last }
     }
 
     pub(super) fn has_turn(&self, key: &Key, number: u64) -> bool {
@@ -52,14 +52,14 @@ impl WaitQueues {
     }
 }
 
-impl QueuePlace {
+impl WaitQueueEntry {
     /// Number of the waiter, for [`Groups::has_turn`](super::Groups::has_turn).
     pub fn number(&self) -> u64 {
         self.number
     }
 }
 
-impl Drop for QueuePlace {
+impl Drop for WaitQueueEntry {
     fn drop(&mut self) {
         let queues = &mut *self.all.queues.lock();
         for key in &self.keys {
@@ -86,7 +86,7 @@ mod tests {
         assert!(groups.has_turn(&a, u64::MAX), "nobody waits");
         let one = groups.enqueue(vec![a.clone()]);
         let two = groups.enqueue(vec![a.clone(), b.clone()]);
-        let turns = |place: &QueuePlace| {
+        let turns = |place: &WaitQueueEntry| {
             (groups.has_turn(&a, place.number()), groups.has_turn(&b, place.number()))
         };
         assert_eq!((turns(&one).0, turns(&two)), (true, (false, true)));

@@ -63,11 +63,11 @@ pub enum PatternError {
 
 /// Maximum number of digits of a padded id. Each number of leading zeros yields another key of the
 /// row, and client tracking stores each of them.
-const MOST_DIGITS: usize = 64;
+const MAX_ID_DIGITS: usize = 64;
 
 /// Result of matching a key against a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match<'k> {
+pub enum KeyMatch<'k> {
     /// The key does not match.
     No,
     /// The key matches, but its id exceeds 64 bits.
@@ -86,10 +86,10 @@ fn behind<'k>(text: &'k [u8], start: &[u8]) -> Option<&'k [u8]> {
     if start.is_empty() { Some(text) } else { text.strip_prefix(start) }
 }
 
-/// Strips leading zeros, but not those of ids with more than [`MOST_DIGITS`] digits, which are too
-/// big.
+/// Strips leading zeros, but not those of ids with more than [`MAX_ID_DIGITS`] digits, which are
+/// too big.
 fn unpadded(digits: &[u8]) -> &[u8] {
-    if digits.len() > MOST_DIGITS {
+    if digits.len() > MAX_ID_DIGITS {
         return digits;
     }
     let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
@@ -161,37 +161,37 @@ impl Pattern {
 
     /// Matches a key.
     #[inline]
-    pub fn read<'k>(&self, key: &'k [u8]) -> Match<'k> {
-        let Some(rest) = behind(key, &self.prefix) else { return Match::No };
+    pub fn read<'k>(&self, key: &'k [u8]) -> KeyMatch<'k> {
+        let Some(rest) = behind(key, &self.prefix) else { return KeyMatch::No };
         // Fast path, because most keys of rows end with the id.
         if self.middle.is_empty()
             && self.end.is_none()
             && let Some(id) = digits::natural(rest)
         {
-            return Match::Yes(id, b"");
+            return KeyMatch::Yes(id, b"");
         }
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let (digits, rest) = rest.split_at(digits);
-        let Some(rest) = behind(rest, &self.middle) else { return Match::No };
+        let Some(rest) = behind(rest, &self.middle) else { return KeyMatch::No };
         let field = match &self.end {
             None if rest.is_empty() => rest,
-            None => return Match::No,
+            None => return KeyMatch::No,
             Some(end) => {
                 let field = if end.is_empty() { Some(rest) } else { rest.strip_suffix(&**end) };
                 match field {
                     Some(field) if !field.is_empty() => field,
-                    _ => return Match::No,
+                    _ => return KeyMatch::No,
                 }
             }
         };
         let id = if self.padded { unpadded(digits) } else { digits };
         match digits::natural(id) {
-            Some(id) => Match::Yes(id, field),
-            None if self.padded && id.len() >= 20 => Match::IdTooBig,
+            Some(id) => KeyMatch::Yes(id, field),
+            None if self.padded && id.len() >= 20 => KeyMatch::IdTooBig,
             // A canonical number that exceeds 64 bits.
-            None if digits.len() >= 20 && digits[0] != b'0' => Match::IdTooBig,
-            None if digits.len() >= 2 => Match::IdPadded,
-            None => Match::No,
+            None if digits.len() >= 20 && digits[0] != b'0' => KeyMatch::IdTooBig,
+            None if digits.len() >= 2 => KeyMatch::IdPadded,
+            None => KeyMatch::No,
         }
     }
 
@@ -241,30 +241,30 @@ mod tests {
         let row = pattern(Kind::Row, "post:{id}");
         let cell = pattern(Kind::Cell, "post:{id}:{field}");
         let bare = pattern(Kind::Cell, "{id}.{field}");
-        let cases: &[(&Pattern, &str, Match<'static>)] = &[
-            (&row, "post:17", Match::Yes(17, b"")),
-            (&row, "post:0", Match::Yes(0, b"")),
-            (&row, "post:18446744073709551615", Match::Yes(u64::MAX, b"")),
-            (&row, "post:18446744073709551616", Match::IdTooBig),
-            (&row, "post:017", Match::IdPadded),
-            (&row, "post:00000000000000000000000001", Match::IdPadded),
-            (&cell, "post:017:like", Match::IdPadded),
-            (&row, "post:", Match::No),
-            (&row, "post:-1", Match::No),
-            (&row, "post:17:like", Match::No),
-            (&row, "post:17x", Match::No),
-            (&row, "pos", Match::No),
-            (&row, "", Match::No),
-            (&cell, "post:17:like", Match::Yes(17, b"like")),
-            (&cell, "post:17:", Match::No),
-            (&cell, "post:17", Match::No),
-            (&cell, "post:99999999999999999999:like", Match::IdTooBig),
-            (&bare, "44.like", Match::Yes(44, b"like")),
-            (&bare, ".like", Match::No),
+        let cases: &[(&Pattern, &str, KeyMatch<'static>)] = &[
+            (&row, "post:17", KeyMatch::Yes(17, b"")),
+            (&row, "post:0", KeyMatch::Yes(0, b"")),
+            (&row, "post:18446744073709551615", KeyMatch::Yes(u64::MAX, b"")),
+            (&row, "post:18446744073709551616", KeyMatch::IdTooBig),
+            (&row, "post:017", KeyMatch::IdPadded),
+            (&row, "post:00000000000000000000000001", KeyMatch::IdPadded),
+            (&cell, "post:017:like", KeyMatch::IdPadded),
+            (&row, "post:", KeyMatch::No),
+            (&row, "post:-1", KeyMatch::No),
+            (&row, "post:17:like", KeyMatch::No),
+            (&row, "post:17x", KeyMatch::No),
+            (&row, "pos", KeyMatch::No),
+            (&row, "", KeyMatch::No),
+            (&cell, "post:17:like", KeyMatch::Yes(17, b"like")),
+            (&cell, "post:17:", KeyMatch::No),
+            (&cell, "post:17", KeyMatch::No),
+            (&cell, "post:99999999999999999999:like", KeyMatch::IdTooBig),
+            (&bare, "44.like", KeyMatch::Yes(44, b"like")),
+            (&bare, ".like", KeyMatch::No),
         ];
         for (pattern, key, expected) in cases {
             assert_eq!(pattern.read(key.as_bytes()), *expected, "{key}");
-            if let Match::Yes(id, field) = expected {
+            if let KeyMatch::Yes(id, field) = expected {
                 let mut out = Vec::new();
                 pattern.write(*id, field, &mut out);
                 assert_eq!(out, key.as_bytes());
@@ -276,13 +276,13 @@ mod tests {
     fn padded_ids_are_read_as_what_they_mean() {
         let cell = pattern(Kind::Cell, "key:{id}").padded(true);
         for (key, expected) in [
-            ("key:000000000042", Match::Yes(42, &b""[..])),
-            ("key:42", Match::Yes(42, b"")),
-            ("key:000000000000", Match::Yes(0, b"")),
-            ("key:00000000018446744073709551615", Match::Yes(u64::MAX, b"")),
-            ("key:00000000018446744073709551616", Match::IdTooBig),
-            ("key:", Match::No),
-            ("key:00x", Match::No),
+            ("key:000000000042", KeyMatch::Yes(42, &b""[..])),
+            ("key:42", KeyMatch::Yes(42, b"")),
+            ("key:000000000000", KeyMatch::Yes(0, b"")),
+            ("key:00000000018446744073709551615", KeyMatch::Yes(u64::MAX, b"")),
+            ("key:00000000018446744073709551616", KeyMatch::IdTooBig),
+            ("key:", KeyMatch::No),
+            ("key:00x", KeyMatch::No),
         ] {
             assert_eq!(cell.read(key.as_bytes()), expected, "{key}");
         }
@@ -389,8 +389,9 @@ mod tests {
             let longer = |key: &Vec<u8>| b"1ab".map(|byte| [&key[..], &[byte]].concat());
             keys = keys.iter().flat_map(longer).collect();
             for key in &keys {
-                let fits: Vec<usize> =
-                    (0..patterns.len()).filter(|&p| patterns[p].read(key) != Match::No).collect();
+                let fits: Vec<usize> = (0..patterns.len())
+                    .filter(|&p| patterns[p].read(key) != KeyMatch::No)
+                    .collect();
                 for &a in &fits {
                     fits.iter().for_each(|&b| shared[a][b] = true);
                 }
@@ -409,10 +410,10 @@ mod tests {
     fn braces_around_an_id_are_text() {
         let row = pattern(Kind::Row, "post:{{id}}");
         let cell = pattern(Kind::Cell, "post:{{id}}:{field}");
-        assert_eq!(row.read(b"post:{1001}"), Match::Yes(1001, b""));
-        assert_eq!(cell.read(b"post:{1001}:like"), Match::Yes(1001, b"like"));
+        assert_eq!(row.read(b"post:{1001}"), KeyMatch::Yes(1001, b""));
+        assert_eq!(cell.read(b"post:{1001}:like"), KeyMatch::Yes(1001, b"like"));
         for key in ["post:1001", "post:{1001", "post:1001}", "post:{{1001}}", "post:{}"] {
-            assert_eq!(row.read(key.as_bytes()), Match::No, "{key}");
+            assert_eq!(row.read(key.as_bytes()), KeyMatch::No, "{key}");
         }
         let mut out = Vec::new();
         cell.write(7, b"read", &mut out);

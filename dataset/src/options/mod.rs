@@ -443,7 +443,7 @@ impl Existence {
     /// Maximum number of tables in memory.
     pub fn tables(&self) -> usize {
         match self.max_tables {
-            0 if self.spill => phantom::MOST_TABLES,
+            0 if self.spill => phantom::MAX_TABLES,
             0 if self.keep_newest > 0 => self.keep_tables(),
             0 => RECYCLED_TABLES,
             tables => tables,

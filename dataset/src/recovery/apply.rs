@@ -78,10 +78,10 @@ pub(super) struct Changes<'a> {
     /// Ids in ascending order.
     ids: Vec<u64>,
     end: u64,
-    of: Kind<'a>,
+    of: ChangeKind<'a>,
 }
 
-enum Kind<'a> {
+enum ChangeKind<'a> {
     Rows {
         space: &'a CounterSpace,
         /// End index of each id's values in `values`; `None` if the row does not exist.
@@ -124,7 +124,7 @@ impl<'a> Changes<'a> {
                     ends.push(row.map(|_| values.len() as u32));
                     Ok(())
                 })?;
-                Kind::Rows { space, ends, values }
+                ChangeKind::Rows { space, ends, values }
             }
             Some(RecordKind::Pairs) => {
                 let (space, mut pairs) = (existence(engines, number)?, Vec::new());
@@ -133,7 +133,7 @@ impl<'a> Changes<'a> {
                     pairs.push((pair(space, id, member), set));
                     Ok(())
                 })?;
-                Kind::Pairs { space, pairs }
+                ChangeKind::Pairs { space, pairs }
             }
             Some(RecordKind::ExactPairs) => {
                 let space = existence(engines, number)?;
@@ -146,7 +146,7 @@ impl<'a> Changes<'a> {
                     exact.push((pair, generation));
                     Ok(())
                 })?;
-                Kind::ExactPairs { space, ledger, pairs, exact }
+                ChangeKind::ExactPairs { space, ledger, pairs, exact }
             }
             _ => return Err(format!("record of kind {kind} cannot contain changes of many ids")),
         };
@@ -166,8 +166,10 @@ impl<'a> Changes<'a> {
     /// Returns the lowest ids of the space's tables in ascending order.
     pub(super) fn tables(&self) -> Vec<u64> {
         match self.of {
-            Kind::Rows { space, .. } => space.ranges().iter().map(|table| table.low).collect(),
-            Kind::Pairs { space, .. } | Kind::ExactPairs { space, .. } => {
+            ChangeKind::Rows { space, .. } => {
+                space.ranges().iter().map(|table| table.low).collect()
+            }
+            ChangeKind::Pairs { space, .. } | ChangeKind::ExactPairs { space, .. } => {
                 space.layout().iter().map(|table| table.low).collect()
             }
         }
@@ -183,17 +185,19 @@ impl<'a> Changes<'a> {
         let to = self.ids.partition_point(|id| id <= ids.end());
         let ids = &self.ids[from..to];
         let number = match self.of {
-            Kind::Rows { space, .. } => space.number(),
-            Kind::Pairs { space, .. } | Kind::ExactPairs { space, .. } => space.number(),
+            ChangeKind::Rows { space, .. } => space.number(),
+            ChangeKind::Pairs { space, .. } | ChangeKind::ExactPairs { space, .. } => {
+                space.number()
+            }
         };
         changes(engines, number, ids.iter().copied());
         match &self.of {
-            Kind::Rows { space, ends, values } => {
+            ChangeKind::Rows { space, ends, values } => {
                 let start = ends[..from].iter().rev().flatten().next().map_or(0, |&end| end);
                 put_rows(space, ids, &ends[from..to], start as usize, values)
             }
-            Kind::Pairs { space, pairs } => put_pairs(space, &pairs[from..to], self.end),
-            Kind::ExactPairs { space, ledger, pairs, exact } => {
+            ChangeKind::Pairs { space, pairs } => put_pairs(space, &pairs[from..to], self.end),
+            ChangeKind::ExactPairs { space, ledger, pairs, exact } => {
                 let (pairs, exact) = (&pairs[from..to], &exact[from..to]);
                 put_exact_pairs(space, ledger, pairs, exact, self.end)
             }
@@ -201,7 +205,7 @@ impl<'a> Changes<'a> {
         parts.touch_all(ids.iter().map(|&id| (number, id)));
         engines.changed_by_log(number, ids.iter().copied());
         // No background thread maintains the space during recovery.
-        if let Kind::Rows { space, .. } = self.of {
+        if let ChangeKind::Rows { space, .. } = self.of {
             while space.wants_maintenance() && space.maintain() {}
         }
         Ok(())
@@ -234,7 +238,7 @@ fn put_rows(
         }
         let row = end.map(|end| &values[std::mem::replace(&mut start, end as usize)..end as usize]);
         if let (Some(again), Some(row)) = (&mut again, row)
-            && again.is_there(&ids[at..], row)
+            && again.file_has_row(&ids[at..], row)
         {
             continue;
         }
@@ -252,7 +256,8 @@ fn put_exact_pairs(
     exact: &[(ledger::Pair<'_>, u64)],
     end: u64,
 ) -> Result<(), String> {
-    for (&(pair, generation), (hashed, set)) in exact.iter().zip(Window::new(space, pairs)) {
+    for (&(pair, generation), (hashed, set)) in exact.iter().zip(PrefetchWindow::new(space, pairs))
+    {
         if space.generation(pair.id) != generation {
             continue;
         }
@@ -268,7 +273,7 @@ fn put_exact_pairs(
 }
 
 /// Iterator over pairs that prefetches the following ones.
-struct Window<'a> {
+struct PrefetchWindow<'a> {
     space: &'a ExistenceSpace,
     pairs: &'a [(Pair, bool)],
     /// Numbers of returned and of prefetched pairs.
@@ -276,21 +281,21 @@ struct Window<'a> {
     prefetched: usize,
 }
 
-impl<'a> Window<'a> {
-    fn new(space: &'a ExistenceSpace, pairs: &'a [(Pair, bool)]) -> Window<'a> {
-        Window { space, pairs, at: 0, prefetched: 0 }
+impl<'a> PrefetchWindow<'a> {
+    fn new(space: &'a ExistenceSpace, pairs: &'a [(Pair, bool)]) -> PrefetchWindow<'a> {
+        PrefetchWindow { space, pairs, at: 0, prefetched: 0 }
     }
 }
 
-impl<'a> Iterator for Window<'a> {
+impl<'a> Iterator for PrefetchWindow<'a> {
     type Item = (&'a Pair, bool);
 
     fn next(&mut self) -> Option<(&'a Pair, bool)> {
         if self.at.is_multiple_of(PREFETCHED) {
             let to = (self.at + 2 * PREFETCHED).min(self.pairs.len());
-            let hints = self.space.hints();
+            let pair_prefetcher = self.space.pair_prefetcher();
             let next = &self.pairs[self.prefetched..to];
-            next.iter().for_each(|(pair, _)| hints.prefetch_pair(pair));
+            next.iter().for_each(|(pair, _)| pair_prefetcher.prefetch_pair(pair));
             self.prefetched = to;
         }
         let (pair, set) = self.pairs.get(self.at)?;
@@ -300,7 +305,7 @@ impl<'a> Iterator for Window<'a> {
 }
 
 fn put_pairs(space: &ExistenceSpace, pairs: &[(Pair, bool)], end: u64) -> Result<(), String> {
-    for (pair, set) in Window::new(space, pairs) {
+    for (pair, set) in PrefetchWindow::new(space, pairs) {
         if end > space.cold().covered(pair.id) {
             space.put(pair, set).map_err(|e| e.to_string())?;
         }

@@ -193,7 +193,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::engines::Current;
     use crate::options::{Existence, Options};
-    use crate::recovery::{Commits, Held, Recovered, recover_from};
+    use crate::recovery::{Commits, NodeLog, Recovered, recover_from};
     use phantom::Member;
     use std::sync::Arc;
     use store::{SimDisk, Store, StoreOptions};
@@ -223,7 +223,7 @@ mod tests {
             rows.get(id, &mut row).unwrap();
             row
         };
-        let has = |id: u64, member| likes.is_true(id, &Member::Number(member)).unwrap();
+        let has = |id: u64, member| likes.confirm_set(id, &Member::Number(member)).unwrap();
         let pairs = (0..IDS).flat_map(|id| (0..3).map(move |member| (id, member)));
         ((0..IDS).map(row).collect(), pairs.map(|(id, member)| (id, has(id, member))).collect())
     }
@@ -234,7 +234,7 @@ mod tests {
     fn threads_that_share_records_leave_what_one_leaves() {
         let disk = SimDisk::new(1);
         let (Recovered { engines, log, .. }, durability) = start(&disk);
-        let Held::Own(mut log) = log else { panic!("a master's") };
+        let NodeLog::Own(mut log) = log else { panic!("a master's") };
         engines.lead();
         let current = Current::new(engines);
         durability.begin(&log);

@@ -17,12 +17,12 @@ use crate::commit::encode::CommitSource;
 use crate::cpu_throttle::CpuThrottle;
 use crate::dirty_keys::Mark;
 use crate::engines::ChangeError;
-use crate::engines::events::{Doing, Event, Partition};
+use crate::engines::events::{Event, EventEffect, Partition};
 use crate::engines::{CounterSpace, ExistenceSpace};
 use crate::offsets::Offset;
 use crate::options::{Fsync, LedgerMode, Options};
 use crate::recovery::recover_from;
-use crate::snapshot::write::Walk;
+use crate::snapshot::write::SnapshotWalk;
 use crate::tiering::dropped::remove_dropped;
 use crate::tiering::{SpillLog, filters};
 use crate::tokens::Once;
@@ -124,7 +124,7 @@ fn differing(engines: &Engines) -> Vec<String> {
     all.flat_map(|(space, id)| MEMBERS.map(|member| (space, id, member)))
         .filter(|(space, id, member)| {
             let seems = space.contains(*id, member).unwrap() == Answer::Yes;
-            seems != space.is_true(*id, member).unwrap()
+            seems != space.confirm_set(*id, member).unwrap()
         })
         .map(|(space, id, member)| format!("{} {id} {member:?}", space.name()))
         .collect()
@@ -133,7 +133,7 @@ fn differing(engines: &Engines) -> Vec<String> {
 fn start(disk: &SimDisk, durability: &Arc<Durability>) -> (Engines, Store, Log) {
     let recovered =
         recover_from(Arc::new(disk.clone()), &config(), durability, false, |_| ()).unwrap();
-    let Held::Own(log) = recovered.log else { panic!("a master's log") };
+    let NodeLog::Own(log) = recovered.log else { panic!("a master's log") };
     durability.reach(log.written(), log.durable());
     recovered.engines.lead();
     assert_eq!(differing(&recovered.engines), [""; 0]);
@@ -207,10 +207,10 @@ fn take_over(engines: &Engines, ids: &[u64], random: &mut fastrand::Rng) {
         let action = &engines.actions()[random.usize(0..engines.actions().len())];
         let member = MEMBERS[random.usize(0..MEMBERS.len())];
         let doing = match random.u32(0..4) {
-            0 => Doing::Undo(action, member),
-            1 => Doing::Add(rows, field, 1),
-            2 => Doing::Set(rows, field, 3),
-            _ => Doing::Act(action, member),
+            0 => EventEffect::Undo(action, member),
+            1 => EventEffect::Add(rows, field, 1),
+            2 => EventEffect::Set(rows, field, 3),
+            _ => EventEffect::Act(action, member),
         };
         Event { id: ids[random.usize(0..ids.len())], doing, at: at(number) }
     };
@@ -268,7 +268,7 @@ fn change_scene(current: &Current, random: &mut fastrand::Rng) {
     );
     drop(changed);
     if random.bool() {
-        current.forget_former();
+        current.free_former_engines();
     }
 }
 
@@ -420,7 +420,7 @@ fn flush_ledgers(life: &RefCell<Life<'_>>) {
     let spoil = || disk.set_faults(if fails { faults } else { Faults::default() });
     for ledger in current.load().ledgers() {
         let synced = life.borrow_mut().round(true);
-        let covered = synced.map_or(0, |()| life.borrow().durability.certain().offset);
+        let covered = synced.map_or(0, |()| life.borrow().durability.applied_and_synced().offset);
         life.borrow_mut().others_write();
         spoil();
         let log = || {
@@ -478,7 +478,7 @@ fn spill(life: &RefCell<Life<'_>>) {
         spoil();
         synced.map(|()| end)
     };
-    let ground = Ground { store, durability, most_bytes: 0, log: SpillLog::Stepped(&sync) };
+    let ground = SpillContext { store, durability, most_bytes: 0, log: SpillLog::Stepped(&sync) };
     let engines = current.load();
     while engines.maintain() {}
     for space in engines.existences() {
@@ -552,7 +552,7 @@ fn live(
         random,
         sums,
     });
-    let walk = Walk {
+    let walk = SnapshotWalk {
         current: &current,
         store: &store,
         durability,
@@ -708,7 +708,7 @@ fn a_snapshot_replays_from_what_was_synced_when_it_began() {
         durability.positions().0.offset > durability.positions().1.offset + 1000,
         "most of the log is written but not synced"
     );
-    let walk = Walk {
+    let walk = SnapshotWalk {
         current: &current,
         store: &store,
         durability,

@@ -25,7 +25,7 @@ use crate::log_records::RecordKind;
 use crate::options::Options;
 use crate::snapshot;
 use crate::tiering;
-use crate::tiering::{Ground, SpillLog};
+use crate::tiering::{SpillContext, SpillLog};
 use chunk::Chunk;
 use std::ops::Range;
 use std::path::Path;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 use store::{
-    Batch, Disk, FollowLog, Log, Progress, RealDisk, Record, Records, Store, StoreOptions, time,
+    Batch, Disk, Log, Progress, RealDisk, Record, Records, ReplicaLog, Store, StoreOptions, time,
 };
 
 /// Error of opening a data folder.
@@ -71,32 +71,32 @@ pub enum RecoverError {
 }
 
 /// The log of a node, depending on its role.
-pub enum Held {
+pub enum NodeLog {
     /// Log of a master.
     Own(Box<Log>),
     /// Log of a replica.
-    Follows(Box<FollowLog>),
+    Follows(Box<ReplicaLog>),
 }
 
-impl Held {
+impl NodeLog {
     /// Whether the node is a master.
     pub fn is_own(&self) -> bool {
-        matches!(self, Held::Own(_))
+        matches!(self, NodeLog::Own(_))
     }
 
     /// Returns the end of the log.
     pub fn end(&self) -> store::Position {
         match self {
-            Held::Own(log) => log.written(),
-            Held::Follows(log) => log.written(),
+            NodeLog::Own(log) => log.written(),
+            NodeLog::Follows(log) => log.written(),
         }
     }
 
     /// Returns the term of the log's newest segment.
     pub fn term(&self) -> u64 {
         match self {
-            Held::Own(log) => log.term(),
-            Held::Follows(log) => log.term(),
+            NodeLog::Own(log) => log.term(),
+            NodeLog::Follows(log) => log.term(),
         }
     }
 }
@@ -108,7 +108,7 @@ pub struct Recovered {
     /// Store for snapshots and cold files.
     pub store: Store,
     /// Log to append to.
-    pub log: Held,
+    pub log: NodeLog,
     /// End of the log that was read.
     pub end: store::End,
 }
@@ -252,7 +252,7 @@ fn keep_within(
 ) -> bool {
     let most_bytes = options.spill.max_bytes;
     let log = SpillLog::Replayed(applied);
-    tiering::keep_within(&Ground { store, durability, most_bytes, log }, engines)
+    tiering::keep_within(&SpillContext { store, durability, most_bytes, log }, engines)
 }
 
 /// Reads the log and calls `push` for each record, with the log offsets of its batch.
@@ -261,7 +261,7 @@ fn replay(
     follows: bool,
     mut push: impl FnMut(&Record<'_>, Range<u64>) -> Result<(), String>,
     progress: impl FnMut(Progress),
-) -> store::Result<(Held, store::End)> {
+) -> store::Result<(NodeLog, store::End)> {
     let mut at = store.manifest().replay.offset;
     let mut each = |head: &store::BatchHead, body: &[u8]| {
         let batch = at..at + head.bytes();
@@ -270,10 +270,10 @@ fn replay(
     };
     Ok(if follows {
         let (log, end) = store.replay_following(&mut each, progress)?;
-        (Held::Follows(Box::new(log)), end)
+        (NodeLog::Follows(Box::new(log)), end)
     } else {
         let (log, end) = store.replay_batches(&mut each, progress)?;
-        (Held::Own(Box::new(log)), end)
+        (NodeLog::Own(Box::new(log)), end)
     })
 }
 
@@ -301,7 +301,7 @@ fn complete(
     known: &Catalogue,
     options: &Options,
     store: &Store,
-    log: &mut Held,
+    log: &mut NodeLog,
     follows: bool,
 ) -> Result<(), RecoverError> {
     // The configuration defines the spaces of a new folder, and of a folder whose release had no
@@ -311,7 +311,7 @@ fn complete(
     }
     engines.attach_cold(store)?;
     engines.follows.store(follows, SeqCst);
-    if let Held::Own(log) = log {
+    if let NodeLog::Own(log) = log {
         log_news(engines, known, log)?;
     }
     engines.set_limits();
@@ -400,7 +400,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let options = Options { dir: folder.path().into(), ..Options::default() };
         let open = || recover(&options, &Arc::new(Durability::new(options.fsync)), false, |_| ());
-        let Held::Own(mut log) = open().expect("a new folder").log else { panic!("a master's") };
+        let NodeLog::Own(mut log) = open().expect("a new folder").log else { panic!("a master's") };
         let mut batch = Batch::new();
         batch.push(0, 200, b"?");
         log.append(&batch, 0).expect("a record");

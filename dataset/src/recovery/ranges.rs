@@ -5,7 +5,7 @@ use super::*;
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::ExistenceSpace;
 use crate::options::{Existence, Fsync, LedgerMode, Options};
-use crate::snapshot::write::Walk;
+use crate::snapshot::write::SnapshotWalk;
 use crate::tiering::{SpillLog, filters, ledgers};
 use phantom::{Answer, Member};
 use std::cell::RefCell;
@@ -67,7 +67,7 @@ fn process(
     let durability = Arc::new(Durability::new(Fsync::Always));
     let disk = Arc::new(disk.clone());
     let recovered = recover_from(disk, options, &durability, false, |_| ()).unwrap();
-    let Held::Own(log) = recovered.log else { panic!("a master's log") };
+    let NodeLog::Own(log) = recovered.log else { panic!("a master's log") };
     durability.reach(log.written(), log.durable());
     recovered.engines.lead();
     let (current, store) = (Current::new(recovered.engines), recovered.store);
@@ -78,7 +78,7 @@ fn process(
         commits.round(log)?;
         Ok(durability.positions().1.offset)
     };
-    let stop = || store.note_durable(&writer.borrow().0).unwrap();
+    let stop = || store.record_durable(&writer.borrow().0).unwrap();
     let process = Process {
         current: &current,
         store: &store,
@@ -100,9 +100,9 @@ impl Process<'_> {
         self.current.load().existences()[0].clone()
     }
 
-    fn ground(&self) -> Ground<'_> {
+    fn ground(&self) -> SpillContext<'_> {
         let log = SpillLog::Stepped(self.sync);
-        Ground { store: self.store, durability: self.durability, most_bytes: 0, log }
+        SpillContext { store: self.store, durability: self.durability, most_bytes: 0, log }
     }
 
     fn set(&self, id: u64, member: u64) {
@@ -144,7 +144,7 @@ impl Process<'_> {
     }
 
     fn save(&self) {
-        let walk = Walk {
+        let walk = SnapshotWalk {
             current: self.current,
             store: self.store,
             durability: self.durability,
@@ -323,7 +323,7 @@ fn automatic_spills_lose_no_table() {
         let known = process(&disk, &options, BTreeSet::new(), |process| {
             let look = || {
                 let space = process.space();
-                while process.ground().look_after_pairs(&space, 0).unwrap() == Some(true) {}
+                while process.ground().do_urgent_pair_work(&space, 0).unwrap() == Some(true) {}
             };
             process.fill_with(LOWER, 0..4000, look);
             process.fill_with(UPPER, 0..8000, look);

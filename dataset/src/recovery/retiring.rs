@@ -25,7 +25,7 @@ fn start(disk: &SimDisk) -> (Current, Store, Log, Arc<Durability>) {
     let durability = Arc::new(Durability::new(Fsync::Always));
     let disk = Arc::new(disk.clone());
     let recovered = recover_from(disk, &config(), &durability, false, |_| ()).unwrap();
-    let Held::Own(log) = recovered.log else { panic!("a master's log") };
+    let NodeLog::Own(log) = recovered.log else { panic!("a master's log") };
     durability.reach(log.written(), log.durable());
     recovered.engines.lead();
     (Current::new(recovered.engines), recovered.store, *log, durability)
@@ -78,7 +78,7 @@ fn live(disk: &SimDisk, truth: &mut Truth, random: &mut fastrand::Rng, sums: &mu
     truth.check(&current.load(), "after a start");
     let log_of_spills = SpillLog::Replayed(0);
     let ground =
-        Ground { store: &store, durability: &durability, most_bytes: 0, log: log_of_spills };
+        SpillContext { store: &store, durability: &durability, most_bytes: 0, log: log_of_spills };
     let mut rounds = Rounds::new(durability.committer());
     let mut state = CommitSource::new(&durability, &current);
     for _ in 0..random.u32(4..12) {

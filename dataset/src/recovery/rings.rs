@@ -15,8 +15,8 @@ use phantom::{Answer, Member};
 use std::collections::BTreeSet;
 use std::time::Instant;
 use store::{
-    Batch, Committed, FileWriter, Record, Records, Rounds, SimDisk, SnapshotWriter, Source, Store,
-    StoreOptions,
+    Batch, Committed, LoggedState, Record, Records, Rounds, SimDisk, SnapshotFileWriter,
+    SnapshotWriter, Store, StoreOptions,
 };
 
 fn configured(change: &impl Fn(&mut Existence)) -> Options {
@@ -94,7 +94,7 @@ struct Interrupted<'a> {
     between: &'a mut dyn FnMut(&[Mark]),
 }
 
-impl Source<Mark> for Interrupted<'_> {
+impl LoggedState<Mark> for Interrupted<'_> {
     fn collect(&mut self, marks: &[Mark]) -> usize {
         let bytes = self.state.collect(marks);
         (self.between)(marks);
@@ -235,7 +235,7 @@ fn a_range_that_opens_is_in_the_log() {
 /// None, some or all tables are recycled during a snapshot. The log contains flags of each table,
 /// set after the snapshot began.
 #[test]
-fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
+fn snapshot_during_recycling_has_all_tables_above_horizon() {
     let small = |existence: &mut Existence| {
         (existence.pairs_per_table, existence.max_tables) = (160_000, 4)
     };
@@ -265,7 +265,7 @@ fn a_snapshot_beside_recyclings_has_all_tables_from_the_horizon_on() {
             (CpuThrottle::new(&|| false), &here.durability.parts, from.offset.max(1));
         for space in here.engines.existences() {
             let mut files = 0;
-            let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| {
+            let mut add = |writer: &mut SnapshotWriter<'_>, file: SnapshotFileWriter| {
                 writer.add(file.finish().unwrap());
                 files += 1;
                 if files == 1 && space.number() == here.liked_space().number() {

@@ -57,7 +57,7 @@ fn loader<'a>(store: &Store, space: &'a CounterSpace) -> store::Result<counter::
     let ranges = cut(&ranges, space.cold_end());
     // A spill removes its range's files from the snapshot.
     let files = space.cold().files();
-    space.loader(&head, &filled_up(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
+    space.loader(&head, &fill_gaps(&ranges, files.lows())).map_err(|e| store::Error::Corrupt {
         path,
         offset: 0,
         what: e.to_string(),
@@ -79,7 +79,7 @@ fn cut(ranges: &[LoadRange], end: u64) -> Vec<LoadRange> {
 
 /// Adds ranges for the gaps between the ascending `ranges`, split at the start of each cold file. A
 /// table that covered several files would be merged with all of them.
-fn filled_up(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
+fn fill_gaps(ranges: &[LoadRange], lows: impl Iterator<Item = u64>) -> Vec<LoadRange> {
     let covered = |low: u64| ranges.iter().any(|range| range.low <= low && low <= range.last);
     let after = ranges.iter().filter_map(|range| range.last.checked_add(1));
     let begin = (!ranges.is_empty()).then_some(0);
@@ -109,7 +109,7 @@ pub(crate) fn lay_out(engines: &Engines) -> Result<(), counter::Error> {
         let end = [space.cold_end()];
         let lows: Vec<u64> = [0].into_iter().chain(files.lows()).chain(end).collect();
         if !files.all().is_empty() {
-            space.loader(&[], &filled_up(&[], lows.into_iter()))?.install()?;
+            space.loader(&[], &fill_gaps(&[], lows.into_iter()))?.install()?;
         }
     }
     Ok(())
@@ -146,7 +146,7 @@ impl Restored {
             self.tables.push(note.table(file.clone(), self.late.get(&low), is_later)?);
             files.push(file);
         }
-        let layout = decode_ring(&self.ring).map_err(RestoreError::Unsound)?;
+        let layout = decode_ring(&self.ring).map_err(RestoreError::Damaged)?;
         let space = phantom::Space::restore(options.clone(), &self.head, &layout, self.tables)?;
         space.put_late(&self.late)?;
         space.restore_generations(&self.forgotten);
@@ -157,7 +157,7 @@ impl Restored {
 
 enum RestoreError {
     Store(store::Error),
-    Unsound(String),
+    Damaged(String),
 }
 
 impl From<store::Error> for RestoreError {
@@ -168,7 +168,7 @@ impl From<store::Error> for RestoreError {
 
 impl From<phantom::DecodeError> for RestoreError {
     fn from(error: phantom::DecodeError) -> RestoreError {
-        RestoreError::Unsound(error.to_string())
+        RestoreError::Damaged(error.to_string())
     }
 }
 
@@ -177,7 +177,7 @@ impl RestoreError {
     fn of(self, store: &Store, name: &str) -> store::Error {
         match self {
             RestoreError::Store(error) => error,
-            RestoreError::Unsound(what) => {
+            RestoreError::Damaged(what) => {
                 store::Error::Corrupt { path: store.path(name), offset: 0, what }
             }
         }
@@ -282,7 +282,7 @@ impl Loading<'_> {
                 above.unwrap_or(&mut below).push(id, row).map_err(|e| e.to_string())
             }
             None => {
-                counters.bury(id);
+                counters.add_tombstone(id);
                 Ok(())
             }
         })

@@ -31,11 +31,11 @@ use store::{Health, time};
 pub(crate) use load::{attach_pairs, lay_out, load, read_catalogue};
 
 /// Interval between checks whether a snapshot is due.
-pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub const SNAPSHOT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Delay of the next scheduled snapshot after a failed one, because each attempt writes much data.
 /// Redis uses the same delay.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Disk space that a scheduled snapshot leaves free for the log, in bytes.
 const LOG_ROOM: u64 = 16 << 20;
 
@@ -61,12 +61,12 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Waits up to [`LOOK_EVERY`] for a request or for the server to stop. Returns whether there is
-    /// a request.
+    /// Waits up to [`SNAPSHOT_POLL_INTERVAL`] for a request or for the server to stop. Returns
+    /// whether there is a request.
     pub fn wait(&self, snapshots: &Snapshots, is_stopped: &dyn Fn() -> bool) -> bool {
         let mut wanted = snapshots.wanted.lock();
         if !*wanted && !is_stopped() {
-            snapshots.nudge.wait_for(&mut wanted, LOOK_EVERY);
+            snapshots.nudge.wait_for(&mut wanted, SNAPSHOT_POLL_INTERVAL);
         }
         std::mem::take(&mut *wanted)
     }
@@ -84,7 +84,7 @@ impl Schedule {
         if result.is_err() && (live.is_stopped)() {
             tracing::info!("snapshot cancelled, the server is stopping; the log is kept");
         } else if let Err(error) = &result {
-            self.not_before = self.last + RETRY;
+            self.not_before = self.last + RETRY_DELAY;
             tracing::error!("snapshot failed, the log is kept: {error}");
         }
         snapshots.saved.send_modify(|s| {

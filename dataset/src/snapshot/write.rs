@@ -12,7 +12,7 @@ use crate::log_records::{
 use crate::ring_records::encode_ring;
 use crate::tokens::Tokens;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{FileWriter, SnapshotWriter, Store, Tag, time};
+use store::{SnapshotFileWriter, SnapshotWriter, Store, Tag, time};
 
 /// Maximum number of rows per chunk.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -29,7 +29,7 @@ fn text(e: store::Error) -> String {
     format!("{e}. {}", e.advice())
 }
 
-pub(crate) struct Walk<'a> {
+pub(crate) struct SnapshotWalk<'a> {
     pub(crate) current: &'a Current,
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
@@ -45,13 +45,14 @@ pub(crate) fn write(live: &Live<'_>, keep_free: u64) -> Result<u64, String> {
     let is_awaited = || live.snapshots.is_awaited();
     let (durability, pace) = (live.durability, &CpuThrottle::until(live.is_stopped, &is_awaited));
     let changes = durability.parts.changes();
-    let walk = Walk { current: live.current, store: live.store, durability, pace, keep_free };
+    let walk =
+        SnapshotWalk { current: live.current, store: live.store, durability, pace, keep_free };
     let bytes = walk.write(&mut || time::bump(&mut alone), || durability.flush())?;
     live.snapshots.changes.store(changes, Relaxed);
     Ok(bytes)
 }
 
-impl Walk<'_> {
+impl SnapshotWalk<'_> {
     /// Writes the files and commits the manifest. Other threads may write data files during
     /// `between`. `flush` syncs all previous changes in the log.
     pub(crate) fn write(
@@ -72,7 +73,7 @@ impl Walk<'_> {
         between: &mut dyn FnMut(),
         flush: impl FnOnce() -> store::Result<()>,
     ) -> Result<u64, String> {
-        let Walk { current, store, durability, pace, keep_free } = *self;
+        let SnapshotWalk { current, store, durability, pace, keep_free } = *self;
         let parts = &durability.parts;
         parts.begin_all();
         // Use the synced end: after a failed sync, records between it and the appended end may be
@@ -89,14 +90,15 @@ impl Walk<'_> {
             (counters.collect::<Vec<u32>>(), existences.collect::<Vec<u32>>())
         };
         let mut bytes = 0;
-        let mut add = |writer: &mut SnapshotWriter<'_>, file: FileWriter| -> Result<(), String> {
-            // Check for a stop here, because each file takes one or two syncs.
-            pace.goes_on().map_err(text)?;
-            let entry = file.finish().map_err(text)?;
-            bytes += entry.bytes;
-            writer.add(entry);
-            Ok(())
-        };
+        let mut add =
+            |writer: &mut SnapshotWriter<'_>, file: SnapshotFileWriter| -> Result<(), String> {
+                // Check for a stop here, because each file takes one or two syncs.
+                pace.goes_on().map_err(text)?;
+                let entry = file.finish().map_err(text)?;
+                bytes += entry.bytes;
+                writer.add(entry);
+                Ok(())
+            };
 
         for number in counters {
             let Some(space) = current.load().counter_by_number(number).cloned() else { continue };
@@ -131,7 +133,8 @@ impl Walk<'_> {
 }
 
 /// Completes a file of the snapshot.
-type Add<'s, 'a> = dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String> + 'a;
+type Add<'s, 'a> =
+    dyn FnMut(&mut SnapshotWriter<'s>, SnapshotFileWriter) -> Result<(), String> + 'a;
 
 /// Writes the state that a counter space has in memory.
 fn write_counters<'s>(
@@ -197,7 +200,7 @@ pub(crate) fn write_pairs<'s>(
     writer: &mut SnapshotWriter<'s>,
     stamp: u64,
     pace: &CpuThrottle<'_>,
-    add: &mut dyn FnMut(&mut SnapshotWriter<'s>, FileWriter) -> Result<(), String>,
+    add: &mut dyn FnMut(&mut SnapshotWriter<'s>, SnapshotFileWriter) -> Result<(), String>,
 ) -> Result<(), String> {
     // Encode the head before the tables, so that an outlier that concurrently moves to a table is
     // in at least one of them. Such a move does not mark a part as dirty, so all tables of a space
@@ -273,9 +276,9 @@ pub(crate) fn write_pairs<'s>(
 /// Writes the memory of a ledger. The manifest already lists its runs.
 fn write_ledger(
     ledger: &PairLedger,
-    mut file: FileWriter,
+    mut file: SnapshotFileWriter,
     pace: &CpuThrottle<'_>,
-) -> store::Result<FileWriter> {
+) -> store::Result<SnapshotFileWriter> {
     for drops in ledger.ledger().drops().chunks(CHUNK_IDS) {
         file.write(&encode_drops(drops), 0)?;
     }
@@ -296,14 +299,14 @@ fn write_tokens(
     tokens: &Tokens,
     writer: &mut SnapshotWriter<'_>,
     stamp: u64,
-) -> store::Result<Option<FileWriter>> {
+) -> store::Result<Option<SnapshotFileWriter>> {
     let tag = Tag { kind: RecordKind::Tokens as u32, stamp, ..Tag::default() };
     let mut file = None;
     tokens.encode_all(|bytes| {
         if file.is_none() {
             file = Some(writer.file(tag)?);
         }
-        file.as_mut().map_or(Ok(()), |file: &mut FileWriter| file.write(bytes, 0))
+        file.as_mut().map_or(Ok(()), |file: &mut SnapshotFileWriter| file.write(bytes, 0))
     })?;
     Ok(file)
 }
@@ -344,13 +347,13 @@ fn write_rows(
     space: &counter::Space,
     low: u64,
     high: u64,
-    file: &mut FileWriter,
+    file: &mut SnapshotFileWriter,
     pace: &CpuThrottle,
 ) -> store::Result<()> {
     let width = space.schema().width();
     let (mut ids, mut values): (Vec<(u64, usize)>, Vec<i64>) = (Vec::new(), Vec::new());
     // Write deleted rows first, because rows recreated under the same ids follow.
-    for ids in space.tombs_in(low, high).chunks(CHUNK_ROWS) {
+    for ids in space.tombstones_in(low, high).chunks(CHUNK_ROWS) {
         let mut writer = RowsWriter::new(width);
         ids.iter().for_each(|&id| writer.row(id, None));
         file.write(&writer.finish(), 0)?;
@@ -395,7 +398,7 @@ fn write_rows(
 fn write_table(
     space: &phantom::Space,
     low: u64,
-    file: &mut FileWriter,
+    file: &mut SnapshotFileWriter,
     pace: &CpuThrottle,
 ) -> store::Result<bool> {
     let mut chunk = Vec::with_capacity(2 * CHUNK_BYTES);

@@ -1,7 +1,7 @@
 //! Selects what to spill or merge in a counter space. Spills the oldest tables when memory is
 //! short. Merges cold ranges with many changes, and adjacent small files.
 
-use super::ground::{Ground, Spilled, alone_with, is_short};
+use super::ground::{SpillContext, SpillResult, is_short, lock_data_files};
 use crate::cold::files::Files;
 use crate::cold::overlay::overlay_bytes;
 use crate::engines::CounterSpace;
@@ -10,16 +10,16 @@ use counter::RangeStats;
 use std::sync::Arc;
 use store::{ColdFile, FileEntry, NewFiles};
 
-/// Minimum size of the rows in a new file, in bytes, or 1/`WORTHWHILE_PART` of the memory limit if
+/// Minimum size of the rows in a new file, in bytes, or 1/`MIN_FILE_PART` of the memory limit if
 /// that is less. Smaller runs of tables are spilled only if there is no larger one.
-const WORTHWHILE_BYTES: u64 = 64 << 10;
-const WORTHWHILE_PART: u64 = 64;
+const MIN_FILE_BYTES: u64 = 64 << 10;
+const MIN_FILE_PART: u64 = 64;
 /// Changed cold rows are merged when they use 1/`OVERLAY` of the memory limit.
 const OVERLAY: u64 = 16;
-/// A file is small if it has at most 1/`SMALL` of a table's rows.
-const SMALL: u64 = 4;
+/// A file is small if it has at most 1/`SMALL_FILE_PART` of a table's rows.
+const SMALL_FILE_PART: u64 = 4;
 /// Minimum number of adjacent small files to merge into one.
-const NEIGHBOURS: usize = 4;
+const MIN_MERGED_FILES: usize = 4;
 
 fn is_damaged(space: &CounterSpace, range: &RangeStats) -> bool {
     space.cold().damaged.has(range.low, range.last)
@@ -33,7 +33,7 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
         space.ranges().into_iter().filter(|range| is_cold(range) && !is_damaged(space, range)).map(
             |range| {
                 let rows = if range.rows > 0 { range.bytes } else { 0 };
-                (range, rows + space.tombs_of(range.low, range.last).1)
+                (range, rows + space.count_tombstones(range.low, range.last).1)
             },
         );
     weighed.filter(|range| range.1 > 0).max_by_key(|range| range.1)
@@ -41,7 +41,10 @@ fn most_changed(space: &CounterSpace) -> Option<(RangeStats, u64)> {
 
 /// Removes files whose rows are all below the horizon. Returns whether there were any. No other
 /// thread may write files.
-pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store::Result<bool> {
+pub(crate) fn remove_retired(
+    ground: &SpillContext<'_>,
+    space: &CounterSpace,
+) -> store::Result<bool> {
     let (cold, files) = (space.cold(), space.cold().files());
     let gone = files.below(space.horizon());
     if gone.is_empty() {
@@ -57,7 +60,7 @@ pub(crate) fn remove_retired(ground: &Ground<'_>, space: &CounterSpace) -> store
 /// Oldest run of adjacent unspilled tables, from the id range with the most bytes in such tables. A
 /// run has the rows of one full table, or more than `worthwhile` bytes if that is more. If no run
 /// is that large, returns the largest one.
-fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
+fn oldest_unspilled(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
     let (ranges, files) = (space.ranges(), space.cold().files());
     let is_fresh = |table: &RangeStats| !table.open && !files.overlap(table.low, table.last);
     let oldest = |run: &[RangeStats]| {
@@ -91,12 +94,12 @@ fn oldest_fresh(space: &CounterSpace, worthwhile: u64) -> Option<RangeStats> {
 /// if they use more memory. If neither is possible, closes the open table of an old id range.
 /// `None` if nothing could be done.
 pub(super) fn make_room(
-    ground: &Ground<'_>,
+    ground: &SpillContext<'_>,
     space: &CounterSpace,
     limit: u64,
-) -> store::Result<Option<Spilled>> {
-    let worthwhile = WORTHWHILE_BYTES.min(limit / WORTHWHILE_PART);
-    let fresh = oldest_fresh(space, worthwhile);
+) -> store::Result<Option<SpillResult>> {
+    let worthwhile = MIN_FILE_BYTES.min(limit / MIN_FILE_PART);
+    let fresh = oldest_unspilled(space, worthwhile);
     let changed = most_changed(space)
         .filter(|changed| fresh.is_none_or(|fresh| changed.1 > fresh.bytes.max(worthwhile)));
     if let Some((range, _)) = changed {
@@ -111,7 +114,7 @@ pub(super) fn make_room(
     if let Some(range) = fresh {
         return ground.spill(space, range.low, range.last, 0).map(Some);
     }
-    Ok(space.close_range().then(Spilled::default))
+    Ok(space.close_range().then(SpillResult::default))
 }
 
 /// Merges the cold range with the most changes if changes use too much memory. Returns whether
@@ -122,8 +125,8 @@ fn merge_most_changed(live: &Live<'_>, space: &CounterSpace) -> store::Result<bo
         return Ok(false);
     }
     let Some((range, _)) = most_changed(space) else { return Ok(false) };
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
-    Ground::of(live).spill(space, range.low, range.last, live.merge_bytes_per_s)?;
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(false) };
+    SpillContext::of(live).spill(space, range.low, range.last, live.merge_bytes_per_s)?;
     Ok(true)
 }
 
@@ -136,8 +139,8 @@ fn merge_neighbours(live: &Live<'_>, space: &CounterSpace) -> store::Result<bool
     let Some((low, last)) = small_neighbours(files.all(), space.rows_per_table(), damaged) else {
         return Ok(false);
     };
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
-    Ground::of(live).spill(space, low, last, live.merge_bytes_per_s)?;
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(false) };
+    SpillContext::of(live).spill(space, low, last, live.merge_bytes_per_s)?;
     Ok(true)
 }
 
@@ -147,10 +150,11 @@ fn small_neighbours(
     most: u64,
     damaged: impl Fn(&ColdFile) -> bool,
 ) -> Option<(u64, u64)> {
-    let is_small = |file: &Arc<ColdFile>| file.head().rows <= most / SMALL && !damaged(file);
+    let is_small =
+        |file: &Arc<ColdFile>| file.head().rows <= most / SMALL_FILE_PART && !damaged(file);
     files
         .chunk_by(|a, b| is_small(a) && is_small(b))
-        .filter(|run| run.len() >= NEIGHBOURS)
+        .filter(|run| run.len() >= MIN_MERGED_FILES)
         .find_map(|run| {
             let mut sum = 0;
             let fits = |file: &&Arc<ColdFile>| {
@@ -158,20 +162,20 @@ fn small_neighbours(
                 sum <= most
             };
             let n = run.iter().take_while(fits).count();
-            (n >= NEIGHBOURS).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
+            (n >= MIN_MERGED_FILES).then(|| (run[0].entry().tag.low, run[n - 1].entry().tag.high))
         })
 }
 
 /// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
 /// short and nothing can free it.
-pub(super) fn look_after(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
+pub(super) fn do_urgent_work(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<bool>> {
     if !space.cold().files().below(space.horizon()).is_empty() {
-        let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
-        return remove_retired(&Ground::of(live), space).map(Some);
+        let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(Some(false)) };
+        return remove_retired(&SpillContext::of(live), space).map(Some);
     }
     if is_short(space, space.memory_limit_bytes()) {
-        let Some(alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
-        let made = make_room(&Ground::of(live), space, space.memory_limit_bytes())?;
+        let Some(alone) = lock_data_files(live, space.number()) else { return Ok(Some(false)) };
+        let made = make_room(&SpillContext::of(live), space, space.memory_limit_bytes())?;
         drop(alone);
         // Tables are not joined across the start of a file. Merging the files allows joining the
         // tables.
@@ -192,7 +196,12 @@ mod tests {
 
     /// Writes one field of each row. Like recovery, spills whenever the space is short of memory.
     /// Panics if a write is refused.
-    fn write(engines: &Engines, ground: &Ground<'_>, ids: impl Iterator<Item = u64>, value: i64) {
+    fn write(
+        engines: &Engines,
+        ground: &SpillContext<'_>,
+        ids: impl Iterator<Item = u64>,
+        value: i64,
+    ) {
         let space = &engines.counters()[0];
         for (n, id) in ids.enumerate() {
             if n % 256 == 0 {
@@ -205,7 +214,11 @@ mod tests {
         }
     }
 
-    fn with_tables(rows_per_table: u64, limit: u64, test: impl FnOnce(&Engines, &Ground<'_>)) {
+    fn with_tables(
+        rows_per_table: u64,
+        limit: u64,
+        test: impl FnOnce(&Engines, &SpillContext<'_>),
+    ) {
         let mut options = Options { memory_bytes: 64 << 20, ..Options::default() };
         let made = &mut options.counter[0];
         made.spill = true;
@@ -214,8 +227,12 @@ mod tests {
         let disk = Arc::new(SimDisk::new(1));
         let recovered = recover_from(disk, &options, &durability, false, |_| ()).unwrap();
         let store = &recovered.store;
-        let ground =
-            Ground { store, durability: &durability, most_bytes: 0, log: SpillLog::Replayed(0) };
+        let ground = SpillContext {
+            store,
+            durability: &durability,
+            most_bytes: 0,
+            log: SpillLog::Replayed(0),
+        };
         test(&recovered.engines, &ground);
     }
 

@@ -16,7 +16,7 @@
 //! If a step fails, the frozen table stays in memory and remains readable. The next attempt reuses
 //! it.
 
-use super::ground::{Ground, Spilled, alone_with, no_room, to_spill};
+use super::ground::{SpillContext, SpillResult, lock_data_files, out_of_space, to_spill};
 use super::io_throttle::IoThrottle;
 use crate::cold::PairFile;
 use crate::cold::cold_filters::refused;
@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{BLOCK_BYTES, FileEntry, NewFiles, Tag};
 
-const PAGES_AT_ONCE: usize = 16;
+const PAGES_PER_WRITE: usize = 16;
 
-impl Ground<'_> {
+impl SpillContext<'_> {
     /// Writes the table that starts at `low` to disk, or merges its file with late pairs. Returns
     /// `None` if there is no such table. `rate` is in bytes per second, 0 for unlimited. No other
     /// thread may write files.
@@ -39,7 +39,7 @@ impl Ground<'_> {
         space: &ExistenceSpace,
         low: u64,
         rate: u64,
-    ) -> store::Result<Option<Spilled>> {
+    ) -> store::Result<Option<SpillResult>> {
         // The quarantine identifies a table by its lowest id.
         space.cold().damaged.note(low, low, self.write_pairs(space, low, rate))
     }
@@ -49,14 +49,14 @@ impl Ground<'_> {
         space: &ExistenceSpace,
         low: u64,
         rate: u64,
-    ) -> store::Result<Option<Spilled>> {
+    ) -> store::Result<Option<SpillResult>> {
         // Check the free disk space before freezing, because a frozen table collects changes in
         // memory.
         if let Some((oldest, bytes)) = space.oldest_in_memory()
             && oldest == low
             && self.room_for(bytes, 0)? < bytes
         {
-            return Err(no_room(self.store));
+            return Err(out_of_space(self.store));
         }
         let covered = self.covered(space, low)?;
         let Some(rewrite) = space.begin_rewrite(low).map_err(refused)? else { return Ok(None) };
@@ -78,7 +78,7 @@ impl Ground<'_> {
         space: &ExistenceSpace,
         rewrite: phantom::Rewrite,
         rate: u64,
-    ) -> store::Result<Spilled> {
+    ) -> store::Result<SpillResult> {
         let low = rewrite.range().0;
         space.cold().damaged.note(low, low, self.write_rewrite(space, rewrite, 0, rate))
     }
@@ -91,10 +91,10 @@ impl Ground<'_> {
         mut rewrite: phantom::Rewrite,
         covered: u64,
         rate: u64,
-    ) -> store::Result<Spilled> {
+    ) -> store::Result<SpillResult> {
         let store = self.store;
-        let hurries = || self.hurries();
-        let pace = IoThrottle::new(rate, &hurries);
+        let has_waiters = || self.has_waiters();
+        let pace = IoThrottle::new(rate, &has_waiters);
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let (low, last) = rewrite.range();
@@ -103,7 +103,7 @@ impl Ground<'_> {
         let needed = (rewrite.pages() as u64 + 1) * (BLOCK_BYTES as u64 + 4)
             + 16 * space.most_revoked() as u64;
         if self.room_for(needed, old.map_or(0, |old| old.entry().bytes))? < needed {
-            return Err(no_room(store));
+            return Err(out_of_space(store));
         }
 
         cold.stuck.store(false, Relaxed);
@@ -129,7 +129,7 @@ impl Ground<'_> {
         let left = if is_spill { file.pairs() } else { rewrite.late() as u64 };
         space.end_rewrite(rewrite, file);
         store.retire(old.map(|old| old.file()));
-        let spilled = Spilled { rows: 0, left, bytes };
+        let spilled = SpillResult { rows: 0, left, bytes };
         figures.written_bytes.fetch_add(bytes, Relaxed);
         figures.spilled_pairs.fetch_add(left, Relaxed);
         if is_spill { &figures.spilled_tables } else { &figures.merges }.fetch_add(1, Relaxed);
@@ -158,7 +158,7 @@ impl Ground<'_> {
 
     /// Spills or merges the most urgent table. Returns whether there was any work; `None` if memory
     /// is short and nothing can free it.
-    pub(crate) fn look_after_pairs(
+    pub(crate) fn do_urgent_pair_work(
         &self,
         space: &ExistenceSpace,
         rate: u64,
@@ -181,7 +181,7 @@ impl Ground<'_> {
     }
 }
 
-impl Ground<'_> {
+impl SpillContext<'_> {
     /// Closes the open table of a range, so that it can be spilled. The log records this before a
     /// file contains the table. Otherwise recovery would treat ids in the gap as outliers. Does
     /// nothing during recovery, which replays such records from the log.
@@ -195,7 +195,7 @@ fn most_late(space: &ExistenceSpace) -> Option<(u64, usize)> {
     space.most_late(|low| !space.cold().damaged.has(low, low))
 }
 
-fn wants_care(space: &ExistenceSpace) -> bool {
+fn needs_work(space: &ExistenceSpace) -> bool {
     let (late, most) = space.late();
     let horizon = space.horizon();
     to_spill(space).is_some()
@@ -207,38 +207,41 @@ fn wants_care(space: &ExistenceSpace) -> bool {
 /// Spills the oldest table in memory. If there is none, merges the table with the most late pairs.
 /// `None` if there is none either.
 pub(crate) fn spill_oldest(
-    ground: &Ground<'_>,
+    ground: &SpillContext<'_>,
     space: &ExistenceSpace,
-) -> store::Result<Option<Spilled>> {
+) -> store::Result<Option<SpillResult>> {
     let low = space.oldest_in_memory().or(most_late(space).map(|(low, late)| (low, late as u64)));
     low.map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
 pub(crate) fn merge_late(
-    ground: &Ground<'_>,
+    ground: &SpillContext<'_>,
     space: &ExistenceSpace,
-) -> store::Result<Option<Spilled>> {
+) -> store::Result<Option<SpillResult>> {
     most_late(space).map_or(Ok(None), |(low, _)| ground.spill_pairs(space, low, 0))
 }
 
 /// Performs the most urgent work of a space. Returns whether there was any; `None` if memory is
 /// short and nothing can free it.
-pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
-    if !wants_care(space) {
+pub(super) fn do_urgent_work(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<bool>> {
+    if !needs_work(space) {
         return Ok(Some(false));
     }
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
-    Ground::of(live).look_after_pairs(space, live.merge_bytes_per_s)
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(Some(false)) };
+    SpillContext::of(live).do_urgent_pair_work(space, live.merge_bytes_per_s)
 }
 
 /// Spills until all spaces are within their limits, while recovery replays the log.
 pub(crate) fn keep_within(
-    ground: &Ground<'_>,
+    ground: &SpillContext<'_>,
     engines: &Engines,
 ) -> Result<(), (String, store::Error)> {
     for space in engines.existences() {
         loop {
-            match ground.look_after_pairs(space, 0) {
+            match ground.do_urgent_pair_work(space, 0) {
                 Ok(Some(true)) => {}
                 Ok(_) => break,
                 Err(error) => return Err((space.name().to_owned(), error)),
@@ -255,13 +258,14 @@ fn copy_pages(
     pace: &IoThrottle<'_>,
     turns: &CpuThrottle<'_>,
 ) -> store::Result<()> {
-    let (mut page, mut pages) = ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_AT_ONCE * BLOCK_BYTES));
+    let (mut page, mut pages) =
+        ([0; BLOCK_BYTES], Vec::with_capacity(PAGES_PER_WRITE * BLOCK_BYTES));
     let missing = || store::Error::Refused("the old file of the table is not there".to_owned());
     while rewrite
         .next(&mut page, |number, page| old.ok_or_else(missing)?.file().read(number as u64, page))?
     {
         pages.extend_from_slice(&page);
-        if pages.len() == PAGES_AT_ONCE * BLOCK_BYTES {
+        if pages.len() == PAGES_PER_WRITE * BLOCK_BYTES {
             writer.put(&pages)?;
             pages.clear();
             pace.after(writer.bytes());
@@ -279,7 +283,7 @@ mod tests {
     use crate::engines::Current;
     use crate::live::Snapshots;
     use crate::options::{Existence, Options};
-    use crate::recovery::{Commits, Held, Recovered, recover};
+    use crate::recovery::{Commits, NodeLog, Recovered, recover};
     use phantom::Member;
 
     /// The spill thread closes a range. The log must record it, because the next recovery may find
@@ -301,7 +305,7 @@ mod tests {
         let durability = Arc::new(Durability::new(options.fsync));
         let Recovered { engines, store, log, .. } =
             recover(&options, &durability, false, |_| ()).unwrap();
-        let Held::Own(mut log) = log else { panic!("a master's") };
+        let NodeLog::Own(mut log) = log else { panic!("a master's") };
         engines.lead();
         let current = Current::new(engines);
         durability.begin(&log);
@@ -324,7 +328,7 @@ mod tests {
             scrub_bytes_per_s: 0,
             is_stopped: &|| false,
         };
-        assert_eq!(look_after(&live, &space).unwrap(), Some(true));
+        assert_eq!(do_urgent_work(&live, &space).unwrap(), Some(true));
         assert!(!space.has_ranges());
         commits.round(&mut log).unwrap();
         drop((commits, log, store));

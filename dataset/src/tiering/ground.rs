@@ -1,8 +1,8 @@
-//! Shared code of all spills: access to files and log ([`Ground`]), the conditions for a spill, and
-//! error reports.
+//! Shared code of all spills: access to files and log ([`SpillContext`]), the conditions for a
+//! spill, and error reports.
 
 use crate::cold::Cold;
-use crate::cold::damage::place_of;
+use crate::cold::damage::damage_location;
 use crate::commit::Durability;
 use crate::engines::{CounterSpace, ExistenceSpace};
 use crate::live::Live;
@@ -15,7 +15,7 @@ use store::{FileEntry, NewFiles, Role, Store, Tag};
 /// Writers start to wait when half of that is free.
 const URGENT: u64 = 2;
 
-pub(crate) fn no_room(store: &Store) -> store::Error {
+pub(crate) fn out_of_space(store: &Store) -> store::Error {
     let source =
         std::io::Error::new(std::io::ErrorKind::QuotaExceeded, "spill.max_disk is reached");
     store::Error::Full { path: store.path(""), doing: "creating a cold file in", source }
@@ -23,7 +23,7 @@ pub(crate) fn no_room(store: &Store) -> store::Error {
 
 /// Result of a spill.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Spilled {
+pub struct SpillResult {
     pub(crate) rows: u64,
     /// Number of rows or pairs removed from memory.
     pub left: u64,
@@ -32,7 +32,7 @@ pub struct Spilled {
 
 /// Files, log and limits of a spill.
 #[derive(Clone, Copy)]
-pub struct Ground<'a> {
+pub struct SpillContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) durability: &'a Durability,
     /// Maximum size of all cold files in bytes; 0: limited only by the disk.
@@ -52,9 +52,9 @@ pub(crate) enum SpillLog<'a> {
     Stepped(&'a dyn Fn() -> store::Result<u64>),
 }
 
-impl<'a> Ground<'a> {
-    pub(super) fn of(live: &Live<'a>) -> Ground<'a> {
-        Ground {
+impl<'a> SpillContext<'a> {
+    pub(super) fn of(live: &Live<'a>) -> SpillContext<'a> {
+        SpillContext {
             store: live.store,
             durability: live.durability,
             most_bytes: live.max_cold_bytes,
@@ -71,9 +71,9 @@ impl<'a> Ground<'a> {
 
     /// Whether the rate limit is suspended because the server is stopping or a space is short of
     /// memory.
-    pub(crate) fn hurries(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.live().is_some_and(|live| {
-            is_waited_for(&live, |space| is_short(space, space.memory_limit_bytes()))
+            has_waiters_for_space(&live, |space| is_short(space, space.memory_limit_bytes()))
         })
     }
 
@@ -84,8 +84,9 @@ impl<'a> Ground<'a> {
             let limit = space.memory_limit_bytes();
             space.spills() && space.memory_bytes() > limit - space.spare(limit) / URGENT
         };
-        self.live()
-            .is_none_or(|live| live.snapshots.is_awaited() || is_waited_for(&live, is_nearly_full))
+        self.live().is_none_or(|live| {
+            live.snapshots.is_awaited() || has_waiters_for_space(&live, is_nearly_full)
+        })
     }
 
     /// Syncs all changes in the log that a new file may contain. Returns the durable end of the log
@@ -109,7 +110,7 @@ impl<'a> Ground<'a> {
         match self.log {
             SpillLog::Served(_) => {
                 self.durability.flush()?;
-                Ok(self.durability.certain().offset)
+                Ok(self.durability.applied_and_synced().offset)
             }
             SpillLog::Replayed(applied) => Ok(applied),
             #[cfg(test)]
@@ -167,7 +168,7 @@ impl<'a> Ground<'a> {
 }
 
 /// Acquires the lock for writing data files. Returns `None` if the space has been dropped.
-pub(super) fn alone_with<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
+pub(super) fn lock_data_files<'a>(live: &Live<'a>, number: u32) -> Option<MutexGuard<'a, ()>> {
     let alone = live.snapshots.interrupt();
     live.current.now().has(number).then_some(alone)
 }
@@ -190,7 +191,7 @@ pub(super) fn to_spill(space: &ExistenceSpace) -> Option<u64> {
 
 /// Whether the server is stopping or a space is short of memory. `is_short` decides for counter
 /// spaces.
-fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
+fn has_waiters_for_space(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> bool {
     let engines = live.current.load();
     let (counters, existences) = (engines.counters().iter(), engines.existences().iter());
     (live.is_stopped)()
@@ -202,9 +203,9 @@ fn is_waited_for(live: &Live<'_>, is_short: impl Fn(&CounterSpace) -> bool) -> b
 
 /// Records and counts a failed spill. Spills are retried forever, so it logs the error only if the
 /// last attempt did not fail with the same one.
-pub(super) fn note_trouble(cold: &Cold, name: &str, error: &store::Error) {
+pub(super) fn record_spill_failure(cold: &Cold, name: &str, error: &store::Error) {
     cold.figures.failures.fetch_add(1, Relaxed);
-    if let Some((file, offset)) = place_of(error) {
+    if let Some((file, offset)) = damage_location(error) {
         cold.damaged.note(&file, offset);
     }
     let text = error.to_string();

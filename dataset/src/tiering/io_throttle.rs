@@ -11,14 +11,14 @@ pub struct IoThrottle<'a> {
     rate: u64,
     started: Instant,
     /// Returns whether a writer waits for this operation.
-    hurries: &'a dyn Fn() -> bool,
+    has_waiters: &'a dyn Fn() -> bool,
 }
 
 impl<'a> IoThrottle<'a> {
     /// Limits the write rate to `rate` bytes per second, starting now; 0: unlimited. The limit is
-    /// suspended while `hurries` returns true.
-    pub fn new(rate: u64, hurries: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
-        IoThrottle { rate, started: time::now(), hurries }
+    /// suspended while `has_waiters` returns true.
+    pub fn new(rate: u64, has_waiters: &'a dyn Fn() -> bool) -> IoThrottle<'a> {
+        IoThrottle { rate, started: time::now(), has_waiters }
     }
 
     /// Sleeps until the rate allows a total of `bytes` bytes since the start of the operation.
@@ -29,7 +29,7 @@ impl<'a> IoThrottle<'a> {
         let due = Duration::from_secs_f64(bytes as f64 / self.rate as f64);
         loop {
             let left = due.saturating_sub(self.elapsed());
-            if left.is_zero() || (self.hurries)() {
+            if left.is_zero() || (self.has_waiters)() {
                 return;
             }
             time::sleep(left.min(LOOK_EVERY));
@@ -50,9 +50,9 @@ mod tests {
     #[test]
     fn a_waiting_request_ends_the_slowness() {
         let looks = Cell::new(0);
-        let hurries = || looks.replace(looks.get() + 1) == 2;
+        let has_waiters = || looks.replace(looks.get() + 1) == 2;
         // Without the suspension this would take a year.
-        IoThrottle::new(1, &hurries).after(1 << 25);
+        IoThrottle::new(1, &has_waiters).after(1 << 25);
         assert_eq!(looks.get(), 3);
         let calm = || false;
         let pace = IoThrottle::new(1 << 20, &calm);

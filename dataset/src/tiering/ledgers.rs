@@ -1,42 +1,44 @@
 //! Flushes and trims of ledgers. The spill thread runs them, because only one thread may write
 //! files.
 
-use super::ground::{Ground, alone_with};
+use super::ground::{SpillContext, lock_data_files};
 use crate::engines::{Engines, ExistenceSpace};
 use crate::live::Live;
 use ledger::Flush;
 
 /// Number of dropped ids above which a trim removes their pairs.
-const MOST_DROPS: usize = 10_000;
+const MAX_DROPPED_IDS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
+enum DueWork {
     Flush,
     Trim,
 }
 
-fn due(space: &ExistenceSpace) -> Option<Due> {
+fn due(space: &ExistenceSpace) -> Option<DueWork> {
     let pairs = space.ledger()?;
     match pairs.ledger().is_due() {
-        true => Some(Due::Flush),
+        true => Some(DueWork::Flush),
         false => {
             let trims =
-                pairs.ledger().dropped_ids() > MOST_DROPS && !pairs.damaged.has(0, u64::MAX);
-            trims.then_some(Due::Trim)
+                pairs.ledger().dropped_ids() > MAX_DROPPED_IDS && !pairs.damaged.has(0, u64::MAX);
+            trims.then_some(DueWork::Trim)
         }
     }
 }
 
-impl Ground<'_> {
-    fn do_due(&self, space: &ExistenceSpace, due: Due) -> store::Result<()> {
+impl SpillContext<'_> {
+    fn do_work(&self, space: &ExistenceSpace, due: DueWork) -> store::Result<()> {
         let Some(ledger) = space.ledger() else { return Ok(()) };
         let log = || self.flush();
         match due {
-            Due::Flush => ledger.flush(self.store, Flush::Most, self.settle()?, log).map(|_| ()),
+            DueWork::Flush => {
+                ledger.flush(self.store, Flush::Most, self.settle()?, log).map(|_| ())
+            }
             // Trim one range per step. The disk thus needs free space for only one range, and
             // flushes can run between the steps.
-            Due::Trim => {
-                let Some(range) = ledger.ledger().most_dropped() else { return Ok(()) };
+            DueWork::Trim => {
+                let Some(range) = ledger.ledger().range_with_most_drops() else { return Ok(()) };
                 let trimmed = ledger.ledger().trim(self.store, range, |_| true, log);
                 ledger.damaged.note(0, u64::MAX, trimmed).map(drop)
             }
@@ -44,7 +46,7 @@ impl Ground<'_> {
     }
 }
 
-pub(crate) fn flush_all(ground: &Ground<'_>, space: &ExistenceSpace) -> store::Result<()> {
+pub(crate) fn flush_all(ground: &SpillContext<'_>, space: &ExistenceSpace) -> store::Result<()> {
     let Some(ledger) = space.ledger() else { return Ok(()) };
     ledger.flush(ground.store, Flush::All, ground.settle()?, || ground.flush()).map(|_| ())
 }
@@ -63,8 +65,8 @@ pub fn drop_pairs(
     still: impl FnOnce() -> store::Result<()>,
 ) -> store::Result<Option<(u64, u64)>> {
     let Some(ledger) = space.ledger() else { return Ok(None) };
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
-    let ground = Ground::of(live);
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
+    let ground = SpillContext::of(live);
     flush_all(&ground, space)?;
     let last = ledger.ledger().end_of_range(first);
     let log = || still().and_then(|()| ground.flush());
@@ -73,20 +75,23 @@ pub fn drop_pairs(
 }
 
 /// Performs the most urgent work of a ledger. Returns whether there was any.
-pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+pub(super) fn do_urgent_work(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<bool>> {
     let Some(due) = due(space) else { return Ok(Some(false)) };
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(Some(false)) };
-    Ground::of(live).do_due(space, due).map(|()| Some(true))
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(Some(false)) };
+    SpillContext::of(live).do_work(space, due).map(|()| Some(true))
 }
 
 /// Flushes ledgers that exceed their memory, while recovery replays the log.
 pub(super) fn keep_within(
-    ground: &Ground<'_>,
+    ground: &SpillContext<'_>,
     engines: &Engines,
 ) -> Result<(), (String, store::Error)> {
     for space in engines.existences().iter().filter(|space| space.ledger().is_some()) {
-        if due(space) == Some(Due::Flush) {
-            let flushed = ground.do_due(space, Due::Flush);
+        if due(space) == Some(DueWork::Flush) {
+            let flushed = ground.do_work(space, DueWork::Flush);
             flushed.map_err(|error| (space.name().to_owned(), error))?;
         }
     }

@@ -31,21 +31,21 @@ use crate::live::Live;
 use counter::RangeStats;
 pub use dropped::forget_dropped;
 pub(crate) use ground::SpillLog;
-pub use ground::{Ground, Spilled};
-use ground::{alone_with, is_short, note_trouble};
+pub use ground::{SpillContext, SpillResult};
+use ground::{is_short, lock_data_files, record_spill_failure};
 pub use ledgers::drop_pairs;
 pub use spiller::Spiller;
 
 /// Spills the oldest range with rows or deletions in memory; `None` if there is none.
-pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<Spilled>> {
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
+pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Option<SpillResult>> {
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
     let is_worth =
-        |range: &RangeStats| range.rows > 0 || space.tombs_of(range.low, range.last).0 > 0;
+        |range: &RangeStats| range.rows > 0 || space.count_tombstones(range.low, range.last).0 > 0;
     let worth = space.ranges().into_iter().filter(|range| !range.open && is_worth(range));
     // Prefer ranges that are not quarantined. `min_by_key` returns the first minimum, which is the
     // oldest range.
     let oldest = worth.min_by_key(|range| space.cold().damaged.has(range.low, range.last));
-    oldest.map(|range| Ground::of(live).spill(space, range.low, range.last, 0)).transpose()
+    oldest.map(|range| SpillContext::of(live).spill(space, range.low, range.last, 0)).transpose()
 }
 
 /// Flushes the ledger, if there is one, then spills the oldest table of pairs in memory. If there
@@ -53,22 +53,22 @@ pub fn spill_oldest(live: &Live<'_>, space: &CounterSpace) -> store::Result<Opti
 pub fn spill_oldest_pairs(
     live: &Live<'_>,
     space: &ExistenceSpace,
-) -> store::Result<Option<Spilled>> {
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
-    ledgers::flush_all(&Ground::of(live), space)?;
-    filters::spill_oldest(&Ground::of(live), space)
+) -> store::Result<Option<SpillResult>> {
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
+    ledgers::flush_all(&SpillContext::of(live), space)?;
+    filters::spill_oldest(&SpillContext::of(live), space)
 }
 
 /// Merges the table with the most late pairs. `None` if no table can be merged.
-pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<Spilled>> {
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(None) };
-    filters::merge_late(&Ground::of(live), space)
+pub fn merge_late(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<SpillResult>> {
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(None) };
+    filters::merge_late(&SpillContext::of(live), space)
 }
 
 /// Spills until all spaces are within their limits, while recovery replays the log. Returns false
 /// after a failure.
-pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
-    let limits = if engines.is_filling() { engines.deal() } else { Vec::new() };
+pub(crate) fn keep_within(ground: &SpillContext<'_>, engines: &Engines) -> bool {
+    let limits = if engines.is_filling() { engines.divide_budget() } else { Vec::new() };
     let counters = engines.counters().iter().zip(limits);
     for (space, limit) in counters.filter(|(space, _)| space.spills()) {
         while is_short(space, limit) {
@@ -78,7 +78,7 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
                 Err(error) => {
                     // The space now exceeds its limit. The spill thread retries when the server
                     // runs.
-                    note_trouble(&engines.cold, space.name(), &error);
+                    record_spill_failure(&engines.cold, space.name(), &error);
                     return false;
                 }
             }
@@ -86,5 +86,5 @@ pub(crate) fn keep_within(ground: &Ground<'_>, engines: &Engines) -> bool {
     }
     let kept = filters::keep_within(ground, engines);
     let kept = kept.and_then(|()| ledgers::keep_within(ground, engines));
-    kept.inspect_err(|(name, error)| note_trouble(&engines.cold, name, error)).is_ok()
+    kept.inspect_err(|(name, error)| record_spill_failure(&engines.cold, name, error)).is_ok()
 }

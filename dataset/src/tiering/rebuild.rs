@@ -9,10 +9,10 @@
 //!
 //! Steps are short, so that the spill thread can flush ledgers and spill tables between them.
 
-use super::ground::{Ground, alone_with};
+use super::ground::{SpillContext, lock_data_files};
 use crate::cold::cold_filters::refused;
 use crate::cold::ledger::{PairLedger, in_filters};
-use crate::cold::rebuilds::{Resize, Walk};
+use crate::cold::rebuilds::{ActiveRebuild, Resize};
 use crate::cpu_throttle::CpuThrottle;
 use crate::engines::ExistenceSpace;
 use crate::live::Live;
@@ -26,7 +26,11 @@ const PIECES: usize = 8;
 const PIECE_PAIRS: usize = 1024;
 
 /// Adds the next piece of pairs to the new filters. Returns whether it was the last one.
-fn put_piece(walk: &mut Walk, space: &phantom::Space, ledger: &PairLedger) -> store::Result<bool> {
+fn put_piece(
+    walk: &mut ActiveRebuild,
+    space: &phantom::Space,
+    ledger: &PairLedger,
+) -> store::Result<bool> {
     let after = walk.after.as_ref().map(|(id, member)| (*id, member.as_member()));
     let pairs = ledger.ledger().list(walk.rebuild.range(), after, PIECE_PAIRS)?;
     let members = pairs.iter().map(|pair| (pair.id, in_filters(pair.member)));
@@ -44,7 +48,7 @@ fn begin(
     space: &ExistenceSpace,
     resize: Option<Resize>,
     due: &[u64],
-) -> store::Result<Option<Walk>> {
+) -> store::Result<Option<ActiveRebuild>> {
     let rebuild = match (resize, due.first()) {
         (Some(Resize { low, spare, .. }), _) => space.begin_resize(low, spare),
         (None, Some(&low)) => space.begin_rebuild(low),
@@ -53,12 +57,15 @@ fn begin(
     let Some(rebuild) = rebuild.map_err(refused)? else { return Ok(None) };
     // A writer that began before the new filters existed must finish before the rebuild reads the
     // ledger.
-    live.current.load().pass_writers();
-    Ok(Some(Walk { rebuild, after: None, resizes: resize.is_some() }))
+    live.current.load().wait_for_writers();
+    Ok(Some(ActiveRebuild { rebuild, after: None, resizes: resize.is_some() }))
 }
 
 /// Performs one step of a space's rebuilds. Returns whether there was any work.
-pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Result<Option<bool>> {
+pub(super) fn do_urgent_work(
+    live: &Live<'_>,
+    space: &ExistenceSpace,
+) -> store::Result<Option<bool>> {
     let Some(ledger) = space.ledger() else { return Ok(Some(false)) };
     let rebuilds = &ledger.rebuilds;
     let due = space.to_rebuild();
@@ -66,7 +73,7 @@ pub(super) fn look_after(live: &Live<'_>, space: &ExistenceSpace) -> store::Resu
     rebuilds.left.store(due.len() + resizes, Relaxed);
     let mut now = rebuilds.now.lock();
     // An error discards the rebuild, so the next attempt starts over.
-    let is_wanted = |walk: &Walk| walk.resizes || due.contains(&walk.rebuild.range().0);
+    let is_wanted = |walk: &ActiveRebuild| walk.resizes || due.contains(&walk.rebuild.range().0);
     let mut walk = now.take().filter(|walk| is_wanted(walk) && space.may_end(&walk.rebuild));
     if walk.is_none() {
         let begun = begin(live, space, resize, &due);
@@ -98,7 +105,7 @@ fn put_pieces(
     live: &Live<'_>,
     space: &ExistenceSpace,
     ledger: &PairLedger,
-    walk: &mut Walk,
+    walk: &mut ActiveRebuild,
 ) -> store::Result<bool> {
     let is_awaited = || live.snapshots.is_awaited();
     let pace = CpuThrottle::until(live.is_stopped, &is_awaited);
@@ -112,16 +119,16 @@ fn put_pieces(
     Ok(false)
 }
 
-fn end(live: &Live<'_>, space: &ExistenceSpace, walk: Walk) -> store::Result<bool> {
+fn end(live: &Live<'_>, space: &ExistenceSpace, walk: ActiveRebuild) -> store::Result<bool> {
     let Some(ledger) = space.ledger() else { return Ok(false) };
     let (low, pairs) = (walk.rebuild.range().0, walk.rebuild.pairs());
-    let Some(_alone) = alone_with(live, space.number()) else { return Ok(false) };
+    let Some(_alone) = lock_data_files(live, space.number()) else { return Ok(false) };
     match space.end_rebuild(walk.rebuild) {
         Rebuilt::Outdated => return Ok(true),
         // The next snapshot must write the table.
         Rebuilt::Done => live.durability.parts.touch(space.number(), low),
         Rebuilt::Elsewhere(written) => {
-            Ground::of(live).write_rebuilt(space, written.rewrite, live.merge_bytes_per_s)?;
+            SpillContext::of(live).write_rebuilt(space, written.rewrite, live.merge_bytes_per_s)?;
         }
     }
     ledger.rebuilds.tables.fetch_add(1, Relaxed);

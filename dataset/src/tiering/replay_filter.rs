@@ -8,7 +8,7 @@ use std::sync::Arc;
 use store::{BLOCK_BYTES, ColdFile};
 
 /// A block is read only if the record has at least this number of rows in it.
-const WORTH: usize = 16;
+const MIN_ROWS_PER_READ: usize = 16;
 
 /// Compares the rows of one log record with the cold files, in ascending order of ids.
 pub(crate) struct ReplayFilter<'a> {
@@ -35,12 +35,12 @@ impl<'a> ReplayFilter<'a> {
     /// version. `rest` is the list of the record's remaining ids, starting with this row's. Returns
     /// false if too few rows are in the block, or if it cannot be read. The caller then applies the
     /// row.
-    pub(crate) fn is_there(&mut self, rest: &[u64], told: &[i64]) -> bool {
+    pub(crate) fn file_has_row(&mut self, rest: &[u64], told: &[i64]) -> bool {
         let Some(place) = rest.first().and_then(|&id| self.cold.find(id)) else { return false };
         let is_it =
             |file: &Arc<ColdFile>, block| Arc::ptr_eq(file, place.file) && block == place.block;
         if !self.block.as_ref().is_some_and(|(file, block)| is_it(file, *block)) {
-            let many = rest.get(WORTH - 1).and_then(|&id| self.cold.find(id));
+            let many = rest.get(MIN_ROWS_PER_READ - 1).and_then(|&id| self.cold.find(id));
             if !many.is_some_and(|many| is_it(many.file, many.block)) {
                 return false;
             }
@@ -71,7 +71,7 @@ mod tests {
     use crate::commit::Durability;
     use crate::options::{Counter, Options};
     use crate::recovery::recover;
-    use crate::tiering::{Ground, SpillLog};
+    use crate::tiering::{SpillContext, SpillLog};
 
     /// A merge may replace the files while a record is replayed, so a match with the old files is
     /// not sufficient.
@@ -90,19 +90,21 @@ mod tests {
         while space.maintain() {}
         // Spill as recovery does, which does not write to the log.
         let (store, log) = (&opened.store, SpillLog::Replayed(0));
-        let ground = Ground { store, durability: &durability, most_bytes: 0, log };
+        let ground = SpillContext { store, durability: &durability, most_bytes: 0, log };
         let oldest = space.ranges()[0];
         assert!(oldest.last < 20_000, "the oldest table is closed");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
         let mut again = ReplayFilter::new(space).expect("there are cold rows");
-        assert!(again.is_there(&ids, &[1, 2, 3, 4]) && again.is_there(&ids[1..], &[1, 2, 3, 4]));
-        assert!(!again.is_there(&ids, &[1, 2, 3, 5]), "the row has other values");
+        assert!(
+            again.file_has_row(&ids, &[1, 2, 3, 4]) && again.file_has_row(&ids[1..], &[1, 2, 3, 4])
+        );
+        assert!(!again.file_has_row(&ids, &[1, 2, 3, 5]), "the row has other values");
         space.put(0, Some(&[9, 2, 3, 4])).unwrap();
-        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the row is in memory");
+        assert!(!again.file_has_row(&ids, &[1, 2, 3, 4]), "the row is in memory");
         ground.spill(space, oldest.low, oldest.last, 0).unwrap();
         assert!(space.is_cold(0), "merged and no longer in memory");
-        assert!(!again.is_there(&ids, &[1, 2, 3, 4]), "the old file contained it");
-        assert!(!again.is_there(&ids[1..], &[1, 2, 3, 4]), "the rows are no longer known");
-        assert!(ReplayFilter::new(space).unwrap().is_there(&ids, &[9, 2, 3, 4]));
+        assert!(!again.file_has_row(&ids, &[1, 2, 3, 4]), "the old file contained it");
+        assert!(!again.file_has_row(&ids[1..], &[1, 2, 3, 4]), "the rows are no longer known");
+        assert!(ReplayFilter::new(space).unwrap().file_has_row(&ids, &[9, 2, 3, 4]));
     }
 }

@@ -1,6 +1,6 @@
 //! Writes a range of counter rows to cold files, following the procedure of `store/src/rewrite.rs`.
 
-use super::ground::{Ground, Spilled, no_room};
+use super::ground::{SpillContext, SpillResult, out_of_space};
 use super::io_throttle::IoThrottle;
 use crate::cold::files::Files;
 use crate::cpu_throttle::CpuThrottle;
@@ -17,9 +17,9 @@ const PACED_ROWS: usize = 64;
 const PIECE_IDS: usize = 1 << 16;
 /// Maximum number of pieces for the ids of one table. Each piece requires one scan of the range's
 /// tables.
-const PIECES: usize = 16;
+const MAX_PIECES: usize = 16;
 
-impl Ground<'_> {
+impl SpillContext<'_> {
     /// Spills the rows of `low..=last`, and merges them with the existing files of the range.
     /// `rate` is in bytes per second, 0 for unlimited. No other thread may write files.
     pub(crate) fn spill(
@@ -28,7 +28,7 @@ impl Ground<'_> {
         low: u64,
         last: u64,
         rate: u64,
-    ) -> store::Result<Spilled> {
+    ) -> store::Result<SpillResult> {
         space.cold().damaged.note(low, last, self.write(space, low, last, rate))
     }
 
@@ -38,10 +38,10 @@ impl Ground<'_> {
         low: u64,
         last: u64,
         rate: u64,
-    ) -> store::Result<Spilled> {
+    ) -> store::Result<SpillResult> {
         let store = self.store;
-        let hurries = || self.hurries();
-        let pace = IoThrottle::new(rate, &hurries);
+        let has_waiters = || self.has_waiters();
+        let pace = IoThrottle::new(rate, &has_waiters);
         let cold = space.cold();
         let figures = &cold.shared().figures;
         let files = cold.files();
@@ -60,7 +60,7 @@ impl Ground<'_> {
         let width = columns.fold(spill.width, usize::max);
         let new = NewFiles::new(store);
         let mut out =
-            Output { store, tag, width, most, room, pace: &pace, writer: None, files: new };
+            SpillOutput { store, tag, width, most, room, pace: &pace, writer: None, files: new };
         let mut before = OldRows::new(old.clone())?;
         let is_urgent = || self.is_urgent();
         let turns = CpuThrottle::new(&is_urgent);
@@ -76,7 +76,7 @@ impl Ground<'_> {
         cold.set_files(Files::new(kept.chain(&fresh).cloned().collect()));
         store.retire(old.iter().map(|file| file.pages()));
 
-        space.unbury(&spill);
+        space.remove_tombstones(&spill);
         let spilled = drop_spilled(space, &fresh, width, &turns)?;
         if let Err(error) = space.end_spill(&spill) {
             // The spill has succeeded. The memory is freed later.
@@ -162,7 +162,7 @@ impl OldRows {
     }
 }
 
-struct Output<'a> {
+struct SpillOutput<'a> {
     store: &'a Store,
     tag: Tag,
     width: usize,
@@ -174,7 +174,7 @@ struct Output<'a> {
     files: NewFiles<'a>,
 }
 
-impl Output<'_> {
+impl SpillOutput<'_> {
     fn push(&mut self, id: u64, row: &[i64]) -> store::Result<()> {
         if let Some(mut full) = self.writer.take_if(|writer| writer.rows() >= self.most) {
             full.end_at(id - 1);
@@ -191,7 +191,7 @@ impl Output<'_> {
         }
         let bytes = self.files.bytes() + writer.bytes();
         if bytes > self.room {
-            return Err(no_room(self.store));
+            return Err(out_of_space(self.store));
         }
         self.pace.after(bytes);
         Ok(())
@@ -199,7 +199,7 @@ impl Output<'_> {
 
     fn add(&mut self, writer: ColdWriter) -> store::Result<()> {
         self.files.entries.extend(writer.finish()?);
-        if self.files.bytes() > self.room { Err(no_room(self.store)) } else { Ok(()) }
+        if self.files.bytes() > self.room { Err(out_of_space(self.store)) } else { Ok(()) }
     }
 
     fn finish(&mut self) -> store::Result<()> {
@@ -213,11 +213,11 @@ fn copy_rows(
     space: &CounterSpace,
     spill: &mut counter::Spill,
     before: &mut OldRows,
-    out: &mut Output<'_>,
+    out: &mut SpillOutput<'_>,
     turns: &CpuThrottle<'_>,
 ) -> store::Result<()> {
-    let is_kept = |older| older >= space.horizon() && !space.is_buried(older);
-    let piece = PIECE_IDS.max(space.rows_per_table() as usize / PIECES);
+    let is_kept = |older| older >= space.horizon() && !space.has_tombstone(older);
+    let piece = PIECE_IDS.max(space.rows_per_table() as usize / MAX_PIECES);
     let (mut ids, mut rows, mut found, mut seen) = (Vec::new(), Vec::new(), Vec::new(), 0);
     while space.next_ids(spill, piece, &mut ids) {
         turns.step();
@@ -227,9 +227,9 @@ fn copy_rows(
             space.spill_rows(ids, &mut rows, &mut found);
             let width_now = rows.len() / ids.len();
             for (i, &id) in ids.iter().enumerate() {
-                paced(turns, &mut seen);
+                throttle_row(turns, &mut seen);
                 while let Some((older, row)) = before.peek().filter(|row| row.0 <= id) {
-                    paced(turns, &mut seen);
+                    throttle_row(turns, &mut seen);
                     if older < id && is_kept(older) {
                         out.push(older, row)?;
                     }
@@ -243,7 +243,7 @@ fn copy_rows(
         }
     }
     while let Some((older, row)) = before.peek() {
-        paced(turns, &mut seen);
+        throttle_row(turns, &mut seen);
         if is_kept(older) {
             out.push(older, row)?;
         }
@@ -252,7 +252,7 @@ fn copy_rows(
     Ok(())
 }
 
-fn paced(turns: &CpuThrottle<'_>, seen: &mut usize) {
+fn throttle_row(turns: &CpuThrottle<'_>, seen: &mut usize) {
     *seen += 1;
     if seen.is_multiple_of(PACED_ROWS) {
         turns.step();
@@ -265,8 +265,8 @@ fn drop_spilled(
     fresh: &[Arc<ColdFile>],
     width: usize,
     turns: &CpuThrottle<'_>,
-) -> store::Result<Spilled> {
-    let mut spilled = Spilled::default();
+) -> store::Result<SpillResult> {
+    let mut spilled = SpillResult::default();
     let (mut ids, mut values) = (Vec::new(), Vec::new());
     for file in fresh {
         let mut walk = file.rows();

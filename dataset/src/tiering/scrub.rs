@@ -8,7 +8,7 @@
 //! A pass reads the files that exist at its start. Passes start one week apart. A restart of the
 //! server begins a new pass.
 
-use crate::cold::{Cold, WHAT_IS_LOST};
+use crate::cold::{Cold, DAMAGE_CONSEQUENCE};
 use crate::engines::Engines;
 use crate::live::Live;
 use crate::log_records::RecordKind;
@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 use store::{Damage, FileEntry, Scrub, Store, time};
 
 /// Time between the starts of two passes.
-const PASS_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
+const PASS_INTERVAL: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Maximum number of times that a piece is deferred while requests wait for the disk, each time by
 /// the duration of a piece.
-const MOST_DEFERRED: u32 = 3;
+const MAX_DEFERRALS: u32 = 3;
 
 #[derive(Default)]
-struct Pace {
+struct ScrubPace {
     due: Option<Instant>,
     /// Duration of the last piece at the configured rate.
     piece: Duration,
     deferred: u32,
 }
 
-impl Pace {
+impl ScrubPace {
     /// Time to wait before the next piece; zero if it may be read now. `is_awaited`: whether
     /// requests wait for the disk.
     fn wait(&mut self, now: Instant, is_awaited: bool) -> Duration {
@@ -39,7 +39,7 @@ impl Pace {
         if !left.is_zero() {
             return left;
         }
-        if is_awaited && self.deferred < MOST_DEFERRED {
+        if is_awaited && self.deferred < MAX_DEFERRALS {
             self.deferred += 1;
             self.due = Some(now + self.piece);
             return self.piece;
@@ -55,7 +55,7 @@ impl Pace {
     }
 }
 
-struct Pass {
+struct ScrubPass {
     /// Files to read, in reverse order.
     files: Vec<FileEntry>,
     /// Current file, and whether it is damaged so far.
@@ -67,10 +67,10 @@ struct Pass {
 pub(super) struct Scrubber {
     /// Data set of the current pass. A full sync replaces the data set.
     of: Weak<Cold>,
-    pace: Pace,
+    pace: ScrubPace,
     /// Rate of the last piece, in bytes per second.
     rate: u64,
-    pass: Option<Pass>,
+    pass: Option<ScrubPass>,
     began: Option<Instant>,
 }
 
@@ -89,7 +89,7 @@ impl Scrubber {
         if rate != self.rate {
             // Reset the schedule: a piece read at one byte per second would delay the next one for
             // a day.
-            (self.rate, self.pace) = (rate, Pace::default());
+            (self.rate, self.pace) = (rate, ScrubPace::default());
         }
         let now = time::now();
         let wait = self.pace.wait(now, cold.is_awaited());
@@ -97,12 +97,12 @@ impl Scrubber {
             return wait;
         }
         if self.pass.is_none() {
-            let due = self.began.map(|began| began + PASS_EVERY);
+            let due = self.began.map(|began| began + PASS_INTERVAL);
             let left = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now));
             if !left.is_zero() {
                 return left;
             }
-            self.pass = Pass::begin(live.store);
+            self.pass = ScrubPass::begin(live.store);
             self.began = self.pass.as_ref().map(|_| now);
         }
         let Some(pass) = &mut self.pass else { return Duration::MAX };
@@ -119,12 +119,12 @@ impl Scrubber {
     }
 }
 
-impl Pass {
-    fn begin(store: &Store) -> Option<Pass> {
+impl ScrubPass {
+    fn begin(store: &Store) -> Option<ScrubPass> {
         let mut files = store.cold_files();
         files.sort_by(|a, b| b.name.cmp(&a.name));
         let left_bytes = files.iter().map(|file| file.bytes).sum();
-        (!files.is_empty()).then_some(Pass { files, now: None, left_bytes })
+        (!files.is_empty()).then_some(ScrubPass { files, now: None, left_bytes })
     }
 
     fn step(&mut self, live: &Live<'_>, cold: &Cold) -> u64 {
@@ -143,7 +143,7 @@ impl Pass {
             report(&live.current.load(), &file, &found);
         }
         match bytes {
-            0 if !is_damaged => cold.damaged.is_sound(&file.name),
+            0 if !is_damaged => cold.damaged.clear_damage(&file.name),
             0 => {}
             _ => self.now = Some((file, scrub, is_damaged)),
         }
@@ -195,7 +195,7 @@ fn report(engines: &Engines, file: &FileEntry, found: &[Damage]) {
             more => format!(", and {more} more blocks after it"),
         };
         let what = match is_block {
-            true => WHAT_IS_LOST,
+            true => DAMAGE_CONSEQUENCE,
             false => {
                 "The server keeps running with its copy in memory, but would refuse to start again."
             }
@@ -221,12 +221,12 @@ mod tests {
     /// Measures the bytes read in ten simulated seconds: without requests, with requests that
     /// always wait, and with a busy spill thread.
     #[test]
-    fn the_rate_holds_and_requests_that_wait_have_three_quarters_of_it() {
+    fn scrub_runs_at_a_quarter_of_its_rate_while_requests_wait() {
         const PIECE: u64 = 1 << 17;
         const RATE: u64 = 1 << 20;
         let began = Instant::now();
         let read_in = |seconds: u64, is_awaited: bool, busy: Duration| {
-            let (mut pace, mut now, mut bytes) = (Pace::default(), began, 0);
+            let (mut pace, mut now, mut bytes) = (ScrubPace::default(), began, 0);
             while now < began + Duration::from_secs(seconds) {
                 match pace.wait(now, is_awaited) {
                     Duration::ZERO => {
@@ -248,7 +248,7 @@ mod tests {
         // The scrubber does not catch up the two seconds that a merge takes.
         assert_eq!(read_in(10, false, Duration::from_secs(2)), 5 * PIECE);
         // A new rate applies from the next piece.
-        let mut pace = Pace::default();
+        let mut pace = ScrubPace::default();
         pace.read(began, PIECE, RATE / 2);
         assert_eq!(pace.wait(began, false), Duration::from_millis(250));
         assert_eq!(pace.wait(began + Duration::from_millis(250), false), Duration::ZERO);

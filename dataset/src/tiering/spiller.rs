@@ -2,7 +2,7 @@
 //! after failures.
 
 use super::dropped::forget_dropped;
-use super::ground::note_trouble;
+use super::ground::record_spill_failure;
 use super::scrub::Scrubber;
 use super::{counters, filters, ledgers, rebuild};
 use crate::cold::Cold;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use store::time;
 
 /// Time between a failure and the next attempt on the same space.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Retry times of spaces whose last attempt failed, and the state of the cleanup of dropped spaces.
 #[derive(Default)]
@@ -30,7 +30,7 @@ struct Retries {
 impl Retries {
     /// Performs the work of one space unless its retry time is in the future. Returns whether there
     /// was any work.
-    fn look_after(
+    fn do_urgent_work(
         &mut self,
         cold: &Cold,
         (number, name): (u32, &str),
@@ -52,9 +52,9 @@ impl Retries {
             Ok(Some(false)) => stuck.store(false, Relaxed),
             Ok(None) => stuck.store(true, Relaxed),
             Err(error) => {
-                note_trouble(cold, name, &error);
+                record_spill_failure(cold, name, &error);
                 stuck.store(true, Relaxed);
-                self.due.insert(number, time::now() + RETRY);
+                self.due.insert(number, time::now() + RETRY_INTERVAL);
             }
         }
         false
@@ -73,13 +73,13 @@ impl Retries {
             Ok(_) => self.clean = Some(engines.version()),
             Err(error) => {
                 tracing::warn!("cannot remove the files of a dropped space: {error}");
-                self.due.insert(0, time::now() + RETRY);
+                self.due.insert(0, time::now() + RETRY_INTERVAL);
             }
         }
         outcome.is_ok_and(|worked| worked)
     }
 
-    fn look_after_all(&mut self, live: &Live<'_>) -> bool {
+    fn do_all_urgent_work(&mut self, live: &Live<'_>) -> bool {
         let engines = live.current.load();
         // Clone the lists and release the catalogue, so that a space dropped during the work is
         // freed soon.
@@ -90,19 +90,21 @@ impl Retries {
         for space in existences {
             let (whose, of_space) = ((space.number(), space.name()), space.cold());
             let state = (&of_space.stuck, &of_space.damaged);
-            worked |= self.look_after(&cold, whose, state, || filters::look_after(live, &space));
+            worked |=
+                self.do_urgent_work(&cold, whose, state, || filters::do_urgent_work(live, &space));
             if let Some(ledger) = space.ledger() {
                 let state = (&ledger.stuck, &of_space.damaged);
-                let look = || ledgers::look_after(live, &space);
-                worked |= self.look_after(&cold, whose, state, look);
-                let look = || rebuild::look_after(live, &space);
-                worked |= self.look_after(&cold, whose, state, look);
+                let look = || ledgers::do_urgent_work(live, &space);
+                worked |= self.do_urgent_work(&cold, whose, state, look);
+                let look = || rebuild::do_urgent_work(live, &space);
+                worked |= self.do_urgent_work(&cold, whose, state, look);
             }
         }
         for space in counters {
             let (whose, of_space) = ((space.number(), space.name()), space.cold());
             let state = (&of_space.stuck, &of_space.damaged);
-            worked |= self.look_after(&cold, whose, state, || counters::look_after(live, &space));
+            worked |=
+                self.do_urgent_work(&cold, whose, state, || counters::do_urgent_work(live, &space));
         }
         worked
     }
@@ -120,7 +122,7 @@ impl Spiller {
     /// Performs the work of all spaces of the data set, if there is one, and scrubs one piece.
     /// Returns the sleep time before the next step; `None` if there may be more work.
     pub fn step(&mut self, live: Option<&Live<'_>>, durability: &Durability) -> Option<Duration> {
-        let worked = live.is_some_and(|live| self.retries.look_after_all(live));
+        let worked = live.is_some_and(|live| self.retries.do_all_urgent_work(live));
         let until_due = live.map_or(Duration::MAX, |live| self.scrubber.step(live));
         if worked {
             self.backoff.worked();

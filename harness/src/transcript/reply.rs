@@ -118,13 +118,13 @@ impl Reply {
     /// Formats the reply like redis-cli on a terminal, without the final newline.
     pub fn print(&self) -> String {
         let mut out = String::new();
-        self.print_behind("", &mut out);
+        self.print_nested("", &mut out);
         out.truncate(out.trim_end_matches('\n').len());
         out
     }
 
     /// Formats the reply; every line but the first begins with `indent`.
-    fn print_behind(&self, indent: &str, out: &mut String) {
+    fn print_nested(&self, indent: &str, out: &mut String) {
         let (items, mark, empty): (Vec<&Reply>, char, &str) = match self {
             Reply::Array(items) => (items.iter().collect(), ')', "(empty array)"),
             Reply::Push(items) => (items.iter().collect(), ')', "(empty push)"),
@@ -141,12 +141,12 @@ impl Reply {
         for (i, item) in items.iter().enumerate() {
             let before = if i == 0 { "" } else { indent };
             _ = write!(out, "{before}{:width$}{mark} ", i + 1);
-            item.print_behind(&inner, out);
+            item.print_nested(&inner, out);
             if let Reply::Map(pairs) = self {
                 out.truncate(out.len() - 1);
                 out.push_str(" => ");
                 let mut value = String::new();
-                pairs[i].1.print_behind(&inner, &mut value);
+                pairs[i].1.print_nested(&inner, &mut value);
                 // A value of several lines starts on a new line.
                 if value.trim_end().contains('\n') {
                     out.push('\n');

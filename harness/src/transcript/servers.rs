@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// Timeout of a reply.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running server, or a stopped one that can be restarted with the same folder and port.
 pub(super) struct Server {
@@ -79,7 +79,7 @@ impl Connection {
     pub(super) fn open(port: u16) -> Result<Connection, String> {
         let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
         stream.set_nodelay(true).map_err(|e| e.to_string())?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(|e| e.to_string())?;
         Ok(Connection { stream: BufReader::new(stream), pushed: Default::default() })
     }
 
@@ -130,7 +130,7 @@ fn failure(error: &std::io::Error) -> String {
         std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => {
             CLOSED.to_owned()
         }
-        std::io::ErrorKind::WouldBlock => format!("Error: no reply within {PATIENCE:?}"),
+        std::io::ErrorKind::WouldBlock => format!("Error: no reply within {REPLY_TIMEOUT:?}"),
         _ => format!("Error: {error}"),
     }
 }

@@ -24,7 +24,7 @@ fn lookup(ledger: &Ledger, id: u64, member: u64) -> (u64, bool) {
     loop {
         match answer {
             Answer::Known(set) => return (reads, set),
-            Answer::Asks(question) => {
+            Answer::NeedsBlock(question) => {
                 reads += 1;
                 answer = question.read().unwrap();
             }

@@ -306,7 +306,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn crashes_lose_nothing_that_was_synced_and_set_nothing_that_was_not_sent() {
+fn crashes_keep_synced_pairs_and_add_no_unsent_ones() {
     seeds::seeds(400).for_each(run);
 }
 

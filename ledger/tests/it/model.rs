@@ -241,7 +241,7 @@ fn drops_are_forgotten_range_by_range() {
     let options = Options { range_pairs: 1000, ..Options::default() };
     let ledger = Ledger::open(&store, SPACE, KIND, options).unwrap();
     let trim = |ledger: &Ledger| {
-        let range = ledger.most_dropped().unwrap();
+        let range = ledger.range_with_most_drops().unwrap();
         ledger.trim(&store, range, |_| true, || Ok(0)).unwrap();
         range
     };

@@ -1,4 +1,4 @@
-//! Lookups in steps, with changes between `Question::read` and `Ledger::settle`.
+//! Lookups in steps, with changes between `PendingLookup::read` and `Ledger::settle`.
 
 use crate::model::{KIND, SPACE, open};
 use ledger::{Answer, Flush, Ledger, Member, Options};
@@ -13,14 +13,14 @@ fn ledger(store: &Store) -> Ledger {
 
 /// Looks up a pair step by step. Returns the answer and the version at the start of the lookup.
 fn asked(ledger: &Ledger, id: u64, member: Member<'_>) -> (bool, u64) {
-    let Answer::Asks(mut question) = ledger.ask(id, member) else {
+    let Answer::NeedsBlock(mut question) = ledger.ask(id, member) else {
         panic!("the pair is in memory")
     };
     loop {
         let seen = question.seen();
         match question.read().unwrap() {
             Answer::Known(set) => return (set, seen),
-            Answer::Asks(next) => question = next,
+            Answer::NeedsBlock(next) => question = next,
         }
     }
 }
@@ -49,13 +49,13 @@ fn answer_is_stale_after_a_flush_and_memory_comes_first() {
 }
 
 #[test]
-fn block_of_a_question_is_at_its_place_until_the_last_reader_has_gone() {
+fn block_file_stays_until_its_last_reader_finishes() {
     let disk = SimDisk::new(2);
     let store = open(&disk);
     let ledger = ledger(&store);
     (0..4000).for_each(|n| ledger.set(n / 7, Member::Number(n * n), true));
     ledger.flush(&store, Flush::All, 0, || Ok(0)).unwrap();
-    let Answer::Asks(question) = ledger.ask(100, Member::Number(700 * 700)) else { panic!() };
+    let Answer::NeedsBlock(question) = ledger.ask(100, Member::Number(700 * 700)) else { panic!() };
     let names = |disk: &SimDisk| {
         disk.list_names().into_iter().filter(|n| n.ends_with(".tcold")).collect::<Vec<_>>()
     };
@@ -212,7 +212,7 @@ fn full_disk_leaves_everything_as_it_was() {
 /// A pair changes twice after the flush has copied it, so its state is the same. The log reads the
 /// state from memory, so the pair must not leave memory.
 #[test]
-fn pair_that_changes_and_changes_back_in_a_flush_stays_in_memory() {
+fn pair_changed_and_reverted_during_flush_stays_in_memory() {
     let store = open(&SimDisk::new(1));
     let ledger = ledger(&store);
     for (set, member) in [(true, Member::Number(5)), (false, Member::Bytes(b"five"))] {
@@ -261,7 +261,7 @@ fn id_that_is_dropped_between_two_files_stays_dropped() {
 }
 
 #[test]
-fn a_ledger_with_less_memory_flushes_earlier_and_never_later_than_its_options_say() {
+fn ledger_with_less_memory_flushes_earlier_and_never_later() {
     let ledger = ledger(&open(&SimDisk::new(1)));
     let due_after = |bytes| {
         ledger.set_memory_bytes(bytes);

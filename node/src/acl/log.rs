@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_repeats_is_counted_and_what_is_old_goes() {
+    fn repeated_entries_are_merged_and_old_ones_removed() {
         let mut log = Log { most: 3, ..Log::default() };
         for object in ["a", "b", "a", "c", "d"] {
             log.note(Reason::Key, object.as_bytes(), b"u", Vec::new());

@@ -225,7 +225,7 @@ impl Acl {
     /// command or one that an option runs.
     fn denied_to_all(&self, request: &Request<'_>) -> Option<&'static str> {
         let denied = self.denied.load();
-        let also = request.also_runs().map(|(number, _)| number).filter(|n| denied.has(*n));
+        let also = request.option_command().map(|(number, _)| number).filter(|n| denied.has(*n));
         denied
             .has(request.number)
             .then(|| request.name())
@@ -251,7 +251,7 @@ impl Acl {
     /// exists.
     pub fn login(&self, name: &[u8], password: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.get(name));
-        let right = user.as_deref().unwrap_or(&User::without_rights()).accepts(&digest(password));
+        let right = user.as_deref().unwrap_or(&User::unknown_user()).accepts(&digest(password));
         user.filter(|_| right)
     }
 
@@ -302,7 +302,7 @@ fn add_line(users: &mut Users, line: &str, security: &Security) -> Result<(), St
     let rules: Vec<&str> = words.collect();
     // The rules start from an empty user, even for the initial default user.
     let user = changed(None, name, &rules)?;
-    let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_as_made());
+    let made_here = name == DEFAULT && users.get(name).is_some_and(|u| u.is_initial_user());
     if users.insert(name.to_owned(), Arc::new(user)).is_some() && !made_here {
         return Err(format!("Duplicate user '{name}' found"));
     }
@@ -349,7 +349,7 @@ pub struct Access {
     /// Whether the user has all permissions, so that no checks are needed.
     pub free: bool,
     /// Whether the last reload removed a channel rule of the user.
-    pub hears_less: bool,
+    pub lost_channel_rule: bool,
     /// Version of the settings at the last reload.
     pub version: u64,
 }
@@ -357,7 +357,7 @@ pub struct Access {
 impl Access {
     /// Creates the permissions of a new connection.
     pub fn new(acl: &Acl, version: u64) -> Access {
-        let mut access = Access { user: None, free: false, hears_less: false, version };
+        let mut access = Access { user: None, free: false, lost_channel_rule: false, version };
         access.enter(acl, acl.get(DEFAULT).filter(|user| user.needs_no_login()));
         access
     }
@@ -365,7 +365,7 @@ impl Access {
     /// Sets the user.
     pub fn enter(&mut self, acl: &Acl, user: Option<Arc<User>>) {
         self.free =
-            user.as_ref().is_some_and(|u| u.may_everything()) && acl.denied.load().is_empty();
+            user.as_ref().is_some_and(|u| u.has_all_permissions()) && acl.denied.load().is_empty();
         self.user = user;
     }
 
@@ -377,8 +377,8 @@ impl Access {
             None => acl.get(DEFAULT).filter(|user| user.needs_no_login()),
         };
         let lost = self.user.is_some() && known.is_none();
-        self.hears_less = match (&known, &self.user) {
-            (Some(known), Some(before)) => known.hears_less_than(before),
+        self.lost_channel_rule = match (&known, &self.user) {
+            (Some(known), Some(before)) => known.lacks_channel_rule_of(before),
             _ => false,
         };
         self.enter(acl, known);

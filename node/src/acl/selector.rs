@@ -38,7 +38,7 @@ impl Request<'_> {
     /// Returns the index of a command that an option runs in addition, and the position of its
     /// first argument: FEED.ACT and the action for `FEED.GET ... MARK`, PH.ADD and the space for
     /// `PH.UNSEEN ... MARK`. It needs its own permission.
-    pub(super) fn also_runs(&self) -> Option<(usize, usize)> {
+    pub(super) fn option_command(&self) -> Option<(usize, usize)> {
         let first = match self.spec.mark(self.args) {
             Some(action) => action,
             None if self.spec.sets_flags(self.args) => 1,
@@ -57,7 +57,7 @@ impl Request<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Denied {
     Command,
-    /// A command that an option runs ([`Request::also_runs`]).
+    /// A command that an option runs ([`Request::option_command`]).
     Option,
     Key(usize),
     /// A space, view or action.
@@ -278,8 +278,8 @@ impl Selector {
                     self.channels.push(rule[1..].to_owned());
                 }
                 sign @ (b'+' | b'-') => {
-                    self.switch(&lower[1..], sign == b'+')?;
-                    self.note_rule(&lower);
+                    self.apply_command_rule(&lower[1..], sign == b'+')?;
+                    self.record_rule(&lower);
                 }
                 _ => return Err("Syntax error"),
             },
@@ -288,7 +288,7 @@ impl Selector {
     }
 
     /// Applies `+name` or `-name`; `name` is in lower case.
-    fn switch(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
+    fn apply_command_rule(&mut self, name: &str, on: bool) -> Result<(), &'static str> {
         // A command or subcommand that exists here.
         let is_ours = |name: &str| !table::numbers_named(name).is_empty();
         let first_arg = name
@@ -399,7 +399,7 @@ impl Selector {
 
     /// Records a rule. It replaces rules about the same command and its subcommands, or about the
     /// same category.
-    fn note_rule(&mut self, rule: &str) {
+    fn record_rule(&mut self, rule: &str) {
         let about = &rule[1..];
         let replaced = |old: &String| {
             old[1..]
@@ -461,7 +461,7 @@ impl Selector {
         if !request.applies_to_all_users() && !self.runs(request.number, args.at(1)) {
             return Err(Denied::Command);
         }
-        if let Some((number, action)) = request.also_runs()
+        if let Some((number, action)) = request.option_command()
             && !self.runs(number, args.at(action))
         {
             return Err(Denied::Option);
@@ -537,11 +537,11 @@ impl Selector {
         self.names.iter().chain(self.keys.iter().filter(all)).any(|p| p.allows(name, &needs))
     }
 
-    pub(super) fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+    pub(super) fn may_receive(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
         self.all_channels || self.allows_channel(name, kind == pubsub::Kind::Pattern)
     }
 
-    pub(super) fn hears_all(&self) -> bool {
+    pub(super) fn allows_all_channels(&self) -> bool {
         self.all_channels
     }
 

@@ -28,7 +28,7 @@ pub struct User {
     /// The root selector, followed by the selectors in parentheses.
     selectors: Vec<Selector>,
     /// Whether this is the unchanged initial default user.
-    as_made: bool,
+    is_initial: bool,
 }
 
 impl User {
@@ -40,7 +40,7 @@ impl User {
             nopass: false,
             passwords: Vec::new(),
             selectors: vec![Selector::new()],
-            as_made: false,
+            is_initial: false,
         }
     }
 
@@ -49,13 +49,13 @@ impl User {
         let mut user = User::new(DEFAULT_USER);
         user.apply_all(&["on", "nopass", "~*", "&*", "+@all"])
             .expect("the rules of the initial user are valid");
-        user.as_made = true;
+        user.is_initial = true;
         user
     }
 
     /// Creates a user whose password cannot match. A login with an unknown name checks this user's
     /// password, so that the time does not reveal which users exist.
-    pub(super) fn without_rights() -> User {
+    pub(super) fn unknown_user() -> User {
         User { passwords: vec![[0; 32]], ..User::new("") }
     }
 
@@ -64,8 +64,8 @@ impl User {
         &self.name
     }
 
-    pub(super) fn is_as_made(&self) -> bool {
-        self.as_made
+    pub(super) fn is_initial_user(&self) -> bool {
+        self.is_initial
     }
 
     pub(super) fn set_password(&mut self, password: &str) {
@@ -84,7 +84,7 @@ impl User {
     }
 
     /// Whether the user has all permissions, so that checks can be skipped.
-    pub fn may_everything(&self) -> bool {
+    pub fn has_all_permissions(&self) -> bool {
         self.selectors.iter().any(Selector::is_everything)
     }
 
@@ -121,7 +121,7 @@ impl User {
 
     /// Applies rules of ACL SETUSER. If it fails, some of the rules may already be applied.
     pub(super) fn apply_all(&mut self, rules: &[&str]) -> Result<(), String> {
-        self.as_made = false;
+        self.is_initial = false;
         for rule in joined(rules)? {
             // As in Redis, an empty rule has no effect.
             if rule.is_empty() {
@@ -225,18 +225,21 @@ impl User {
     }
 
     /// Whether a selector allows a subscription.
-    pub fn may_hear(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
-        self.selectors.iter().any(|selector| selector.may_hear(kind, name))
+    pub fn may_receive(&self, kind: pubsub::Kind, name: &[u8]) -> bool {
+        self.selectors.iter().any(|selector| selector.may_receive(kind, name))
     }
 
     /// Whether this user lacks a channel rule of `before`, so that a subscription may no longer be
     /// allowed. As in Redis, rules are compared literally.
-    pub fn hears_less_than(&self, before: &User) -> bool {
-        if self.selectors.iter().any(Selector::hears_all) {
+    pub fn lacks_channel_rule_of(&self, before: &User) -> bool {
+        if self.selectors.iter().any(Selector::allows_all_channels) {
             return false;
         }
         let has = |rule| self.selectors.iter().any(|own| own.channels().contains(rule));
-        before.selectors.iter().any(|old| old.hears_all() || !old.channels().iter().all(has))
+        before
+            .selectors
+            .iter()
+            .any(|old| old.allows_all_channels() || !old.channels().iter().all(has))
     }
 
     /// Returns all rules without the name.
@@ -333,7 +336,7 @@ mod tests {
         assert!(user.accepts(&digest(b"x")) && user.needs_no_login());
         user.apply_all(&["resetpass"]).unwrap();
         assert!(!user.accepts(&digest(b"x")) && !user.accepts(&digest(b"two")));
-        assert!(!User::without_rights().accepts(&digest(b"")));
+        assert!(!User::unknown_user().accepts(&digest(b"")));
     }
 
     #[test]
@@ -425,7 +428,7 @@ mod tests {
             ("resetchannels", "&a", false),
             ("&a", "resetchannels", true),
         ] {
-            assert_eq!(user(now).hears_less_than(&user(before)), less, "{before} -> {now}");
+            assert_eq!(user(now).lacks_channel_rule_of(&user(before)), less, "{before} -> {now}");
         }
         let hears = user("&a* (&b)");
         for (kind, name, may) in [
@@ -436,7 +439,7 @@ mod tests {
             (Channel, "b", true),
             (Channel, "c", false),
         ] {
-            assert_eq!(hears.may_hear(kind, name.as_bytes()), may, "{kind:?} {name}");
+            assert_eq!(hears.may_receive(kind, name.as_bytes()), may, "{kind:?} {name}");
         }
     }
 
@@ -451,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_describes_a_user_makes_the_same_user() {
+    fn a_user_description_recreates_the_user() {
         for rules in [
             &[
                 "on",

@@ -71,14 +71,14 @@ impl Default for ConnectArgs {
 /// Names of the options, for errors.
 const OPTIONS: Names = Names { cert_file: "--cert", key_file: "--key", ca_file: "--cacert" };
 /// Timeout for connecting, including TLS and the login.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a reply.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 const READ_BYTES: usize = 64 << 10;
 /// Maximum bytes of received and undecoded replies: Redis's limit for a query buffer.
-const MOST_INBOX: usize = 1 << 30;
+const MAX_INBOX_BYTES: usize = 1 << 30;
 /// The same limit for replies of nodes and Sentinels.
-const MOST_INBOX_OF_PEER: usize = 16 << 20;
+const MAX_PEER_INBOX_BYTES: usize = 16 << 20;
 /// Files of trusted authorities on Debian, Fedora, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
@@ -139,10 +139,10 @@ impl ConnectArgs {
         pass: Option<String>,
         advice: &str,
     ) -> io::Result<Link> {
-        within(CONNECT_PATIENCE, self.let_in(tls, pass, advice)).await
+        within(CONNECT_TIMEOUT, self.log_in(tls, pass, advice)).await
     }
 
-    async fn let_in(
+    async fn log_in(
         &self,
         tls: Option<&Tls>,
         pass: Option<String>,
@@ -154,7 +154,7 @@ impl ConnectArgs {
             Some(tls) => tls.connect(self.sni.as_ref().unwrap_or(&self.host), stream).await?,
             None => Socket::Plain(stream),
         };
-        let most = if self.is_peer { MOST_INBOX_OF_PEER } else { MOST_INBOX };
+        let most = if self.is_peer { MAX_PEER_INBOX_BYTES } else { MAX_INBOX_BYTES };
         let mut link = Link { socket, inbox: Vec::new(), start: 0, most };
         let login: Vec<&[u8]> = match (&self.user, &pass) {
             (Some(user), pass) => {
@@ -177,7 +177,7 @@ impl ConnectArgs {
 
 /// Runs `work` with the reply timeout.
 pub async fn timely<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    within(PATIENCE, work).await
+    within(REPLY_TIMEOUT, work).await
 }
 
 /// Runs `work` with a timeout.
@@ -237,13 +237,13 @@ pub fn put_head(out: &mut Vec<u8>, sign: u8, length: usize) {
 }
 
 /// Whether the error is about authentication or permissions, so that a retry is useless.
-pub fn is_of_rights(reason: &str) -> bool {
+pub fn is_permission_error(reason: &str) -> bool {
     ["NOAUTH", "WRONGPASS", "NOPERM"].iter().any(|word| reason.starts_with(word))
 }
 
 /// Converts the peer's error reply; errors of permissions become `PermissionDenied`.
 pub fn refused(reason: String) -> io::Error {
-    match is_of_rights(&reason) {
+    match is_permission_error(&reason) {
         true => io::Error::new(ErrorKind::PermissionDenied, reason),
         false => io::Error::other(reason),
     }

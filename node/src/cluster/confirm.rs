@@ -10,11 +10,11 @@ use std::io;
 use std::time::Duration;
 
 /// Timeout for a node's answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent requests. Bounds memory, since each request contains the topology.
-const AT_ONCE: usize = 64;
+const MAX_CONCURRENT_NODES: usize = 64;
 /// Error codes of nodes that cannot answer. Such a node may know a later topology.
-const MUTE: [&str; 4] = ["LOADING", "NOAUTH", "NOPERM", "WRONGPASS"];
+const INCONCLUSIVE_ERRORS: [&str; 4] = ["LOADING", "NOAUTH", "NOPERM", "WRONGPASS"];
 
 /// Whether another node knows a later topology, so that a retry is useless. False if a node was
 /// unable to answer.
@@ -30,7 +30,7 @@ pub fn is_final(refusal: &Refusal) -> bool {
 pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result<()>) -> Outcome {
     let others: Vec<&Member> = next.members().iter().filter(|it| it.id != next.own_id).collect();
     let ask = async |member: &Member| {
-        let error = within(PATIENCE, check(member)).await.err()?;
+        let error = within(ANSWER_TIMEOUT, check(member)).await.err()?;
         let (address, version, text) = (member.address(), next.version, error.to_string());
         if text.contains(VERSION) {
             return Some(refuse!(
@@ -39,7 +39,7 @@ pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result
             ));
         }
         let is_mute = error.kind() == io::ErrorKind::PermissionDenied
-            || MUTE.iter().any(|word| text.starts_with(word));
+            || INCONCLUSIVE_ERRORS.iter().any(|word| text.starts_with(word));
         is_mute.then(|| {
             refuse!(
                 "ERR cannot check whether {address} has a topology newer than {version} ({text}). \
@@ -47,7 +47,7 @@ pub async fn confirm(next: &Topology, check: impl AsyncFn(&Member) -> io::Result
             )
         })
     };
-    for some in others.chunks(AT_ONCE) {
+    for some in others.chunks(MAX_CONCURRENT_NODES) {
         let found = join_all(some.iter().map(|member| ask(member))).await;
         if let Some(refusal) = found.into_iter().flatten().next() {
             return Err(refusal);

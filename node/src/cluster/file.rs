@@ -23,7 +23,7 @@ pub const NAME: &str = "tidemark.cluster";
 
 /// Cluster state that survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredState {
     /// Topology.
     pub topology: Topology,
     /// Highest election of a HEARTBEAT; 0 if none.
@@ -34,7 +34,7 @@ pub struct Kept {
     pub giving: bool,
 }
 
-impl Kept {
+impl StoredState {
     fn encode(&self) -> String {
         let Topology { version, own_id, .. } = &self.topology;
         let id = if own_id.is_empty() { "-" } else { own_id };
@@ -53,7 +53,7 @@ impl Kept {
         checked_file::sealed(&text)
     }
 
-    fn decode(text: &str) -> Option<Kept> {
+    fn decode(text: &str) -> Option<StoredState> {
         let mut lines = checked_file::unsealed(text)?.lines();
         (lines.next()? == "tidemark cluster 1").then_some(())?;
         let version = lines.next()?.strip_prefix("version ")?.parse().ok()?;
@@ -73,13 +73,13 @@ impl Kept {
             Topology::parse(&nodes.join("\n"), version, own_id).ok()?
         };
         let (election, lease_ms) = (election.parse().ok()?, lease_ms.parse().ok()?);
-        Some(Kept { topology, election, lease_ms, giving })
+        Some(StoredState { topology, election, lease_ms, giving })
     }
 
     /// Reads the state; `None` if the folder has none.
-    pub fn read(dir: &Path) -> io::Result<Option<Kept>> {
+    pub fn read(dir: &Path) -> io::Result<Option<StoredState>> {
         let advice = "remove it, then have the cluster's controller send the topology again";
-        checked_file::read(dir, NAME, Kept::decode, advice)
+        checked_file::read(dir, NAME, StoredState::decode, advice)
     }
 
     /// Tests whether the disk would accept the state, by writing a temporary file.
@@ -99,26 +99,26 @@ mod tests {
     use super::*;
     use crate::cluster::topology::tests::{id, two_shards};
 
-    fn kept() -> Kept {
+    fn kept() -> StoredState {
         let topology = Topology::parse(&two_shards(), 7, &id('a')).unwrap();
-        Kept { topology, election: u64::MAX, lease_ms: 10_000, giving: true }
+        StoredState { topology, election: u64::MAX, lease_ms: 10_000, giving: true }
     }
 
     #[test]
-    fn what_is_kept_reads_back() {
+    fn a_stored_state_round_trips() {
         let nothing = Topology::default().with_own_id(&id('a'));
         for kept in [
-            Kept::default(),
+            StoredState::default(),
             kept(),
-            Kept { giving: false, ..kept() },
-            Kept { topology: nothing, ..Kept::default() },
+            StoredState { giving: false, ..kept() },
+            StoredState { topology: nothing, ..StoredState::default() },
         ] {
-            assert_eq!(Kept::decode(&kept.encode()), Some(kept));
+            assert_eq!(StoredState::decode(&kept.encode()), Some(kept));
         }
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Kept::read(folder.path()).unwrap(), None);
+        assert_eq!(StoredState::read(folder.path()).unwrap(), None);
         kept().write(folder.path()).unwrap();
-        assert_eq!(Kept::read(folder.path()).unwrap(), Some(kept()));
+        assert_eq!(StoredState::read(folder.path()).unwrap(), Some(kept()));
     }
 
     #[test]
@@ -127,11 +127,11 @@ mod tests {
         for at in 0..text.len() * 8 {
             let mut flipped = text.clone();
             flipped[at / 8] ^= 1 << (at % 8);
-            let read = std::str::from_utf8(&flipped).ok().and_then(Kept::decode);
+            let read = std::str::from_utf8(&flipped).ok().and_then(StoredState::decode);
             assert_eq!(read, None, "bit {at}");
         }
         for length in 0..text.len() {
-            let read = std::str::from_utf8(&text[..length]).ok().and_then(Kept::decode);
+            let read = std::str::from_utf8(&text[..length]).ok().and_then(StoredState::decode);
             assert_eq!(read, None, "{length} bytes");
         }
     }

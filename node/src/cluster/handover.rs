@@ -1,5 +1,5 @@
 //! Hand-over of slots from a master to its replicas under load, to split or move a shard. This
-//! module defines the sequence of steps; [`Giver`] implements each step.
+//! module defines the sequence of steps; [`HandoverSource`] implements each step.
 //!
 //! The replicas already have the rows, so nothing is copied.
 //!
@@ -43,19 +43,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Maximum wait of paused writes for the replicas.
-const CATCH_UP: Duration = Duration::from_millis(200);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout for a replica to become a master; all requests are paused during that time.
-const TAKE_OVER: Duration = Duration::from_millis(500);
+const TAKE_OVER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Timeout for all other messages to nodes.
-const HEAR: Duration = Duration::from_secs(2);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A master that may give slots away.
 #[allow(async_fn_in_trait, reason = "each use is of one type, whose futures are known")]
-pub trait Giver {
+pub trait HandoverSource {
     /// Connection to another node.
     type Link;
     /// A replica of this master.
-    type Fed;
+    type ConnectedReplica;
 
     /// Returns this node's cluster state.
     fn cluster(&self) -> &Cluster;
@@ -70,16 +70,16 @@ pub trait Giver {
     async fn tell(link: &mut Self::Link, next: &Topology, option: &[u8]) -> io::Result<()>;
 
     /// Returns the replica; fails if it is not in sync.
-    fn fed(&self, taker: &Member) -> Result<Self::Fed, Refusal>;
+    fn fed(&self, taker: &Member) -> Result<Self::ConnectedReplica, Refusal>;
 
-    /// Pauses clients' requests of this kind until [`Giver::go_on`].
+    /// Pauses clients' requests of this kind until [`HandoverSource::go_on`].
     fn pause(&self, kind: Paused);
 
     /// Ends the pause.
     fn go_on(&self);
 
     /// Waits until a replica has the whole log.
-    async fn caught_up(&self, fed: &Self::Fed);
+    async fn caught_up(&self, fed: &Self::ConnectedReplica);
 
     /// Adopts the next topology if this node's version is `version`. It is durable when this
     /// returns, and every later event-loop iteration sees it.
@@ -90,15 +90,20 @@ pub trait Giver {
 }
 
 /// Executes CLUSTERX SETNODES ... HANDOVER. Returns the time for which requests were paused.
-pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<Duration, Refusal> {
+// Long: the steps of the protocol in order, with what each failure undoes.
+pub async fn hand_over<G: HandoverSource>(
+    giver: &G,
+    text: &str,
+    version: i64,
+) -> Result<Duration, Refusal> {
     let Ok(_one) = giver.cluster().handing.try_lock() else {
         return Err(refuse!("ERR a slot handover is already in progress"));
     };
     let now = giver.cluster().topology();
     let next = Topology::parse(text, version, &now.own_id).map_err(|why| refuse!("ERR {why}"))?;
     if next.version == now.version && next.agrees_with(&now) {
-        let is_giving = giver.cluster().is_giving();
-        let told = tell_all(giver, &next).await;
+        let has_unconfirmed_handover = giver.cluster().has_unconfirmed_handover();
+        let told = send_topology_to_all(giver, &next).await;
         // All masters, including the new owners, and all replicas of this node must receive the
         // topology. A node that refuses it knows a later topology.
         let is_needed = |(member, error): &&(&Member, String)| {
@@ -110,31 +115,32 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
             return Err(refuse!("ERR {error}. Send this command again"));
         }
         // Lifts only a fence that was raised for this hand-over.
-        if is_giving {
+        if has_unconfirmed_handover {
             giver.gave(version).await?;
         }
-        return all_told(version, &told).map(|()| Duration::ZERO);
+        return check_all_received(version, &told).map(|()| Duration::ZERO);
     }
     if Some(version) != now.version.checked_add(1) {
         return Err(refuse!("ERR {VERSION}"));
     }
-    let takers = takers(&now, &next)?;
+    let new_owners = new_owners(&now, &next)?;
     giver.may_give()?;
     refuse_conflict(giver, &now).await?;
-    let mut links = reach_takers(giver, &takers, &next).await?;
-    let others = reach_others(giver, &now, &takers).await;
-    let feeds: Vec<G::Fed> = takers.iter().map(|it| giver.fed(it)).collect::<Result<_, _>>()?;
+    let mut links = connect_new_owners(giver, &new_owners, &next).await?;
+    let others = connect_other_nodes(giver, &now, &new_owners).await;
+    let feeds: Vec<G::ConnectedReplica> =
+        new_owners.iter().map(|it| giver.fed(it)).collect::<Result<_, _>>()?;
     let began = Instant::now();
-    let paused = Pausing::begin(giver, Paused::Writes);
+    let paused = PauseGuard::begin(giver, Paused::Writes);
     let caught_up = async {
         for feed in &feeds {
             giver.caught_up(feed).await;
         }
     };
-    if tokio::time::timeout(CATCH_UP, caught_up).await.is_err() {
+    if tokio::time::timeout(CATCH_UP_TIMEOUT, caught_up).await.is_err() {
         return Err(refuse!(
             "ERR replicas did not catch up within {} ms. Nothing was changed, try again",
-            CATCH_UP.as_millis()
+            CATCH_UP_TIMEOUT.as_millis()
         ));
     }
     giver.pause(Paused::All);
@@ -142,14 +148,14 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
     // Sends concurrently, so that a silent node does not delay the others.
     let told = others.into_iter().map(|mut link| {
         let next = &next;
-        async move { within(TAKE_OVER, G::tell(&mut link, next, b"")).await }
+        async move { within(TAKE_OVER_TIMEOUT, G::tell(&mut link, next, b"")).await }
     });
     for error in join_all(told).await.into_iter().filter_map(Result::err) {
         tracing::warn!("a replica has not received topology {version} yet: {error}");
     }
     let mut failed = Vec::new();
-    for (taker, link) in takers.iter().zip(&mut links) {
-        if let Err(error) = within(TAKE_OVER, G::tell(link, &next, b"")).await {
+    for (taker, link) in new_owners.iter().zip(&mut links) {
+        if let Err(error) = within(TAKE_OVER_TIMEOUT, G::tell(link, &next, b"")).await {
             failed.push(format!("{}: {error}", taker.address()));
         }
     }
@@ -162,30 +168,30 @@ pub async fn hand_over<G: Giver>(giver: &G, text: &str, version: i64) -> Result<
             failed.join("; ")
         ));
     }
-    if let Err(refusal) = all_told(version, &tell_all(giver, &next).await) {
+    if let Err(refusal) = check_all_received(version, &send_topology_to_all(giver, &next).await) {
         tracing::warn!("{}", String::from_utf8_lossy(refusal.text()));
     }
     giver.gave(version).await?;
     Ok(paused)
 }
 
-struct Pausing<'a, G: Giver>(&'a G);
+struct PauseGuard<'a, G: HandoverSource>(&'a G);
 
-impl<G: Giver> Pausing<'_, G> {
-    fn begin(giver: &G, kind: Paused) -> Pausing<'_, G> {
+impl<G: HandoverSource> PauseGuard<'_, G> {
+    fn begin(giver: &G, kind: Paused) -> PauseGuard<'_, G> {
         giver.pause(kind);
-        Pausing(giver)
+        PauseGuard(giver)
     }
 }
 
-impl<G: Giver> Drop for Pausing<'_, G> {
+impl<G: HandoverSource> Drop for PauseGuard<'_, G> {
     fn drop(&mut self) {
         self.0.go_on();
     }
 }
 
 /// Returns the replicas that get slots of this node.
-fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
+fn new_owners(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
     if next.own().is_none() {
         return Err(refuse!(
             "ERR this node must stay in the topology until the handover is complete"
@@ -202,7 +208,7 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
             "ERR slot {slot} is not served by this node, only its master can hand it over"
         ));
     }
-    let mut takers: Vec<Member> = Vec::new();
+    let mut new_owners: Vec<Member> = Vec::new();
     for slot in (0..SLOTS).filter(|&slot| is_own(now, slot) && !is_own(next, slot)) {
         let taker = next.number_of(slot).map(|at| &next.members()[at]);
         let taker =
@@ -215,23 +221,23 @@ fn takers(now: &Topology, next: &Topology) -> Result<Vec<Member>, Refusal> {
                 taker.port
             ));
         }
-        if !takers.contains(taker) {
-            takers.push(taker.clone());
+        if !new_owners.contains(taker) {
+            new_owners.push(taker.clone());
         }
     }
-    if takers.is_empty() {
+    if new_owners.is_empty() {
         return Err(refuse!("ERR the topology moves no slots away from this node"));
     }
-    Ok(takers)
+    Ok(new_owners)
 }
 
 /// Fails if another node knows a later topology, or a different one of this version. The next
 /// version would revert it, for example a failover.
-async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
+async fn refuse_conflict<G: HandoverSource>(giver: &G, now: &Topology) -> Outcome {
     let others = now.members().iter().filter(|member| member.id != now.own_id);
     let asked = others.map(|member| async move {
         let hear = async { G::tell(&mut giver.reach(member).await?, now, b"CHECK").await };
-        let error = within(HEAR, hear).await.err()?;
+        let error = within(MESSAGE_TIMEOUT, hear).await.err()?;
         error.to_string().contains(VERSION).then(|| member.address())
     });
     match join_all(asked).await.into_iter().flatten().next() {
@@ -244,19 +250,19 @@ async fn refuse_conflict<G: Giver>(giver: &G, now: &Topology) -> Outcome {
 }
 
 /// Connects to the new owners and checks that they would accept the topology.
-async fn reach_takers<G: Giver>(
+async fn connect_new_owners<G: HandoverSource>(
     giver: &G,
-    takers: &[Member],
+    new_owners: &[Member],
     next: &Topology,
 ) -> Result<Vec<G::Link>, Refusal> {
     let mut links = Vec::new();
-    for taker in takers {
+    for taker in new_owners {
         let ready = async {
             let mut link = giver.reach(taker).await?;
             G::tell(&mut link, next, b"CHECK").await?;
             Ok::<G::Link, io::Error>(link)
         };
-        let ready = within(HEAR, ready);
+        let ready = within(MESSAGE_TIMEOUT, ready);
         let failed = |error| refuse!("ERR {} cannot take over the slots: {error}", taker.address());
         links.push(ready.await.map_err(failed)?);
     }
@@ -264,25 +270,32 @@ async fn reach_takers<G: Giver>(
 }
 
 /// Connects to the other replicas that are reachable.
-async fn reach_others<G: Giver>(giver: &G, now: &Topology, takers: &[Member]) -> Vec<G::Link> {
-    let is_taker = |id: &str| takers.iter().any(|taker| taker.id == id);
+async fn connect_other_nodes<G: HandoverSource>(
+    giver: &G,
+    now: &Topology,
+    new_owners: &[Member],
+) -> Vec<G::Link> {
+    let is_taker = |id: &str| new_owners.iter().any(|taker| taker.id == id);
     let others = now.replicas(&now.own_id).filter(|replica| !is_taker(&replica.id));
-    let reached = others.map(|member| within(HEAR, giver.reach(member)));
+    let reached = others.map(|member| within(MESSAGE_TIMEOUT, giver.reach(member)));
     join_all(reached).await.into_iter().flatten().collect()
 }
 
 /// Sends the topology to all other nodes. Returns the nodes that failed, with the reasons.
-async fn tell_all<'a, G: Giver>(giver: &G, next: &'a Topology) -> Vec<(&'a Member, String)> {
+async fn send_topology_to_all<'a, G: HandoverSource>(
+    giver: &G,
+    next: &'a Topology,
+) -> Vec<(&'a Member, String)> {
     let others = next.members().iter().filter(|member| member.id != next.own_id);
     let told = others.map(|member| async move {
         let hear = async { G::tell(&mut giver.reach(member).await?, next, b"").await };
-        let heard = within(HEAR, hear).await;
+        let heard = within(MESSAGE_TIMEOUT, hear).await;
         heard.err().map(|error| (member, format!("{}: {error}", member.address())))
     });
     join_all(told).await.into_iter().flatten().collect()
 }
 
-fn all_told(version: i64, failed: &[(&Member, String)]) -> Outcome {
+fn check_all_received(version: i64, failed: &[(&Member, String)]) -> Outcome {
     if failed.is_empty() {
         return Ok(());
     }

@@ -19,7 +19,7 @@ pub enum State {
 
 /// Poll state of one node. Times are in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulse {
+pub struct PollState {
     /// Time of the oldest unanswered poll; 0 if none.
     pub asked_ms: u64,
     /// Time of the last answer; 0 if none.
@@ -27,7 +27,7 @@ pub struct Pulse {
     is_loading: bool,
 }
 
-impl Pulse {
+impl PollState {
     /// Returns the node's health at this time.
     pub fn state(&self, now_ms: u64, timeout_ms: u64) -> State {
         let waited = if self.asked_ms == 0 { 0 } else { now_ms.saturating_sub(self.asked_ms) };
@@ -43,7 +43,7 @@ impl Pulse {
 
 /// Poll states by node id.
 #[derive(Default)]
-pub struct Health(Mutex<HashMap<String, Pulse>>);
+pub struct Health(Mutex<HashMap<String, PollState>>);
 
 impl Health {
     /// Records a poll. If an older poll is unanswered, its time remains.
@@ -57,7 +57,7 @@ impl Health {
 
     /// Records an answer.
     pub fn heard(&self, id: &str, now_ms: u64, is_loading: bool) {
-        let pulse = Pulse { asked_ms: 0, heard_ms: now_ms, is_loading };
+        let pulse = PollState { asked_ms: 0, heard_ms: now_ms, is_loading };
         self.0.lock().insert(id.to_owned(), pulse);
     }
 
@@ -69,7 +69,7 @@ impl Health {
     }
 
     /// Returns the poll state of a node.
-    pub fn of(&self, id: &str) -> Pulse {
+    pub fn of(&self, id: &str) -> PollState {
         self.0.lock().get(id).copied().unwrap_or_default()
     }
 
@@ -111,6 +111,6 @@ mod tests {
         }
         health.follow(&Topology::parse(&two_shards(), 1, &id('c')).unwrap());
         assert_eq!(health.failed(1_000, 1), 1);
-        assert_eq!(health.of("gone"), Pulse::default());
+        assert_eq!(health.of("gone"), PollState::default());
     }
 }

@@ -15,7 +15,7 @@ pub mod topology;
 use crate::command::error::{Refusal, refuse};
 use crate::config::Config;
 use arc_swap::ArcSwap;
-use file::Kept;
+use file::StoredState;
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
@@ -52,10 +52,10 @@ pub struct Lease {
 }
 
 /// Maximum duration of a lease: a day. A controller sends several HEARTBEATs within one.
-pub const MOST_LEASE_MS: u64 = 24 * 3600 * 1000;
+pub const MAX_LEASE_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum time of CLUSTERX HOLD.
-pub const MOST_HOLD_MS: u64 = 60_000;
+pub const MAX_HOLD_MS: u64 = 60_000;
 
 /// Cluster state of a node.
 #[derive(Default)]
@@ -77,7 +77,7 @@ pub struct Cluster {
     /// Locked while other nodes confirm a topology.
     pub confirming: Mutex<()>,
     /// Token and deadline of CLUSTERX HOLD.
-    held: Mutex<Option<(Vec<u8>, Instant)>>,
+    current_hold: Mutex<Option<(Vec<u8>, Instant)>>,
 }
 
 impl Cluster {
@@ -107,11 +107,11 @@ impl Cluster {
         if !self.enabled {
             return Ok(());
         }
-        let Some(kept) = Kept::read(dir)? else { return Ok(()) };
-        self.now.store(Arc::new(kept.topology));
-        self.giving.store(kept.giving, SeqCst);
-        *self.lease.lock() =
-            (kept.election > 0).then_some(Lease { election: kept.election, ms: kept.lease_ms });
+        let Some(stored) = StoredState::read(dir)? else { return Ok(()) };
+        self.now.store(Arc::new(stored.topology));
+        self.giving.store(stored.giving, SeqCst);
+        *self.lease.lock() = (stored.election > 0)
+            .then_some(Lease { election: stored.election, ms: stored.lease_ms });
         Ok(())
     }
 
@@ -158,14 +158,14 @@ impl Cluster {
         let next = next(&now).map_err(ClusterError::Refused)?;
         let Some(topology) = next else { return Ok(false) };
         let giving = gives || topology.version == now.version && self.giving.load(SeqCst);
-        Kept { giving, ..self.kept(&topology) }.write(dir)?;
+        StoredState { giving, ..self.stored(&topology) }.write(dir)?;
         self.giving.store(giving, SeqCst);
         self.now.store(Arc::new(topology));
         Ok(true)
     }
 
     /// Whether slots were given away and not all new owners have confirmed it.
-    pub fn is_giving(&self) -> bool {
+    pub fn has_unconfirmed_handover(&self) -> bool {
         self.giving.load(SeqCst)
     }
 
@@ -174,26 +174,32 @@ impl Cluster {
         let _one = self.changing.lock();
         let now = self.now.load();
         if now.version == version && self.giving.load(SeqCst) {
-            Kept { giving: false, ..self.kept(&now) }.write(dir)?;
+            StoredState { giving: false, ..self.stored(&now) }.write(dir)?;
             self.giving.store(false, SeqCst);
         }
         Ok(())
     }
 
-    fn kept(&self, topology: &Topology) -> Kept {
+    fn stored(&self, topology: &Topology) -> StoredState {
         let (election, lease_ms) = self.lease().map_or((0, 0), |lease| (lease.election, lease.ms));
-        Kept { topology: topology.clone(), election, lease_ms, giving: self.giving.load(SeqCst) }
+        StoredState {
+            topology: topology.clone(),
+            election,
+            lease_ms,
+            giving: self.giving.load(SeqCst),
+        }
     }
 
     /// CLUSTERX HOLD: reserves the cluster for the command with this token. Returns false if
     /// another command holds it. A zero time releases it. The hold is advisory and lost on restart.
     /// It prevents concurrent commands of two operators, but does not fence masters.
     pub fn hold(&self, token: &[u8], time: Duration) -> bool {
-        let mut held = self.held.lock();
+        let mut current_hold = self.current_hold.lock();
         let now = Instant::now();
-        let is_other = held.as_ref().is_some_and(|(other, end)| *end > now && other != token);
+        let is_other =
+            current_hold.as_ref().is_some_and(|(other, end)| *end > now && other != token);
         if !is_other {
-            *held = (!time.is_zero()).then(|| (token.to_vec(), now + time));
+            *current_hold = (!time.is_zero()).then(|| (token.to_vec(), now + time));
         }
         !is_other
     }
@@ -207,9 +213,9 @@ impl Cluster {
         is_here: impl Fn(&str, u16) -> bool,
     ) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
-        let next = nodes.behind(&self.now.load(), is_here).map_err(ClusterError::Refused)?;
+        let next = nodes.resolve(&self.now.load(), is_here).map_err(ClusterError::Refused)?;
         if let Some(next) = next {
-            self.kept(&next).try_write(dir)?;
+            self.stored(&next).try_write(dir)?;
         }
         Ok(())
     }
@@ -224,7 +230,7 @@ impl Cluster {
         nodes: &Nodes<'_>,
         is_here: impl Fn(&str, u16) -> bool,
     ) -> Result<bool, ClusterError> {
-        self.change(dir, |now| nodes.behind(now, is_here))
+        self.change(dir, |now| nodes.resolve(now, is_here))
     }
 
     /// CLUSTERX HEARTBEAT: grants a lease. Its election is durable when this returns. Refuses an
@@ -242,8 +248,8 @@ impl Cluster {
             Some(now) if now == lease => return Ok(()),
             _ => {}
         }
-        let kept = self.kept(&self.now.load());
-        Kept { election: lease.election, lease_ms: lease.ms, ..kept }.write(dir)?;
+        let stored = self.stored(&self.now.load());
+        StoredState { election: lease.election, lease_ms: lease.ms, ..stored }.write(dir)?;
         *self.lease.lock() = Some(lease);
         Ok(())
     }
@@ -251,7 +257,7 @@ impl Cluster {
     /// Whether this node is a master without replicas in its topology. If so, no other node can
     /// serve its slots. During a hand-over this is false, because a controller may have assigned
     /// all of them to a replica that did not receive the topology.
-    pub fn rules_alone(&self) -> bool {
+    pub fn is_sole_owner(&self) -> bool {
         let topology = self.topology();
         !self.giving.load(SeqCst)
             && topology.leads()
@@ -261,7 +267,7 @@ impl Cluster {
     /// CLUSTER RESET: discards all cluster state.
     pub fn reset(&self, dir: &Path) -> Result<(), ClusterError> {
         let _one = self.changing.lock();
-        Kept::default().write(dir)?;
+        StoredState::default().write(dir)?;
         self.giving.store(false, SeqCst);
         self.now.store(Arc::default());
         *self.lease.lock() = None;
@@ -283,7 +289,7 @@ pub struct Nodes<'a> {
 
 impl Nodes<'_> {
     /// Returns the next topology, or `None` if it equals the current one.
-    fn behind(
+    fn resolve(
         &self,
         now: &Topology,
         is_here: impl Fn(&str, u16) -> bool,
@@ -408,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_an_id_in_several_lines_refuses_until_it_has_one() {
+    fn node_without_own_id_refuses_a_topology_of_several_nodes() {
         let (folder, cluster) = (tempfile::tempdir().unwrap(), cluster());
         let (dir, text) = (folder.path(), two_shards());
         let set = |version, forced| {
@@ -450,13 +456,13 @@ mod tests {
     }
 
     #[test]
-    fn a_master_that_gives_slots_away_does_not_rule_alone_until_others_know() {
+    fn master_giving_slots_away_waits_until_others_know() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let again = || {
             let cluster = cluster();
             cluster.recall(dir).unwrap();
-            cluster.rules_alone()
+            cluster.is_sole_owner()
         };
         let alone = |version| {
             let text = format!("{} h 1 master - 0-99\n", id('a'));
@@ -464,19 +470,19 @@ mod tests {
         };
         let cluster = cluster();
         cluster.change(dir, |_| alone(1).map(Some)).unwrap();
-        assert!(cluster.rules_alone() && again());
+        assert!(cluster.is_sole_owner() && again());
         cluster.give(dir, |_| alone(2).map(Some)).unwrap();
-        assert!(!cluster.rules_alone() && !again());
+        assert!(!cluster.is_sole_owner() && !again());
         cluster.heartbeat(dir, Lease { election: 1, ms: 5 }).unwrap();
         cluster.change(dir, |now| Ok(Some(now.with_own_id(&id('a'))))).unwrap();
         cluster.gave(dir, 1).unwrap();
-        assert!(!cluster.rules_alone() && !again(), "the hand-over is still in progress");
+        assert!(!cluster.is_sole_owner() && !again(), "the hand-over is still in progress");
         cluster.gave(dir, 2).unwrap();
-        assert!(cluster.rules_alone() && again());
+        assert!(cluster.is_sole_owner() && again());
         assert_eq!(cluster.lease(), Some(Lease { election: 1, ms: 5 }));
         cluster.give(dir, |_| alone(3).map(Some)).unwrap();
         cluster.change(dir, |_| alone(4).map(Some)).unwrap();
-        assert!(cluster.rules_alone() && again(), "a later topology ends the hand-over");
+        assert!(cluster.is_sole_owner() && again(), "a later topology ends the hand-over");
     }
 
     #[test]

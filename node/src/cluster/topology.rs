@@ -15,14 +15,14 @@ use std::fmt::Write as _;
 /// Length of a node's id, in bytes.
 pub const ID_BYTES: usize = 40;
 /// Maximum number of nodes. Bounds the memory that a client of CLUSTERX can allocate.
-pub const MOST_NODES: usize = 2_000;
+pub const MAX_NODES: usize = 2_000;
 /// Maximum length of a topology's text, in bytes.
-pub const MOST_TEXT: usize = 1 << 20;
+pub const MAX_TOPOLOGY_BYTES: usize = 1 << 20;
 /// Maximum length of a host name, in bytes.
-const MOST_HOST: usize = 255;
+const MAX_HOST_BYTES: usize = 255;
 
 const NO_NODE: u16 = u16::MAX;
-const _: () = assert!(MOST_NODES < NO_NODE as usize);
+const _: () = assert!(MAX_NODES < NO_NODE as usize);
 
 /// Error texts of Kvrocks.
 const NODES_INFO: &str = "Invalid cluster nodes info";
@@ -182,13 +182,13 @@ impl Topology {
         let [id, host, port, role, master, slots @ ..] = &words[..] else {
             return Err(NODES_INFO.to_owned());
         };
-        if self.members.len() >= MOST_NODES {
-            return Err(format!("{NODES_INFO}: too many nodes, the limit is {MOST_NODES}"));
+        if self.members.len() >= MAX_NODES {
+            return Err(format!("{NODES_INFO}: too many nodes, the limit is {MAX_NODES}"));
         }
         if !is_id(id) {
             return Err(NODE_ID.to_owned());
         }
-        if host.len() > MOST_HOST || !host.bytes().all(|b| b.is_ascii_graphic()) {
+        if host.len() > MAX_HOST_BYTES || !host.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(NODES_INFO.to_owned());
         }
         let port = port.parse().ok().filter(|port| *port > 0);
@@ -440,7 +440,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_replica_that_is_given_to_another_shard_is_told_from_one_of_a_failover() {
+    fn moved_replica_is_distinguished_from_a_failover() {
         let (a, b, c) = (id('a'), id('b'), id('c'));
         let next = |master: &str, own: char| {
             let others = format!("{a} h 1 master -\n{c} h 3 master -\n");
@@ -500,9 +500,9 @@ pub(crate) mod tests {
             assert_eq!(Topology::parse(&text, 1, ""), Err(why.to_owned()), "{text}");
         }
         let line = |n: usize| format!("{n:040} h 1 master -\n");
-        let many: String = (0..MOST_NODES).map(line).collect();
+        let many: String = (0..MAX_NODES).map(line).collect();
         assert!(Topology::parse(&many, 1, "").is_ok());
-        let why = Topology::parse(&(many + &line(MOST_NODES)), 1, "").unwrap_err();
+        let why = Topology::parse(&(many + &line(MAX_NODES)), 1, "").unwrap_err();
         assert!(why.contains("too many nodes, the limit is 2000"), "{why}");
     }
 }

@@ -38,14 +38,14 @@ impl Refusal {
     pub const WRONG_TYPE: Refusal =
         Refusal::fixed(b"WRONGTYPE Operation against a key holding the wrong kind of value");
     /// The table of the id was recycled.
-    pub const BELOW_HORIZON: Refusal =
+    pub const TABLE_RECYCLED: Refusal =
         Refusal::fixed(b"ERR the id is below the horizon, its pairs were dropped");
 
     /// RedisBloom's text.
     pub const NO_FILTER: Refusal = Refusal::fixed(b"ERR not found");
 
     /// A count or a list of members was requested from a filter.
-    pub const NOT_COUNTED: Refusal = Refusal::fixed(
+    pub const NOT_LISTABLE: Refusal = Refusal::fixed(
         b"ERR a filter cannot count or list the members of one id. Query members one by one, or \
             keep their number in a counter (FEED.ACT updates both). TM.TABLES shows the table",
     );
@@ -241,7 +241,7 @@ mod tests {
     use super::Printable;
 
     #[test]
-    fn what_is_not_printable_is_escaped_and_what_is_long_is_cut() {
+    fn unprintable_bytes_are_escaped_and_long_texts_cut() {
         assert_eq!(Printable(b"a'b\r\n\xff\\").to_string(), "a\\'b\\x0d\\x0a\\xff\\\\");
         assert_eq!(Printable(&[b'x'; 1000]).to_string().len(), 131);
     }

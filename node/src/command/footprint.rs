@@ -40,7 +40,7 @@ enum Named<'a> {
     Pairs(&'a ExistenceSpace),
     Action(&'a Action),
     View(&'a View),
-    Kin(&'a CounterSpace),
+    RowsAndPairs(&'a CounterSpace),
     Flags(&'a ExistenceSpace),
 }
 
@@ -278,7 +278,7 @@ impl<'a> Footprint<'a> {
             Named::Rows(space) => each(at, Touch::Row(space, id)),
             Named::Pairs(space) => each(at, Touch::Pair(space, id, Some(member()))),
             Named::View(view) => each(at, Touch::Shown(view, id, member())),
-            Named::Kin(space) => {
+            Named::RowsAndPairs(space) => {
                 self.engines.rows_beside(space).for_each(|rows| each(at, Touch::Row(rows, id)));
                 let flags = self.engines.flags_beside(space);
                 flags.for_each(|flags| each(at, Touch::Pair(flags, id, None)));
@@ -329,8 +329,8 @@ impl<'a> Footprint<'a> {
             Of::Pairs => self.engines.existence(name).map(Named::Pairs),
             Of::Action => self.engines.action(name).map(Named::Action),
             Of::View => self.engines.view(name).map(Named::View),
-            Of::Kin => {
-                let rows = self.engines.counter(name).map(Named::Kin);
+            Of::RowsAndPairs => {
+                let rows = self.engines.counter(name).map(Named::RowsAndPairs);
                 rows.or_else(|| self.engines.existence(name).map(Named::Flags))
             }
         }
@@ -351,7 +351,7 @@ impl<'a> Footprint<'a> {
                 let (flags, counters) = engines.spaces_of(action);
                 counters.cold_end().max(of_pairs(flags))
             }
-            Named::Kin(space) => {
+            Named::RowsAndPairs(space) => {
                 engines.rows_beside(space).map(|space| space.cold_end()).max().unwrap_or(0)
             }
             // No cold pairs are read.

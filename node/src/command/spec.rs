@@ -100,7 +100,7 @@ pub enum Of {
     /// A view.
     View,
     /// An existence space, or a counter space with all spaces that share its ids.
-    Kin,
+    RowsAndPairs,
 }
 
 /// No keys.

@@ -226,7 +226,7 @@ mod tests {
     /// Covers repeated names, upper and lower case, prefixes, extensions, unknown names, and names
     /// too long to cache.
     #[test]
-    fn what_is_known_again_is_what_is_found() {
+    fn a_cached_lookup_equals_an_uncached_one() {
         let mut names: Vec<Vec<u8>> =
             all().iter().map(|spec| spec.name.as_bytes().to_vec()).collect();
         names.extend(

@@ -1,10 +1,10 @@
 //! Metrics of the INFO section Cold.
 
 use super::metric::Kind::{Counter, Gauge};
-use super::sample::{M, apart, field};
+use super::sample::{SampleMetric, field, metric_without_field};
 
 /// Metrics of section Cold.
-pub const COLD: &[M] = &[
+pub const COLD: &[SampleMetric] = &[
     field("cold_files", Gauge, "tidemark_cold_files", "Cold files.", |s| s.cold().files.into()),
     field("cold_rows", Gauge, "tidemark_cold_rows", "Rows in cold files.", |s| {
         s.cold().rows.into()
@@ -186,7 +186,7 @@ pub const COLD: &[M] = &[
         |s| s.figure(|f| &f.scrub_last_s),
     )
     .seconds(),
-    apart(
+    metric_without_field(
         Gauge,
         "tidemark_spill_last_succeeded",
         "0 if the last spill or merge of a space failed.",

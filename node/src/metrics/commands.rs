@@ -42,7 +42,7 @@ pub(super) const ERRORS: [Metric<u64>; 1] =
 pub(super) fn write(node: &Node, encoder: &mut DescriptorEncoder<'_>) -> std::fmt::Result {
     let sums: Vec<(&str, Sums)> = with_numbers()
         .map(|(number, spec)| (spec.name, node.calls.sums(number)))
-        .filter(|(_, sums)| !sums.is_nothing())
+        .filter(|(_, sums)| !sums.is_all_zero())
         .collect();
     let calls: Vec<_> = sums.iter().map(|(name, sums)| (("command", *name), sums)).collect();
     write_all(COMMANDS, encoder, &calls)?;

@@ -5,12 +5,12 @@ use super::cold::COLD;
 use super::encode::{Distribution, Durations};
 use super::persistence::PERSISTENCE;
 use super::replication::REPLICATION;
-use super::sample::{M, Sample};
+use super::sample::{Sample, SampleMetric};
 use super::server::{CLIENTS, MEMORY, SERVER};
 use super::stats::STATS;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub(super) const GROUPS: &[&[M]] =
+pub(super) const GROUPS: &[&[SampleMetric]] =
     &[SERVER, CLIENTS, MEMORY, PERSISTENCE, STATS, REPLICATION, COLD];
 
 /// Returns classes whose upper bounds are powers of two, in microseconds.

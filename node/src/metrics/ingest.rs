@@ -8,80 +8,80 @@ use crate::runtime::ingest::{Source, State};
 use prometheus_client::encoding::DescriptorEncoder;
 use std::sync::atomic::Ordering::Relaxed;
 
-type S = Metric<Source>;
+type SourceMetric = Metric<Source>;
 
 /// Metrics of a source, as in the line `ingest_likes:` of INFO.
-pub const SOURCES: &[S] = &[
-    S::new(
+pub const SOURCES: &[SourceMetric] = &[
+    SourceMetric::new(
         "",
         Gauge,
         "tidemark_ingest_running",
         "1 while events of all partitions are consumed; 0 on a replica.",
-        |s| (s.standing().state == State::Running && !s.partitions.lock().is_empty()).into(),
+        |s| (s.ingest_progress().state == State::Running && !s.partitions.lock().is_empty()).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "lag",
         Gauge,
         "tidemark_ingest_lag_messages",
         "Consumer lag in messages, as reported by the broker.",
-        |s| s.standing().lag.map_or(Value::Float(f64::NAN, 0), Value::from),
+        |s| s.ingest_progress().lag.map_or(Value::Float(f64::NAN, 0), Value::from),
     ),
-    S::new(
+    SourceMetric::new(
         "events_per_s",
         Gauge,
         "tidemark_ingest_rate",
         "Events consumed in the last second.",
         |s| s.rate.load(Relaxed).into(),
     ),
-    S::new("events", Counter, "tidemark_ingest_events", "Events consumed.", |s| {
+    SourceMetric::new("events", Counter, "tidemark_ingest_events", "Events consumed.", |s| {
         s.events.load(Relaxed).into()
     }),
-    S::new("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
+    SourceMetric::new("messages", Counter, "tidemark_ingest_messages", "Messages read.", |s| {
         s.messages.load(Relaxed).into()
     }),
-    S::new(
+    SourceMetric::new(
         "repeated",
         Counter,
         "tidemark_ingest_repeated",
         "Events without effect: the action was already done or undone.",
         |s| s.repeated.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "unknown",
         Counter,
         "tidemark_ingest_unknown",
         "Actions on ids below the horizon.",
         |s| s.unknown.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "poison",
         Counter,
         "tidemark_ingest_poison",
         "Events that could not be applied (dead letters).",
         |s| s.poison.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "poison_dropped",
         Counter,
         "tidemark_ingest_poison_dropped",
         "Dead letters lost because their file is full or not writable.",
         |s| s.poison_dropped.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "gaps",
         Counter,
         "tidemark_ingest_gaps",
         "Times the broker deleted messages before they were read.",
         |s| s.gaps.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "gap_messages",
         Counter,
         "tidemark_ingest_gap_messages",
         "Messages lost this way, as far as known.",
         |s| s.gap_messages.load(Relaxed).into(),
     ),
-    S::new(
+    SourceMetric::new(
         "reconnects",
         Counter,
         "tidemark_ingest_reconnects",

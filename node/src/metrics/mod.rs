@@ -50,19 +50,23 @@ pub fn values(sample: &Sample) -> impl Iterator<Item = (String, serde_json::Valu
 
 /// Returns all metrics, in the order of `/metrics`.
 pub fn all() -> Vec<Described> {
-    fn some<S: ?Sized>(metrics: &[Metric<S>], labels: &str) -> Vec<Described> {
+    fn describe_all<S: ?Sized>(metrics: &[Metric<S>], labels: &str) -> Vec<Described> {
         metrics.iter().map(|metric| metric.describe(labels)).collect()
     }
-    let mut all: Vec<Described> = groups::GROUPS.iter().flat_map(|group| some(group, "")).collect();
+    let mut all: Vec<Described> =
+        groups::GROUPS.iter().flat_map(|group| describe_all(group, "")).collect();
     all.extend(groups::HISTOGRAMS.iter().map(|(histogram, _)| histogram.describe()));
-    all.extend(some(COUNTER_SPACES, "space=\"...\""));
-    all.extend(some(EXISTENCE_SPACES, "space=\"...\""));
-    all.extend(some(LEDGERS, "space=\"...\""));
-    all.extend(some(SOURCES, "source=\"...\""));
-    all.extend(some(commands::COMMANDS, "command=\"...\""));
+    all.extend(describe_all(COUNTER_SPACES, "space=\"...\""));
+    all.extend(describe_all(EXISTENCE_SPACES, "space=\"...\""));
+    all.extend(describe_all(LEDGERS, "space=\"...\""));
+    all.extend(describe_all(SOURCES, "source=\"...\""));
+    all.extend(describe_all(commands::COMMANDS, "command=\"...\""));
     all.extend([commands::DURATION.describe()]);
-    all.extend(some(&commands::ERRORS, "error=\"...\""));
-    all.extend(some(&[replication::REPLICA_LAG, replication::REPLICA_HEARD], "replica=\"...\""));
+    all.extend(describe_all(&commands::ERRORS, "error=\"...\""));
+    all.extend(describe_all(
+        &[replication::REPLICA_LAG, replication::REPLICA_HEARD],
+        "replica=\"...\"",
+    ));
     all
 }
 

@@ -1,15 +1,15 @@
 //! Metrics of INFO's section Persistence.
 
 use super::metric::Kind::{Counter, Gauge};
-use super::sample::{M, apart, field};
+use super::sample::{SampleMetric, field, metric_without_field};
 use crate::roles::backup_state::{Fate, Kept};
 
 /// Metrics of section Persistence.
-pub const PERSISTENCE: &[M] = &[
+pub const PERSISTENCE: &[SampleMetric] = &[
     field("loading", Gauge, "tidemark_loading", "1 while the data set is loading.", |s| {
         (!s.node.is_loaded()).into()
     }),
-    apart(
+    metric_without_field(
         Gauge,
         "tidemark_log_writable",
         "1 if the log is writable; 0 if a disk error makes writes fail with MISCONF.",
@@ -29,9 +29,12 @@ pub const PERSISTENCE: &[M] = &[
         "1 while a snapshot is being written.",
         |s| s.saved().running.into(),
     ),
-    apart(Gauge, "tidemark_snapshot_last_succeeded", "1 if the last snapshot succeeded.", |s| {
-        s.saved().error.is_none().into()
-    }),
+    metric_without_field(
+        Gauge,
+        "tidemark_snapshot_last_succeeded",
+        "1 if the last snapshot succeeded.",
+        |s| s.saved().error.is_none().into(),
+    ),
     field(
         "rdb_last_save_time",
         Gauge,
@@ -87,10 +90,15 @@ pub const PERSISTENCE: &[M] = &[
         |s| s.backups().expected.into(),
     )
     .bytes(),
-    apart(Gauge, "tidemark_backup_last_succeeded", "0 if the last backup failed.", |s| {
-        let last = s.backups().last.as_ref();
-        (!last.is_some_and(|last| matches!(last.fate, Fate::Failed(_)))).into()
-    }),
+    metric_without_field(
+        Gauge,
+        "tidemark_backup_last_succeeded",
+        "0 if the last backup failed.",
+        |s| {
+            let last = s.backups().last.as_ref();
+            (!last.is_some_and(|last| matches!(last.fate, Fate::Failed(_)))).into()
+        },
+    ),
     field(
         "backup_last_time",
         Gauge,
@@ -99,7 +107,7 @@ pub const PERSISTENCE: &[M] = &[
         |s| s.backups().made_s.into(),
     )
     .seconds(),
-    apart(Gauge, "tidemark_backup_log_kept", "0 if archiving the log fails.", |s| {
+    metric_without_field(Gauge, "tidemark_backup_log_kept", "0 if archiving the log fails.", |s| {
         (!matches!(s.backups().kept, Kept::Failed(_))).into()
     }),
     field(

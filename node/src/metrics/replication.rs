@@ -3,27 +3,35 @@
 use super::encode::write_all;
 use super::metric::Kind::{Counter, Gauge};
 use super::metric::{Metric, Value};
-use super::sample::{M, Sample, apart, field};
-use crate::roles::{Fed, LinkState};
+use super::sample::{Sample, SampleMetric, field, metric_without_field};
+use crate::roles::{ConnectedReplica, LinkState};
 use prometheus_client::encoding::DescriptorEncoder;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub(super) const REPLICATION: &[M] = &[
-    apart(Gauge, "tidemark_replication_is_master", "1 on a master, 0 on a replica.", |s| {
-        s.node.replication.is_master().into()
-    }),
-    apart(
+pub(super) const REPLICATION: &[SampleMetric] = &[
+    metric_without_field(
+        Gauge,
+        "tidemark_replication_is_master",
+        "1 on a master, 0 on a replica.",
+        |s| s.node.replication.is_master().into(),
+    ),
+    metric_without_field(
         Gauge,
         "tidemark_replication_link_up",
         "1 if the link to the master is up, and always on a master.",
         |s| s.link().is_none_or(|link| link.state == LinkState::Connected).into(),
     ),
-    apart(Gauge, "tidemark_replication_lag", "Lag behind the master; 0 on a master.", |s| {
-        let shown = s.node.durability.acknowledged_offset();
-        s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
-    })
+    metric_without_field(
+        Gauge,
+        "tidemark_replication_lag",
+        "Lag behind the master; 0 on a master.",
+        |s| {
+            let shown = s.node.durability.acknowledged_offset();
+            s.link().map_or(0, |link| link.master_end.saturating_sub(shown)).into()
+        },
+    )
     .bytes(),
-    apart(
+    metric_without_field(
         Gauge,
         "tidemark_replication_link_silence",
         "Time since the last message from the master; 0 on a master.",
@@ -55,19 +63,19 @@ pub(super) const REPLICATION: &[M] = &[
         "1 if this node is fenced: it rejects writes because another node may be the master.",
         |s| s.node.replication.is_fenced().into(),
     ),
-    apart(
+    metric_without_field(
         Counter,
         "tidemark_cluster_peer_requests",
         "Parts of pages requested from other nodes.",
         |s| s.node.cluster.asked.load(Relaxed).into(),
     ),
-    apart(
+    metric_without_field(
         Counter,
         "tidemark_cluster_peer_requests_failed",
         "Failed requests for parts of pages: timeouts and connection errors.",
         |s| s.node.cluster.unanswered.load(Relaxed).into(),
     ),
-    apart(
+    metric_without_field(
         Gauge,
         "tidemark_cluster_nodes_failed",
         "Nodes of the topology that do not reply.",
@@ -83,7 +91,7 @@ pub(super) const REPLICATION: &[M] = &[
 ];
 
 pub(super) struct Replica {
-    fed: Fed,
+    fed: ConnectedReplica,
     end: u64,
 }
 

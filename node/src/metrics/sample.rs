@@ -8,7 +8,7 @@ use crate::runtime::clients::Client;
 use crate::runtime::counters::Totals;
 use dataset::engines::{CounterSpace, ExistenceSpace};
 use dataset::groups::GroupStats;
-use dataset::live::Saved;
+use dataset::live::SnapshotStatus;
 use dataset::tokens::TokenStats;
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Sample {
     clients: OnceCell<Vec<Arc<Client>>>,
     commits: OnceCell<CommitStats>,
     positions: OnceCell<(Position, Position)>,
-    saved: OnceCell<Saved>,
+    saved: OnceCell<SnapshotStatus>,
     cold: OnceCell<ColdSums>,
     link: OnceCell<Option<Link>>,
     backups: OnceCell<Status>,
@@ -85,7 +85,7 @@ impl Sample {
     }
 
     /// Returns the newest snapshot.
-    pub fn saved(&self) -> &Saved {
+    pub fn saved(&self) -> &SnapshotStatus {
         self.saved.get_or_init(|| self.node.snapshots.saved.borrow().clone())
     }
 
@@ -122,7 +122,7 @@ impl Sample {
         self.node.loaded().map_or(0, |engines| engines.existences().iter().map(of).sum())
     }
 
-    pub(super) fn figure(&self, of: fn(&dataset::cold::Figures) -> &AtomicU64) -> Value {
+    pub(super) fn figure(&self, of: fn(&dataset::cold::ColdStats) -> &AtomicU64) -> Value {
         let engines = self.node.loaded();
         engines.map_or(0, |engines| of(&engines.cold.figures).load(Relaxed)).into()
     }
@@ -178,7 +178,7 @@ pub fn buffer_bytes(client: &Client) -> usize {
         + client.kept_bytes.load(Relaxed)
 }
 
-pub(super) type M = Metric<Sample>;
+pub(super) type SampleMetric = Metric<Sample>;
 pub(super) type Read = fn(&Sample) -> Value;
 
 /// Declares a metric with the same value as a field of INFO.
@@ -188,16 +188,16 @@ pub(super) const fn field(
     name: &'static str,
     help: &'static str,
     read: Read,
-) -> M {
+) -> SampleMetric {
     Metric::new(field, kind, name, help, read)
 }
 
 /// Declares a metric without a field of INFO.
-pub(super) const fn apart(
+pub(super) const fn metric_without_field(
     kind: metric::Kind,
     name: &'static str,
     help: &'static str,
     read: Read,
-) -> M {
+) -> SampleMetric {
     Metric::new("", kind, name, help, read)
 }

@@ -2,21 +2,31 @@
 
 use super::metric::Kind::{Counter, Gauge};
 use super::metric::Value;
-use super::sample::{CONNECTION_BYTES, M, Read, apart, buffer_bytes, field};
+use super::sample::{
+    CONNECTION_BYTES, Read, SampleMetric, buffer_bytes, field, metric_without_field,
+};
 use crate::runtime::clients::{Client, Kind as ClientKind};
 use crate::runtime::process_memory::resident_bytes;
 use dataset::clock::unix_us;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub(super) const SERVER: &[M] = &[
-    apart(Gauge, "process_start_time", "Unix time at which the process started.", |s| {
-        Value::Rate(unix_us() as f64 / 1e6 - s.node.started.elapsed().as_secs_f64())
-    })
+pub(super) const SERVER: &[SampleMetric] = &[
+    metric_without_field(
+        Gauge,
+        "process_start_time",
+        "Unix time at which the process started.",
+        |s| Value::Rate(unix_us() as f64 / 1e6 - s.node.started.elapsed().as_secs_f64()),
+    )
     .seconds(),
-    apart(Counter, "process_cpu", "CPU time of the process, user and system.", |_| {
-        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Value::Rate(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
-    })
+    metric_without_field(
+        Counter,
+        "process_cpu",
+        "CPU time of the process, user and system.",
+        |_| {
+            let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+            Value::Rate(used.tv_sec as f64 + used.tv_nsec as f64 / 1e9)
+        },
+    )
     .seconds(),
     field(
         "used_memory_rss",
@@ -26,10 +36,10 @@ pub(super) const SERVER: &[M] = &[
         |_| resident_bytes().into(),
     )
     .bytes(),
-    apart(Gauge, "process_open_fds", "Open file descriptors.", |_| {
+    metric_without_field(Gauge, "process_open_fds", "Open file descriptors.", |_| {
         std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count).saturating_sub(1).into()
     }),
-    apart(Gauge, "process_max_fds", "Limit of open file descriptors.", |_| {
+    metric_without_field(Gauge, "process_max_fds", "Limit of open file descriptors.", |_| {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         limit.current.unwrap_or(u64::MAX).into()
     }),
@@ -47,7 +57,7 @@ pub(super) const SERVER: &[M] = &[
 ];
 
 /// Metrics of section Clients.
-pub const CLIENTS: &[M] = &[
+pub const CLIENTS: &[SampleMetric] = &[
     field("connected_clients", Gauge, "tidemark_clients", "Connected clients.", |s| {
         s.clients().len().into()
     }),
@@ -92,11 +102,11 @@ pub const CLIENTS: &[M] = &[
 
 const PARTS: &str = "Memory used, by part. The rest of the process is code and allocator overhead.";
 
-const fn part(of: &'static str, name: &'static str, read: Read) -> M {
+const fn part(of: &'static str, name: &'static str, read: Read) -> SampleMetric {
     field(of, Gauge, "tidemark_memory_part", PARTS, read).bytes().label("part", name)
 }
 
-pub(super) const MEMORY: &[M] = &[
+pub(super) const MEMORY: &[SampleMetric] = &[
     field(
         "used_memory",
         Gauge,

@@ -9,9 +9,9 @@ use dataset::engines::{CounterSpace, ExistenceSpace};
 use prometheus_client::encoding::DescriptorEncoder;
 use std::sync::atomic::Ordering::Relaxed;
 
-type C = Metric<CounterSpace>;
-type E = Metric<ExistenceSpace>;
-type L = Metric<PairLedger>;
+type CounterMetric = Metric<CounterSpace>;
+type ExistenceMetric = Metric<ExistenceSpace>;
+type LedgerMetric = Metric<PairLedger>;
 
 /// Returns the fill ratio of the newest table. At 1 the table rolls.
 fn newest(space: &CounterSpace) -> f64 {
@@ -20,11 +20,15 @@ fn newest(space: &CounterSpace) -> f64 {
 }
 
 /// Metrics of a counter space, as in the line `counter_post:` of INFO.
-pub const COUNTER_SPACES: &[C] = &[
-    C::new("rows", Gauge, "tidemark_counters_rows", "Rows in memory, by counter space.", |s| {
-        s.rows().into()
-    }),
-    C::new(
+pub const COUNTER_SPACES: &[CounterMetric] = &[
+    CounterMetric::new(
+        "rows",
+        Gauge,
+        "tidemark_counters_rows",
+        "Rows in memory, by counter space.",
+        |s| s.rows().into(),
+    ),
+    CounterMetric::new(
         "memory_bytes",
         Gauge,
         "tidemark_counters_memory",
@@ -32,7 +36,7 @@ pub const COUNTER_SPACES: &[C] = &[
         |s| s.memory_bytes().into(),
     )
     .bytes(),
-    C::new(
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_memory_limit",
@@ -40,45 +44,49 @@ pub const COUNTER_SPACES: &[C] = &[
         |s| s.memory_limit_bytes().into(),
     )
     .bytes(),
-    C::new(
+    CounterMetric::new(
         "tables",
         Gauge,
         "tidemark_counters_tables",
         "Tables in memory, by counter space.",
         |s| s.ranges().len().into(),
     ),
-    C::new(
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_newest_fill_ratio",
         "Fill of the newest table; it rolls at 1.",
         |s| Value::Rate(newest(s)),
     ),
-    C::new(
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_outlier_rows",
         "Rows stored outside the tables (outliers).",
         |s| s.outlier_rows().into(),
     ),
-    C::new(
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_cold_rows",
         "Rows in cold files, by counter space.",
         |s| s.cold().rows().into(),
     ),
-    C::new("", Gauge, "tidemark_counters_cold_files", "Cold files, by counter space.", |s| {
-        s.cold().files().all().len().into()
-    }),
-    C::new(
+    CounterMetric::new(
+        "",
+        Gauge,
+        "tidemark_counters_cold_files",
+        "Cold files, by counter space.",
+        |s| s.cold().files().all().len().into(),
+    ),
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_horizon_id",
         "Lowest id not retired; 0 if none was.",
         |s| s.horizon().into(),
     ),
-    C::new(
+    CounterMetric::new(
         "",
         Gauge,
         "tidemark_counters_cold_end_id",
@@ -88,11 +96,15 @@ pub const COUNTER_SPACES: &[C] = &[
 ];
 
 /// Metrics of an existence space, as in the line `existence_liked:` of INFO.
-pub const EXISTENCE_SPACES: &[E] = &[
-    E::new("pairs", Gauge, "tidemark_existence_pairs", "Pairs set, by existence space.", |s| {
-        s.pairs().into()
-    }),
-    E::new(
+pub const EXISTENCE_SPACES: &[ExistenceMetric] = &[
+    ExistenceMetric::new(
+        "pairs",
+        Gauge,
+        "tidemark_existence_pairs",
+        "Pairs set, by existence space.",
+        |s| s.pairs().into(),
+    ),
+    ExistenceMetric::new(
         "memory_bytes",
         Gauge,
         "tidemark_existence_memory",
@@ -100,7 +112,7 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| s.memory_bytes().into(),
     )
     .bytes(),
-    E::new(
+    ExistenceMetric::new(
         "",
         Gauge,
         "tidemark_existence_memory_limit",
@@ -108,31 +120,35 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| s.filter_bytes_limit().into(),
     )
     .bytes(),
-    E::new("tables", Gauge, "tidemark_existence_tables", "Tables, by existence space.", |s| {
-        s.layout().len().into()
-    }),
-    E::new(
+    ExistenceMetric::new(
+        "tables",
+        Gauge,
+        "tidemark_existence_tables",
+        "Tables, by existence space.",
+        |s| s.layout().len().into(),
+    ),
+    ExistenceMetric::new(
         "aside",
         Gauge,
         "tidemark_existence_outlier_pairs",
         "Pairs of outliers, stored exactly.",
         |s| s.outlier_pairs().into(),
     ),
-    E::new(
+    ExistenceMetric::new(
         "most_revoked",
         Gauge,
         "tidemark_existence_most_deleted_pairs",
         "Unset pairs in the table with the most (limit: existence.max_unset).",
         |s| s.most_revoked().into(),
     ),
-    E::new(
+    ExistenceMetric::new(
         "pairs_per_s",
         Gauge,
         "tidemark_existence_pairs_per_second",
         "New pairs per second in the newest table, averaged over about a minute.",
         |s| Value::Float(s.pairs_per_s(), 1),
     ),
-    E::new(
+    ExistenceMetric::new(
         "recycled_in_s",
         Gauge,
         "tidemark_existence_recycled_in",
@@ -141,98 +157,110 @@ pub const EXISTENCE_SPACES: &[E] = &[
         |s| Value::Float(s.recycled_in_s().unwrap_or(-1.0), 0),
     )
     .seconds(),
-    E::new(
+    ExistenceMetric::new(
         "forgotten_ids",
         Gauge,
         "tidemark_existence_forgotten_ids",
         "Forgotten ids, whose flags were unset at once (limit: existence.max_forgotten).",
         |s| s.forgotten_ids().into(),
     ),
-    E::new(
+    ExistenceMetric::new(
         "false_positive_rate",
         Gauge,
         "tidemark_existence_false_positive_configured_ratio",
         "Configured false-positive rate.",
         |s| Value::Rate(s.false_positive_rate()),
     ),
-    E::new(
+    ExistenceMetric::new(
         "measured_rate",
         Gauge,
         "tidemark_existence_false_positive_measured_ratio",
         "False-positive rate measured by canaries; 0 before the first lookup.",
         |s| Value::Float(s.measured().rate().unwrap_or(0.0), 7),
     ),
-    E::new(
+    ExistenceMetric::new(
         "measured_at_least",
         Gauge,
         "tidemark_existence_false_positive_measured_lower_ratio",
         "Lower bound of the measured rate; above the configured rate, it misses the target.",
         |s| Value::Float(s.measured().at_least(), 7),
     ),
-    E::new(
+    ExistenceMetric::new(
         "measured_at_most",
         Gauge,
         "tidemark_existence_false_positive_measured_upper_ratio",
         "Upper bound of the measured rate.",
         |s| Value::Float(s.measured().at_most(), 7),
     ),
-    E::new("canaries", Gauge, "tidemark_existence_canaries", "Number of canary lookups.", |s| {
-        s.measured().canaries.into()
-    }),
-    E::new(
+    ExistenceMetric::new(
+        "canaries",
+        Gauge,
+        "tidemark_existence_canaries",
+        "Number of canary lookups.",
+        |s| s.measured().canaries.into(),
+    ),
+    ExistenceMetric::new(
         "horizon",
         Gauge,
         "tidemark_existence_horizon_id",
         "Lowest id whose flags are known.",
         |s| s.horizon().into(),
     ),
-    E::new("", Gauge, "tidemark_existence_cold_files", "Cold files, by existence space.", |s| {
-        s.cold().files().len().into()
-    }),
+    ExistenceMetric::new(
+        "",
+        Gauge,
+        "tidemark_existence_cold_files",
+        "Cold files, by existence space.",
+        |s| s.cold().files().len().into(),
+    ),
 ];
 
 /// Metrics of a ledger, as in the line `ledger_liked:` of INFO.
-pub const LEDGERS: &[L] = &[
-    L::new(
+pub const LEDGERS: &[LedgerMetric] = &[
+    LedgerMetric::new(
         "asked",
         Counter,
         "tidemark_ledger_asked",
         "Ledger lookups by writes and EXACT after a positive from the filter.",
         |l| l.figures.asked.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "false_positives",
         Counter,
         "tidemark_ledger_false_positives",
         "False positives of the filter found by ledger lookups.",
         |l| l.figures.false_positives.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "reads",
         Counter,
         "tidemark_ledger_reads",
         "Blocks of 4 KiB read by ledger lookups.",
         |l| l.figures.reads.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "pairs",
         Gauge,
         "tidemark_ledger_run_pairs",
         "Pairs in ledger runs on disk, including unset ones and duplicates across runs.",
         |l| l.ledger().stats().run_pairs.into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "waiting",
         Gauge,
         "tidemark_ledger_waiting_pairs",
         "Ledger pairs waiting for a flush; writes fail at 2,097,152 pairs or 128 MiB.",
         |l| l.ledger().memory_pairs().into(),
     ),
-    L::new("disk_bytes", Gauge, "tidemark_ledger_disk", "Size of all ledger runs.", |l| {
-        l.ledger().stats().run_bytes.into()
-    })
+    LedgerMetric::new(
+        "disk_bytes",
+        Gauge,
+        "tidemark_ledger_disk",
+        "Size of all ledger runs.",
+        |l| l.ledger().stats().run_bytes.into(),
+    )
     .bytes(),
-    L::new(
+    LedgerMetric::new(
         "memory_bytes",
         Gauge,
         "tidemark_ledger_memory",
@@ -240,52 +268,52 @@ pub const LEDGERS: &[L] = &[
         |l| l.ledger().memory_bytes().into(),
     )
     .bytes(),
-    L::new("ranges", Gauge, "tidemark_ledger_ranges", "Id ranges of the ledger.", |l| {
+    LedgerMetric::new("ranges", Gauge, "tidemark_ledger_ranges", "Id ranges of the ledger.", |l| {
         l.ledger().stats().ranges.into()
     }),
-    L::new(
+    LedgerMetric::new(
         "runs",
         Gauge,
         "tidemark_ledger_runs",
         "Ledger runs. Beyond one per range they wait for a merge.",
         |l| l.ledger().stats().runs.into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "most_runs",
         Gauge,
         "tidemark_ledger_most_runs",
         "Runs in the range with the most; a lookup reads at most one block of each.",
         |l| l.ledger().stats().most_runs.into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "dropped_ids",
         Gauge,
         "tidemark_ledger_dropped_ids",
         "Forgotten ids that runs may still contain.",
         |l| l.ledger().dropped_ids().into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "rebuild_tables",
         Gauge,
         "tidemark_ledger_rebuild_tables",
         "Tables whose filters wait for a rebuild or are being rebuilt.",
         |l| l.rebuilds.left.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "rebuilt_tables",
         Counter,
         "tidemark_ledger_rebuilt_tables",
         "Tables with rebuilt filters.",
         |l| l.rebuilds.tables.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "rebuilt_pairs",
         Counter,
         "tidemark_ledger_rebuilt_pairs",
         "Pairs added to rebuilt filters.",
         |l| l.rebuilds.pairs.load(Relaxed).into(),
     ),
-    L::new(
+    LedgerMetric::new(
         "written_bytes",
         Counter,
         "tidemark_ledger_written",

@@ -1,7 +1,7 @@
 //! Metrics of INFO's section Stats.
 
 use super::metric::Kind::{Counter, Gauge};
-use super::sample::{M, Read, field};
+use super::sample::{Read, SampleMetric, field};
 use crate::acl::Reason;
 use crate::runtime::counters::LongestTurns;
 use crate::runtime::pubsub;
@@ -10,17 +10,17 @@ use std::sync::atomic::Ordering::Relaxed;
 const DISCONNECTED: &str =
     "Clients disconnected by the server: buffer, memory and time limits, failed TLS handshakes.";
 
-const fn disconnected(of: &'static str, reason: &'static str, read: Read) -> M {
+const fn disconnected(of: &'static str, reason: &'static str, read: Read) -> SampleMetric {
     field(of, Counter, "tidemark_client_disconnections", DISCONNECTED, read).label("reason", reason)
 }
 
-const fn denied(of: &'static str, reason: &'static str, read: Read) -> M {
+const fn denied(of: &'static str, reason: &'static str, read: Read) -> SampleMetric {
     let help = "Requests denied by the ACL, including failed logins.";
     field(of, Counter, "tidemark_acl_denied", help, read).label("reason", reason)
 }
 
 /// Metrics of section Stats.
-pub const STATS: &[M] = &[
+pub const STATS: &[SampleMetric] = &[
     field(
         "total_connections_received",
         Counter,
@@ -98,14 +98,14 @@ pub const STATS: &[M] = &[
         Counter,
         "tidemark_replication_full_syncs_sent",
         "Full syncs sent to replicas.",
-        |s| s.node.replication.feeds.by_files.load(Relaxed).into(),
+        |s| s.node.replication.feeds.full_sync_links.load(Relaxed).into(),
     ),
     field(
         "sync_partial_ok",
         Counter,
         "tidemark_replication_partial_syncs_sent",
         "Partial syncs sent to replicas.",
-        |s| s.node.replication.feeds.by_log.load(Relaxed).into(),
+        |s| s.node.replication.feeds.log_only_links.load(Relaxed).into(),
     ),
     field(
         "sync_partial_err",

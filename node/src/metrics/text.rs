@@ -41,7 +41,7 @@ impl Format {
 /// Encodes all metrics of a node.
 pub fn encode(node: Arc<Node>, format: Format) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(All(node)));
+    registry.register_collector(Box::new(NodeCollector(node)));
     let mut text = String::with_capacity(64 << 10);
     let written = match format {
         Format::Prometheus => {
@@ -53,15 +53,15 @@ pub fn encode(node: Arc<Node>, format: Format) -> String {
     text
 }
 
-struct All(Arc<Node>);
+struct NodeCollector(Arc<Node>);
 
-impl fmt::Debug for All {
+impl fmt::Debug for NodeCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> Result {
         f.write_str("All")
     }
 }
 
-impl Collector for All {
+impl Collector for NodeCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
         let sample = Sample::new(self.0.clone());
         for group in groups::GROUPS {

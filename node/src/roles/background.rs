@@ -1,7 +1,7 @@
 //! Threads that write files in the background: snapshots and spills.
 
 use crate::roles::node::Host;
-use dataset::snapshot::{Due, LOOK_EVERY, Schedule};
+use dataset::snapshot::{Due, SNAPSHOT_POLL_INTERVAL, Schedule};
 use dataset::tiering::Spiller;
 
 /// The snapshot thread: writes a snapshot when one is requested or due.
@@ -11,7 +11,7 @@ pub fn snapshots(host: &Host) {
     while !is_stopped() {
         let node = &host.node();
         if !node.is_loaded() {
-            host.stop.sleep(LOOK_EVERY);
+            host.stop.sleep(SNAPSHOT_POLL_INTERVAL);
             continue;
         }
         let asked = schedule.wait(&node.snapshots, &is_stopped);

@@ -6,7 +6,7 @@
 //! sync replaces the node.
 
 use crate::config::Config;
-use crate::roles::backup_state::{Keeper, Kept};
+use crate::roles::backup_state::{BackupThreadState, Kept};
 use crate::roles::node::{Host, Node};
 use crate::runtime::utc;
 use dataset::clock::unix_ms;
@@ -20,7 +20,7 @@ use store::{
 };
 
 /// Interval for copying the log to the archive.
-const FOLLOW_EVERY: Duration = Duration::from_secs(2);
+const ARCHIVE_INTERVAL: Duration = Duration::from_secs(2);
 const TRIM_EVERY: Duration = Duration::from_secs(60);
 /// Delay after a failed scheduled backup.
 const RETRY: Duration = Duration::from_secs(60);
@@ -100,13 +100,13 @@ pub fn look(config: &Config, folder: &Path) -> Result<(), String> {
 
 /// Runs the backup thread until the server stops.
 pub fn backups(host: &Host) {
-    let keeper = &mut *host.backups.keeper.lock();
+    let thread_state = &mut *host.backups.thread_state.lock();
     let is_stopped = || host.stop.is_stopped();
     while !is_stopped() {
         let asked = host.backups.wait(&is_stopped);
         let node = host.node();
         if node.is_loaded() {
-            keeper.step(host, &node, asked);
+            thread_state.step(host, &node, asked);
         } else if let Some(folder) = asked {
             let error = Error::Refused("the server is loading another data set".to_owned());
             host.backups.ended(folder, Duration::ZERO, Err(error));
@@ -119,11 +119,11 @@ pub fn finish(host: &Host) {
     let node = host.node();
     let config = node.config().backup.clone();
     if node.is_loaded() && config.keep_log_s > 0 {
-        host.backups.keeper.lock().keep_log(&node, &config, &|| false);
+        host.backups.thread_state.lock().archive_log(&node, &config, &|| false);
     }
 }
 
-impl Keeper {
+impl BackupThreadState {
     fn step(&mut self, host: &Host, node: &Node, asked: Option<PathBuf>) {
         let config = node.config().backup.clone();
         let keeps_log = config.keep_log_s > 0 && !config.dir.as_os_str().is_empty();
@@ -136,7 +136,7 @@ impl Keeper {
             return;
         }
         if !std::mem::replace(&mut self.is_known, true) {
-            let newest = store::newest_in(&config.dir, node.store.lineage());
+            let newest = store::newest_backup_in(&config.dir, node.store.lineage());
             node.backups.shared.lock().made_s = newest.map_or(0, |(_, b)| b.made_ms / 1_000);
         }
         if let Some(folder) = asked {
@@ -152,7 +152,7 @@ impl Keeper {
             }
         }
         if keeps_log && self.is_behind() {
-            self.keep_log(node, &config, &|| is_over(host, node));
+            self.archive_log(node, &config, &|| is_over(host, node));
         }
     }
 
@@ -161,7 +161,7 @@ impl Keeper {
             return false;
         }
         let last_ms = *self.last_auto_ms.get_or_insert_with(|| {
-            autos(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
+            scheduled_backups(&config.dir, lineage).last().map_or(0, |(_, made_ms)| *made_ms)
         });
         // If the clock was set back, a backup is due immediately. Otherwise the next one could be
         // delayed by hours.
@@ -170,7 +170,7 @@ impl Keeper {
     }
 
     /// Locks the backup folder.
-    fn take_root(&mut self, dir: &Path) -> Result<PathBuf, Error> {
+    fn lock_folder(&mut self, dir: &Path) -> Result<PathBuf, Error> {
         let root = std::path::absolute(dir).map_err(|e| io(dir, "naming", e))?;
         if self.root.as_ref().is_none_or(|(taken, _)| *taken != root) {
             self.root = None;
@@ -200,7 +200,7 @@ impl Keeper {
         }
         self.last_auto_ms = Some(unix_ms());
         let root = folder.parent().unwrap_or(&folder);
-        for (old, _) in autos(root, node.store.lineage()).iter().rev().skip(keep) {
+        for (old, _) in scheduled_backups(root, node.store.lineage()).iter().rev().skip(keep) {
             match store::remove(old) {
                 Ok(()) => {
                     tracing::info!("backup {}: removed, keeping the newest {keep}", old.display())
@@ -214,7 +214,7 @@ impl Keeper {
 
     fn attempt(&mut self, host: &Host, node: &Node, folder: &Path) -> Result<Backup, Error> {
         let config = node.config().backup.clone();
-        let root = self.take_root(&config.dir)?;
+        let root = self.lock_folder(&config.dir)?;
         // A backup of an empty replica would look complete.
         if !node.replication.is_master() && node.durability.positions().1.offset == 0 {
             return Err(Error::Refused(
@@ -225,14 +225,14 @@ impl Keeper {
         store::sweep(parent)?;
         let lineage = node.store.lineage();
         let places = [parent, &root];
-        let newest = places.iter().find_map(|place| store::newest_in(place, lineage));
+        let newest = places.iter().find_map(|place| store::newest_backup_in(place, lineage));
         let previous = newest.as_ref().map(|(path, _)| path.as_path());
         let is_over = || is_over(host, node) || node.backups.stopped.load(Relaxed);
         let pace = IoThrottle::new(config.bytes_per_s, &is_over);
         // The archive must not fall behind during a long copy.
         let mut follow = || {
             if config.keep_log_s > 0 && self.is_behind() {
-                self.keep_log(node, &config, &is_over);
+                self.archive_log(node, &config, &is_over);
             }
         };
         let run = Run { node, pace, is_over: &is_over, follow: RefCell::new(&mut follow) };
@@ -240,11 +240,11 @@ impl Keeper {
     }
 
     fn is_behind(&self) -> bool {
-        self.followed.is_none_or(|at| at.elapsed() >= FOLLOW_EVERY)
+        self.followed.is_none_or(|at| at.elapsed() >= ARCHIVE_INTERVAL)
     }
 
     /// Copies the log to the archive, and removes parts past their retention.
-    fn keep_log(
+    fn archive_log(
         &mut self,
         node: &Node,
         config: &crate::config::Backup,
@@ -262,7 +262,7 @@ impl Keeper {
             }
             Err(_) if is_over() => return,
             Err(error) => {
-                let why = format!("{error}. {}", error.advice_beside());
+                let why = format!("{error}. {}", error.advice_outside_data_folder());
                 let is_known = match &shared.kept {
                     Kept::Failed(said) => store::gist(said) == store::gist(&why),
                     _ => false,
@@ -282,7 +282,7 @@ impl Keeper {
         config: &crate::config::Backup,
         is_over: &dyn Fn() -> bool,
     ) -> Result<u64, Error> {
-        let root = self.take_root(&config.dir)?;
+        let root = self.lock_folder(&config.dir)?;
         let (of, archive) =
             self.archive.get_or_insert_with(|| (node.generation, Archive::new(&root)));
         if *of != node.generation {
@@ -290,8 +290,8 @@ impl Keeper {
         }
         let durable = node.durability.positions().1;
         // A shutdown waits for the rest of the log, so it is copied without throttling.
-        let hurries = || is_over() || node.stop.is_stopped();
-        let pace = IoThrottle::new(config.bytes_per_s, &hurries);
+        let has_waiters = || is_over() || node.stop.is_stopped();
+        let pace = IoThrottle::new(config.bytes_per_s, &has_waiters);
         let copied = std::cell::Cell::new(0);
         let next = archive.follow(&node.store, durable, &|bytes| {
             copied.set(copied.get() + bytes);
@@ -319,7 +319,7 @@ fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Error {
 
 /// Returns the scheduled backups of this history and their times of completion in milliseconds,
 /// oldest first. Other backups belong to the operator.
-fn autos(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
+fn scheduled_backups(root: &Path, lineage: Lineage) -> Vec<(PathBuf, u64)> {
     let is_auto = |path: &Path| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_named = name.strip_prefix(AUTO).is_some_and(utc::is_name);

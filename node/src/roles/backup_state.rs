@@ -91,7 +91,7 @@ pub(super) struct Shared {
 pub struct Backups {
     pub(super) shared: Mutex<Shared>,
     /// State of the backup thread. The last step of a shutdown also uses it.
-    pub(super) keeper: Mutex<Keeper>,
+    pub(super) thread_state: Mutex<BackupThreadState>,
     pub(super) nudge: Condvar,
     pub(super) stopped: AtomicBool,
     pub(super) copied: AtomicU64,
@@ -188,7 +188,7 @@ impl Backups {
                 Fate::Stopped
             }
             Err(error) => {
-                let why = format!("{error}. {}", error.advice_beside());
+                let why = format!("{error}. {}", error.advice_outside_data_folder());
                 tracing::error!("backup {}: failed: {why}", folder.display());
                 Fate::Failed(why.into())
             }
@@ -206,7 +206,7 @@ pub(super) type Lock = Box<dyn Send + Sync>;
 
 /// State of the backup thread.
 #[derive(Default)]
-pub(super) struct Keeper {
+pub(super) struct BackupThreadState {
     /// Folder of all backups, locked for this process.
     pub(super) root: Option<(PathBuf, Lock)>,
     /// Log archive, and the generation of its node.

@@ -15,18 +15,18 @@
 //!
 //! There are never two masters. Once the request to take over is sent, the replica may execute it
 //! at any time. A frozen replica could execute it much later, so this node sends it only to a
-//! replica that has just answered a PING. While the answer is missing (`Asked`), neither ABORT nor
-//! a transient refusal makes this node the master again. Only -NOFAILOVER, or REPLICAOF NO ONE by
-//! an operator, does.
+//! replica that has just answered a PING. While the answer is missing (`TakeOverState`), neither
+//! ABORT nor a transient refusal makes this node the master again. Only -NOFAILOVER, or REPLICAOF
+//! NO ONE by an operator, does.
 //!
 //! On REPLICAOF NO ONE, or after a refusal by its replica, a node becomes a master when its log has
 //! a new segment. That takes one or two disk syncs. Until then writes wait instead of failing with
 //! a role error. If the disk fails, writes fail with the disk's error until it recovers.
 
-use crate::roles::failover_state::{Asked, Failover, Stage};
+use crate::roles::failover_state::{Failover, Stage, TakeOverState};
 pub use crate::roles::failover_state::{HANDING, WAITING};
 use crate::roles::node::Node;
-use crate::roles::{Fed, Handing, Master, Order, Replication};
+use crate::roles::{ConnectedReplica, Handing, Master, Order, Replication};
 use crate::runtime::blocking_task::apart;
 use crate::runtime::clients::{Client, REPLICA};
 use crate::runtime::pause::{By, Paused};
@@ -40,14 +40,14 @@ use tokio::time::Instant;
 /// Timeout of a failover or pause without a deadline.
 pub const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Poll interval for conditions that cannot be awaited.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Retry interval while the disk fails.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Error code of a replica that rejects this and all earlier requests to take over.
 pub const NO: &str = "NOFAILOVER";
 /// Error codes of replicas that may accept a retry.
-const LATER: [&str; 2] = ["LOADING", "NOMASTERLINK"];
+const RETRYABLE_ERRORS: [&str; 2] = ["LOADING", "NOMASTERLINK"];
 /// Error of FAILOVER on a fenced master.
 pub const FENCED: &str = "another node may have become the master";
 /// Error of FAILOVER ABORT after the request was sent.
@@ -69,10 +69,10 @@ impl Failover {
     /// Sentinels choose the master.
     pub fn forbids_orders(&self, replication: &Replication) -> bool {
         match *self.stage.lock() {
-            Stage::Nothing | Stage::Settling => false,
+            Stage::Nothing | Stage::BecomingMaster => false,
             Stage::Waiting(_) | Stage::Aborting => true,
             Stage::Handing { asked, .. } => {
-                asked != Asked::Lost && replication.sentinel_groups() == 0
+                asked != TakeOverState::Lost && replication.sentinel_groups() == 0
             }
         }
     }
@@ -80,21 +80,21 @@ impl Failover {
     /// Executes REPLICAOF, like [`crate::roles::Replication::order`]. Returns `None` while a
     /// failover forbids it.
     pub fn order(&self, node: &Node, order: Order) -> Option<std::io::Result<bool>> {
-        let _one = self.ordering.lock();
+        let _one = self.order_lock.lock();
         if self.forbids_orders(&node.replication) {
             return None;
         }
         let mut stage = self.stage.lock();
         // If the role change fails, an unfinished request may have ended unrecorded. Its answer
         // counts as lost.
-        stage.answered(Asked::Lost);
+        stage.answered(TakeOverState::Lost);
         Some(self.give(node, order, stage))
     }
 
     /// Makes this node a replica of `successor`, which is becoming the master. Fails if this node
     /// follows another master.
     fn step_down(&self, node: &Node, successor: &Master) -> Result<(), String> {
-        let _one = self.ordering.lock();
+        let _one = self.order_lock.lock();
         let replication = &node.replication;
         match replication.master() {
             Some(master) if master == *successor => return Ok(()),
@@ -125,7 +125,7 @@ impl Failover {
     /// its data. It is fenced if it had replicas, because one of them may have replaced it. Returns
     /// false if this node was not a master, or if the role cannot be persisted.
     pub(crate) fn returns(&self, node: &Node, master: &Master, why: &str) -> bool {
-        let _one = self.ordering.lock();
+        let _one = self.order_lock.lock();
         let replication = &node.replication;
         if !replication.was_master_before(master) || self.forbids_orders(replication) {
             return false;
@@ -140,7 +140,8 @@ impl Failover {
     }
 
     /// Changes the role, which ends a failover. Until the new role is on disk, no replica is asked
-    /// to take over. A restart could otherwise create a second master. The caller holds `ordering`.
+    /// to take over. A restart could otherwise create a second master. The caller holds
+    /// `order_lock`.
     fn give(
         &self,
         node: &Node,
@@ -157,7 +158,7 @@ impl Failover {
             // Runs before the `log` thread applies the role change and ends the pause.
             let mut stage = self.stage.lock();
             if is_master {
-                *stage = Stage::Settling;
+                *stage = Stage::BecomingMaster;
                 node.pause.begin(By::Role, Paused::Changes, std::time::Instant::now() + FAR);
             } else {
                 *stage = Stage::Nothing;
@@ -175,17 +176,17 @@ impl Failover {
     }
 
     /// Marks the request as sent. Returns `None` if the failover was cancelled.
-    pub(crate) fn asking(&self) -> Option<Asking<'_>> {
+    pub(crate) fn asking(&self) -> Option<TakeOverRequest<'_>> {
         let mut stage = self.stage.lock();
         let Stage::Handing { offset, asked: before } = *stage else { return None };
-        *stage = Stage::Handing { offset, asked: Asked::Now };
-        Some(Asking { failover: self, before })
+        *stage = Stage::Handing { offset, asked: TakeOverState::Now };
+        Some(TakeOverRequest { failover: self, before })
     }
 
     /// Ends a failover and its pause. Returns false if none was under way.
     pub(crate) fn end(&self, node: &Node) -> bool {
         let mut stage = self.stage.lock();
-        let was = !matches!(*stage, Stage::Nothing | Stage::Settling);
+        let was = !matches!(*stage, Stage::Nothing | Stage::BecomingMaster);
         if was {
             *stage = Stage::Nothing;
             self.ended.notify_waiters();
@@ -206,17 +207,22 @@ impl Failover {
     /// Restores the master after ABORT, a timeout, or a refusal by the replica. `refused` is the
     /// state of the earlier request for a refusal. Fails if there is no failover, or if the replica
     /// may have taken over.
-    fn take_back(&self, node: &Node, why: &str, refused: Option<Asked>) -> Result<(), String> {
-        let _one = self.ordering.lock();
+    fn restore_master(
+        &self,
+        node: &Node,
+        why: &str,
+        refused: Option<TakeOverState>,
+    ) -> Result<(), String> {
+        let _one = self.order_lock.lock();
         let mut stage = self.stage.lock();
         match *stage {
-            // `Aborting` cannot be seen here: only the holder of `ordering` sets it.
-            Stage::Nothing | Stage::Settling | Stage::Aborting => {
+            // `Aborting` cannot be seen here: only the holder of `order_lock` sets it.
+            Stage::Nothing | Stage::BecomingMaster | Stage::Aborting => {
                 return Err("ERR No failover in progress.".to_owned());
             }
             // The previous failover was aborted, and this node is not a master again yet.
-            Stage::Waiting(_) if !node.replication.is_settled() => {
-                *stage = Stage::Settling;
+            Stage::Waiting(_) if !node.replication.log_matches_role() => {
+                *stage = Stage::BecomingMaster;
                 drop(stage);
                 self.ended.notify_waiters();
             }
@@ -227,18 +233,19 @@ impl Failover {
                 self.ended.notify_waiters();
                 node.pause.end(By::Role);
             }
-            Stage::Handing { asked, .. } if asked != Asked::No && refused.is_none() => {
+            Stage::Handing { asked, .. } if asked != TakeOverState::No && refused.is_none() => {
                 return Err(IN_DOUBT.to_owned());
             }
             Stage::Handing { .. } => {
                 // If an answer was lost, another replica may have been promoted, so this node
                 // starts fenced.
-                let order = Order { fenced: refused == Some(Asked::Lost), ..Order::default() };
+                let order =
+                    Order { fenced: refused == Some(TakeOverState::Lost), ..Order::default() };
                 let unwritten =
                     |error| format!("ERR cannot write the role to the data folder: {error}");
                 self.give(node, order, stage).map_err(unwritten)?;
                 self.ended.notify_waiters();
-                if refused == Some(Asked::Lost) {
+                if refused == Some(TakeOverState::Lost) {
                     // Disconnects all replicas. Without Sentinel, a replica that reconnects lifts
                     // the fence.
                     let is_fed = |client: &Arc<Client>| client.flags.load(SeqCst) & REPLICA != 0;
@@ -254,13 +261,13 @@ impl Failover {
     /// Aborts a failover: FAILOVER ABORT or the timeout. Fails if there is none, or if the replica
     /// may have taken over.
     pub fn abort(&self, node: &Node, why: &str) -> Result<(), String> {
-        self.take_back(node, why, None)
+        self.restore_master(node, why, None)
     }
 
     /// Ends the pause when the log matches the role, unless another role change is pending.
     pub(crate) fn settled(&self, node: &Node) {
         let mut stage = self.stage.lock();
-        if *stage == Stage::Settling && node.replication.is_settled() {
+        if *stage == Stage::BecomingMaster && node.replication.log_matches_role() {
             *stage = Stage::Nothing;
             node.pause.end(By::Role);
         }
@@ -271,8 +278,8 @@ impl Failover {
     pub(crate) fn stuck(&self, node: &Node, error: &store::Error) -> bool {
         let mut stage = self.stage.lock();
         // A node that has become a replica reports disk errors through its link.
-        let is_news = node.replication.is_master() && node.durability.unable(error);
-        if matches!(*stage, Stage::Settling | Stage::Waiting(_)) {
+        let is_news = node.replication.is_master() && node.durability.refuse_writes(error);
+        if matches!(*stage, Stage::BecomingMaster | Stage::Waiting(_)) {
             if matches!(*stage, Stage::Waiting(_)) {
                 tracing::warn!("failover aborted: {error}");
             }
@@ -286,35 +293,37 @@ impl Failover {
     }
 }
 
-pub(crate) fn was_answered(verb: &str, reply: &str) -> String {
+pub(crate) fn describe_answer(verb: &str, reply: &str) -> String {
     format!("{verb} failed: {reply}")
 }
 
 /// A request to take over. Created before the request is sent, and dropped after the answer.
 /// Dropping it without an answer records the answer as lost.
-pub(crate) struct Asking<'a> {
+pub(crate) struct TakeOverRequest<'a> {
     failover: &'a Failover,
-    before: Asked,
+    before: TakeOverState,
 }
 
-impl Asking<'_> {
+impl TakeOverRequest<'_> {
     /// Handles the replica's error reply: this node becomes the master again if the reply is a
     /// final refusal. Returns the text to log.
     pub(crate) fn refused(self, node: &Node, reply: &str) -> String {
         let code = reply.trim_start_matches('-').split(' ').next().unwrap_or_default();
         // A transient refusal does not answer an earlier request whose answer is still missing.
-        let is_no = code == NO || (self.before == Asked::No && !LATER.contains(&code));
-        let why = was_answered("TM.REPLICATE", reply);
-        let failed =
-            is_no.then(|| self.failover.take_back(node, &why, Some(self.before)).err()).flatten();
+        let is_no =
+            code == NO || (self.before == TakeOverState::No && !RETRYABLE_ERRORS.contains(&code));
+        let why = describe_answer("TM.REPLICATE", reply);
+        let failed = is_no
+            .then(|| self.failover.restore_master(node, &why, Some(self.before)).err())
+            .flatten();
         self.failover.stage.lock().answered(self.before);
         failed.unwrap_or(why)
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for TakeOverRequest<'_> {
     fn drop(&mut self) {
-        self.failover.stage.lock().answered(Asked::Lost);
+        self.failover.stage.lock().answered(TakeOverState::Lost);
     }
 }
 
@@ -323,7 +332,8 @@ impl Drop for Asking<'_> {
 /// false.
 pub fn begin(node: &Arc<Node>, wanted: Wanted, may_wait: bool) -> Option<bool> {
     let failover = &node.replication.failover;
-    let _one = if may_wait { failover.ordering.lock() } else { failover.ordering.try_lock()? };
+    let _one =
+        if may_wait { failover.order_lock.lock() } else { failover.order_lock.try_lock()? };
     if failover.is_under_way() || !node.replication.is_master() {
         return Some(false);
     }
@@ -370,7 +380,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
     let failover = &node.replication.failover;
     // Held until the new role is on disk. Otherwise a concurrent ABORT would restore the master
     // before the role has changed, and this node would then become a replica.
-    let _one = failover.ordering.lock();
+    let _one = failover.order_lock.lock();
     let is_fenced = node.replication.is_fenced();
     {
         let mut stage = failover.stage.lock();
@@ -378,7 +388,7 @@ fn hand_over(node: &Node, order: Order, offset: u64, number: u64) {
             return;
         }
         if !is_fenced {
-            *stage = Stage::Handing { offset, asked: Asked::No };
+            *stage = Stage::Handing { offset, asked: TakeOverState::No };
         }
     }
     if is_fenced {
@@ -402,25 +412,25 @@ pub(crate) async fn step_down(node: Arc<Node>, successor: Master) -> Result<u64,
     let given = apart(move || at.replication.failover.step_down(&at, &successor)).await;
     given.unwrap_or_else(|error| Err(error.to_string()))?;
     let replication = &node.replication;
-    while !replication.is_master() && !replication.is_settled() {
-        tokio::time::sleep(LOOK).await;
+    while !replication.is_master() && !replication.log_matches_role() {
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     // A fenced master still commits its own log, so this also waits for its last changes.
-    Ok(all_written(&node, true).await)
+    Ok(wait_for_all_written(&node, true).await)
 }
 
 /// Waits until all changes made before the pause are in the log and visible to replicas. Returns
 /// the log's end offset. Retries while the disk fails. If `gives_up`, returns the current end
 /// instead.
-pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
+pub async fn wait_for_all_written(node: &Node, gives_up: bool) -> u64 {
     for turn in node.turns() {
         let seen = turn.load(SeqCst);
         while seen % 2 == 1 && turn.load(SeqCst) == seen {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     while node.long_changes.try_write().is_none() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let ticket = node.durability.committer().ticket();
     loop {
@@ -434,9 +444,9 @@ pub async fn all_written(node: &Node, gives_up: bool) -> u64 {
 
 /// Waits until a replica, `to` if given, has the whole log. Returns its address and offset.
 pub async fn caught_up(node: &Node, to: Option<&Master>) -> (Master, u64) {
-    let offset = all_written(node, false).await;
+    let offset = wait_for_all_written(node, false).await;
     // Sealing a segment may still extend the log.
-    let has_all = |fed: &Fed| {
+    let has_all = |fed: &ConnectedReplica| {
         let is_wanted = to.is_none_or(|to| (&fed.ip, fed.port) == (&to.host, to.port));
         is_wanted
             && fed.port != 0

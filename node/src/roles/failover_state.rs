@@ -13,17 +13,17 @@ pub(super) enum Stage {
     /// Hands the role to a replica, which must have the log up to `offset`.
     Handing {
         offset: u64,
-        asked: Asked,
+        asked: TakeOverState,
     },
     /// The replica receives no further requests; the restored role is not on disk yet.
     Aborting,
     /// No FAILOVER. This node is becoming a master, and writes wait.
-    Settling,
+    BecomingMaster,
 }
 
 /// State of the request to take over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum TakeOverState {
     /// Not sent, or refused.
     No,
     /// Sent and not answered yet.
@@ -34,8 +34,8 @@ pub(super) enum Asked {
 
 impl Stage {
     /// Records the state of a request that is sent and unanswered.
-    pub(super) fn answered(&mut self, now: Asked) {
-        if let Stage::Handing { asked: asked @ Asked::Now, .. } = self {
+    pub(super) fn answered(&mut self, now: TakeOverState) {
+        if let Stage::Handing { asked: asked @ TakeOverState::Now, .. } = self {
             *asked = now;
         }
     }
@@ -46,7 +46,7 @@ pub struct Failover {
     /// Never held across a wait.
     pub(super) stage: Mutex<Stage>,
     /// Held during a role change until the role is on disk. Workers never lock it.
-    pub(super) ordering: Mutex<()>,
+    pub(super) order_lock: Mutex<()>,
     pub(super) attempts: AtomicU64,
     pub(super) ended: Notify,
 }
@@ -59,7 +59,7 @@ impl Failover {
     pub(crate) fn new() -> Failover {
         Failover {
             stage: Mutex::new(Stage::Nothing),
-            ordering: Mutex::default(),
+            order_lock: Mutex::default(),
             attempts: AtomicU64::new(0),
             ended: Notify::new(),
         }
@@ -68,7 +68,7 @@ impl Failover {
     /// Name of the state in INFO.
     pub fn name(&self) -> &'static str {
         match *self.stage.lock() {
-            Stage::Nothing | Stage::Settling => "no-failover",
+            Stage::Nothing | Stage::BecomingMaster => "no-failover",
             Stage::Waiting(_) => WAITING,
             Stage::Handing { .. } | Stage::Aborting => HANDING,
         }
@@ -76,17 +76,17 @@ impl Failover {
 
     /// Whether a FAILOVER is in progress.
     pub fn is_under_way(&self) -> bool {
-        !matches!(*self.stage.lock(), Stage::Nothing | Stage::Settling)
+        !matches!(*self.stage.lock(), Stage::Nothing | Stage::BecomingMaster)
     }
 
     /// Resumes the FAILOVER of an earlier process.
     pub(crate) fn resume(&self, offset: u64) {
-        *self.stage.lock() = Stage::Handing { offset, asked: Asked::Lost };
+        *self.stage.lock() = Stage::Handing { offset, asked: TakeOverState::Lost };
     }
 
     /// Waits until a role change in progress is on disk.
     pub fn wait_for_order(&self) {
-        drop(self.ordering.lock());
+        drop(self.order_lock.lock());
     }
 
     /// Returns the offset up to which the new master must have the log before it takes over.

@@ -39,11 +39,11 @@ use parking_lot::Mutex;
 
 /// Maximum number of groups; later groups are ignored. Bounds the memory that senders of hellos can
 /// allocate.
-pub(crate) const MOST_GROUPS: usize = 16;
+pub(crate) const MAX_GROUPS: usize = 16;
 /// Number of missed promotions to assume when the number is unknown.
-const UNHEARD: u64 = 1000;
+const ASSUMED_MISSED_PROMOTIONS: u64 = 1000;
 /// Maximum length of a group's name, in bytes.
-pub(crate) const MOST_NAME: usize = 255;
+pub(crate) const MAX_GROUP_NAME_BYTES: usize = 255;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fenced {
@@ -65,14 +65,14 @@ struct Group {
     /// Whether the epoch rose without an explicit promotion.
     is_doubtful: bool,
     /// Last epoch in which this node is known to have been the master.
-    ruled: Option<u64>,
+    last_master_epoch: Option<u64>,
     /// Whether the group names this node, so that the fence lifts when the epoch is on disk.
     lifts: bool,
     deposes: bool,
 }
 
 #[derive(Default)]
-struct Heard {
+struct HeardState {
     groups: Vec<Group>,
     is_raised: bool,
     /// Number of topologies that this node has missed. Each may have named another master.
@@ -81,7 +81,7 @@ struct Heard {
 
 /// Result of a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effect {
+pub(crate) struct HelloEffect {
     /// New state of the fence, if it changed.
     pub(crate) change: Option<Fenced>,
     /// Whether an epoch must be written to disk and confirmed by [`Fence::kept`].
@@ -90,10 +90,10 @@ pub(crate) struct Effect {
 
 #[derive(Default)]
 pub(crate) struct Fence {
-    heard: Mutex<Heard>,
+    heard: Mutex<HeardState>,
 }
 
-impl Heard {
+impl HeardState {
     fn now(&self) -> Fenced {
         if self.groups.iter().any(|group| group.deposes) {
             Fenced::Deposed
@@ -107,22 +107,23 @@ impl Heard {
     /// Whether a replica can lift the fence. It cannot after a hello of a Sentinel, or if
     /// topologies were missed. Missed topologies require an explicit role change, which starts a
     /// new term.
-    fn believes_replicas(&self) -> bool {
+    fn lets_replica_lift_fence(&self) -> bool {
         self.is_raised && self.groups.is_empty() && self.skipped == 0
     }
 
     fn missed(&self) -> u64 {
-        let missed = self.groups.iter().filter_map(|group| Some(group.epoch? - group.ruled?));
+        let missed =
+            self.groups.iter().filter_map(|group| Some(group.epoch? - group.last_master_epoch?));
         let missed = missed.max().unwrap_or(0).max(self.skipped);
         if self.now() == Fenced::No { 0 } else { missed }
     }
 
     /// Applies pending confirmations whose epochs are on disk.
-    fn settle(&mut self) {
+    fn apply_confirmations(&mut self) {
         for group in &mut self.groups {
             if group.lifts && group.kept >= group.epoch {
                 (group.lifts, group.deposes) = (false, false);
-                group.ruled = group.epoch;
+                group.last_master_epoch = group.epoch;
                 self.is_raised = false;
             }
         }
@@ -155,10 +156,10 @@ impl Fence {
             name: said.name.clone(),
             epoch: Some(said.epoch),
             kept: Some(said.epoch),
-            ruled: Some(said.epoch),
+            last_master_epoch: Some(said.epoch),
             ..Group::default()
         };
-        self.heard.lock().groups = epochs.iter().take(MOST_GROUPS).map(of).collect();
+        self.heard.lock().groups = epochs.iter().take(MAX_GROUPS).map(of).collect();
     }
 
     /// Fences a master that may have been replaced.
@@ -192,7 +193,7 @@ impl Fence {
         let missed = heard.missed();
         let is_deaf = heard.is_raised && !heard.groups.is_empty();
         let in_doubt = is_deaf || heard.groups.iter().any(|group| group.is_doubtful);
-        if missed == 0 && in_doubt { UNHEARD } else { missed }
+        if missed == 0 && in_doubt { ASSUMED_MISSED_PROMOTIONS } else { missed }
     }
 
     /// Like `missed`, if the fence lifts as soon as the received epochs are on disk; otherwise 0.
@@ -203,31 +204,37 @@ impl Fence {
 
     /// Discards all state after REPLICAOF NO ONE on a master.
     pub(crate) fn forget(&self) {
-        *self.heard.lock() = Heard::default();
+        *self.heard.lock() = HeardState::default();
     }
 
     /// Handles a replica that connected. Returns true if that lifts the fence.
     pub(crate) fn followed(&self) -> bool {
         let mut heard = self.heard.lock();
-        heard.believes_replicas() && std::mem::take(&mut heard.is_raised)
+        heard.lets_replica_lift_fence() && std::mem::take(&mut heard.is_raised)
     }
 
-    pub(crate) fn believes_replicas(&self) -> bool {
-        self.heard.lock().believes_replicas()
+    pub(crate) fn lets_replica_lift_fence(&self) -> bool {
+        self.heard.lock().lets_replica_lift_fence()
     }
 
     /// Handles a hello of a group. `is_ours` is whether it names this node as the master.
-    pub(crate) fn named(&self, name: &str, is_ours: bool, epoch: u64, is_master: bool) -> Effect {
-        let nothing = Effect { change: None, is_news: false };
+    pub(crate) fn named(
+        &self,
+        name: &str,
+        is_ours: bool,
+        epoch: u64,
+        is_master: bool,
+    ) -> HelloEffect {
+        let nothing = HelloEffect { change: None, is_news: false };
         // The role file stores one name per line.
-        if name.is_empty() || name.len() > MOST_NAME || name.contains(char::is_control) {
+        if name.is_empty() || name.len() > MAX_GROUP_NAME_BYTES || name.contains(char::is_control) {
             return nothing;
         }
         let mut heard = self.heard.lock();
         let before = heard.now();
         let at = match heard.groups.iter().position(|group| group.name == name) {
             Some(at) => at,
-            None if heard.groups.len() >= MOST_GROUPS => return nothing,
+            None if heard.groups.len() >= MAX_GROUPS => return nothing,
             None => {
                 heard.groups.push(Group { name: name.to_owned(), ..Group::default() });
                 heard.groups.len() - 1
@@ -245,8 +252,8 @@ impl Fence {
         }
         group.epoch = group.epoch.max(epoch);
         let is_news = group.epoch > group.kept;
-        heard.settle();
-        Effect { change: heard.changed(before), is_news }
+        heard.apply_confirmations();
+        HelloEffect { change: heard.changed(before), is_news }
     }
 
     /// Records that `epochs` are on disk. Returns the new state of the fence if it changed.
@@ -258,7 +265,7 @@ impl Fence {
                 group.kept = group.kept.max(Some(said.epoch));
             }
         }
-        heard.settle();
+        heard.apply_confirmations();
         heard.changed(before)
     }
 }
@@ -301,7 +308,7 @@ mod tests {
     /// finished, another Sentinel promoted a different node in epoch 7. The first Sentinel adopted
     /// epoch 7 and named this node with it.
     #[test]
-    fn of_two_masters_of_one_epoch_the_one_that_was_ordered_is_it() {
+    fn the_ordered_master_wins_within_one_epoch() {
         let (old, new) = (Fence::default(), Fence::default());
         for fence in [&old, &new] {
             fence.ordered();
@@ -321,7 +328,7 @@ mod tests {
         assert_eq!(named(&old, true, 7, true), None);
         // The node believed that it was the master of epoch 7, so it starts a later term when
         // promoted.
-        assert_eq!((old.now(), old.missed()), (Fenced::Deposed, UNHEARD));
+        assert_eq!((old.now(), old.missed()), (Fenced::Deposed, ASSUMED_MISSED_PROMOTIONS));
         // After an explicit role change, no epoch is doubtful.
         old.ordered();
         named(&old, true, 8, true);
@@ -371,7 +378,7 @@ mod tests {
     /// A master and one of its replicas crash, and Sentinel promotes another replica. The crashed
     /// replica restarts and follows the old master again.
     #[test]
-    fn where_sentinels_have_spoken_a_replica_that_follows_says_nothing() {
+    fn replica_cannot_lift_fence_of_sentinel_managed_master() {
         let fence = Fence::default();
         fence.raise();
         assert!(fence.followed(), "no other node can confirm it");
@@ -428,13 +435,16 @@ mod tests {
     fn groups_and_their_names_are_few_and_short() {
         let fence = Fence::default();
         fence.raise();
-        for name in ["", "two\nlines", &"x".repeat(MOST_NAME + 1)] {
-            assert_eq!(fence.named(name, true, 1, true), Effect { change: None, is_news: false });
+        for name in ["", "two\nlines", &"x".repeat(MAX_GROUP_NAME_BYTES + 1)] {
+            assert_eq!(
+                fence.named(name, true, 1, true),
+                HelloEffect { change: None, is_news: false }
+            );
         }
         for number in 0..1000 {
             fence.named(&format!("group {number}"), false, number, true);
         }
-        assert_eq!((fence.epochs().len(), fence.groups()), (MOST_GROUPS, MOST_GROUPS));
+        assert_eq!((fence.epochs().len(), fence.groups()), (MAX_GROUPS, MAX_GROUPS));
         assert_eq!(by(&fence, "group 3", true, 9, true), Some(Fenced::No));
     }
 
@@ -444,18 +454,18 @@ mod tests {
     fn what_lifts_the_fence_is_on_the_disk_first() {
         let fence = Fence::default();
         fence.raise();
-        assert_eq!(fence.named("m", true, 5, true), Effect { change: None, is_news: true });
+        assert_eq!(fence.named("m", true, 5, true), HelloEffect { change: None, is_news: true });
         assert_eq!(fence.now(), Fenced::Unknown);
         let written = fence.epochs();
-        assert_eq!(fence.named("m", true, 6, true), Effect { change: None, is_news: true });
+        assert_eq!(fence.named("m", true, 6, true), HelloEffect { change: None, is_news: true });
         assert_eq!(fence.kept(&written), None, "it was 5");
         assert_eq!(fence.kept(&fence.epochs()), Some(Fenced::No));
         assert_eq!(
             fence.named("m", false, 7, true),
-            Effect { change: Some(Fenced::Deposed), is_news: true }
+            HelloEffect { change: Some(Fenced::Deposed), is_news: true }
         );
-        assert_eq!(fence.named("m", true, 8, true), Effect { change: None, is_news: true });
-        assert_eq!(fence.named("m", false, 9, true), Effect { change: None, is_news: true });
+        assert_eq!(fence.named("m", true, 8, true), HelloEffect { change: None, is_news: true });
+        assert_eq!(fence.named("m", false, 9, true), HelloEffect { change: None, is_news: true });
         assert_eq!(fence.kept(&fence.epochs()), None, "deposed again in the meantime");
         assert_eq!(fence.now(), Fenced::Deposed);
     }

@@ -34,10 +34,10 @@ pub struct How {
 
 /// Minimum log length for writing a snapshot, in bytes. A shorter log is replayed in a fraction of
 /// a second.
-const WORTH_LOG_BYTES: u64 = 16 << 20;
+const MIN_SNAPSHOT_LOG_BYTES: u64 = 16 << 20;
 /// Maximum ratio of memory to log length. Above it, writing a snapshot takes longer than replaying
 /// the log.
-const WORTH_RATIO: u64 = 4;
+const MAX_MEMORY_TO_LOG_RATIO: u64 = 4;
 
 /// Whether to write a snapshot before stopping. It must save more time at the next startup than
 /// writing it takes.
@@ -45,7 +45,8 @@ pub fn saves_first(node: &Node) -> bool {
     let Some(store) = node.store.get().filter(|_| node.is_loaded()) else { return false };
     let begin = store.manifest().replay.offset;
     let log_bytes = node.durability.shown().offset.saturating_sub(begin);
-    log_bytes >= WORTH_LOG_BYTES && node.engines().memory_bytes() <= WORTH_RATIO * log_bytes
+    log_bytes >= MIN_SNAPSHOT_LOG_BYTES
+        && node.engines().memory_bytes() <= MAX_MEMORY_TO_LOG_RATIO * log_bytes
 }
 
 /// Writes a snapshot for a shutdown, and returns the snapshot's error.
@@ -65,22 +66,22 @@ pub fn signalled(node: &Arc<Node>, signal: &str) {
                 tracing::warn!("{signal}: snapshot failed, the next start replays the log: {why}");
             }
             if node.stop.end_save() {
-                stop_by(&node, &signal);
+                stop_on_signal(&node, &signal);
             }
         });
     } else {
-        stop_by(node, signal);
+        stop_on_signal(node, signal);
     }
 }
 
-fn stop_by(node: &Arc<Node>, signal: &str) {
+fn stop_on_signal(node: &Arc<Node>, signal: &str) {
     let forced = node.stop.is_warned();
     if !leave(node, signal, How { now: false, forced, insists: true }) {
-        tokio::spawn(follow_later(node.clone(), signal.to_owned()));
+        tokio::spawn(retry_stop_after_recovery(node.clone(), signal.to_owned()));
     }
 }
 
-async fn follow_later(node: Arc<Node>, signal: String) {
+async fn retry_stop_after_recovery(node: Arc<Node>, signal: String) {
     loop {
         node.durability.recovered().await;
         if !node.stop.is_warned() || node.stop.is_stopped() {
@@ -99,7 +100,7 @@ async fn follow_later(node: Arc<Node>, signal: String) {
 /// command in the log.
 pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     if !node.is_loaded() {
-        node.stop.while_loading(cause);
+        node.stop.stop_while_loading(cause);
         return true;
     }
     // As in Redis, a second request joins the shutdown in progress, even with NOW.
@@ -115,15 +116,14 @@ pub fn leave(node: &Arc<Node>, cause: &str, how: How) -> bool {
     let is_fed = replication.is_master() && replication.feeds.count(|_| true) > 0;
     if how.now || timeout.is_zero() || !(is_fed || replication.failover.is_under_way()) {
         tracing::info!("{cause}: stopping");
-        say_what_is_left(node, node.durability.shown().offset);
+        log_lagging_replicas(node, node.durability.shown().offset);
         node.stop.now();
         return true;
     }
     let until = Instant::now() + timeout;
-    if node
-        .stop
-        .leave_by(until, || node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR))
-    {
+    if node.stop.begin_replica_wait(until, || {
+        node.pause.begin(By::Stop, Paused::Writes, Instant::now() + FAR)
+    }) {
         let what = if replication.failover.is_under_way() {
             "the FAILOVER ends"
         } else {
@@ -147,7 +147,7 @@ fn stay(node: &Node) -> bool {
 
 /// Whether the stop is refused because acknowledged writes would be lost. Logs the reason.
 fn is_refused(node: &Node, cause: &str, how: How) -> bool {
-    let is_free = how.forced || !node.durability.would_lose();
+    let is_free = how.forced || !node.durability.has_unsynced_acknowledged();
     let why = if is_free { None } else { node.durability.refusal() };
     if let Some(why) = &why {
         tracing::error!(
@@ -173,11 +173,11 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
     if is_refused(&node, &cause, how) {
         stay(&node);
         if how.insists {
-            tokio::spawn(follow_later(node.clone(), cause));
+            tokio::spawn(retry_stop_after_recovery(node.clone(), cause));
         }
         return;
     }
-    say_what_is_left(&node, end);
+    log_lagging_replicas(&node, end);
     // Writes stay paused, since no replica would receive them.
     node.stop.left(until);
 }
@@ -186,7 +186,7 @@ async fn wait(node: Arc<Node>, cause: String, how: How, until: Instant) {
 /// log's end offset.
 async fn over(node: &Node, how: How) -> u64 {
     // A failing disk may recover before the timeout. A forced shutdown does not wait for the disk.
-    let end = failover::all_written(node, how.forced).await;
+    let end = failover::wait_for_all_written(node, how.forced).await;
     let replication = &node.replication;
     let is_over = || {
         // A replica has no data that its master lacks.
@@ -198,7 +198,7 @@ async fn over(node: &Node, how: How) -> u64 {
 }
 
 /// Logs the replicas that lag behind, in Redis's wording where it exists.
-fn say_what_is_left(node: &Node, end: u64) {
+fn log_lagging_replicas(node: &Node, end: u64) {
     if node.replication.failover.handover().is_some() {
         let then = match node.replication.sentinel_groups() {
             0 => "this node asks the replica again after its next start",
@@ -238,7 +238,7 @@ mod tests {
     /// The disk fails during a shutdown. The master keeps running, because the last writes are only
     /// in its memory. A second request stops it.
     #[tokio::test]
-    async fn a_stop_that_would_lose_something_by_now_is_none() {
+    async fn a_stop_is_cancelled_if_it_would_lose_writes() {
         let mut config = Config::default();
         config.server.shutdown_timeout_s = 1;
         let node = Host::alone(&config);
@@ -257,12 +257,12 @@ mod tests {
         node.replication.feeds.update(1, &peer, Instant::now());
         node.engines().set(&node.engines().counters()[0], 7, &[(0, 1)]).unwrap();
         for (forced, is_stopped) in [(false, false), (true, true)] {
-            node.durability.able();
+            node.durability.accept_writes();
             assert_eq!(node.stop.is_warned(), forced, "a second order confirms the first");
             signalled(&node, "a test");
             assert_eq!(node.pause.now(), Paused::Writes);
             let until = node.stop.leaves().expect("the stop waits");
-            node.durability.unable(&store::Error::Refused("no room".to_owned()));
+            node.durability.refuse_writes(&store::Error::Refused("no room".to_owned()));
             node.stop.waited(until).await;
             assert_eq!(node.stop.is_stopped(), is_stopped);
             assert_eq!(
@@ -276,7 +276,7 @@ mod tests {
 
     /// With `always` every acknowledged write is in the log.
     #[tokio::test]
-    async fn a_stop_is_refused_only_where_something_acknowledged_is_not_synced() {
+    async fn stop_is_refused_only_with_unsynced_acknowledged_writes() {
         for (policy, changes, later) in [
             (Fsync::Always, true, None),
             (Fsync::Everysec, false, None),
@@ -294,9 +294,9 @@ mod tests {
             if let Some(later) = later {
                 node.durability.set_policy(later);
             }
-            node.durability.unable(&store::Error::Refused("no room".to_owned()));
+            node.durability.refuse_writes(&store::Error::Refused("no room".to_owned()));
             let is_refused = changes && (policy, later) != (Fsync::Always, None);
-            assert_eq!(node.durability.would_lose(), is_refused);
+            assert_eq!(node.durability.has_unsynced_acknowledged(), is_refused);
             signalled(&node, "a test");
             assert_eq!(!node.stop.is_stopped(), is_refused, "{policy:?} {changes} {later:?}");
             assert_eq!(abort(&node), is_refused, "SHUTDOWN ABORT forgets a delayed signal");

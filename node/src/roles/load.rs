@@ -2,7 +2,7 @@
 
 use crate::roles::node::Node;
 use crate::runtime::service_manager;
-use dataset::recovery::{Held, RecoverError, open, recover_from};
+use dataset::recovery::{NodeLog, RecoverError, open, recover_from};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const FOLDER_TIMEOUT: Duration = Duration::from_secs(5);
 const FOLDER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Loads the data folder and reports progress.
-pub fn load(node: &Node) -> Result<Held, RecoverError> {
+pub fn load(node: &Node) -> Result<NodeLog, RecoverError> {
     let disk = open(&node.config().durability.dir)?;
     wait_for_folder(node, &*disk);
     load_from(node, disk)
@@ -42,7 +42,7 @@ fn wait_for_folder(node: &Node, disk: &dyn Disk) {
 }
 
 /// Like [`load`], but reads from `disk`.
-pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError> {
+pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<NodeLog, RecoverError> {
     let started = Instant::now();
     let said = Mutex::new(started);
     // A node that stopped during its promotion still has its last master's log, and must begin a
@@ -86,8 +86,8 @@ pub fn load_from(node: &Node, disk: Arc<dyn Disk>) -> Result<Held, RecoverError>
     // spill that waits for one would wait until a promotion.
     let end = recovered.log.end();
     match recovered.log {
-        Held::Own(_) => node.durability.reach(end, end),
-        Held::Follows(_) => node.durability.followed(end, end),
+        NodeLog::Own(_) => node.durability.reach(end, end),
+        NodeLog::Follows(_) => node.durability.followed(end, end),
     }
     // Set before clients are served, because a node that asks this one to take over compares terms.
     node.replication.term.store(recovered.log.term(), Relaxed);

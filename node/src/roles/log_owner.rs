@@ -21,54 +21,54 @@ use crate::roles::replica::FollowEnd;
 use crate::runtime::clients::{self, Client};
 use crate::runtime::pubsub::Kind;
 use dataset::recovery;
-use dataset::recovery::Held;
+use dataset::recovery::NodeLog;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use store::time::{now, since, sleep};
-use store::{FollowLog, Log};
+use store::{Log, ReplicaLog};
 
 /// Time between two attempts after a disk error.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Time after which clients that still use a replaced node are disconnected.
-const PATIENCE: Duration = Duration::from_millis(500);
+const CLIENT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Runs the thread until the server stops.
-pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
+pub fn direct(host: &Arc<Host>, mut held: NodeLog) -> store::Result<()> {
     loop {
         let node = host.node();
         let master = node.replication.master();
-        if host.stop.is_stopped() && matches!(held, Held::Follows(_)) {
+        if host.stop.is_stopped() && matches!(held, NodeLog::Follows(_)) {
             return end(&node, &held);
         }
         held = match (master, held) {
-            (None, Held::Own(log)) => {
-                let (log, outcome) = as_master(host, &node, *log);
+            (None, NodeLog::Own(log)) => {
+                let (log, outcome) = run_as_master(host, &node, *log);
                 if host.stop.is_stopped() {
                     return closed(&node, &log, outcome);
                 }
                 if node.replication.renews() {
                     tracing::info!("elected again: starting a new term");
-                    through_files(host, node, log)
+                    convert_to_follower_log(host, node, log)
                 } else {
-                    Held::Own(Box::new(log))
+                    NodeLog::Own(Box::new(log))
                 }
             }
-            (None, Held::Follows(log)) => promote(host, &node, *log),
-            (Some(_), Held::Own(log)) => {
+            (None, NodeLog::Follows(log)) => promote(host, &node, *log),
+            (Some(_), NodeLog::Own(log)) => {
                 tracing::info!("becoming a replica; the own log ends at {}", log.durable());
-                through_files(host, node, *log)
+                convert_to_follower_log(host, node, *log)
             }
-            (Some(master), Held::Follows(log)) => {
-                node.durability.able();
+            (Some(master), NodeLog::Follows(log)) => {
+                node.durability.accept_writes();
                 settle(&node, false, log.term());
                 let (log, course) = replica::run(host, node.clone(), *log, &master);
                 match course {
-                    FollowEnd::Ordered => Held::Follows(Box::new(log)),
+                    FollowEnd::Ordered => NodeLog::Follows(Box::new(log)),
                     FollowEnd::Replace { is_whole } => {
                         drop(log);
-                        let held = reopened(host, node);
+                        let held = reopen_node(host, node);
                         if is_whole {
                             host.replication.is_whole(&host.config(), &master);
                         }
@@ -80,18 +80,18 @@ pub fn direct(host: &Arc<Host>, mut held: Held) -> store::Result<()> {
     }
 }
 
-fn end(node: &Node, held: &Held) -> store::Result<()> {
+fn end(node: &Node, held: &NodeLog) -> store::Result<()> {
     match held {
-        Held::Own(log) => closed(node, log, Ok(())),
-        Held::Follows(log) => node.store.note(log.durable(), log.term()),
+        NodeLog::Own(log) => closed(node, log, Ok(())),
+        NodeLog::Follows(log) => node.store.note(log.durable(), log.term()),
     }
 }
 
 /// Closes a master's log after its last log batch, whose result is `outcome`. A full disk is not an
 /// error if no acknowledged write is lost.
 fn closed(node: &Node, log: &Log, outcome: store::Result<()>) -> store::Result<()> {
-    match outcome.and_then(|()| node.store.note_durable(log)) {
-        Err(error @ store::Error::Full { .. }) if !node.durability.would_lose() => {
+    match outcome.and_then(|()| node.store.record_durable(log)) {
+        Err(error @ store::Error::Full { .. }) if !node.durability.has_unsynced_acknowledged() => {
             tracing::warn!(
                 "stopped with a full disk, no acknowledged write is lost: {error}. Free disk space \
                  before the next start"
@@ -120,9 +120,9 @@ pub fn announce(node: &Node) {
 }
 
 /// Notifies the waiting thread when dropped, even by a panic. Otherwise the scope would never end.
-struct Told<'a>(&'a tokio::sync::Notify);
+struct NotifyOnDrop<'a>(&'a tokio::sync::Notify);
 
-impl Drop for Told<'_> {
+impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -141,7 +141,7 @@ pub fn lead(node: &Node, log: &Log) {
 
 /// Commits until the role changes or the server stops. Returns the error of the last commit if the
 /// server stops or the node stays a master.
-fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
+fn run_as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Result<()>) {
     let committer = node.durability.committer();
     committer.reopen();
     if host.stop.is_stopped() {
@@ -160,7 +160,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                 // locks `orders`. It must be dropped before waiting for the workers, because a
                 // worker may be changing the role.
                 let is_ordered =
-                    |_: &u64| !node.replication.is_master() || !node.replication.is_settled();
+                    |_: &u64| !node.replication.is_master() || !node.replication.log_matches_role();
                 let ordered = async { drop(orders.wait_for(is_ordered).await) };
                 tokio::select! {
                     () = over.notified() => {}
@@ -168,7 +168,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
                         host.wait_for_turns();
                         // A change of the catalogue checks the write gate first, and completes
                         // after it is logged.
-                        node.current.pass_changes();
+                        node.current.wait_for_changes();
                         node.engines().follow();
                         committer.step_down();
                     }
@@ -177,7 +177,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
         };
         let watcher = scope.spawn(watch);
         let ended = {
-            let _told = Told(&over);
+            let _told = NotifyOnDrop(&over);
             recovery::run_commits(&node.durability, log, &node.current)
         };
         // The watcher cannot fail.
@@ -187,10 +187,10 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
     // Acknowledged writes are only in memory, so the commit is repeated. The write gate is closed.
     // The disk could not store a new master's data either.
     while let Err(error) = &outcome {
-        if host.stop.is_stopped() || goes_on(node) {
+        if host.stop.is_stopped() || keeps_role(node) {
             break;
         }
-        unfinished(host, node, error);
+        wait_to_retry_commit(host, node, error);
         committer.reopen();
         committer.step_down();
         (log, outcome) = recovery::run_commits(&node.durability, log, &node.current);
@@ -199,7 +199,7 @@ fn as_master(host: &Arc<Host>, node: &Arc<Node>, log: Log) -> (Log, store::Resul
 }
 
 /// Reports that the last commit before a role change failed, and waits before the next attempt.
-fn unfinished(host: &Host, node: &Node, error: &store::Error) {
+fn wait_to_retry_commit(host: &Host, node: &Node, error: &store::Error) {
     let why = format!("the last commit as a master failed, trying again: {error}");
     let is_news = {
         let mut link = node.replication.link.lock();
@@ -210,16 +210,16 @@ fn unfinished(host: &Host, node: &Node, error: &store::Error) {
     if is_news {
         tracing::error!("{why}");
     }
-    wait(host, RETRY, || goes_on(node));
+    wait(host, RETRY, || keeps_role(node));
 }
 
 /// Whether the node keeps its role and term as a master.
-fn goes_on(node: &Node) -> bool {
+fn keeps_role(node: &Node) -> bool {
     node.replication.is_master() && !node.replication.renews()
 }
 
 /// Makes a replica a master, or begins another term of a master.
-pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
+pub fn promote(host: &Host, node: &Arc<Node>, mut log: ReplicaLog) -> NodeLog {
     let (term, end) = (log.term(), log.durable());
     let next = replication::next_term(term, node.replication.promoting(), fastrand::u32(..));
     let attempt = match log.sync() {
@@ -234,31 +234,31 @@ pub fn promote(host: &Host, node: &Arc<Node>, mut log: FollowLog) -> Held {
                 log.written(),
                 log.term()
             );
-            Held::Own(Box::new(log))
+            NodeLog::Own(Box::new(log))
         }
         Err(error) => {
             if node.replication.failover.stuck(node, &error) {
                 tracing::error!("promotion failed, retrying: {error}");
             }
             wait(host, RETRY, || !node.replication.is_master());
-            Held::Follows(Box::new(reopen_log(host, node, end)))
+            NodeLog::Follows(Box::new(reopen_log(host, node, end)))
         }
     }
 }
 
 /// Converts a master's log into a replica's log, for a role change or a new term.
-fn through_files(host: &Arc<Host>, node: Arc<Node>, log: Log) -> Held {
+fn convert_to_follower_log(host: &Arc<Host>, node: Arc<Node>, log: Log) -> NodeLog {
     let end = log.durable();
     drop(log);
     node.durability.followed(end, end);
-    Held::Follows(Box::new(reopen_log(host, &node, end)))
+    NodeLog::Follows(Box::new(reopen_log(host, &node, end)))
 }
 
 /// Opens the log after `end`; retries until it succeeds.
-fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog {
+fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> ReplicaLog {
     let mut reported = String::new();
     loop {
-        match FollowLog::open(node.store.disk().clone(), node.store.lineage(), end) {
+        match ReplicaLog::open(node.store.disk().clone(), node.store.lineage(), end) {
             Ok(log) => return log,
             Err(error) if host.stop.is_stopped() => {
                 tracing::error!("cannot open the log: {error}");
@@ -278,8 +278,8 @@ fn reopen_log(host: &Host, node: &Arc<Node>, end: store::Position) -> FollowLog 
 
 /// Retires the node and reopens its folder, possibly with another data set. As in Redis, clients
 /// stay connected and receive -LOADING. Replicas are disconnected, because the history may differ.
-/// Clients that still use the old node are disconnected after [`PATIENCE`].
-fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
+/// Clients that still use the old node are disconnected after [`CLIENT_DRAIN_TIMEOUT`].
+fn reopen_node(host: &Arc<Host>, node: Arc<Node>) -> NodeLog {
     host.replace_node();
     let began = now();
     let mut said = Duration::from_secs(5);
@@ -289,7 +289,7 @@ fn reopened(host: &Arc<Host>, node: Arc<Node>) -> Held {
     loop {
         // A FAILOVER that waits for a replica also uses the old node.
         node.replication.failover.end(&node);
-        let is_over = since(began) >= PATIENCE;
+        let is_over = since(began) >= CLIENT_DRAIN_TIMEOUT;
         let keeps_it = |client: &&Arc<Client>| {
             client.kind() == clients::Kind::Replica || is_over && client.away.load(Relaxed)
         };
@@ -351,7 +351,7 @@ mod tests {
             node.store
                 .fill(Store::open(Arc::new(SimDisk::new(1)), StoreOptions::default()).unwrap());
             let (disk, lineage) = (node.store.disk().clone(), node.store.lineage());
-            let mut log = FollowLog::open(disk.clone(), lineage, Position::START).unwrap();
+            let mut log = ReplicaLog::open(disk.clone(), lineage, Position::START).unwrap();
             let head = SegmentHead {
                 void: false,
                 lineage,
@@ -364,13 +364,13 @@ mod tests {
             };
             log.begin(head).unwrap();
             for _ in 0..2 {
-                let Held::Own(own) = promote(&host, &node, log) else {
+                let NodeLog::Own(own) = promote(&host, &node, log) else {
                     panic!("the node is not a master")
                 };
                 assert!(own.term() >= term && own.written().byte == SEGMENT_HEAD_BYTES);
                 let end = own.durable();
                 drop(own);
-                log = FollowLog::open(disk.clone(), lineage, end).unwrap();
+                log = ReplicaLog::open(disk.clone(), lineage, end).unwrap();
             }
         }
     }

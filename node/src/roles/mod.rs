@@ -34,7 +34,7 @@ mod sentinels;
 mod write_gate;
 
 pub use link_status::{Link, LinkState};
-pub use replicas::{Fed, Feeds};
+pub use replicas::{ConnectedReplica, ConnectedReplicas};
 pub use replication_state::{Handing, Hello, Order, Promotion, Replication};
 pub use role::Master;
 pub use sentinels::{CHANNEL as SENTINEL_CHANNEL, Sentinel};

@@ -3,7 +3,7 @@
 //! A [`Process`] exists once. A [`Node`] is one data set within it; a full sync replaces the node.
 //! The [`Host`] holds the process and the current node. An event-loop iteration of a worker loads
 //! the engines once, so that a change of the catalogue does not affect it midway ([`Now`],
-//! [`Moment`]).
+//! [`OwnedView`]).
 
 use crate::acl::Acl;
 use crate::cluster::Cluster;
@@ -199,12 +199,12 @@ impl<'a> Now<'a> {
 
 /// An owned [`Now`] for long operations. Engines replaced during the operation stay in memory until
 /// it ends.
-pub struct Moment {
+pub struct OwnedView {
     node: Arc<Node>,
     engines: Option<Arc<Engines>>,
 }
 
-impl Moment {
+impl OwnedView {
     /// Borrows the view.
     pub fn now(&self) -> Now<'_> {
         Now::new(&self.node, self.engines.as_deref())
@@ -355,8 +355,8 @@ impl Node {
     }
 
     /// Returns an owned view of the current engines.
-    pub fn moment(self: &Arc<Node>) -> Moment {
-        Moment { node: self.clone(), engines: self.loaded() }
+    pub fn moment(self: &Arc<Node>) -> OwnedView {
+        OwnedView { node: self.clone(), engines: self.loaded() }
     }
 
     /// Returns the current engines, or `None` before the data are loaded.
@@ -435,7 +435,7 @@ impl Node {
             self.acl.set_default_password(&after.security.password)?;
         }
         self.acl.log.lock().most = after.security.acl_log_entries;
-        self.clients.budget.set_most(after.server.max_clients_memory_bytes);
+        self.clients.budget.set_limit_bytes(after.server.max_clients_memory_bytes);
         self.tracking.configure(after);
         if let Some(engines) = self.loaded() {
             engines.limit_kept(&after.data_set());
@@ -501,7 +501,7 @@ impl Process {
 
     /// Returns the workers' totals since startup or the last CONFIG RESETSTAT.
     pub fn totals(&self) -> Totals {
-        let (all, base) = (self.totals_ever(), *self.totals_base.lock());
+        let (all, base) = (self.totals_since_start(), *self.totals_base.lock());
         Totals {
             commands: all.commands.wrapping_sub(base.commands),
             errors: all.errors.wrapping_sub(base.errors),
@@ -516,14 +516,14 @@ impl Process {
 
     /// Resets the statistics: CONFIG RESETSTAT.
     pub fn reset_totals(&self) {
-        *self.totals_base.lock() = self.totals_ever();
+        *self.totals_base.lock() = self.totals_since_start();
         self.clients.accepted.store(0, Relaxed);
         self.clients.rejected.store(0, Relaxed);
         self.clients.ended.reset();
         self.calls.reset();
     }
 
-    fn totals_ever(&self) -> Totals {
+    fn totals_since_start(&self) -> Totals {
         let mut totals = Totals::default();
         for tallies in &self.tallies {
             totals.commands += tallies.commands.get();

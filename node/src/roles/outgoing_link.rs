@@ -167,7 +167,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
                     // `fill` never runs for a replica that does not read.
                     feed.tick(node.durability.shown());
                     if unread.is_none() {
-                        feed.hears(elapsed_ms(started)).map_err(Ended::Link)?;
+                        feed.check_timeout(elapsed_ms(started)).map_err(Ended::Link)?;
                     }
                 }
                 unread
@@ -219,7 +219,7 @@ async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             if feed.peer().sending == replication::Sending::Log && !is_known {
                 is_known = true;
                 // In a cluster the other nodes must confirm this master first
-                // (`peer::ask_to_rule`).
+                // (`peer::try_lift_fence`).
                 node.replication.followed(&node.config(), !node.cluster.is_enabled());
             }
             if feed.take_step_down()

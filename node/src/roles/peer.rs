@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Timeout for a node's reply to CLUSTERX MYID.
-const HEAR: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connects to another node, with the credentials of a replica.
 pub async fn open(process: &Process, host: &str, port: u16) -> io::Result<Link> {
@@ -38,7 +38,7 @@ pub async fn set_nodes(link: &mut Link, next: &Topology, option: &[u8]) -> io::R
 /// Connects to a cluster node and verifies its id.
 pub async fn reach(process: &Process, member: &Member) -> io::Result<Link> {
     let mut link = open(process, &member.host, member.port).await?;
-    match within(HEAR, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
+    match within(REPLY_TIMEOUT, link.ask(&[b"CLUSTERX", b"MYID"])).await? {
         OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
         _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
     }
@@ -57,17 +57,17 @@ pub async fn confirm_topology(process: &Process, next: &Topology) -> Outcome {
 /// A controller may have replaced it in a newer topology, so the other nodes must confirm first.
 ///
 /// Returns whether the other nodes were asked.
-pub async fn ask_to_rule(
+pub async fn try_lift_fence(
     process: &Arc<Process>,
     topology: &Arc<Topology>,
 ) -> Result<bool, Refusal> {
-    if !has_word(process, topology).await {
+    if !is_confirmed_master(process, topology).await {
         return Ok(false);
     }
     confirm_topology(process, topology).await?;
     // A replica may have been promoted during the await.
     let is_same = Arc::ptr_eq(&process.cluster.topology(), topology);
-    if is_same && has_word(process, topology).await {
+    if is_same && is_confirmed_master(process, topology).await {
         process.replication.followed(&process.config(), true);
     }
     Ok(true)
@@ -75,22 +75,24 @@ pub async fn ask_to_rule(
 
 /// Whether a connected replica, or the lack of other candidates, suggests that this node is the
 /// master.
-async fn has_word(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
+async fn is_confirmed_master(process: &Arc<Process>, topology: &Arc<Topology>) -> bool {
     // After a restart during a hand-over of slots, connected replicas may not know the new
     // topology.
-    if !process.replication.waits_for_replica() || process.cluster.is_giving() {
+    if !process.replication.waits_for_replica() || process.cluster.has_unconfirmed_handover() {
         return false;
     }
     if topology.own().is_none() {
         return process.replication.feeds.count(|_| true) > 0;
     }
-    if process.cluster.rules_alone() && process.config().shard.is_empty() {
+    if process.cluster.is_sole_owner() && process.config().shard.is_empty() {
         return true;
     }
     let (process, topology) = (process.clone(), topology.clone());
     let is_fed = move || {
         let feeds = &process.replication.feeds;
-        topology.replicas(&topology.own_id).any(|it| feeds.in_step_at(&it.host, it.port).is_some())
+        topology
+            .replicas(&topology.own_id)
+            .any(|it| feeds.in_sync_replica_at(&it.host, it.port).is_some())
     };
     tokio::task::spawn_blocking(is_fed).await.unwrap_or(false)
 }

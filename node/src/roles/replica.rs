@@ -14,7 +14,7 @@
 //! Long: the steps of one link, in sequence.
 
 use crate::config::Fsync;
-use crate::roles::failover::was_answered;
+use crate::roles::failover::describe_answer;
 use crate::roles::link_io::read_available;
 use crate::roles::node::{Host, Node};
 use crate::roles::replicas::REFUSAL_LOG_INTERVAL;
@@ -25,35 +25,35 @@ use dataset::catalogue::Catalogue;
 use dataset::engines::Engines;
 use dataset::log_records::RecordKind;
 use dataset::recovery::apply::apply_record;
-use replication::{Follower, LinkError, LinkStep, ReplicaHost, Timeouts};
+use replication::{Follower, FollowerStep, LinkError, ReplicaHost, Timeouts};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use store::time::{elapsed_ms, now, since, sleep};
-use store::{BatchHead, Disk, FollowLog, Manifest, Records, Staging};
+use store::{BatchHead, Disk, Manifest, Records, ReplicaLog, Staging};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Interval between two attempts to connect.
-const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum interval after an error that each attempt may repeat after a full sync, such as damaged
 /// data or a full disk. The interval doubles up to this limit.
-const MOST_RECONNECT: Duration = Duration::from_secs(60);
+const MAX_RECONNECT_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum wait of received batches for a spill. After that, they are applied above the memory
 /// limit.
-const SPILLED_WITHIN: Duration = Duration::from_secs(1);
+const SPILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for connecting, and for each reply of the handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum silence of a master that must step down. A live master sends a message every second.
-const SILENT: Duration = Duration::from_millis(1500);
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Timeout of the whole take-over, including disk writes.
-const TAKE_OVER: Duration = Duration::from_secs(10);
+const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to wait for a Sentinel to name this node. During a failover Sentinels poll the promoted
 /// node every second.
-const NAMED_WITHIN: Duration = Duration::from_millis(1300);
+const NAMING_TIMEOUT: Duration = Duration::from_millis(1300);
 /// Poll interval while waiting to be named.
-const NAMED_TICK: Duration = Duration::from_millis(5);
+const NAMING_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_millis(100);
 /// Delay of a sync unless `fsync` is `always`. With the timer's [`TICK`] the total is under a
 /// second.
@@ -62,7 +62,7 @@ const SYNC_AFTER_MS: u64 = 800;
 /// acknowledgement.
 const READ_BYTES: usize = 256 << 10;
 /// Maximum length of a logged link error, in characters.
-const MOST_SAID: usize = 512;
+const MAX_ERROR_CHARS: usize = 512;
 const ROUND_BYTES: usize = 4 << 20;
 
 /// Reason why following ended.
@@ -77,19 +77,19 @@ pub enum FollowEnd {
 }
 
 /// The link's state and the data that it changes.
-struct Here {
+struct ReplicaContext {
     node: Arc<Node>,
-    log: FollowLog,
+    log: ReplicaLog,
     /// Last catalogue received over this link.
-    told: Option<Catalogue>,
+    received_catalogue: Option<Catalogue>,
     is_whole: bool,
     /// Deadline of [`wait_for_room`](Here::wait_for_room), which the batches before one sync share.
     /// Set by the first batch that waits.
-    waits_until: Option<Instant>,
+    room_deadline: Option<Instant>,
 }
 
-impl ReplicaHost for Here {
-    fn log(&mut self) -> &mut FollowLog {
+impl ReplicaHost for ReplicaContext {
+    fn log(&mut self) -> &mut ReplicaLog {
         &mut self.log
     }
 
@@ -113,12 +113,13 @@ impl ReplicaHost for Here {
         if self.node.config().durability.fsync == Fsync::Always { 0 } else { SYNC_AFTER_MS }
     }
 
-    fn may_take(&mut self, body: &[u8]) -> Result<(), String> {
+    fn may_apply(&mut self, body: &[u8]) -> Result<(), String> {
         for record in Records::new(body) {
             let record = record?;
             if record.kind == RecordKind::Catalogue as u8 {
-                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-                self.told = Some(told);
+                let received_catalogue =
+                    Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                self.received_catalogue = Some(received_catalogue);
             }
         }
         Ok(())
@@ -131,13 +132,15 @@ impl ReplicaHost for Here {
             .map_err(|e| e.to_string())?;
         let first =
             text.map(|text| Catalogue::decode(&text)).transpose().map_err(|e| e.to_string())?;
-        let Some(told) = self.told.as_ref().filter(|_| staged.has_log()).or(first.as_ref()) else {
+        let Some(received_catalogue) =
+            self.received_catalogue.as_ref().filter(|_| staged.has_log()).or(first.as_ref())
+        else {
             return Ok(());
         };
         if staged.is_whole() {
             // Checks that this node can open the catalogue. Loads no rows.
             let mut engines = Engines::empty(&options, self.node.durability.clone());
-            let opened = engines.adopt(&told.filled(&options));
+            let opened = engines.adopt(&received_catalogue.filled(&options));
             opened.map_err(|e| format!("cannot adopt the master's data: {e}"))?;
         }
         Ok(())
@@ -174,20 +177,20 @@ impl ReplicaHost for Here {
     }
 
     fn settled(&mut self) {
-        self.waits_until = None;
+        self.room_deadline = None;
         self.node.store.keep_files(false);
         self.node.durability.followed(self.log.written(), self.log.durable());
         self.node.replication.term.store(self.log.term(), Relaxed);
     }
 }
 
-impl Here {
-    /// Waits for a spill to free memory, up to [`SPILLED_WITHIN`] between two syncs. Stops waiting
+impl ReplicaContext {
+    /// Waits for a spill to free memory, up to [`SPILL_TIMEOUT`] between two syncs. Stops waiting
     /// when this node's role is about to change.
     fn wait_for_room(&mut self) {
         let node = &self.node;
         while node.engines().is_spilling()
-            && node.replication.is_settled()
+            && node.replication.log_matches_role()
             && !node.stop.is_stopped()
         {
             // A spill waits until the log of its rows is durable (`Durability::flush`). Only this
@@ -198,7 +201,7 @@ impl Here {
                 let applied = node.durability.positions().0;
                 node.durability.followed(applied, self.log.durable());
             }
-            if now() >= *self.waits_until.get_or_insert_with(|| now() + SPILLED_WITHIN) {
+            if now() >= *self.room_deadline.get_or_insert_with(|| now() + SPILL_TIMEOUT) {
                 break;
             }
             sleep(Duration::from_millis(1));
@@ -214,10 +217,11 @@ impl Here {
             let record = record?;
             records += 1;
             if record.kind == RecordKind::Catalogue as u8 {
-                let told = Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
-                let told = told.filled(&node.config().data_set());
+                let received_catalogue =
+                    Catalogue::decode(record.payload).map_err(|e| e.to_string())?;
+                let received_catalogue = received_catalogue.filled(&node.config().data_set());
                 let before = node.current.catalogue();
-                node.current.learn(&told).map_err(|e| e.to_string())?;
+                node.current.learn(&received_catalogue).map_err(|e| e.to_string())?;
                 node.follow_renames(&before);
                 engines = node.engines();
                 continue;
@@ -235,14 +239,14 @@ impl Here {
 pub(crate) fn run(
     host: &Arc<Host>,
     node: Arc<Node>,
-    log: FollowLog,
+    log: ReplicaLog,
     master: &Master,
-) -> (FollowLog, FollowEnd) {
+) -> (ReplicaLog, FollowEnd) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!("cannot connect to the master: {error}");
-            std::thread::sleep(RECONNECT);
+            std::thread::sleep(RECONNECT_INTERVAL);
             return (log, FollowEnd::Ordered);
         }
     };
@@ -256,11 +260,17 @@ pub(crate) fn run(
 pub async fn follow(
     host: &Host,
     node: Arc<Node>,
-    log: FollowLog,
+    log: ReplicaLog,
     master: &Master,
     dial: impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
-) -> (FollowLog, FollowEnd) {
-    let mut here = Here { node, log, told: None, is_whole: false, waits_until: None };
+) -> (ReplicaLog, FollowEnd) {
+    let mut here = ReplicaContext {
+        node,
+        log,
+        received_catalogue: None,
+        is_whole: false,
+        room_deadline: None,
+    };
     here.settled();
     let end = keep_up(host, &mut here, master, dial).await;
     (here.log, end)
@@ -270,7 +280,7 @@ pub async fn follow(
 // Long: any step of the loop may end it.
 async fn keep_up(
     host: &Host,
-    here: &mut Here,
+    here: &mut ReplicaContext,
     master: &Master,
     dial: impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
 ) -> FollowEnd {
@@ -289,7 +299,7 @@ async fn keep_up(
     tokio::pin!(ordered);
     let mut said = String::new();
     let mut unfit_logged: Option<Instant> = None;
-    let mut patience = RECONNECT;
+    let mut patience = RECONNECT_INTERVAL;
     loop {
         let followed = {
             let linked = link(here, master, &dial);
@@ -298,7 +308,7 @@ async fn keep_up(
                 biased;
                 () = &mut ordered => {
                     let ended = if node.replication.is_taking_over() {
-                        tokio::time::timeout(TAKE_OVER, linked).await.ok()
+                        tokio::time::timeout(TAKE_OVER_TIMEOUT, linked).await.ok()
                     } else {
                         None
                     };
@@ -309,7 +319,7 @@ async fn keep_up(
             }
         };
         let Some(result) = followed else {
-            return match here.log.secure() {
+            return match here.log.sync_and_truncate() {
                 Ok(()) => FollowEnd::Ordered,
                 Err(error) => {
                     tracing::error!("the log lost applied records: {error}");
@@ -332,24 +342,24 @@ async fn keep_up(
             tracing::error!("REPLICAOF {master} is reverted: {}", one_line(why));
             continue;
         }
-        let is_unfit = matches!(error, LinkError::Unfit(_));
+        let is_unfit = matches!(error, LinkError::CannotFollow(_));
         if is_unfit {
             node.replication.refuses(&node.config(), master);
         }
         // Not permanent, because another server may have this address later.
         let is_refused = match &error {
             LinkError::Foreign(_) => {
-                patience = MOST_RECONNECT;
+                patience = MAX_RECONNECT_INTERVAL;
                 true
             }
-            LinkError::Unready(_) | LinkError::Damaged => true,
+            LinkError::CannotApply(_) | LinkError::Damaged => true,
             // For example, the disk is full. Each attempt verifies the files that were already
             // received.
             LinkError::Store(_) => node.replication.link.lock().state == LinkState::Sync,
             _ => false,
         };
         let error = one_line(&error.to_string());
-        let due = now() + if is_refused { patience } else { RECONNECT };
+        let due = now() + if is_refused { patience } else { RECONNECT_INTERVAL };
         here.node.replication.link.lock().fail(error.clone(), due);
         if is_refused {
             tracing::warn!(
@@ -372,16 +382,16 @@ async fn keep_up(
         tokio::select! {
             biased;
             () = &mut ordered => return FollowEnd::Ordered,
-            is_same = stays_until(&node, due) => {
-                let longer = (patience * 2).min(MOST_RECONNECT);
-                patience = if is_refused && is_same { longer } else { RECONNECT };
+            is_same = sleep_until(&node, due) => {
+                let longer = (patience * 2).min(MAX_RECONNECT_INTERVAL);
+                patience = if is_refused && is_same { longer } else { RECONNECT_INTERVAL };
             }
         }
     }
 }
 
 /// Waits until `due` and returns true. Returns false as soon as the configuration changes.
-async fn stays_until(node: &Node, due: Instant) -> bool {
+async fn sleep_until(node: &Node, due: Instant) -> bool {
     let version = node.settings.version();
     while node.settings.version() == version {
         let left = due.saturating_duration_since(now());
@@ -397,7 +407,7 @@ async fn stays_until(node: &Node, due: Instant) -> bool {
 /// spaces and the length is bounded.
 fn one_line(error: &str) -> String {
     let ends_a_line = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    error.chars().take(MOST_SAID).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
+    error.chars().take(MAX_ERROR_CHARS).map(|c| if ends_a_line(c) { ' ' } else { c }).collect()
 }
 
 fn other(text: impl Into<String>) -> LinkError {
@@ -409,9 +419,9 @@ fn net(error: &io::Error) -> LinkError {
 }
 
 async fn within<T>(what: impl Future<Output = io::Result<T>>) -> Result<T, LinkError> {
-    match tokio::time::timeout(HANDSHAKE, what).await {
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, what).await {
         Ok(result) => result.map_err(|e| net(&e)),
-        Err(_) => Err(LinkError::Timeout(HANDSHAKE.as_millis() as u64)),
+        Err(_) => Err(LinkError::Timeout(HANDSHAKE_TIMEOUT.as_millis() as u64)),
     }
 }
 
@@ -440,7 +450,7 @@ fn is_foreign(reply: &str) -> bool {
 }
 
 /// Error of REPLICAOF when the master is a Redis server.
-fn foreign(master: &Master) -> LinkError {
+fn foreign_master_error(master: &Master) -> LinkError {
     LinkError::Foreign(format!(
         "{master} is not a Tidemark server, and replication needs one. To copy data from Redis, \
          use `tidemark import`, redis-cli --pipe or RedisShake"
@@ -470,7 +480,7 @@ async fn connect(
     let replication = &node.replication;
     replication.link.lock().state = LinkState::Connecting;
     let mut stream = within(dial(node, master)).await?;
-    let refused = |verb: &str, reply: &str| other(was_answered(verb, reply));
+    let refused = |verb: &str, reply: &str| other(describe_answer(verb, reply));
     let login: &[&str] = match (user.as_str(), password.as_str()) {
         (_, "") => &[],
         ("", password) => &["AUTH", password],
@@ -484,7 +494,11 @@ async fn connect(
         None => {
             let asked = ask(&mut stream, &["TM.REPLICATE", &protocol]).await?;
             asked.map_err(|reply| {
-                if is_foreign(&reply) { foreign(master) } else { refused("TM.REPLICATE", &reply) }
+                if is_foreign(&reply) {
+                    foreign_master_error(master)
+                } else {
+                    refused("TM.REPLICATE", &reply)
+                }
             })?;
         }
         Some(offset) => {
@@ -518,7 +532,7 @@ async fn connect(
 /// Runs one link. Returns `Ok` if the folder must be reopened, otherwise the reason why the link
 /// ended.
 async fn link(
-    here: &mut Here,
+    here: &mut ReplicaContext,
     master: &Master,
     dial: &impl AsyncFn(&Node, &Master) -> io::Result<Socket>,
 ) -> Result<(), LinkError> {
@@ -536,17 +550,18 @@ async fn link(
         (times, settings.replica_announce_ip.clone(), port)
     };
     let started = now();
-    here.told = None;
+    here.received_catalogue = None;
     let mut out = Vec::new();
     let mut follower =
         Follower::new(times, node.replication.is_forced(), (&ip, port), here, &mut out, 0)?;
-    let Err(error) = carry(here, master, &mut stream, &mut follower, out, started).await else {
+    let Err(error) = relay_bytes(here, master, &mut stream, &mut follower, out, started).await
+    else {
         return Ok(());
     };
     // Applies and syncs all complete batches. Otherwise memory and log would differ.
-    let is_sound =
-        !matches!(error, LinkError::Apply(_)) && matches!(follower.finish(here), Ok(LinkStep::On));
-    if is_sound && here.log.secure().is_ok() {
+    let is_sound = !matches!(error, LinkError::Apply(_))
+        && matches!(follower.finish(here), Ok(FollowerStep::On));
+    if is_sound && here.log.sync_and_truncate().is_ok() {
         here.settled();
         return Err(error);
     }
@@ -560,8 +575,8 @@ async fn link(
 /// Copies bytes between the socket and the follower. Cancellation-safe, because all received
 /// batches are applied at every await point.
 // Long: the arms of its loop share buffers and timestamps.
-async fn carry(
-    here: &mut Here,
+async fn relay_bytes(
+    here: &mut ReplicaContext,
     master: &Master,
     stream: &mut Socket,
     follower: &mut Follower,
@@ -590,7 +605,7 @@ async fn carry(
             _ = ticks.tick() => {
                 let unread = read_available(stream, &mut input).await.map_err(|e| net(&e))?;
                 if unread.is_none() {
-                    follower.hears(elapsed_ms(started))?;
+                    follower.check_timeout(elapsed_ms(started))?;
                 }
                 unread
             }
@@ -602,7 +617,7 @@ async fn carry(
                 None
             }
             read = stream.read(&mut input) => Some(read.map_err(|e| net(&e))?),
-            () = tokio::task::yield_now(), if follower.is_looking() => {
+            () = tokio::task::yield_now(), if follower.is_verifying() => {
                 follower.look(here, &mut out)?;
                 None
             }
@@ -617,8 +632,8 @@ async fn carry(
                 replication.feeds.bytes_in.fetch_add(length as u64, Relaxed);
                 let course =
                     follower.receive(&input[..length], here, &mut out, elapsed_ms(started))?;
-                if course != LinkStep::On {
-                    return replaced(here, course, counted);
+                if course != FollowerStep::On {
+                    return finish_for_reopen(here, course, counted);
                 }
                 if taken >= ROUND_BYTES {
                     break;
@@ -629,8 +644,8 @@ async fn carry(
                 }
             }
             let course = follower.settle(here, &mut out, elapsed_ms(started))?;
-            if course != LinkStep::On {
-                return replaced(here, course, counted);
+            if course != FollowerStep::On {
+                return finish_for_reopen(here, course, counted);
             }
         }
         follower.tick(here, &mut out, elapsed_ms(started))?;
@@ -641,7 +656,7 @@ async fn carry(
             }
             let silent_ms = elapsed_ms(started).saturating_sub(follower.heard_ms());
             // The request must have been sent.
-            let is_silent = out.is_empty() && silent_ms >= SILENT.as_millis() as u64;
+            let is_silent = out.is_empty() && silent_ms >= SILENCE_TIMEOUT.as_millis() as u64;
             if is_silent || !replication.is_taking_over() || node.stop.is_stopped() {
                 tracing::warn!(
                     "the old master {master} has not stepped down: silent for {silent_ms} ms"
@@ -703,16 +718,20 @@ async fn takes_over(node: &Node) {
         is_over
             || replication.is_named()
             || !replication.is_watched()
-            || silent >= SILENT
-            || since(began) >= NAMED_WITHIN
+            || silent >= SILENCE_TIMEOUT
+            || since(began) >= NAMING_TIMEOUT
     };
     while !is_due() {
-        tokio::time::sleep(NAMED_TICK).await;
+        tokio::time::sleep(NAMING_POLL_INTERVAL).await;
     }
 }
 
-fn replaced(here: &mut Here, course: LinkStep, fetched: bool) -> Result<(), LinkError> {
-    here.is_whole = course == LinkStep::Adopt;
+fn finish_for_reopen(
+    here: &mut ReplicaContext,
+    course: FollowerStep,
+    fetched: bool,
+) -> Result<(), LinkError> {
+    here.is_whole = course == FollowerStep::Adopt;
     if fetched {
         here.node.replication.full_syncs.fetch_add(1, Relaxed);
         tracing::info!("full sync complete: reloading the data set");
@@ -743,10 +762,16 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let master =
             Master { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
-        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
-            .unwrap();
-        let mut here =
-            Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
+        let log =
+            ReplicaLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+                .unwrap();
+        let mut here = ReplicaContext {
+            node: node.clone(),
+            log,
+            received_catalogue: None,
+            is_whole: false,
+            room_deadline: None,
+        };
         let plays = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0, "the replica asks for the log");
@@ -799,7 +824,7 @@ mod tests {
 
     /// Batches wait for a spill, but only until a timeout or a role change.
     #[test]
-    fn what_comes_waits_for_room_that_is_being_made_and_no_longer() {
+    fn batches_wait_for_a_spill_for_a_limited_time() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
@@ -807,29 +832,35 @@ mod tests {
         let node = Host::alone(&config);
         let engines = node.engines();
         let space = &engines.counters()[0];
-        let log = FollowLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
-            .unwrap();
-        let mut here =
-            Here { node: node.clone(), log, told: None, is_whole: false, waits_until: None };
+        let log =
+            ReplicaLog::open(node.store.disk().clone(), node.store.lineage(), Position::START)
+                .unwrap();
+        let mut here = ReplicaContext {
+            node: node.clone(),
+            log,
+            received_catalogue: None,
+            is_whole: false,
+            room_deadline: None,
+        };
         assert!(!node.engines().is_spilling());
         here.wait_for_room();
-        assert_eq!(here.waits_until, None, "the engines have room");
+        assert_eq!(here.room_deadline, None, "the engines have room");
 
         space.set_memory_limit_bytes(1);
         assert!(node.engines().is_spilling());
         let began = Instant::now();
         here.wait_for_room();
-        assert!(began.elapsed() >= SPILLED_WITHIN, "the test freed memory");
-        let deadline = here.waits_until.unwrap();
+        assert!(began.elapsed() >= SPILL_TIMEOUT, "the test freed memory");
+        let deadline = here.room_deadline.unwrap();
         here.wait_for_room();
-        assert_eq!(here.waits_until, Some(deadline), "the batches of a round wait once");
+        assert_eq!(here.room_deadline, Some(deadline), "the batches of a round wait once");
         here.settled();
-        assert_eq!(here.waits_until, None, "the batches of the next round wait again");
+        assert_eq!(here.room_deadline, None, "the batches of the next round wait again");
 
         // The deadline must not end the wait in this part.
         let far = Some(Instant::now() + Duration::from_secs(3600));
-        let ends = |here: &mut Here, end: &(dyn Fn() + Sync)| {
-            here.waits_until = far;
+        let ends = |here: &mut ReplicaContext, end: &(dyn Fn() + Sync)| {
+            here.room_deadline = far;
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(TICK);

@@ -11,7 +11,7 @@ use store::time::{now, since};
 
 /// A connected replica.
 #[derive(Clone, Debug)]
-pub struct Fed {
+pub struct ConnectedReplica {
     /// Announced address, or the peer address of its connection.
     pub ip: String,
     /// Announced port; 0 until it is known.
@@ -36,14 +36,14 @@ const MAX_REFUSING: usize = 64;
 
 /// A replica that keeps data of another history and does not follow.
 #[derive(Debug)]
-struct Refusing {
+struct RefusingReplica {
     /// End offset of its log.
     end: u64,
     heard: Instant,
     logged: Option<Instant>,
 }
 
-impl Fed {
+impl ConnectedReplica {
     /// Returns the state as Redis names it in INFO.
     pub fn state(&self) -> &'static str {
         match self.sending {
@@ -61,13 +61,13 @@ impl Fed {
 
 /// All connected replicas, by the number of their connection.
 #[derive(Default)]
-pub struct Feeds {
-    all: Mutex<BTreeMap<u64, Fed>>,
-    /// Number of links that began with a full sync. `by_log` counts the links that needed only the
-    /// log.
-    pub(crate) by_files: AtomicU64,
-    pub(crate) by_log: AtomicU64,
-    refusing: Mutex<BTreeMap<(String, u16), Refusing>>,
+pub struct ConnectedReplicas {
+    all: Mutex<BTreeMap<u64, ConnectedReplica>>,
+    /// Number of links that began with a full sync. `log_only_links` counts the links that needed
+    /// only the log.
+    pub(crate) full_sync_links: AtomicU64,
+    pub(crate) log_only_links: AtomicU64,
+    refusing: Mutex<BTreeMap<(String, u16), RefusingReplica>>,
     /// Number of full syncs forced by a diverged replica.
     pub(crate) refused_log: AtomicU64,
     /// Bytes sent to replicas. `bytes_in` counts the bytes received from the master.
@@ -75,14 +75,14 @@ pub struct Feeds {
     pub(crate) bytes_in: AtomicU64,
 }
 
-impl Feeds {
+impl ConnectedReplicas {
     /// Registers a replica. Returns false if there are already `most`.
     pub(crate) fn admit(&self, client: u64, peer: IpAddr, most: usize) -> bool {
         let mut all = self.all.lock();
         if all.len() >= most {
             return false;
         }
-        let fed = Fed {
+        let fed = ConnectedReplica {
             ip: peer.to_string(),
             port: 0,
             sending: Sending::Nothing,
@@ -106,10 +106,10 @@ impl Feeds {
         let grown = (fed.sending, fed.written, fed.durable) != now;
         match (fed.sending, peer.sending) {
             (Sending::Nothing, Sending::Files) => {
-                self.by_files.fetch_add(1, Relaxed);
+                self.full_sync_links.fetch_add(1, Relaxed);
                 self.refused_log.fetch_add(u64::from(peer.refused_log), Relaxed);
             }
-            (Sending::Nothing, Sending::Log) => _ = self.by_log.fetch_add(1, Relaxed),
+            (Sending::Nothing, Sending::Log) => _ = self.log_only_links.fetch_add(1, Relaxed),
             _ => {}
         }
         if fed.sending == Sending::Nothing && peer.sending != Sending::Nothing {
@@ -136,7 +136,11 @@ impl Feeds {
             return;
         }
         let address = format!("{ip}:{port}");
-        let it = refusing.entry((ip, port)).or_insert(Refusing { end, heard: now(), logged: None });
+        let it = refusing.entry((ip, port)).or_insert(RefusingReplica {
+            end,
+            heard: now(),
+            logged: None,
+        });
         (it.end, it.heard) = (end, now());
         if it.logged.is_none_or(|at| since(at) >= REFUSAL_LOG_INTERVAL) {
             it.logged = Some(now());
@@ -162,12 +166,12 @@ impl Feeds {
         if self.count(|_| true) > 0 {
             return false;
         }
-        let is_longer = |it: &Refusing| it.end > end && since(it.heard) < REFUSAL_TIMEOUT;
+        let is_longer = |it: &RefusingReplica| it.end > end && since(it.heard) < REFUSAL_TIMEOUT;
         self.refusing.lock().values().any(is_longer)
     }
 
     /// Number of replicas in sync for which `has` returns true.
-    pub fn count(&self, has: impl Fn(&Fed) -> bool) -> usize {
+    pub fn count(&self, has: impl Fn(&ConnectedReplica) -> bool) -> usize {
         self.all.lock().values().filter(|fed| fed.sending == Sending::Log && has(fed)).count()
     }
 
@@ -178,7 +182,7 @@ impl Feeds {
 
     /// Returns the replicas that have announced a port. Sentinel never removes an address, so
     /// others must not be listed.
-    pub fn reachable(&self) -> Vec<Fed> {
+    pub fn reachable(&self) -> Vec<ConnectedReplica> {
         self.all.lock().values().filter(|fed| fed.port != 0).cloned().collect()
     }
 
@@ -189,7 +193,7 @@ impl Feeds {
     }
 
     /// Returns the replica in sync at this address. May block on a DNS lookup.
-    pub fn in_step_at(&self, host: &str, port: u16) -> Option<Fed> {
+    pub fn in_sync_replica_at(&self, host: &str, port: u16) -> Option<ConnectedReplica> {
         let mut near = self.reachable();
         near.retain(|fed| fed.port == port && fed.sending == Sending::Log);
         if near.is_empty() {
@@ -217,8 +221,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_that_leaves_with_other_data_refuses_until_it_follows() {
-        let feeds = Feeds::default();
+    fn diverged_replica_counts_as_refusing_until_it_follows() {
+        let feeds = ConnectedReplicas::default();
         let host = IpAddr::from([127, 0, 0, 1]);
         let peer = |sending, diverged_at| Peer {
             ip: String::new(),

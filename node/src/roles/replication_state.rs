@@ -10,10 +10,10 @@ use crate::config::Config;
 use crate::roles::failover_state::Failover;
 use crate::roles::fence::{Fence, Fenced};
 use crate::roles::link_status::{Link, LinkState};
-use crate::roles::replicas::Feeds;
+use crate::roles::replicas::ConnectedReplicas;
 use crate::roles::role::{Master, Role};
 use crate::roles::sentinels::{Sentinel, Sentinels};
-use crate::roles::write_gate::{Gate, Shut};
+use crate::roles::write_gate::{Gate, WriteBlock};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::io;
@@ -82,14 +82,14 @@ pub struct Replication {
     gate: Gate,
     /// Held while the write gate is set, so that no stale state is set after a role change. Never
     /// held across a wait.
-    gating: Mutex<()>,
+    gate_lock: Mutex<()>,
     fence: Fence,
     /// Whether a thread is about to persist the Sentinels' epochs.
-    keeping: AtomicBool,
+    is_saving_epochs: AtomicBool,
     /// Whether the log matches the role: a master's own log, or a copy of its master's log.
-    settled: AtomicBool,
+    matches_role: AtomicBool,
     /// Whether the node has not yet synced with its master in this process.
-    unmet: AtomicBool,
+    is_unsynced: AtomicBool,
     /// Whether the last role change made a master follow another node.
     was_master: AtomicBool,
     /// Permanent error since the last role change, such as a master that is a Redis server. One
@@ -115,7 +115,7 @@ pub struct Replication {
     /// State of the link to the master.
     pub link: Mutex<Link>,
     /// Replicas of this node.
-    pub feeds: Feeds,
+    pub feeds: ConnectedReplicas,
     /// Whether writes need a lease (CLUSTERX HEARTBEAT).
     leased: AtomicBool,
     /// Number of full syncs of this node as a replica.
@@ -132,11 +132,11 @@ impl Replication {
             role: ArcSwap::default(),
             changing: Mutex::default(),
             gate: Gate::new(),
-            gating: Mutex::default(),
+            gate_lock: Mutex::default(),
             fence: Fence::default(),
-            keeping: AtomicBool::new(false),
-            settled: AtomicBool::new(false),
-            unmet: AtomicBool::new(false),
+            is_saving_epochs: AtomicBool::new(false),
+            matches_role: AtomicBool::new(false),
+            is_unsynced: AtomicBool::new(false),
             was_master: AtomicBool::new(false),
             taking_over: AtomicBool::new(false),
             announces: AtomicBool::new(false),
@@ -149,7 +149,7 @@ impl Replication {
             orders: watch::Sender::new(0),
             failover: Failover::new(),
             link: Mutex::new(Link::new()),
-            feeds: Feeds::default(),
+            feeds: ConnectedReplicas::default(),
             leased: AtomicBool::new(false),
             full_syncs: AtomicU64::new(0),
             continued: AtomicU64::new(0),
@@ -175,7 +175,7 @@ impl Replication {
         };
         self.fence.recall(&role.sentinels);
         // A node that was always alone cannot have been replaced.
-        let had_others = role.clone().among_others().replicated;
+        let had_others = role.clone().with_replicated().replicated;
         if role.master.is_none() && had_others && config.replication.fence {
             let until = if !role.sentinels.is_empty() {
                 "Sentinel names this node"
@@ -243,7 +243,7 @@ impl Replication {
         let _one = self.changing.lock();
         let Some(next) = next(&self.role.load()) else { return Ok(false) };
         next.write(&config.durability.dir)?;
-        let _gate = self.gating.lock();
+        let _gate = self.gate_lock.lock();
         let before = self.role.swap(Arc::new(next));
         if before.begins_another_term(&self.role.load()) {
             self.renew();
@@ -290,11 +290,11 @@ impl Replication {
             let mut next = Role { unfit: false, forced, handing: handing_to, ..role.clone() };
             if forced {
                 // The node's data differ from the next master's.
-                next = next.among_others();
+                next = next.with_replicated();
                 next.synced = false;
             }
             if role.master.is_none() {
-                next = next.among_others();
+                next = next.with_replicated();
                 next.synced = fit || handing.is_some_and(|handing| handing.has_all);
             }
             let is_promoted = master.is_none() && role.master.is_some();
@@ -315,11 +315,11 @@ impl Replication {
             if fenced && config.replication.fence {
                 self.fence.raise();
             }
-            self.settled.store(false, SeqCst);
-            self.unmet.store(!is_master, SeqCst);
+            self.matches_role.store(false, SeqCst);
+            self.is_unsynced.store(!is_master, SeqCst);
             self.was_master.store(was_master && !is_master, SeqCst);
             self.last_error.lock().clear();
-            self.gate.set(Shut::Replica);
+            self.gate.set(WriteBlock::Replica);
             tell();
         })?;
         if is_new {
@@ -355,8 +355,8 @@ impl Replication {
     /// Requests a new term of the log before writes are accepted.
     fn renew(&self) {
         self.renews.store(true, SeqCst);
-        self.settled.store(false, SeqCst);
-        self.gate.set(Shut::Replica);
+        self.matches_role.store(false, SeqCst);
+        self.gate.set(WriteBlock::Replica);
         self.orders.send_modify(|n| *n += 1);
     }
 
@@ -402,7 +402,7 @@ impl Replication {
     }
 
     pub(crate) fn is_named(&self) -> bool {
-        self.sentinels.have_named()
+        self.sentinels.is_named_by_sentinel()
     }
 
     /// Number of Sentinels that published a hello within the last five seconds.
@@ -411,8 +411,8 @@ impl Replication {
     }
 
     /// Returns a group with only one live Sentinel, which could not agree on a FAILOVER.
-    pub fn lonely_group(&self) -> Option<String> {
-        self.sentinels.lonely()
+    pub fn single_sentinel_group(&self) -> Option<String> {
+        self.sentinels.single_sentinel()
     }
 
     /// Records a hello that a Sentinel published on this node. `named` is the address of the
@@ -423,7 +423,8 @@ impl Replication {
         if is_ours && self.is_master() {
             self.sentinels.name_as_master();
         }
-        let is_missed = self.is_settled() && self.is_master() && self.sentinels.is_replaced(named);
+        let is_missed =
+            self.log_matches_role() && self.is_master() && self.sentinels.is_replaced(named);
         is_missed && !self.announces.swap(true, SeqCst)
     }
 
@@ -440,20 +441,20 @@ impl Replication {
     /// match the role, which may have changed again.
     pub fn settle(&self, config: &Config, is_master: bool, term: u64) -> bool {
         self.term.store(term, Relaxed);
-        let _gate = self.gating.lock();
+        let _gate = self.gate_lock.lock();
         let is_role = self.is_master() == is_master && !self.renews();
-        self.look(config, is_role || self.settled.load(SeqCst));
+        self.look(config, is_role || self.matches_role.load(SeqCst));
         // Stored after the write gate is open.
         if is_role {
-            self.settled.store(true, SeqCst);
+            self.matches_role.store(true, SeqCst);
         }
         is_role
     }
 
     /// Waits up to `time` until the log matches the role. Must not be called on a worker.
-    pub fn wait_settled(&self, time: Duration) -> bool {
+    pub fn wait_for_matching_log(&self, time: Duration) -> bool {
         let began = store::time::now();
-        while !self.is_settled() {
+        while !self.log_matches_role() {
             if store::time::since(began) >= time {
                 return false;
             }
@@ -463,13 +464,13 @@ impl Replication {
     }
 
     /// Whether the log matches the role.
-    pub fn is_settled(&self) -> bool {
-        self.settled.load(SeqCst)
+    pub fn log_matches_role(&self) -> bool {
+        self.matches_role.load(SeqCst)
     }
 
     /// Records that the replica has caught up with its master, which completes a FAILOVER to it.
     pub(crate) fn synced(&self, config: &Config) {
-        self.unmet.store(false, SeqCst);
+        self.is_unsynced.store(false, SeqCst);
         self.note(config, |role| {
             let is_news = !role.synced || role.unfit || role.forced || role.handing.is_some();
             (role.master.is_some() && is_news).then(|| Role {
@@ -491,15 +492,15 @@ impl Replication {
     }
 
     /// Whether the node has synced with its current master in this process.
-    pub fn has_met_its_master(&self) -> bool {
-        !self.unmet.load(SeqCst)
+    pub fn has_synced_with_master(&self) -> bool {
+        !self.is_unsynced.load(SeqCst)
     }
 
     /// Whether this process was a master before it was ordered to follow `master`, and has not
     /// synced since.
     pub(crate) fn was_master_before(&self, master: &Master) -> bool {
         let is_its_master = self.role.load().master.as_ref() == Some(master);
-        is_its_master && self.was_master.load(SeqCst) && !self.has_met_its_master()
+        is_its_master && self.was_master.load(SeqCst) && !self.has_synced_with_master()
     }
 
     /// Sets the error that INFO shows. Returns true if it is new.
@@ -539,7 +540,7 @@ impl Replication {
     /// returns.
     pub(crate) fn gives_up(&self, config: &Config) -> io::Result<()> {
         let gives_up = |role: &Role| {
-            role.synced.then(|| Role { synced: false, ..role.clone().among_others() })
+            role.synced.then(|| Role { synced: false, ..role.clone().with_replicated() })
         };
         self.change(config, gives_up, || ()).map(|_| ())
     }
@@ -577,7 +578,7 @@ impl Replication {
 
     /// Whether the node is fenced until a replica connects.
     pub(crate) fn waits_for_replica(&self) -> bool {
-        self.is_master() && self.fence.believes_replicas()
+        self.is_master() && self.fence.lets_replica_lift_fence()
     }
 
     /// Handles a replica that connected. If the replica `knows` this node as its master, the fence
@@ -605,7 +606,7 @@ impl Replication {
             );
         }
         self.fence_changed(config, effect.change);
-        effect.is_news && !self.keeping.swap(true, SeqCst)
+        effect.is_news && !self.is_saving_epochs.swap(true, SeqCst)
     }
 
     /// Fences a master that has missed this many topologies, until an explicit role change begins a
@@ -618,7 +619,7 @@ impl Replication {
 
     /// Persists the epochs of Sentinels: [`Replication::named`].
     pub fn keep_epochs(&self, config: &Config) {
-        self.keeping.store(false, SeqCst);
+        self.is_saving_epochs.store(false, SeqCst);
         let mut epochs = Vec::new();
         let keep = |role: &Role| {
             epochs = self.fence.epochs();
@@ -643,30 +644,32 @@ impl Replication {
 
     /// Reevaluates whether writes are accepted. Called after each change, and periodically.
     pub fn judge(&self, config: &Config) {
-        let _gate = self.gating.lock();
-        self.look(config, self.settled.load(SeqCst));
+        let _gate = self.gate_lock.lock();
+        self.look(config, self.matches_role.load(SeqCst));
     }
 
-    /// Sets the write gate. The caller holds `gating`.
-    fn look(&self, config: &Config, is_settled: bool) {
+    /// Sets the write gate. The caller holds `gate_lock`.
+    fn look(&self, config: &Config, log_matches_role: bool) {
         let settings = &config.replication;
         let (wanted, max_lag_s) = (settings.min_replicas_to_write, settings.min_replicas_max_lag_s);
         let too_few = || wanted > 0 && max_lag_s > 0 && self.feeds.close(max_lag_s) < wanted;
         self.gate.set(match self.fence.now() {
-            _ if !self.is_master() || !is_settled => Shut::Replica,
-            Fenced::Unknown if config.cluster.enabled => Shut::FencedInCluster,
-            Fenced::Unknown => Shut::Fenced,
-            Fenced::Deposed => Shut::Deposed,
-            Fenced::No if too_few() => Shut::FewReplicas,
-            Fenced::No if self.leased.load(SeqCst) && config.cluster.is_leased() => Shut::Leased,
-            Fenced::No => Shut::No,
+            _ if !self.is_master() || !log_matches_role => WriteBlock::Replica,
+            Fenced::Unknown if config.cluster.enabled => WriteBlock::FencedInCluster,
+            Fenced::Unknown => WriteBlock::Fenced,
+            Fenced::Deposed => WriteBlock::Deposed,
+            Fenced::No if too_few() => WriteBlock::FewReplicas,
+            Fenced::No if self.leased.load(SeqCst) && config.cluster.is_leased() => {
+                WriteBlock::Leased
+            }
+            Fenced::No => WriteBlock::No,
         });
     }
 
     /// Grants a lease for writes. `is_again` is whether it renews a lease that may have expired
     /// (`write_gate.rs`).
     pub fn lease(&self, config: &Config, time: Duration, is_again: bool) {
-        let gate = self.gating.lock();
+        let gate = self.gate_lock.lock();
         if is_again {
             self.gate.renew(time)
         } else {
@@ -696,12 +699,12 @@ impl Replication {
 
     /// Whether clients should ask Sentinel for the master after a refused write. This node is
     /// fenced or has stepped down, and a Sentinel knows the master.
-    pub fn sends_writers_away(&self) -> bool {
+    pub fn redirects_writers(&self) -> bool {
         match self.gate.shut() {
-            Shut::Deposed => true,
-            Shut::Fenced | Shut::FencedInCluster => self.fence.groups() > 0,
-            Shut::Replica => self.stepped_down.load(SeqCst) && self.is_watched(),
-            Shut::No | Shut::FewReplicas | Shut::Leased => false,
+            WriteBlock::Deposed => true,
+            WriteBlock::Fenced | WriteBlock::FencedInCluster => self.fence.groups() > 0,
+            WriteBlock::Replica => self.stepped_down.load(SeqCst) && self.is_watched(),
+            WriteBlock::No | WriteBlock::FewReplicas | WriteBlock::Leased => false,
         }
     }
 

@@ -26,7 +26,7 @@ use std::path::Path;
 pub const NAME: &str = "tidemark.role";
 
 /// Maximum number of missed promotions. A forged epoch must not exhaust the terms.
-const MOST_MISSED: u64 = 1 << 16;
+const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
 
 /// Address of a master, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,14 +85,14 @@ pub struct Role {
 
 impl Role {
     /// Sets `replicated` if the node has synced as a replica. Call it before `synced` is cleared.
-    pub(crate) fn among_others(self) -> Role {
+    pub(crate) fn with_replicated(self) -> Role {
         Role { replicated: self.replicated || self.synced, ..self }
     }
 
     /// Returns the role of a master that becomes the master again after `missed` promotions of
     /// other nodes.
     pub(crate) fn renewed(self, missed: u64) -> Role {
-        let later = if missed == 0 { 0 } else { missed.min(MOST_MISSED) as u32 + 1 };
+        let later = if missed == 0 { 0 } else { missed.min(MAX_MISSED_PROMOTIONS) as u32 + 1 };
         Role { promoting: self.promoting.saturating_add(later), ..self }
     }
 

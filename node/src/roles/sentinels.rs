@@ -14,7 +14,7 @@
 //! later epoch.
 
 use crate::roles::Master;
-use crate::roles::fence::{MOST_GROUPS, MOST_NAME};
+use crate::roles::fence::{MAX_GROUP_NAME_BYTES, MAX_GROUPS};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use store::time::{now, since};
@@ -23,7 +23,7 @@ use store::time::{now, since};
 pub const CHANNEL: &[u8] = b"__sentinel__:hello";
 
 /// Maximum silence of a live Sentinel. It publishes every two seconds.
-const HEARD_WITHIN: Duration = Duration::from_secs(5);
+const SENTINEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of Sentinels remembered per group.
 const MAX_SENTINELS: usize = 16;
@@ -40,7 +40,7 @@ pub struct Sentinel<'a> {
     pub own: (String, u16),
 }
 
-struct Heard {
+struct HeardSentinel {
     identity: String,
     group: String,
     own: (String, u16),
@@ -48,11 +48,11 @@ struct Heard {
 }
 
 #[derive(Default)]
-pub(crate) struct Sentinels(Mutex<State>);
+pub(crate) struct Sentinels(Mutex<SentinelState>);
 
 #[derive(Default)]
-struct State {
-    heard: Vec<Heard>,
+struct SentinelState {
+    heard: Vec<HeardSentinel>,
     /// Highest epoch by group, including Sentinels that are gone.
     epochs: Vec<(String, u64)>,
     /// Whether a Sentinel has named this node as the master since the last role change.
@@ -65,19 +65,22 @@ impl Sentinels {
     pub(crate) fn hear(&self, said: Sentinel<'_>) {
         let identity = said.identity.join(",");
         let group = said.group;
-        if identity.len() > MOST_NAME || group.len() > MOST_NAME {
+        if identity.len() > MAX_GROUP_NAME_BYTES || group.len() > MAX_GROUP_NAME_BYTES {
             return;
         }
         let mut state = self.0.lock();
-        state.heard.retain(|heard| since(heard.at) <= HEARD_WITHIN && heard.identity != identity);
+        state
+            .heard
+            .retain(|heard| since(heard.at) <= SENTINEL_TIMEOUT && heard.identity != identity);
         match state.epochs.iter().position(|(name, _)| name == group) {
             Some(at) => state.epochs[at].1 = said.epoch.max(state.epochs[at].1),
-            None if state.epochs.len() >= MOST_GROUPS => return,
+            None if state.epochs.len() >= MAX_GROUPS => return,
             None => state.epochs.push((group.to_owned(), said.epoch)),
         }
         let of_group = state.heard.iter().filter(|heard| heard.group == group).count();
         if of_group < MAX_SENTINELS {
-            let heard = Heard { identity, group: group.to_owned(), own: said.own, at: now() };
+            let heard =
+                HeardSentinel { identity, group: group.to_owned(), own: said.own, at: now() };
             state.heard.push(heard);
         }
     }
@@ -104,13 +107,13 @@ impl Sentinels {
         state.replaced.as_ref().is_some_and(|master| master.to_string() == address)
     }
 
-    pub(crate) fn have_named(&self) -> bool {
+    pub(crate) fn is_named_by_sentinel(&self) -> bool {
         self.0.lock().has_named
     }
 
     pub(crate) fn count(&self) -> usize {
         let state = self.0.lock();
-        state.heard.iter().filter(|heard| since(heard.at) <= HEARD_WITHIN).count()
+        state.heard.iter().filter(|heard| since(heard.at) <= SENTINEL_TIMEOUT).count()
     }
 
     pub(crate) fn watch(&self) -> bool {
@@ -118,7 +121,7 @@ impl Sentinels {
     }
 
     /// Returns a group with only one live Sentinel, which would ignore the announcement.
-    pub(crate) fn lonely(&self) -> Option<String> {
+    pub(crate) fn single_sentinel(&self) -> Option<String> {
         let state = self.0.lock();
         let groups = state.live_groups();
         groups.into_iter().find(|(_, heard)| heard.len() == 1).map(|(group, _)| group.to_owned())
@@ -133,7 +136,7 @@ impl Sentinels {
         for (group, heard) in state.live_groups() {
             let of_group = state.epochs.iter().find(|(name, _)| name == group);
             let epoch = of_group.map_or(0, |(_, epoch)| *epoch).saturating_add(1);
-            for Heard { identity, own: (ip, port), .. } in heard.into_iter().take(2) {
+            for HeardSentinel { identity, own: (ip, port), .. } in heard.into_iter().take(2) {
                 all.push(format!("{identity},{epoch},{group},{ip},{port},{epoch}"));
             }
         }
@@ -142,16 +145,16 @@ impl Sentinels {
     }
 }
 
-impl State {
+impl SentinelState {
     /// Reserves the epoch of an announcement by this node or another one.
     fn raise_epochs(&mut self) {
         self.epochs.iter_mut().for_each(|(_, epoch)| *epoch = epoch.saturating_add(1));
     }
 
     /// Returns the groups with live Sentinels and these Sentinels, most recent hello first.
-    fn live_groups(&self) -> Vec<(&str, Vec<&Heard>)> {
-        let mut groups: Vec<(&str, Vec<&Heard>)> = Vec::new();
-        for heard in self.heard.iter().rev().filter(|heard| since(heard.at) <= HEARD_WITHIN) {
+    fn live_groups(&self) -> Vec<(&str, Vec<&HeardSentinel>)> {
+        let mut groups: Vec<(&str, Vec<&HeardSentinel>)> = Vec::new();
+        for heard in self.heard.iter().rev().filter(|heard| since(heard.at) <= SENTINEL_TIMEOUT) {
             match groups.iter_mut().find(|(group, _)| *group == heard.group) {
                 Some((_, all)) => all.push(heard),
                 None => groups.push((&heard.group, vec![heard])),
@@ -176,11 +179,11 @@ mod tests {
         assert!(sentinels.announcements(None).is_empty() && !sentinels.watch());
         sentinels.hear(hello("a", "m", 7));
         assert!(sentinels.watch());
-        assert_eq!(sentinels.lonely().as_deref(), Some("m"));
+        assert_eq!(sentinels.single_sentinel().as_deref(), Some("m"));
         for name in ["b", "c", "b"] {
             sentinels.hear(hello(name, "m", 6));
         }
-        assert_eq!(sentinels.lonely(), None);
+        assert_eq!(sentinels.single_sentinel(), None);
         let wanted = |name, epoch| format!("10.0.0.9,26379,{name},{epoch},m,10.0.0.1,6399,{epoch}");
         assert_eq!(sentinels.announcements(None), [wanted("b", 8), wanted("c", 8)]);
         assert_eq!(sentinels.announcements(None)[0], wanted("b", 9), "the last one may be lost");
@@ -197,7 +200,7 @@ mod tests {
         }
         sentinels.hear(hello(&"x".repeat(1000), "m", 1));
         let state = sentinels.0.lock();
-        assert!(state.heard.len() <= MAX_SENTINELS * MOST_GROUPS, "{}", state.heard.len());
-        assert_eq!(state.epochs.len(), MOST_GROUPS);
+        assert!(state.heard.len() <= MAX_SENTINELS * MAX_GROUPS, "{}", state.heard.len());
+        assert_eq!(state.epochs.len(), MAX_GROUPS);
     }
 }

@@ -14,7 +14,7 @@ use store::time::elapsed_ms;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Shut {
+pub(crate) enum WriteBlock {
     No,
     /// The node is a replica, or is becoming a master.
     Replica,
@@ -43,14 +43,14 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new() -> Gate {
         Gate {
-            shut: AtomicU8::new(Shut::Replica as u8),
+            shut: AtomicU8::new(WriteBlock::Replica as u8),
             began: Instant::now(),
             lease_end_ms: AtomicU64::new(0),
             late_ms: AtomicU64::new(0),
         }
     }
 
-    pub(crate) fn set(&self, shut: Shut) {
+    pub(crate) fn set(&self, shut: WriteBlock) {
         self.shut.store(shut as u8, SeqCst);
     }
 
@@ -82,55 +82,55 @@ impl Gate {
         }
     }
 
-    pub(crate) fn shut(&self) -> Shut {
+    pub(crate) fn shut(&self) -> WriteBlock {
         match self.shut.load(SeqCst) {
-            0 => Shut::No,
-            1 => Shut::Replica,
-            2 => Shut::Fenced,
-            3 => Shut::FewReplicas,
-            4 => Shut::Deposed,
-            5 => Shut::FencedInCluster,
-            _ => Shut::Leased,
+            0 => WriteBlock::No,
+            1 => WriteBlock::Replica,
+            2 => WriteBlock::Fenced,
+            3 => WriteBlock::FewReplicas,
+            4 => WriteBlock::Deposed,
+            5 => WriteBlock::FencedInCluster,
+            _ => WriteBlock::Leased,
         }
     }
 
     #[cold]
     fn text(&self) -> Option<&'static str> {
         match self.shut() {
-            Shut::Leased if elapsed_ms(self.began) < self.lease_end_ms.load(SeqCst) => None,
+            WriteBlock::Leased if elapsed_ms(self.began) < self.lease_end_ms.load(SeqCst) => None,
             shut => text(shut),
         }
     }
 }
 
-fn text(shut: Shut) -> Option<&'static str> {
+fn text(shut: WriteBlock) -> Option<&'static str> {
     Some(match shut {
-        Shut::No => return None,
+        WriteBlock::No => return None,
         // Cluster clients reload the topology and retry on this error.
-        Shut::FencedInCluster => {
+        WriteBlock::FencedInCluster => {
             "CLUSTERDOWN This master was restarted and is fenced, since another node may be the \
              master. Writes resume when a replica of its topology follows it, Sentinel names it, \
              or CLUSTERX SETNODES sends a later version."
         }
-        Shut::Leased => {
+        WriteBlock::Leased => {
             "CLUSTERDOWN master lease expired: another node may be the master. Writes resume after \
              a HEARTBEAT that names this node"
         }
-        Shut::Replica => "READONLY You can't write against a read only replica.",
-        Shut::Fenced => {
+        WriteBlock::Replica => "READONLY You can't write against a read only replica.",
+        WriteBlock::Fenced => {
             "READONLY This master is fenced until its role is known: it was restarted, or could \
              not follow the server in REPLICAOF. Writes resume when Sentinel names it, a replica \
              follows it (without Sentinel), or after REPLICAOF NO ONE."
         }
-        Shut::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
-        Shut::Deposed => {
+        WriteBlock::FewReplicas => "NOREPLICAS Not enough good replicas to write.",
+        WriteBlock::Deposed => {
             "READONLY Sentinel has made another node the master, so this one is fenced. Writes \
              resume when Sentinel names it again, or after REPLICAOF NO ONE."
         }
     })
 }
 
-const _: () = assert!(Shut::No as u8 == 0);
+const _: () = assert!(WriteBlock::No as u8 == 0);
 
 #[cfg(test)]
 mod tests {
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_leased_gate_shuts_by_itself() {
         let gate = Gate::new();
-        gate.set(Shut::Leased);
+        gate.set(WriteBlock::Leased);
         assert!(gate.refusal().is_some_and(|text| text.contains("master lease expired")));
         gate.lease(Duration::from_millis(100));
         assert_eq!(gate.refusal(), None);
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn late_messages_renew_no_lease() {
         let gate = Gate::new();
-        gate.set(Shut::Leased);
+        gate.set(WriteBlock::Leased);
         let lease = Duration::from_millis(100);
         gate.lease(lease);
         std::thread::sleep(Duration::from_millis(60));

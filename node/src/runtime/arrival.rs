@@ -3,7 +3,7 @@
 //!
 //! A process that was stopped (SIGSTOP, a suspended machine) finds old requests in its sockets and
 //! cannot determine their age. So each worker records the time periodically. A late tick shows that
-//! the process was stopped. Input read within `SETTLED` after the stop may have arrived when the
+//! the process was stopped. Input read within `DRAIN_TIME` after the stop may have arrived when the
 //! stop began.
 
 use std::cell::Cell;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(50);
 /// Delay after which the worker counts as stopped.
-const STILL: Duration = Duration::from_millis(150);
+const STALL_DELAY: Duration = Duration::from_millis(150);
 /// Time to read all input that arrived during a stop.
-const SETTLED: Duration = Duration::from_millis(200);
+const DRAIN_TIME: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy)]
-struct Watch {
+struct StallDetector {
     last: Instant,
     /// The tick before `last`, or the last tick before a stop.
     before: Instant,
@@ -24,16 +24,16 @@ struct Watch {
     resumed: Option<Instant>,
 }
 
-impl Watch {
-    fn new(now: Instant) -> Watch {
-        Watch { last: now, before: now, resumed: None }
+impl StallDetector {
+    fn new(now: Instant) -> StallDetector {
+        StallDetector { last: now, before: now, resumed: None }
     }
 
     fn tick(&mut self, now: Instant) {
-        if now - self.last > STILL {
+        if now - self.last > STALL_DELAY {
             self.resumed = Some(now);
             self.before = self.last;
-        } else if self.resumed.is_none_or(|resumed| now - resumed > SETTLED) {
+        } else if self.resumed.is_none_or(|resumed| now - resumed > DRAIN_TIME) {
             self.resumed = None;
             self.before = self.last;
         }
@@ -41,12 +41,16 @@ impl Watch {
     }
 
     fn came(&self, now: Instant) -> Instant {
-        if now - self.last > STILL && self.resumed.is_none() { self.last } else { self.before }
+        if now - self.last > STALL_DELAY && self.resumed.is_none() {
+            self.last
+        } else {
+            self.before
+        }
     }
 }
 
 thread_local! {
-    static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
+    static WATCH: Cell<Option<StallDetector>> = const { Cell::new(None) };
 }
 
 /// Returns the earliest time at which a request just read by this thread may have arrived. That is
@@ -61,7 +65,7 @@ pub fn came() -> Instant {
 pub async fn watch() {
     loop {
         let now = Instant::now();
-        let mut watch = WATCH.get().unwrap_or(Watch::new(now));
+        let mut watch = WATCH.get().unwrap_or(StallDetector::new(now));
         watch.tick(now);
         WATCH.set(Some(watch));
         tokio::time::sleep(TICK).await;
@@ -73,10 +77,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waited_for_a_thread_came_when_it_stopped() {
+    fn input_during_a_stall_has_the_time_of_the_stall() {
         let began = Instant::now();
         let at = |ms| began + Duration::from_millis(ms);
-        let mut watch = Watch::new(at(0));
+        let mut watch = StallDetector::new(at(0));
         (0..=20).for_each(|n| watch.tick(at(n * 50)));
         assert_eq!(watch.came(at(1020)), at(950), "one tick before the last");
         // Stopped from 1.0 s to 3.0 s. Either the request or the tick is processed first.

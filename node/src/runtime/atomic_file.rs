@@ -18,7 +18,7 @@ pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let _one = REPLACING.lock();
-    let mut file = unfinished(folder)?;
+    let mut file = new_temp_file(folder)?;
     file.write_all(text)?;
     if let Ok(old) = std::fs::metadata(&path) {
         file.as_file().set_permissions(old.permissions())?;
@@ -28,7 +28,7 @@ pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn unfinished(folder: &Path) -> io::Result<NamedTempFile> {
+fn new_temp_file(folder: &Path) -> io::Result<NamedTempFile> {
     let [prefix, suffix] = UNFINISHED;
     tempfile::Builder::new().prefix(prefix).suffix(suffix).tempfile_in(folder)
 }
@@ -54,7 +54,7 @@ pub fn remove_unfinished(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{remove_unfinished, replace, unfinished};
+    use super::{new_temp_file, remove_unfinished, replace};
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
             std::fs::write(folder.path().join(name), "x").unwrap();
         }
         std::fs::create_dir(folder.path().join(".tidemark-folder.tmp")).unwrap();
-        unfinished(folder.path()).unwrap().keep().unwrap();
+        new_temp_file(folder.path()).unwrap().keep().unwrap();
         remove_unfinished(folder.path()).unwrap();
         let there = |name: &&str| folder.path().join(name).exists();
         assert!(others.iter().all(there) && there(&".tidemark-folder.tmp"));

@@ -4,57 +4,57 @@
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::sync::Notify;
 
-const NOT: u8 = 0;
-const WAITS: u8 = 1;
+const NOT_BLOCKED: u8 = 0;
+const BLOCKED: u8 = 1;
 /// Unblocked by CLIENT UNBLOCK.
 const TIMED_OUT: u8 = 2;
 const FAILED: u8 = 3;
 /// The connection ends with this reply.
-const LEAVES: u8 = 4;
+const CLOSING: u8 = 4;
 /// Blocked, and CLIENT UNBLOCK has no effect.
-const STAYS: u8 = 5;
+const UNINTERRUPTIBLE: u8 = 5;
 
 /// Blocking state of one client.
 #[derive(Default)]
 pub struct Blocked {
     state: AtomicU8,
-    told: Notify,
+    unblock_notify: Notify,
 }
 
 impl Blocked {
     /// Begins a wait. `may_be_let_go` is whether CLIENT UNBLOCK may end it.
     pub fn begin(&self, may_be_let_go: bool) {
-        self.state.store(if may_be_let_go { WAITS } else { STAYS }, SeqCst);
+        self.state.store(if may_be_let_go { BLOCKED } else { UNINTERRUPTIBLE }, SeqCst);
     }
 
     /// Ends the wait. `leaves` is whether the connection ends with this reply.
     pub fn end(&self, leaves: bool) {
-        self.state.store(if leaves { LEAVES } else { NOT }, SeqCst);
+        self.state.store(if leaves { CLOSING } else { NOT_BLOCKED }, SeqCst);
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.state.load(SeqCst), WAITS | STAYS)
+        matches!(self.state.load(SeqCst), BLOCKED | UNINTERRUPTIBLE)
     }
 
     pub fn leaves(&self) -> bool {
-        self.state.load(SeqCst) == LEAVES
+        self.state.load(SeqCst) == CLOSING
     }
 
     /// CLIENT UNBLOCK: ends the wait like a timeout, or with an error. Returns false if the client
     /// is not blocked, or may not be unblocked.
-    pub fn let_go(&self, with_error: bool) -> bool {
+    pub fn unblock_client(&self, with_error: bool) -> bool {
         let next = if with_error { FAILED } else { TIMED_OUT };
-        let was_waiting = self.state.compare_exchange(WAITS, next, SeqCst, SeqCst).is_ok();
+        let was_waiting = self.state.compare_exchange(BLOCKED, next, SeqCst, SeqCst).is_ok();
         if was_waiting {
-            self.told.notify_one();
+            self.unblock_notify.notify_one();
         }
         was_waiting
     }
 
     /// Waits for CLIENT UNBLOCK. Returns whether the reply must be an error.
-    pub async fn is_let_go(&self) -> bool {
+    pub async fn wait_for_unblock(&self) -> bool {
         loop {
-            self.told.notified().await;
+            self.unblock_notify.notified().await;
             // The notification may belong to an earlier wait.
             match self.state.load(SeqCst) {
                 TIMED_OUT => return false,

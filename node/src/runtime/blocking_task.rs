@@ -41,7 +41,7 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     #[test]
-    fn work_that_changes_nothing_and_nothing_waits_for_is_not_begun() {
+    fn a_read_only_task_without_a_waiter_is_skipped() {
         let slow = 1;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(slow)

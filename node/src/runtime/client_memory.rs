@@ -22,9 +22,9 @@ pub struct Budget {
 
 impl Budget {
     /// Sets the limit in bytes; 0 for none.
-    pub fn set_most(&self, most: usize) {
+    pub fn set_limit_bytes(&self, most: usize) {
         self.most.store(most, Relaxed);
-        self.judge(self.taken());
+        self.update_exceeded(self.taken());
     }
 
     pub(crate) fn most(&self) -> Option<usize> {
@@ -40,7 +40,7 @@ impl Budget {
         self.taken.load(Relaxed)
     }
 
-    fn judge(&self, taken: usize) {
+    fn update_exceeded(&self, taken: usize) {
         if self.most().is_some_and(|most| taken > most) {
             self.exceeded.notify_one();
         }
@@ -76,7 +76,7 @@ impl Share {
         // Wraps around if the number has decreased.
         let taken = self.of.taken.fetch_add(more, Relaxed).wrapping_add(more);
         if grains > before {
-            self.of.judge(taken);
+            self.of.update_exceeded(taken);
         }
     }
 
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn shares_add_up_shrink_and_go() {
         let budget = Arc::new(Budget::default());
-        budget.set_most(100 << 10);
+        budget.set_limit_bytes(100 << 10);
         let (a, b) = (Share::of(&budget), Share::of(&budget));
         a.set(GRAIN - 1);
         assert_eq!((a.counted(), budget.taken()), (0, 0), "small shares are not counted");
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(budget.taken(), 96 << 10);
         drop(a);
         assert_eq!((budget.taken(), budget.most()), (16 << 10, Some(100 << 10)));
-        budget.set_most(0);
+        budget.set_limit_bytes(0);
         b.set(usize::MAX);
         assert_eq!(budget.most(), None);
         drop(b);
@@ -122,7 +122,7 @@ mod tests {
         let share = Share::of(&budget);
         share.set(1 << 20);
         // The limit is set after the buffers have grown.
-        budget.set_most(1);
+        budget.set_limit_bytes(1);
         budget.exceeded().await;
         share.set(0);
         share.set(2 << 20);

@@ -91,7 +91,7 @@ pub struct Client {
     /// Bytes of its subscriptions and watched keys, in its own lists and in shared ones.
     pub kept_bytes: AtomicUsize,
     /// Share of `kept_bytes` in the memory of all clients.
-    kept: Share,
+    stored_share: Share,
     /// Pushed messages not yet sent.
     pub inbox: Inbox,
     /// Number of subscribed channels, patterns and shard channels.
@@ -117,7 +117,7 @@ pub struct Client {
     /// Whether authentication and the TLS handshake are complete, where required.
     entered: AtomicBool,
     /// Time at which `entered` was last cleared (RESET), in milliseconds after `since`.
-    left_ms: AtomicU64,
+    handshake_reset_ms: AtomicU64,
     abort: OnceLock<AbortHandle>,
     killed: AtomicBool,
     gone: AtomicBool,
@@ -167,23 +167,23 @@ pub enum Kind {
 }
 
 impl Client {
-    pub(crate) fn has_entered(&self) -> bool {
+    pub(crate) fn is_handshake_complete(&self) -> bool {
         self.entered.load(Relaxed)
     }
 
     /// Records whether authentication and the TLS handshake are complete.
     #[inline]
-    pub fn set_entered(&self, entered: bool) {
+    pub fn set_handshake_complete(&self, entered: bool) {
         if self.entered.swap(entered, Relaxed) && !entered {
-            self.left_ms.store(self.age_ms(Instant::now()), Relaxed);
+            self.handshake_reset_ms.store(self.age_ms(Instant::now()), Relaxed);
         }
     }
 
     /// Returns the seconds since authentication or the TLS handshake became due, or `None` if both
     /// are complete.
-    pub fn outside_s(&self, now: Instant) -> Option<u64> {
-        (!self.has_entered())
-            .then(|| self.age_ms(now).saturating_sub(self.left_ms.load(Relaxed)) / 1000)
+    pub fn handshake_wait_s(&self, now: Instant) -> Option<u64> {
+        (!self.is_handshake_complete())
+            .then(|| self.age_ms(now).saturating_sub(self.handshake_reset_ms.load(Relaxed)) / 1000)
     }
 
     fn age_ms(&self, now: Instant) -> u64 {
@@ -222,18 +222,18 @@ impl Client {
 
     /// Returns its counted bytes in the memory of all clients.
     fn memory(&self) -> usize {
-        self.buffers.counted() + self.inbox.counted() + self.kept.counted()
+        self.buffers.counted() + self.inbox.counted() + self.stored_share.counted()
     }
 
     /// Sets the bytes of its subscriptions and watched keys. Called by its own worker only.
-    pub fn set_kept(&self, bytes: usize) {
+    pub fn set_stored_bytes(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Relaxed);
-        self.kept.set(bytes);
+        self.stored_share.set(bytes);
     }
 
     /// Whether it may be disconnected to free memory. As in Redis, clients with NO-EVICT, replicas
     /// and the master are exempt.
-    fn makes_room(&self) -> bool {
+    fn is_evictable(&self) -> bool {
         self.flags.load(Relaxed) & (NO_EVICT | REPLICA | MASTER) == 0
     }
 
@@ -362,7 +362,7 @@ impl Client {
 const SENTINEL: &[u8] = b"sentinel-";
 
 /// Minimum age of a client that may be disconnected because it has sent no request.
-const TIME_TO_ASK: Duration = Duration::from_secs(1);
+const MIN_SILENT_AGE: Duration = Duration::from_secs(1);
 
 /// All connected clients.
 #[derive(Default)]
@@ -387,11 +387,11 @@ impl Clients {
         if all.len() >= most {
             self.rejected.fetch_add(1, Relaxed);
             let never_asked = |c: &&Arc<Client>| {
-                c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= TIME_TO_ASK
+                c.last_command.load(Relaxed) == u32::MAX && c.since.elapsed() >= MIN_SILENT_AGE
             };
             // Its age does not matter. Otherwise frequent reconnections could exclude other
             // clients.
-            let stranger = all.values().find(|c| !c.has_entered());
+            let stranger = all.values().find(|c| !c.is_handshake_complete());
             let least = stranger.or_else(|| all.values().find(never_asked))?.clone();
             all.remove(&least.id);
             least.kill();
@@ -413,7 +413,7 @@ impl Clients {
             queued_bytes: AtomicUsize::new(0),
             buffers: Share::of(&self.budget),
             kept_bytes: AtomicUsize::new(0),
-            kept: Share::of(&self.budget),
+            stored_share: Share::of(&self.budget),
             inbox: Inbox::new(Share::of(&self.budget)),
             blocked: Blocked::default(),
             subscriptions: Default::default(),
@@ -425,7 +425,7 @@ impl Clients {
             paused: AtomicBool::new(false),
             away: AtomicBool::new(false),
             entered: AtomicBool::new(false),
-            left_ms: AtomicU64::new(0),
+            handshake_reset_ms: AtomicU64::new(0),
             abort: OnceLock::new(),
             killed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -441,7 +441,7 @@ impl Clients {
         let mut all: Vec<_> =
             self.list().into_iter().map(|client| (client.memory(), client)).collect();
         let mut taken: usize = all.iter().map(|(bytes, _)| bytes).sum();
-        all.retain(|(bytes, client)| *bytes > 0 && client.makes_room());
+        all.retain(|(bytes, client)| *bytes > 0 && client.is_evictable());
         all.sort_unstable_by_key(|(bytes, _)| *bytes);
         while taken > most {
             let Some((bytes, client)) = all.pop() else { return };
@@ -460,7 +460,7 @@ impl Clients {
     /// Sentinel does the same after a role change (CLIENT KILL TYPE normal, TYPE pubsub). Keeps the
     /// client `except`, and Sentinels, which it recognizes by their names. Returns the number of
     /// disconnected clients.
-    pub fn part_with_users(&self, except: u64) -> usize {
+    pub fn disconnect_users(&self, except: u64) -> usize {
         let mut users = self.list();
         users.retain(|client| {
             client.id != except

@@ -147,11 +147,11 @@ pub struct Sums {
 }
 
 impl Sums {
-    const NOTHING: Sums =
+    const ZERO_SUMS: Sums =
         Sums { calls: 0, rejected: 0, failed: 0, timed: 0, ns: 0, classes: Vec::new() };
 
     /// Whether all counts are 0.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_all_zero(&self) -> bool {
         self.calls + self.rejected + self.failed == 0
     }
 
@@ -215,7 +215,7 @@ impl Sums {
         &self.classes
     }
 
-    fn less(mut self, base: &Sums) -> Sums {
+    fn minus(mut self, base: &Sums) -> Sums {
         self.calls -= base.calls;
         self.rejected -= base.rejected;
         self.failed -= base.failed;
@@ -247,8 +247,8 @@ impl AllCalls {
         &self.by_worker[worker]
     }
 
-    fn ever(&self, number: usize) -> Sums {
-        let mut sums = Sums::NOTHING;
+    fn sums_since_start(&self, number: usize) -> Sums {
+        let mut sums = Sums::ZERO_SUMS;
         for cell in self.by_worker.iter().filter_map(|calls| calls.cells.get(number)) {
             // Timed calls are read before calls, so that a concurrent call is never timed without
             // being counted.
@@ -270,10 +270,10 @@ impl AllCalls {
 
     /// Returns the statistics of a command since the start or the last reset.
     pub fn sums(&self, number: usize) -> Sums {
-        let ever = self.ever(number);
+        let sums_since_start = self.sums_since_start(number);
         match self.base.lock().get(number) {
-            Some(base) => ever.less(base),
-            None => ever,
+            Some(base) => sums_since_start.minus(base),
+            None => sums_since_start,
         }
     }
 
@@ -290,7 +290,8 @@ impl AllCalls {
 
     /// Resets all statistics: CONFIG RESETSTAT. The next call of each command is timed.
     pub(crate) fn reset(&self) {
-        *self.base.lock() = (0..table::bits()).map(|number| self.ever(number)).collect();
+        *self.base.lock() =
+            (0..table::bits()).map(|number| self.sums_since_start(number)).collect();
         let cells = self.by_worker.iter().flat_map(|calls| &calls.cells);
         cells.for_each(|cell| cell.next_timed.store(0, Relaxed));
         self.by_worker.iter().for_each(|calls| calls.errors.lock().clear());
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_told_since_the_last_reset() {
+    fn sums_start_at_the_last_reset() {
         let all = AllCalls::new(2);
         for n in 0..1000 {
             let calls = all.of(n % 2);
@@ -341,10 +342,10 @@ mod tests {
             all.errors().into_iter().collect::<Vec<_>>(),
             [("ERR".to_owned(), 2), ("NOAUTH".to_owned(), 1)]
         );
-        assert!(all.sums(4).is_nothing() && all.sums(4).percentile_us(0.5).is_none());
+        assert!(all.sums(4).is_all_zero() && all.sums(4).percentile_us(0.5).is_none());
         all.reset();
         assert!(
-            all.sums(3).is_nothing()
+            all.sums(3).is_all_zero()
                 && all.errors().is_empty()
                 && all.sums(3).distribution().is_empty()
         );

@@ -57,7 +57,7 @@ impl Tallies {
 
     /// Records the duration of an event-loop iteration. Only the owning worker may call this.
     #[inline]
-    pub fn note_turn(&self, took: Duration) {
+    pub fn record_turn(&self, took: Duration) {
         let us = took.as_micros() as u64;
         if us > self.recent_turn_us.load(Relaxed) {
             self.recent_turn_us.store(us, Relaxed);
@@ -69,16 +69,16 @@ impl Tallies {
 
     /// Marks the begin of an event-loop iteration. Dropping the guard marks the end.
     #[inline]
-    pub fn enter(&self) -> InTurn<'_> {
+    pub fn enter(&self) -> TurnGuard<'_> {
         self.turn.fetch_add(1, SeqCst);
-        InTurn(&self.turn)
+        TurnGuard(&self.turn)
     }
 }
 
 /// Guard of an event-loop iteration: [`Tallies::enter`].
-pub struct InTurn<'a>(&'a AtomicU64);
+pub struct TurnGuard<'a>(&'a AtomicU64);
 
-impl Drop for InTurn<'_> {
+impl Drop for TurnGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.fetch_add(1, SeqCst);
@@ -167,13 +167,13 @@ mod tests {
         let turns = LongestTurns::default();
         let both = || (LongestTurns::ever_us(&workers), turns.last_minute_us(&workers));
         assert_eq!(both(), (0, 0));
-        workers[1].note_turn(Duration::from_micros(700));
-        workers[0].note_turn(Duration::from_micros(20));
+        workers[1].record_turn(Duration::from_micros(700));
+        workers[0].record_turn(Duration::from_micros(20));
         assert_eq!(both(), (700, 700));
         for second in 0..60 {
             turns.measure(&workers);
             assert_eq!(both(), (700, 700), "second {second}");
-            workers[0].note_turn(Duration::from_micros(30));
+            workers[0].record_turn(Duration::from_micros(30));
         }
         turns.measure(&workers);
         assert_eq!(both(), (700, 30));

@@ -63,7 +63,7 @@ const IDLE: &[(&str, &str)] = &[
 pub(crate) const IMMUTABLE: &str = "can't set immutable config";
 
 /// Maximum output buffer in bytes. It also replaces 0, which means no limit in Redis.
-const MOST_BUFFER_BYTES: u64 = 2 << 30;
+const MAX_BUFFER_BYTES: u64 = 2 << 30;
 
 /// Idle settings with their values.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ pub(crate) fn read_buffer_limits(value: &str) -> Result<Vec<(&'static str, Strin
         let hard = numbers.filter(|_| class[3].parse::<u32>().is_ok());
         let hard = hard
             .ok_or("Error in hard, soft or soft_seconds setting in buffer limit configuration.")?;
-        let hard = if hard == 0 { MOST_BUFFER_BYTES } else { hard.min(MOST_BUFFER_BYTES) };
+        let hard = if hard == 0 { MAX_BUFFER_BYTES } else { hard.min(MAX_BUFFER_BYTES) };
         limits.extend(ours.map(|ours| (ours, hard.to_string())));
     }
     Ok(limits)

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Waker;
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     bytes: Vec<u8>,
     /// Waker of the task that serves the client; set by its first poll.
     waker: Option<Waker>,
@@ -19,7 +19,7 @@ struct State {
 /// Inbox of one client.
 #[derive(Default)]
 pub struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     /// Length of `bytes`. Can be read without the lock.
     waiting: AtomicUsize,
     /// Changed only under the lock.
@@ -32,7 +32,7 @@ impl Inbox {
     }
 
     /// Sets the initial waker; [`Inbox::take`] replaces it.
-    pub fn introduce(&self, waker: &Waker) {
+    pub fn set_waker(&self, waker: &Waker) {
         self.state.lock().waker.get_or_insert_with(|| waker.clone());
     }
 

@@ -47,7 +47,7 @@ impl State {
 
 /// Progress of a partition.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Standing {
+pub struct IngestProgress {
     /// State of its reader.
     pub state: State,
     /// Number of unread messages in the broker's last report; `None` before the first report. A
@@ -69,7 +69,7 @@ pub struct Source {
     /// Wakes the readers after a command.
     pub told: Notify,
     /// Progress by partition.
-    pub partitions: Mutex<BTreeMap<u32, Standing>>,
+    pub partitions: Mutex<BTreeMap<u32, IngestProgress>>,
     /// Messages read.
     pub messages: AtomicU64,
     /// Events applied.
@@ -93,7 +93,7 @@ pub struct Source {
     /// Timeout for the broker's replies, in seconds; 0 for the default.
     pub patience_s: AtomicU64,
     last_error: Mutex<String>,
-    troubles: Mutex<BTreeMap<u32, String>>,
+    problems: Mutex<BTreeMap<u32, String>>,
 }
 
 impl Source {
@@ -118,7 +118,7 @@ impl Source {
             rate: AtomicU64::new(0),
             patience_s: AtomicU64::new(0),
             last_error: Mutex::default(),
-            troubles: Mutex::default(),
+            problems: Mutex::default(),
         })
     }
 
@@ -151,7 +151,7 @@ impl Source {
             std::mem::replace(&mut partitions.entry(partition).or_default().state, state)
         };
         if state == State::Running && before != State::Running {
-            self.troubles.lock().remove(&partition);
+            self.problems.lock().remove(&partition);
         }
     }
 
@@ -169,21 +169,25 @@ impl Source {
     }
 
     /// Returns the worst state of all partitions, and the sum of their lags.
-    pub fn standing(&self) -> Standing {
+    pub fn ingest_progress(&self) -> IngestProgress {
         let partitions = self.partitions.lock();
-        Standing {
-            state: partitions.values().map(|standing| standing.state).max().unwrap_or_default(),
-            lag: partitions.values().map(|standing| standing.lag).sum(),
+        IngestProgress {
+            state: partitions
+                .values()
+                .map(|ingest_progress| ingest_progress.state)
+                .max()
+                .unwrap_or_default(),
+            lag: partitions.values().map(|ingest_progress| ingest_progress.lag).sum(),
         }
     }
 
     /// Whether the partition may exist. Partitions of a Kafka topic are unknown until the broker
     /// has answered.
-    pub fn may_have(&self, partition: u32) -> bool {
+    pub fn may_have_partition(&self, partition: u32) -> bool {
         match self.broker {
             Broker::Kafka => {
                 let known = self.partitions.lock();
-                known.values().all(|standing| standing.lag.is_none())
+                known.values().all(|ingest_progress| ingest_progress.lag.is_none())
                     || known.contains_key(&partition)
             }
             Broker::Nats | Broker::Redis => partition == 0,
@@ -197,7 +201,7 @@ impl Source {
             Broker::Kafka => format!("partition {partition}: {why}"),
             Broker::Nats | Broker::Redis => why.to_owned(),
         };
-        let before = self.troubles.lock().insert(partition, text);
+        let before = self.problems.lock().insert(partition, text);
         before.is_none_or(|before| !before.ends_with(why))
     }
 
@@ -214,7 +218,7 @@ impl Source {
 
     /// Returns a current problem as one line. Returns the last error if there is none.
     pub fn last_error(&self) -> String {
-        let trouble = self.troubles.lock().values().next().cloned();
+        let trouble = self.problems.lock().values().next().cloned();
         let text = trouble.unwrap_or_else(|| self.last_error.lock().clone());
         text.replace(['\r', '\n'], " ")
     }

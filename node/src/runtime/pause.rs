@@ -49,11 +49,11 @@ impl Pause {
     /// Returns the current extent. Costs one load without a pause.
     #[inline]
     pub fn now(&self) -> Paused {
-        if self.level.load(Relaxed) == 0 { Paused::Nothing } else { self.look() }
+        if self.level.load(Relaxed) == 0 { Paused::Nothing } else { self.refresh_extent() }
     }
 
     #[cold]
-    fn look(&self) -> Paused {
+    fn refresh_extent(&self) -> Paused {
         self.change(|_| ())
     }
 
@@ -91,7 +91,7 @@ impl Pause {
     /// Waits until the extent is smaller than at the time of the call. A client that waits for the
     /// end of a FAILOVER must not be woken when another pause ends. Its request would be refused
     /// during the role change.
-    pub async fn eased(&self) {
+    pub async fn wait_until_eased(&self) {
         let was = self.now();
         loop {
             let changed = self.changed.notified();
@@ -112,7 +112,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn each_ends_its_own() {
+    fn each_origin_ends_only_its_own_pause() {
         let pause = Pause::default();
         let later = |s| Instant::now() + Duration::from_secs(s);
         assert_eq!(pause.now(), Paused::Nothing);
@@ -137,10 +137,11 @@ mod tests {
         let pause = Pause::default();
         let later = |s| Instant::now() + Duration::from_secs(s);
         pause.begin(By::Role, Paused::Writes, later(60));
-        let eased = pause.eased();
-        tokio::pin!(eased);
-        let mut waits =
-            async || tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err();
+        let wait_until_eased = pause.wait_until_eased();
+        tokio::pin!(wait_until_eased);
+        let mut waits = async || {
+            tokio::time::timeout(Duration::from_millis(20), &mut wait_until_eased).await.is_err()
+        };
         assert!(waits().await);
         pause.begin(By::Command, Paused::All, later(60));
         pause.end(By::Command);
@@ -150,16 +151,18 @@ mod tests {
         assert!(!waits().await);
         pause.begin(By::Command, Paused::All, Instant::now() + Duration::from_millis(1));
         pause.begin(By::Role, Paused::Writes, later(60));
-        pause.eased().await;
+        pause.wait_until_eased().await;
         assert_eq!(pause.now(), Paused::Writes, "reads continue");
         pause.begin(By::Command, Paused::Writes, later(60));
         pause.end(By::Role);
         pause.begin(By::Role, Paused::Changes, later(60));
-        let eased = pause.eased();
-        tokio::pin!(eased);
-        assert!(tokio::time::timeout(Duration::from_millis(20), &mut eased).await.is_err());
+        let wait_until_eased = pause.wait_until_eased();
+        tokio::pin!(wait_until_eased);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), &mut wait_until_eased).await.is_err()
+        );
         pause.end(By::Command);
-        eased.await;
+        wait_until_eased.await;
         assert_eq!(pause.now(), Paused::Changes, "clients that only publish continue");
     }
 }

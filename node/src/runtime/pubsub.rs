@@ -41,7 +41,7 @@ const PER_LISTENER: usize = 256;
 /// malicious pattern causes a comparison of every pair of bytes.
 const PER_COMPARISON: usize = 3;
 /// Maximum bytes copied to subscribers while the registry is locked.
-const SENT_AT_ONCE: usize = 1 << 20;
+const MAX_LOCKED_COPY_BYTES: usize = 1 << 20;
 
 type Listeners = BTreeMap<u64, Arc<Client>>;
 
@@ -124,7 +124,7 @@ impl Channels {
     /// Sends a message to all subscribers. Returns the number of deliveries; a client with two
     /// matching subscriptions counts twice. A subscriber whose inbox would exceed `most` bytes is
     /// disconnected. Takes time linear in [`Channels::effort`]. Locks the registry for at most
-    /// `SENT_AT_ONCE` bytes at a time.
+    /// `MAX_LOCKED_COPY_BYTES` bytes at a time.
     pub fn publish(&self, kind: Kind, channel: &[u8], message: &[u8], most: usize) -> usize {
         let word: &[u8] = if kind == Kind::Shard { b"smessage" } else { b"message" };
         let mut got = self.send(kind, channel, &[word, channel, message], most);
@@ -143,7 +143,7 @@ impl Channels {
     /// Sends a message to the subscribers of this name. Returns the number of deliveries.
     fn send(&self, kind: Kind, name: &[u8], parts: &[&[u8]], most: usize) -> usize {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        let at_once = (SENT_AT_ONCE / length).max(1);
+        let at_once = (MAX_LOCKED_COPY_BYTES / length).max(1);
         let (mut got, mut written, mut from) = (0, Written::default(), 0);
         loop {
             // Delivers under the lock, so that a client receives no message after a confirmed

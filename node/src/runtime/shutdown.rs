@@ -154,7 +154,7 @@ impl Stop {
 
     /// Stops a server that is loading immediately, because no write can be lost. A server embedded
     /// in another process stops after loading.
-    pub(crate) fn while_loading(&self, cause: &str) {
+    pub(crate) fn stop_while_loading(&self, cause: &str) {
         tracing::info!("{cause} while loading: exiting now");
         if self.0.has_signals.load(Relaxed) {
             std::process::exit(0);
@@ -169,7 +169,7 @@ impl Stop {
 
     /// Starts the wait for replicas, which ends at `until`. `begun` is called before waiters are
     /// notified. Returns false if the server already waits or has stopped.
-    pub(crate) fn leave_by(&self, until: Instant, begun: impl FnOnce()) -> bool {
+    pub(crate) fn begin_replica_wait(&self, until: Instant, begun: impl FnOnce()) -> bool {
         self.change(|stage| stage == Stage::Runs, Stage::Leaves(until), begun)
     }
 
@@ -243,7 +243,7 @@ impl Stop {
             runtime.block_on(async {
                 while let Some((name, act)) = received.recv().await {
                     match act {
-                        Act::Stop => stop.stop_by(name),
+                        Act::Stop => stop.stop_on_signal(name),
                         Act::Reload => match stop.0.reload.get() {
                             Some(reload) => reload(),
                             None => tracing::info!("{name}: nothing to reload yet"),
@@ -257,7 +257,7 @@ impl Stop {
         Ok(())
     }
 
-    fn stop_by(&self, name: &'static str) {
+    fn stop_on_signal(&self, name: &'static str) {
         let before = self.0.signalled.lock().replace((name, Instant::now()));
         let is_repeated =
             before.is_some_and(|(before, at)| before == name && at.elapsed() < SAME_REQUEST);

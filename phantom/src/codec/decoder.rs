@@ -1,14 +1,14 @@
 //! Decoder of stored tables; implements D1 to D4 of `codec`.
 
 use super::{
-    BLOCK_HASHES, BLOCK_WORDS, CHECK, DecodeError, HEADER, Header, StoredTable, TABLE_MAGIC,
-    check_header,
+    BLOCK_HASHES, BLOCK_WORDS, CHECKSUM_BYTES, DecodeError, HEADER_BYTES, Header, StoredTable,
+    TABLE_MAGIC, check_header,
 };
 use crate::filter::Filter;
 use crate::hash::Seed;
 use crate::options::Options;
 use crate::sizing::{Sizing, uncertainty};
-use crate::table::{Link, Table};
+use crate::table::{ChainedFilter, Table};
 use std::sync::atomic::Ordering::Relaxed;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -81,7 +81,7 @@ impl TableDecoder {
     /// Size of the current header or block, including its checksum.
     fn needs(&self) -> usize {
         let body = match self.next {
-            Next::Header => HEADER,
+            Next::Header => HEADER_BYTES,
             Next::Words { link, at } => {
                 (self.filters[link].words().len() - at).min(BLOCK_WORDS) * 8
             }
@@ -91,7 +91,7 @@ impl TableDecoder {
             }
             Next::End => return 0,
         };
-        body + CHECK
+        body + CHECKSUM_BYTES
     }
 
     /// Decodes the next piece.
@@ -106,7 +106,7 @@ impl TableDecoder {
             bytes = later;
             if self.buffer.len() == needs {
                 let buffer = std::mem::take(&mut self.buffer);
-                let (body, check) = buffer.split_at(needs - CHECK);
+                let (body, check) = buffer.split_at(needs - CHECKSUM_BYTES);
                 if self.verify && xxh3_64(body).to_le_bytes() != check {
                     return Err(self.corrupt("checksum mismatch"));
                 }
@@ -187,7 +187,7 @@ impl TableDecoder {
             // A filter may exceed its capacity: replay may order late pairs differently. The table
             // then reports its higher rate.
             let pairs = claimed[i].clamp(counted.saturating_sub(slack), counted + slack);
-            links.push(Link::new(filter, pairs));
+            links.push(ChainedFilter::new(filter, pairs));
         }
         let first = links.remove(0);
         let table = Table::from_links(rate, first, links, early);

@@ -1,6 +1,6 @@
 //! Encodes a space as a head plus tables, and restores it.
 
-use super::{CHECK, DecodeError, StoredTable, encode_table};
+use super::{CHECKSUM_BYTES, DecodeError, StoredTable, encode_table};
 use crate::bytes::u64_at;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const HEAD_MAGIC: &[u8; 8] = b"TMPHEAD\x01";
 const HEAD_MAGIC_RANGES: &[u8; 8] = b"TMPHEAD\x02";
 const HEAD_FIXED: usize = 40;
-const ASIDE_PAIR: usize = 24;
+const OUTLIER_PAIR_BYTES: usize = 24;
 
 impl Space {
     /// Encodes the state outside of tables: the frontier and the outliers. Call it before encoding
@@ -99,7 +99,8 @@ impl Space {
 
 fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), DecodeError> {
     let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
-    let Some(body) = head.len().checked_sub(CHECK).filter(|&body| body >= HEAD_FIXED) else {
+    let Some(body) = head.len().checked_sub(CHECKSUM_BYTES).filter(|&body| body >= HEAD_FIXED)
+    else {
         return Err(corrupt(0, "truncated head"));
     };
     let has_ranges = head[..8] == HEAD_MAGIC_RANGES[..];
@@ -122,14 +123,14 @@ fn decode_head(head: &[u8], seed: Seed) -> Result<(Vec<Range>, Vec<Pair>), Decod
         numbers.extend((first..pairs.min(body)).step_by(8).map(|at| u64_at(head, at)));
     }
     let ranges = Range::decode(&numbers).ok_or(corrupt(HEAD_FIXED, "overlapping ranges"))?;
-    if pairs > body || !(body - pairs).is_multiple_of(ASIDE_PAIR) {
+    if pairs > body || !(body - pairs).is_multiple_of(OUTLIER_PAIR_BYTES) {
         return Err(corrupt(HEAD_FIXED, "half a pair"));
     }
     let outlier = |pair: &[u8]| {
         let hash = u128::from(u64_at(pair, 16)) << 64 | u128::from(u64_at(pair, 8));
         Pair::from_hash(u64_at(pair, 0), hash)
     };
-    let outliers = head[pairs..body].chunks_exact(ASIDE_PAIR).map(outlier).collect();
+    let outliers = head[pairs..body].chunks_exact(OUTLIER_PAIR_BYTES).map(outlier).collect();
     Ok((ranges, outliers))
 }
 

@@ -48,7 +48,7 @@ fn busy() -> (Space, Pairs, Pairs) {
 fn encoded(space: &Space, low: u64) -> Vec<u8> {
     let mut bytes = vec![];
     let sink = |piece: &[u8]| {
-        assert!(piece.len() <= 64 * 1024 + CHECK);
+        assert!(piece.len() <= 64 * 1024 + CHECKSUM_BYTES);
         bytes.extend_from_slice(piece);
         Ok::<(), ()>(())
     };

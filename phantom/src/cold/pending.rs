@@ -3,20 +3,20 @@
 
 use super::Rewrite;
 use crate::bytes::u64_at;
-use crate::codec::{CHECK, DecodeError, Header, StoredTable, check_header, put_header};
+use crate::codec::{CHECKSUM_BYTES, DecodeError, Header, StoredTable, check_header, put_header};
 use crate::deleted_pairs::DeletedPairs;
 use crate::filter::Filter;
 use crate::hash::{Pair, Seed};
 use crate::options::Options;
 use crate::space::Space;
 use crate::table::cold_table::{Chain, ColdBackend};
-use crate::table::{Cold, Lower, Table};
+use crate::table::{Cold, ColdSource, Table};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const NOTE_MAGIC: &[u8; 8] = b"TMPHCLD\x01";
-const HASHES: usize = 4096;
+const HASHES_PER_BLOCK: usize = 4096;
 
 impl Rewrite {
     /// Returns the note ([`Note`]) for the pages, with the currently deleted pairs. Call it after
@@ -64,7 +64,7 @@ impl Note {
         let corrupt = |offset: usize, what| DecodeError::Corrupt { offset: offset as u64, what };
         let header = check_header(bytes, NOTE_MAGIC, Seed::new(options.seed), u64::MAX)?;
         let (at, end) = (Header::BYTES + 8, Header::BYTES + 8 + header.revoked * 16);
-        if bytes.len() != end + CHECK {
+        if bytes.len() != end + CHECKSUM_BYTES {
             return Err(corrupt(bytes.len(), "the note's length differs from its header"));
         }
         if xxh3_64(&bytes[..end]) != u64_at(bytes, end) {
@@ -109,7 +109,7 @@ impl Note {
     ) -> Result<StoredTable, DecodeError> {
         let Header { rate, low, last, early, .. } = self.header;
         let late = late.filter(|late| late.identity == below.identity());
-        let cold = Cold::new(Lower::Disk(below, self.chain));
+        let cold = Cold::new(ColdSource::Disk(below, self.chain));
         if let Some(late) = late {
             late.set.iter().for_each(|&hash| cold.keep_late(hash));
         }
@@ -161,7 +161,9 @@ impl Space {
                 set.for_each(|hash| hashes.push(hash));
                 // Write at least one piece, even an empty one: an empty set differs from a missing
                 // one.
-                for hashes in hashes.chunks(HASHES).chain(hashes.is_empty().then_some(&[][..])) {
+                for hashes in
+                    hashes.chunks(HASHES_PER_BLOCK).chain(hashes.is_empty().then_some(&[][..]))
+                {
                     let head = [entry.slot().low(), cold.identity(), kind];
                     let mut bytes: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
                     hashes.iter().for_each(|hash| bytes.extend_from_slice(&hash.to_le_bytes()));

@@ -7,8 +7,8 @@ use crate::hash::Seed;
 use crate::sizing::PAGE_WORDS;
 use crate::space::Space;
 use crate::table::cold_table::ColdBackend;
-use crate::table::pages::Contents;
-use crate::table::{Cold, Lower, Table};
+use crate::table::pages::RewriteContents;
+use crate::table::{Cold, ColdSource, Table};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,7 +19,7 @@ pub struct Rewrite {
     pub(super) seed: Seed,
     pub(super) table: Arc<Table>,
     /// Pages and late pairs to write. The chain counts the pairs that the written pages contain.
-    pub(super) contents: Contents,
+    pub(super) contents: RewriteContents,
     at: usize,
     pub(super) next_pages: usize,
 }
@@ -57,8 +57,8 @@ impl Rewrite {
         }
         match &*self.contents.lower {
             _ if self.at >= self.contents.stored => page.fill(0),
-            Lower::Disk(..) => read(self.at, page)?,
-            Lower::Memory(table) => {
+            ColdSource::Disk(..) => read(self.at, page)?,
+            ColdSource::Memory(table) => {
                 let chain = &self.contents.chain;
                 let part = chain.link_of(self.at);
                 let first = (self.at - chain.parts[part].first) * PAGE_WORDS;
@@ -89,7 +89,7 @@ impl Space {
         };
         if table.cold().is_none() {
             let empty = Filter::new(*table.first_filter().sizing(), 1).map_err(Error::Memory)?;
-            let cold = Cold::new(Lower::Memory(table.clone()));
+            let cold = Cold::new(ColdSource::Memory(table.clone()));
             cold.count_in(&self.late);
             let frozen = Arc::new(Table::cold_table(
                 table.rate(),
@@ -107,7 +107,7 @@ impl Space {
             self.ring.finish(&old);
             table = frozen;
         }
-        let contents = Contents::of(&table)?;
+        let contents = RewriteContents::of(&table)?;
         if contents.is_overfull {
             return Err(Error::Full);
         }
@@ -123,12 +123,17 @@ impl Space {
         next: &Arc<Table>,
         late: Vec<u128>,
     ) -> Rewrite {
-        let mut contents = Contents::below(Arc::new(Lower::Memory(next.clone())));
+        let mut contents = RewriteContents::below(Arc::new(ColdSource::Memory(next.clone())));
         contents.late = late;
         self.rewrite_of(range, table, contents)
     }
 
-    fn rewrite_of(&self, range: (u64, u64), table: &Arc<Table>, contents: Contents) -> Rewrite {
+    fn rewrite_of(
+        &self,
+        range: (u64, u64),
+        table: &Arc<Table>,
+        contents: RewriteContents,
+    ) -> Rewrite {
         Rewrite {
             range,
             seed: self.seed,
@@ -145,14 +150,14 @@ impl Space {
         let Some(cold) = rewrite.table.cold() else { return };
         // C1: a concurrent merge must not treat a pair as late after its page was written.
         let _alone = self.merging.lock();
-        let lower = Lower::Disk(below, Arc::new(rewrite.contents.chain));
+        let lower = ColdSource::Disk(below, Arc::new(rewrite.contents.chain));
         let old = std::mem::replace(&mut *cold.lower.write(), Arc::new(lower));
         // C1.
         cold.forget_late(&rewrite.contents.late);
         // Readers may still use the table; the pool reuses its memory after the last one.
-        let retire = |lower: &Lower| match lower {
-            Lower::Memory(table) => self.upkeep.retire(table.clone()),
-            Lower::Disk(..) => {}
+        let retire = |lower: &ColdSource| match lower {
+            ColdSource::Memory(table) => self.filter_pool.retire(table.clone()),
+            ColdSource::Disk(..) => {}
         };
         retire(&old);
         if !Arc::ptr_eq(&old, &rewrite.contents.lower) {

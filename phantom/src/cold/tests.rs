@@ -1,5 +1,5 @@
 use super::*;
-use crate::codec::{CHECK, Header};
+use crate::codec::{CHECKSUM_BYTES, Header};
 use crate::filter::Filter;
 use crate::{Answer, Chain, ColdBackend, Member, Options, TableDecoder, Unreadable};
 use parking_lot::Mutex;
@@ -536,7 +536,7 @@ fn version_1_is_written() {
     let stored = shelf.tables.lock()[&0].clone();
     // Excludes the deleted pairs, whose order is not defined.
     let head = &stored.note[..Header::BYTES + 8];
-    assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECK);
+    assert_eq!(stored.note.len(), head.len() + 40 * 16 + CHECKSUM_BYTES);
     assert_eq!(
         [xxh3_64(head), xxh3_64(stored.pages.as_flattened())],
         [13810108977991204620, 16445629328258781893]

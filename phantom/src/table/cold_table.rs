@@ -22,7 +22,7 @@ pub trait ColdBackend: Send + Sync {
 }
 
 #[derive(Clone)]
-pub(crate) struct Part {
+pub(crate) struct FilterPages {
     pub(crate) sizing: Sizing,
     pub(crate) pages: usize,
     pub(crate) first: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Part {
 #[derive(Clone)]
 pub struct Chain {
     pub(crate) rate: f64,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<FilterPages>,
 }
 
 impl Chain {
@@ -45,7 +45,7 @@ impl Chain {
 
     pub(crate) fn extend(&mut self, first_pages: usize, pairs: u64) {
         let (sizing, pages) = Sizing::geometry(self.rate, first_pages, self.parts.len());
-        self.parts.push(Part { sizing, pages, first: self.pages(), pairs });
+        self.parts.push(FilterPages { sizing, pages, first: self.pages(), pairs });
     }
 
     /// Returns the number of pages of all filters.

@@ -24,7 +24,7 @@ use crate::filter::{Filter, Probe};
 use crate::fp_estimator::FpEstimator;
 use crate::hash::Pair;
 use crate::sizing::Sizing;
-use cold_table::{Chain, ColdBackend, Part};
+use cold_table::{Chain, ColdBackend, FilterPages};
 use parking_lot::{Mutex, RwLock};
 use rolling::Unreadable;
 use std::sync::atomic::{
@@ -37,16 +37,16 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const LINKS: usize = 16;
 
 #[repr(C)]
-pub(crate) struct Link {
+pub(crate) struct ChainedFilter {
     pub(crate) filter: Filter,
     pairs: AtomicU64,
     capacity: u64,
 }
 
-impl Link {
-    pub(crate) fn new(filter: Filter, pairs: u64) -> Link {
+impl ChainedFilter {
+    pub(crate) fn new(filter: Filter, pairs: u64) -> ChainedFilter {
         let capacity = filter.capacity();
-        Link { filter, pairs: AtomicU64::new(pairs), capacity }
+        ChainedFilter { filter, pairs: AtomicU64::new(pairs), capacity }
     }
 
     /// Number of pairs, including deleted ones. A filter at capacity accepts no more.
@@ -72,10 +72,10 @@ pub(crate) enum State {
 #[repr(C, align(64))]
 pub(crate) struct Table {
     last: AtomicUsize,
-    first: Link,
+    first: ChainedFilter,
     rate: f64,
-    more: [OnceLock<Link>; LINKS - 1],
-    growing: Mutex<()>,
+    more: [OnceLock<ChainedFilter>; LINKS - 1],
+    growth_lock: Mutex<()>,
     pub(crate) revoked: Arc<DeletedPairs>,
     /// Filters on disk, if any. `first` is then an empty page and `last` is 1. The table then looks
     /// like one with an extension, so lookups in other tables need no additional test.
@@ -100,10 +100,15 @@ impl Table {
     /// Returns an empty table. `first` must have the parameters of [`Table::first_sizing`] for
     /// `rate`.
     pub(crate) fn new(rate: f64, first: Filter) -> Table {
-        Table::from_links(rate, Link::new(first, 0), vec![], 0)
+        Table::from_links(rate, ChainedFilter::new(first, 0), vec![], 0)
     }
 
-    pub(crate) fn from_links(rate: f64, first: Link, more: Vec<Link>, early: u64) -> Table {
+    pub(crate) fn from_links(
+        rate: f64,
+        first: ChainedFilter,
+        more: Vec<ChainedFilter>,
+        early: u64,
+    ) -> Table {
         assert!(more.len() < LINKS, "a chain of {} filters", more.len() + 1);
         let last = AtomicUsize::new(more.len());
         let roll_at = AtomicU64::new(first.capacity);
@@ -113,7 +118,7 @@ impl Table {
             first,
             more: std::array::from_fn(|_| more.next().map_or_else(OnceLock::new, OnceLock::from)),
             last,
-            growing: Mutex::new(()),
+            growth_lock: Mutex::new(()),
             revoked: Arc::default(),
             cold: None,
             early: AtomicU64::new(early),
@@ -140,7 +145,7 @@ impl Table {
         revoked: Arc<DeletedPairs>,
         early: u64,
     ) -> Table {
-        let mut table = Table::from_links(rate, Link::new(empty, 0), vec![], early.max(1));
+        let mut table = Table::from_links(rate, ChainedFilter::new(empty, 0), vec![], early.max(1));
         table.last = AtomicUsize::new(1);
         table.roll_at = AtomicU64::new(early);
         Table { cold: Some(Box::new(cold)), revoked, ..table }
@@ -156,7 +161,7 @@ impl Table {
         for link in self.links() {
             let (sizing, pages, first) =
                 (*link.filter.sizing(), link.filter.pages(), chain.pages());
-            chain.parts.push(Part { sizing, pages, first, pairs: link.pairs() });
+            chain.parts.push(FilterPages { sizing, pages, first, pairs: link.pairs() });
         }
         chain
     }
@@ -180,11 +185,11 @@ impl Table {
         if self.cold().is_some_and(|cold| cold.memory().is_none()) { 0 } else { self.pages() }
     }
 
-    pub(crate) fn link(&self, i: usize) -> Option<&Link> {
+    pub(crate) fn link(&self, i: usize) -> Option<&ChainedFilter> {
         if i == 0 { Some(&self.first) } else { self.more.get(i - 1)?.get() }
     }
 
-    pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
+    pub(crate) fn links(&self) -> impl Iterator<Item = &ChainedFilter> {
         (0..=self.last.load(Acquire)).map_while(|i| self.link(i))
     }
 
@@ -208,7 +213,7 @@ impl Table {
 
     /// Number of pairs in all filters, including deleted ones.
     pub(crate) fn pairs(&self) -> u64 {
-        self.links().map(Link::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
+        self.links().map(ChainedFilter::pairs).sum::<u64>() + self.cold().map_or(0, Cold::pairs)
     }
 
     pub(crate) fn pairs_in_first(&self) -> u64 {
@@ -308,7 +313,7 @@ impl Table {
     pub(crate) fn is_due(&self) -> bool {
         let roll_at = self.roll_at.load(Relaxed);
         self.first.pairs() >= roll_at
-            || (self.is_chained() && self.links().map(Link::pairs).sum::<u64>() >= roll_at)
+            || (self.is_chained() && self.links().map(ChainedFilter::pairs).sum::<u64>() >= roll_at)
     }
 
     pub(crate) fn filter_bytes(&self) -> usize {
@@ -356,7 +361,7 @@ impl Table {
     }
 
     #[inline(always)]
-    pub(crate) fn chain(&self) -> impl Iterator<Item = &Link> {
+    pub(crate) fn chain(&self) -> impl Iterator<Item = &ChainedFilter> {
         let last = self.last.load(Acquire).min(LINKS - 1);
         self.more[..last].iter().map_while(OnceLock::get)
     }
@@ -365,7 +370,7 @@ impl Table {
     #[inline]
     fn filters_contain(&self, pair: &Pair, probe: &Probe) -> bool {
         self.first.filter.contains(pair, probe)
-            || self.chain().any(|l| l.filter.contains(pair, &l.filter.spot_again(pair, probe)))
+            || self.chain().any(|l| l.filter.contains(pair, &l.filter.probe_resized(pair, probe)))
     }
 
     /// Whether the filters on disk or the late pairs contain `pair`.
@@ -380,12 +385,13 @@ impl Table {
     pub(crate) fn prefetch(&self, pair: &Pair, probe: &Probe) {
         self.first.filter.prefetch(probe, 1);
         self.first.filter.prefetch(probe, 0);
-        self.chain().for_each(|link| link.filter.prefetch(&link.filter.spot_again(pair, probe), 0));
+        self.chain()
+            .for_each(|link| link.filter.prefetch(&link.filter.probe_resized(pair, probe), 0));
         // Setting the pair also needs its second line in the filter with room.
         if self.is_chained()
             && let Some(link) = self.link(self.filling.load(Relaxed))
         {
-            link.filter.prefetch(&link.filter.spot_again(pair, probe), 1);
+            link.filter.prefetch(&link.filter.probe_resized(pair, probe), 1);
         }
     }
 
@@ -409,7 +415,7 @@ impl Table {
     /// Returns the first filter with room. If all filters are full, appends another one if
     /// `may_grow` allows its size in bytes.
     #[inline]
-    pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&Link, Error> {
+    pub(crate) fn room(&self, may_grow: impl Fn(usize) -> bool) -> Result<&ChainedFilter, Error> {
         loop {
             let (at, last) = (self.filling.load(Relaxed), self.last.load(Acquire));
             // A filter beyond `last` may already exist, but readers do not see it yet (T1).
@@ -424,12 +430,12 @@ impl Table {
 
     #[cold]
     fn grow(&self, last: usize, may_grow: &dyn Fn(usize) -> bool) -> Result<(), Error> {
-        let _growing = self.growing.lock();
+        let _growing = self.growth_lock.lock();
         if self.last.load(Acquire) != last {
             return Ok(());
         }
         let filter = self.make(last + 1, may_grow)?;
-        self.chain_up(last, filter);
+        self.append_filter(last, filter);
         Ok(())
     }
 
@@ -443,17 +449,17 @@ impl Table {
         Filter::new(sizing, pages).map_err(Error::Memory)
     }
 
-    /// Appends a filter. The caller holds `growing`.
-    fn chain_up(&self, last: usize, filter: Filter) {
+    /// Appends a filter. The caller holds `growth_lock`.
+    fn append_filter(&self, last: usize, filter: Filter) {
         assert!(
-            self.more[last].set(Link::new(filter, 0)).is_ok(),
+            self.more[last].set(ChainedFilter::new(filter, 0)).is_ok(),
             "only the lock holder extends the chain"
         );
         self.last.store(last + 1, Release);
     }
 
     #[inline]
-    pub(crate) fn set(link: &Link, pair: &Pair) {
+    pub(crate) fn set(link: &ChainedFilter, pair: &Pair) {
         link.filter.set(pair, &link.filter.probe(pair));
         link.pairs.fetch_add(1, Relaxed);
     }
@@ -472,19 +478,19 @@ pub(crate) fn empty(rate: f64, pages: usize) -> std::io::Result<Table> {
 }
 
 /// Source of the filters of a cold table.
-pub(crate) enum Lower {
+pub(crate) enum ColdSource {
     /// The former table, while its filters are not on disk yet.
     Memory(Arc<Table>),
     Disk(Arc<dyn ColdBackend>, Arc<Chain>),
 }
 
-impl Lower {
+impl ColdSource {
     pub(crate) fn chain(&self) -> Arc<Chain> {
         match self {
             // Computed on each call: writers that were active when the table froze may have added
             // pairs.
-            Lower::Memory(table) => Arc::new(table.layout_of_filters()),
-            Lower::Disk(_, chain) => chain.clone(),
+            ColdSource::Memory(table) => Arc::new(table.layout_of_filters()),
+            ColdSource::Disk(_, chain) => chain.clone(),
         }
     }
 }
@@ -492,14 +498,14 @@ impl Lower {
 /// Filters of a cold table and its late pairs (pairs set after the filters were written). `cold.rs`
 /// lists the invariants.
 pub(crate) struct Cold {
-    pub(crate) lower: RwLock<Arc<Lower>>,
+    pub(crate) lower: RwLock<Arc<ColdSource>>,
     pub(crate) late: DeletedPairs,
     /// Number of late pairs in all tables of the space.
     total: OnceLock<Arc<AtomicUsize>>,
 }
 
 impl Cold {
-    pub(crate) fn new(lower: Lower) -> Cold {
+    pub(crate) fn new(lower: ColdSource) -> Cold {
         Cold {
             lower: RwLock::new(Arc::new(lower)),
             late: DeletedPairs::small(),
@@ -507,7 +513,7 @@ impl Cold {
         }
     }
 
-    pub(crate) fn lower(&self) -> Arc<Lower> {
+    pub(crate) fn lower(&self) -> Arc<ColdSource> {
         self.lower.read().clone()
     }
 
@@ -517,15 +523,15 @@ impl Cold {
 
     pub(crate) fn memory(&self) -> Option<Arc<Table>> {
         match &*self.lower() {
-            Lower::Memory(table) => Some(table.clone()),
-            Lower::Disk(..) => None,
+            ColdSource::Memory(table) => Some(table.clone()),
+            ColdSource::Disk(..) => None,
         }
     }
 
     pub(crate) fn identity(&self) -> u64 {
         match &*self.lower() {
-            Lower::Memory(_) => 0,
-            Lower::Disk(below, _) => below.identity(),
+            ColdSource::Memory(_) => 0,
+            ColdSource::Disk(below, _) => below.identity(),
         }
     }
 
@@ -565,8 +571,8 @@ impl Cold {
     pub(crate) fn has(&self, pair: &Pair) -> Result<bool, Unreadable> {
         // C1: the caller has already searched `late`.
         match &*self.lower() {
-            Lower::Memory(table) => Ok(table.has_in_memory(pair)),
-            Lower::Disk(below, _) => below.has(pair),
+            ColdSource::Memory(table) => Ok(table.has_in_memory(pair)),
+            ColdSource::Disk(below, _) => below.has(pair),
         }
     }
 
@@ -597,7 +603,7 @@ mod tests {
 
     fn pair(id: u64, member: u64) -> Pair {
         let seed = Seed::new(9);
-        seed.pair(id, seed.ready(&Member::Number(member)))
+        seed.pair(id, seed.prepare_member(&Member::Number(member)))
     }
 
     fn fill(table: &Table, members: std::ops::Range<u64>) {

@@ -6,54 +6,54 @@
 
 use crate::filter::{PAGE_BYTES, page_has, page_of, page_set};
 use crate::hash::{Pair, mix};
-use crate::table::cold_table::{Chain, ColdBackend, Part};
-use crate::table::{LINKS, Lower, Table};
+use crate::table::cold_table::{Chain, ColdBackend, FilterPages};
+use crate::table::{ColdSource, LINKS, Table};
 use rolling::Unreadable;
 use std::sync::Arc;
 
-const PAGES_TOGETHER: usize = 16;
+const PAGES_PER_READ: usize = 16;
 
-pub(crate) struct Contents {
+pub(crate) struct RewriteContents {
     /// Target chain, with the pair counts of the source.
     pub(crate) chain: Chain,
-    pub(crate) lower: Arc<Lower>,
+    pub(crate) lower: Arc<ColdSource>,
     pub(crate) stored: usize,
     /// All late pairs, including those that the source already contains.
     pub(crate) late: Vec<u128>,
     /// New late pairs by target page, in ascending order.
     placed: Vec<(usize, u128)>,
     /// Number of new pairs per filter.
-    coming: Vec<u64>,
+    new_pairs: Vec<u64>,
     /// Whether the longest possible chain lacks room. The last filter then takes the excess.
     pub(crate) is_overfull: bool,
 }
 
-impl Contents {
+impl RewriteContents {
     /// Returns the contents for a rewrite of `table`. For a cold table this reads the pages of the
     /// late pairs, unless a single filter has room for all of them.
-    pub(crate) fn of(table: &Arc<Table>) -> Result<Contents, Unreadable> {
+    pub(crate) fn of(table: &Arc<Table>) -> Result<RewriteContents, Unreadable> {
         let Some(cold) = table.cold() else {
-            return Ok(Contents::below(Arc::new(Lower::Memory(table.clone()))));
+            return Ok(RewriteContents::below(Arc::new(ColdSource::Memory(table.clone()))));
         };
         // C1: read the late pairs before the lower filters.
         let mut late = vec![];
         cold.late.for_each(|hash| late.push(hash));
-        let mut contents = Contents { late, ..Contents::below(cold.lower()) };
+        let mut contents = RewriteContents { late, ..RewriteContents::below(cold.lower()) };
         let fresh = contents.fresh()?;
         contents.place_pairs(fresh);
         Ok(contents)
     }
 
-    pub(crate) fn below(lower: Arc<Lower>) -> Contents {
+    pub(crate) fn below(lower: Arc<ColdSource>) -> RewriteContents {
         let chain = Chain::clone(&lower.chain());
-        let coming = vec![0; chain.links()];
-        Contents {
+        let new_pairs = vec![0; chain.links()];
+        RewriteContents {
             stored: chain.pages(),
             chain,
             lower,
             late: vec![],
             placed: vec![],
-            coming,
+            new_pairs,
             is_overfull: false,
         }
     }
@@ -64,7 +64,7 @@ impl Contents {
     /// reads each affected page once, in order.
     fn fresh(&self) -> Result<Vec<u128>, Unreadable> {
         let mut fresh = self.late.clone();
-        let Lower::Disk(below, chain) = &*self.lower else { return Ok(fresh) };
+        let ColdSource::Disk(below, chain) = &*self.lower else { return Ok(fresh) };
         if chain.links() == 1 && fresh.len() as u64 <= self.room(0) {
             return Ok(fresh);
         }
@@ -94,12 +94,12 @@ impl Contents {
 
     fn room(&self, link: usize) -> u64 {
         let part = &self.chain.parts[link];
-        part.sizing.capacity(part.pages).saturating_sub(part.pairs + self.coming[link])
+        part.sizing.capacity(part.pages).saturating_sub(part.pairs + self.new_pairs[link])
     }
 
     fn place_pairs(&mut self, mut pairs: Vec<u128>) {
         if pairs.len() as u64 > self.room(0) {
-            pairs.sort_by_cached_key(|&hash| lot(hash));
+            pairs.sort_by_cached_key(|&hash| distribution_key(hash));
         }
         let mut rest = &pairs[..];
         for link in 0..LINKS {
@@ -108,16 +108,16 @@ impl Contents {
             }
             if link == self.chain.links() {
                 self.chain.extend(self.chain.first_pages(), 0);
-                self.coming.push(0);
+                self.new_pairs.push(0);
             }
             let room = usize::try_from(self.room(link)).unwrap_or(usize::MAX);
             self.is_overfull = link + 1 == LINKS && rest.len() > room;
             let fits = if self.is_overfull { rest.len() } else { room.min(rest.len()) };
             let (here, more) = rest.split_at(fits);
-            let Part { first, pages, .. } = self.chain.parts[link];
+            let FilterPages { first, pages, .. } = self.chain.parts[link];
             let place = |&hash: &u128| (first + page_of(&Pair::from_hash(0, hash), pages), hash);
             self.placed.extend(here.iter().map(place));
-            self.coming[link] += here.len() as u64;
+            self.new_pairs[link] += here.len() as u64;
             rest = more;
         }
         self.placed.sort_unstable();
@@ -143,26 +143,26 @@ impl Contents {
 
 /// Returns the sort key that distributes late pairs over filters. It must be independent of the
 /// page within a filter.
-fn lot(hash: u128) -> u64 {
+fn distribution_key(hash: u128) -> u64 {
     mix(mix((hash >> 64) as u64) ^ hash as u64)
 }
 
 /// Reader for the pages of one filter on disk, in ascending order with read-ahead.
 struct Pages<'a> {
     below: &'a dyn ColdBackend,
-    part: &'a Part,
+    part: &'a FilterPages,
     bytes: Vec<[u8; PAGE_BYTES]>,
     first: usize,
 }
 
 impl<'a> Pages<'a> {
-    fn new(below: &'a dyn ColdBackend, part: &'a Part) -> Pages<'a> {
+    fn new(below: &'a dyn ColdBackend, part: &'a FilterPages) -> Pages<'a> {
         Pages { below, part, bytes: vec![], first: 0 }
     }
 
     fn get(&mut self, page: usize) -> Result<&[u8; PAGE_BYTES], Unreadable> {
         if !(self.first..self.first + self.bytes.len()).contains(&page) {
-            self.bytes.resize(PAGES_TOGETHER.min(self.part.pages - page), [0; PAGE_BYTES]);
+            self.bytes.resize(PAGES_PER_READ.min(self.part.pages - page), [0; PAGE_BYTES]);
             // After a failed read the buffer must stay empty.
             let mut bytes = std::mem::take(&mut self.bytes);
             self.below.read(self.part.first + page, bytes.as_flattened_mut())?;

@@ -94,7 +94,7 @@ fn lowered_limits_recycle_at_once() {
         space
     };
     let (leads, follows) = (filled(), filled());
-    leads.take_news();
+    leads.take_unlogged_changes();
     follows.follow();
     for space in [&leads, &follows] {
         let two = Options { max_tables: 2, ..space.options().clone() };
@@ -102,7 +102,7 @@ fn lowered_limits_recycle_at_once() {
         assert_eq!(space.wants_maintenance(), std::ptr::eq(space, &leads));
         while space.maintain() {}
     }
-    assert!(leads.take_news(), "the log receives it");
+    assert!(leads.take_unlogged_changes(), "the log receives it");
     let pages: usize = leads.layout().iter().map(|at| at.pages).sum();
     let grown = leads.layout().iter().map(|at| at.pages).max().unwrap_or(0);
     assert!(leads.horizon() > FIRST && pages <= 2 * grown, "{:?}", leads.layout());
@@ -515,9 +515,9 @@ fn a_range_closes_its_table_where_nothing_else_can_be_spilled() {
     space.follow();
     assert!(!space.has_ranges() && !space.close_range(), "the log records when");
     space.lead();
-    space.take_news();
+    space.take_unlogged_changes();
     assert!(space.close_range() && !space.has_ranges() && !space.close_range());
-    assert!(space.take_news(), "the log receives it");
+    assert!(space.take_unlogged_changes(), "the log receives it");
     assert_eq!((open(&space), space.oldest_in_memory().map(|oldest| oldest.0)), (1, Some(0)));
     (500..900).for_each(|i| _ = add(&space, FIRST + i, i));
     assert!((0..900).all(|i| contains(&space, FIRST + i, i) == Answer::Yes));

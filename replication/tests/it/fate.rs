@@ -4,7 +4,7 @@
 use super::node::{Kind, Life, Node};
 use super::world::World;
 use replication::{next_term, promotions};
-use store::{Faults, FollowLog};
+use store::{Faults, ReplicaLog};
 
 impl World {
     /// Adjusts the expectations after a power or disk failure of a node, in which it loses data
@@ -113,7 +113,7 @@ impl World {
                 node.safe = log.durable().offset;
                 let followed = log.sync().and_then(|end| {
                     drop(log);
-                    FollowLog::open(store.disk().clone(), store.lineage(), end)
+                    ReplicaLog::open(store.disk().clone(), store.lineage(), end)
                 });
                 followed.ok().map(|log| Life { store, map, kind: Kind::Replica(log) })
             }

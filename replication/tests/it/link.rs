@@ -1,10 +1,10 @@
 //! Links between nodes. Messages are delayed and split, and are lost if the link is cut.
 
 use super::TIMEOUTS;
-use super::node::{Here, Kind, Life};
+use super::node::{Kind, Life, ReplicaNode};
 use super::truth::{Place, place};
 use super::world::World;
-use replication::{Follower, LinkError, LinkStep, LogSource, Sender};
+use replication::{Follower, FollowerStep, LinkError, LogSource, Sender};
 use std::collections::VecDeque;
 
 pub(crate) struct Link {
@@ -89,20 +89,20 @@ impl World {
     /// Recovers a replica after a disk failure.
     pub(crate) fn reopen(&mut self, n: usize) {
         let Some(Life { kind: Kind::Replica(log), .. }) = &mut self.nodes[n].life else { return };
-        if log.secure().is_err() {
+        if log.sync_and_truncate().is_err() {
             // Memory contains writes that the log lacks, so restart the node.
             self.forgive(n);
             self.crash(n);
         }
     }
 
-    fn local<T>(&mut self, n: usize, work: impl FnOnce(&mut Here<'_>) -> T) -> Option<T> {
+    fn local<T>(&mut self, n: usize, work: impl FnOnce(&mut ReplicaNode<'_>) -> T) -> Option<T> {
         let node = &mut self.nodes[n];
         let Some(Life { store, map, kind: Kind::Replica(log) }) = &mut node.life else {
             return None;
         };
         let is_empty = !node.has_data && map.range(..100).next().is_none();
-        Some(work(&mut Here {
+        Some(work(&mut ReplicaNode {
             store,
             map,
             log,
@@ -140,7 +140,7 @@ impl World {
                 let mut out = Vec::new();
                 // A narrow link sends only if all earlier bytes have arrived.
                 let is_full = self.links[i].narrow && !self.links[i].to_replica.is_empty();
-                let filled = result.and_then(|()| f.hears(self.now)).and_then(|()| {
+                let filled = result.and_then(|()| f.check_timeout(self.now)).and_then(|()| {
                     f.tick(end);
                     if is_full { Ok(()) } else { f.fill(&mut out, &origin, self.now) }
                 });
@@ -225,18 +225,18 @@ impl World {
             (follower.is_fetching().is_some(), self.nodes[r].dropped.len());
         let held =
             self.local(r, |local| (!local.is_empty).then(|| place(local.log.written()))).flatten();
-        let result = self.local(r, |local| -> Result<LinkStep, LinkError> {
+        let result = self.local(r, |local| -> Result<FollowerStep, LinkError> {
             for bytes in &arrived {
                 match follower.receive(bytes, local, &mut out, now)? {
-                    LinkStep::On => {}
+                    FollowerStep::On => {}
                     other => return Ok(other),
                 }
             }
-            if follower.is_looking() {
+            if follower.is_verifying() {
                 follower.look(local, &mut out)?;
             }
             let course = follower.settle(local, &mut out, now)?;
-            follower.hears(now)?;
+            follower.check_timeout(now)?;
             follower.tick(local, &mut out, now)?;
             Ok(course)
         });
@@ -249,7 +249,7 @@ impl World {
         }
         match result {
             None => {}
-            Some(Ok(LinkStep::On)) => {
+            Some(Ok(FollowerStep::On)) => {
                 if follower.is_following() && !self.links[i].was_following {
                     self.links[i].was_following = true;
                     self.figures.continued += 1;
@@ -257,7 +257,7 @@ impl World {
                 }
                 self.links[i].follower = Some(follower);
             }
-            Some(Ok(LinkStep::Adopt | LinkStep::Reopen)) => {
+            Some(Ok(FollowerStep::Adopt | FollowerStep::Reopen)) => {
                 self.figures.full_syncs += 1;
                 self.figures.rewound += u64::from(
                     self.nodes[r].term() == self.nodes[m].term()
@@ -277,7 +277,7 @@ impl World {
                 let _ = self.local(r, |local| follower.finish(local).unwrap());
                 match &error {
                     LinkError::Protocol(what) => panic!("follower {r} of {m}: {what}"),
-                    LinkError::Unfit(_) => {
+                    LinkError::CannotFollow(_) => {
                         self.figures.refusals += 1;
                         assert!(!self.elected, "node {r} refuses the newest master {m}: {error}");
                     }
@@ -299,7 +299,8 @@ impl World {
             return;
         };
         if parting < own.0 {
-            let safe = from.map_or(!self.truth.holds_after(own, parting), |from| from <= parting);
+            let safe =
+                from.map_or(!self.truth.has_data_after(own, parting), |from| from <= parting);
             assert!(
                 safe,
                 "node {replica} discards {parting} to {} for {master}, and serves from {from:?}",

@@ -4,7 +4,7 @@ use replication::ReplicaHost;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use store::{
-    Batch, BatchHead, Disk, Error, FollowLog, Lineage, Log, Manifest, Position, Records, SimDisk,
+    Batch, BatchHead, Disk, Error, Lineage, Log, Manifest, Position, Records, ReplicaLog, SimDisk,
     Store, StoreOptions, Tag,
 };
 
@@ -12,7 +12,7 @@ pub(crate) type Map = BTreeMap<u64, u64>;
 
 pub(crate) enum Kind {
     Master(Log),
-    Replica(FollowLog),
+    Replica(ReplicaLog),
 }
 
 pub(crate) struct Life {
@@ -58,17 +58,17 @@ pub(crate) fn row(key: u64, value: u64) -> Vec<u8> {
     row
 }
 
-pub(crate) struct Here<'a> {
+pub(crate) struct ReplicaNode<'a> {
     pub(crate) store: &'a Store,
     pub(crate) map: &'a mut Map,
-    pub(crate) log: &'a mut FollowLog,
+    pub(crate) log: &'a mut ReplicaLog,
     pub(crate) is_empty: bool,
     pub(crate) always: bool,
     pub(crate) dropped: &'a mut Vec<u64>,
 }
 
-impl ReplicaHost for Here<'_> {
-    fn log(&mut self) -> &mut FollowLog {
+impl ReplicaHost for ReplicaNode<'_> {
+    fn log(&mut self) -> &mut ReplicaLog {
         self.log
     }
     fn disk(&self) -> Arc<dyn Disk> {

@@ -56,7 +56,7 @@ impl Truth {
     }
 
     /// Whether the history that ends at `end` has data after this offset.
-    pub(crate) fn holds_after(&self, end: Place, offset: u64) -> bool {
+    pub(crate) fn has_data_after(&self, end: Place, offset: u64) -> bool {
         self.back(end).take_while(|at| at.0 > offset).any(|at| !self.seals.contains(&at))
     }
 

@@ -2,8 +2,8 @@
 
 use crate::commands::turn::Step;
 use crate::session::suspend::SuspendResult;
-use crate::session::{Come, Replies, Scratch, Session};
-use dataset::commit::MOST_BYTES;
+use crate::session::{LateReplies, Replies, Scratch, Session};
+use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::dirty_keys::Mark;
 use dataset::engines::{Action, CounterSpace, Engines, ExistenceSpace, KeyError, KeyRef, View};
 use node::command::error::{Printable, Refusal, refuse};
@@ -27,7 +27,7 @@ pub(crate) fn answer(protocol: Protocol, write: impl FnOnce(&mut Reply<'_>) -> O
 }
 
 /// Lock that excludes other writers. `None` inside EXEC, which already holds the lock.
-pub(crate) type Alone<'a> = Option<store::Exclusive<'a, Mark>>;
+pub(crate) type ExclusiveGuard<'a> = Option<store::Exclusive<'a, Mark>>;
 
 pub(crate) struct Call<'a> {
     pub(crate) spec: &'static Spec,
@@ -82,7 +82,7 @@ impl<'a> Call<'a> {
     /// `bytes` is the maximum size of the group in the log (`log_size.rs`). Locks nothing inside
     /// EXEC: EXEC already holds the locks, and they are not reentrant. Returns `None` if the log
     /// has no room; the request is then executed again later.
-    pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<Alone<'a>> {
+    pub(crate) fn alone(&mut self, ids: Vec<u64>, bytes: usize) -> Option<ExclusiveGuard<'a>> {
         if self.session.in_exec {
             return Some(None);
         }
@@ -92,14 +92,15 @@ impl<'a> Call<'a> {
 
     /// Reserves the maximum size of a log batch. Other groups of changes find almost no room in the
     /// log until it is dropped. Returns `None` if the request has to wait. EXEC reserves the batch
-    /// before its first command ([`log_size::reshapes`](crate::commands::log_size::reshapes)).
-    pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::Reserved<'a, Mark>>> {
-        if self.session.in_exec { Some(None) } else { self.reserve(MOST_BYTES).map(Some) }
+    /// before its first command
+    /// ([`log_size::may_change_schema`](crate::commands::log_size::reshapes)).
+    pub(crate) fn room_beside_none(&mut self) -> Option<Option<store::BatchReservation<'a, Mark>>> {
+        if self.session.in_exec { Some(None) } else { self.reserve(MAX_CHANGE_BYTES).map(Some) }
     }
 
     /// Reserves room in the log for a group of changes. Returns `None` if there is no room; the
     /// request is then executed again later.
-    pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::Reserved<'a, Mark>> {
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Option<store::BatchReservation<'a, Mark>> {
         // Discards the result of an earlier wait.
         self.session.suspension.come();
         let node: &'a Arc<Node> = self.node.node();
@@ -121,7 +122,7 @@ impl<'a> Call<'a> {
         &mut self,
         work: impl FnOnce(Now<'_>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) -> Outcome {
-        if self.session.in_exec && !self.session.may_leave {
+        if self.session.in_exec && !self.session.may_suspend {
             return work(self.node, &mut self.reply);
         }
         let protocol = self.reply.protocol();
@@ -134,13 +135,13 @@ impl<'a> Call<'a> {
             self.reply.bytes().extend_from_slice(&bytes?);
             return Ok(());
         }
-        self.answer_apart(move |node, reply| work(node.moment().now(), reply));
+        self.answer_without_engines(move |node, reply| work(node.moment().now(), reply));
         Ok(())
     }
 
     /// Like [`Call::answer_later`], but holds no reference to the engines; `work` loads them
     /// itself. Must not be called inside EXEC.
-    pub(crate) fn answer_apart(
+    pub(crate) fn answer_without_engines(
         &mut self,
         work: impl FnOnce(&Arc<Node>, &mut Reply<'_>) -> Outcome + Send + 'static,
     ) {
@@ -173,9 +174,9 @@ impl<'a> Call<'a> {
     /// again when the log contains every acknowledged write. A request in a transaction with writes
     /// never waits.
     pub(crate) fn may_show_offsets(&mut self) -> bool {
-        let is_back = self.session.suspension.come().is_some();
-        let may_wait = !self.session.in_exec || self.session.may_leave;
-        if is_back || !may_wait || self.node.durability.has_logged() {
+        let is_second_run = self.session.suspension.come().is_some();
+        let may_wait = !self.session.in_exec || self.session.may_suspend;
+        if is_second_run || !may_wait || self.node.durability.has_logged() {
             return true;
         }
         let node = self.node.node().clone();
@@ -203,7 +204,7 @@ impl<'a> Call<'a> {
         self.session.later = wanted;
         self.session.hold = Some(Box::pin(async move {
             let bytes = reply.await;
-            Come { last: if wanted { bytes } else { Vec::new() }, ..Come::default() }
+            LateReplies { last: if wanted { bytes } else { Vec::new() }, ..LateReplies::default() }
         }));
     }
 
@@ -236,7 +237,7 @@ impl<'a> Call<'a> {
 
     /// Like [`Call::row`], for a command that creates no data; see [`Call::known`].
     #[inline]
-    pub(crate) fn known_row(
+    pub(crate) fn existing_row(
         &self,
         index: usize,
     ) -> Result<Option<(&'a CounterSpace, u64)>, Refusal> {
@@ -259,7 +260,7 @@ impl<'a> Call<'a> {
 
     /// Like [`Call::cell`], for a command that creates no data; see [`Call::known`].
     #[inline]
-    pub(crate) fn known_cell(
+    pub(crate) fn existing_cell(
         &self,
         key: &[u8],
     ) -> Result<Option<(&'a CounterSpace, u64, usize)>, Refusal> {
@@ -282,7 +283,7 @@ impl<'a> Call<'a> {
 
     /// Like [`Call::pairs`], for a command that creates no data; see [`Call::known`].
     #[inline]
-    pub(crate) fn known_pairs(
+    pub(crate) fn existing_pairs(
         &self,
         index: usize,
     ) -> Result<Option<(&'a ExistenceSpace, u64)>, Refusal> {
@@ -334,7 +335,7 @@ impl<'a> Call<'a> {
     /// `max_request_args` of them.
     pub(crate) fn read_packed_ids(&mut self, packed: &[u8]) -> Outcome {
         let ids = id_list::unpack(packed).ok_or(Refusal::PACKED_IDS)?;
-        let most = if self.step == Step::Whole { self.session.most_args } else { usize::MAX };
+        let most = if self.step == Step::Whole { self.session.args_limit } else { usize::MAX };
         check_packed(ids.len(), most)?;
         self.scratch.ids.extend(ids);
         Ok(())
@@ -342,8 +343,8 @@ impl<'a> Call<'a> {
 }
 
 /// Checks the number of packed ids in a request.
-pub(crate) fn check_packed(ids: usize, most_args: usize) -> Outcome {
-    let most = most_args.min(MAX_PACKED_IDS);
+pub(crate) fn check_packed(ids: usize, args_limit: usize) -> Outcome {
+    let most = args_limit.min(MAX_PACKED_IDS);
     if ids > most { Err(refuse!("ERR IDS may have {most} ids")) } else { Ok(()) }
 }
 
@@ -383,6 +384,6 @@ pub(crate) fn disk(error: store::Error) -> Refusal {
 }
 
 /// Sets an option; a repeated option is an error.
-pub(crate) fn put_once<T>(option: &mut Option<T>, value: T) -> Outcome {
+pub(crate) fn set_option_once<T>(option: &mut Option<T>, value: T) -> Outcome {
     option.replace(value).map_or(Ok(()), |_| Err(Refusal::SYNTAX))
 }

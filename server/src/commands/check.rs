@@ -12,25 +12,26 @@ use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
 use resp::{Args, Protocol};
 
-/// A member longer than `LONG_MEMBER` bytes may be combined with at most `MOST_HASHED / length`
-/// ids, because it is hashed for each id. This bounds the execution time of a request (promise 9).
+/// A member longer than `LONG_MEMBER` bytes may be combined with at most `MAX_HASHED_BYTES /
+/// length` ids, because it is hashed for each id. This bounds the execution time of a request
+/// (promise 9).
 const LONG_MEMBER: usize = 1 << 10;
 
-const MOST_HASHED: usize = 4 << 20;
+const MAX_HASHED_BYTES: usize = 4 << 20;
 
 /// Finds the command of a request and checks whether the client may send it now. Also returns the
 /// numbers of the command and its subcommand (see [`name_of`]).
 pub(crate) fn checked(
     found: Found,
     args: Args<'_>,
-    most_args: usize,
+    args_limit: usize,
     session: &mut Session,
     node: Now<'_>,
 ) -> Result<(u32, &'static Spec), Refusal> {
     let Some((number, spec)) = found else { return Err(unknown(args, session)) };
     let (spec, sub) = select(spec, args)?;
-    if args.len() > most_args {
-        return Err(too_many(most_args));
+    if args.len() > args_limit {
+        return Err(too_many(args_limit));
     }
     if let KeyArgs::Ids(of, ..) = spec.keys
         && args.at(MEMBER).len() > LONG_MEMBER
@@ -73,10 +74,10 @@ fn check_member(of: Of, args: Args<'_>) -> Outcome {
     let words = rest.iter().filter(|word| word.first().is_some_and(u8::is_ascii_digit));
     let ids = words.map(|word| word.split(|byte| *byte == b'/').count()).sum::<usize>()
         + count_packed(args);
-    if matches!(of, Of::Rows | Of::Kin) || ids <= 1 || length * ids <= MOST_HASHED {
+    if matches!(of, Of::Rows | Of::RowsAndPairs) || ids <= 1 || length * ids <= MAX_HASHED_BYTES {
         return Ok(());
     }
-    let most = (MOST_HASHED / length).max(1);
+    let most = (MAX_HASHED_BYTES / length).max(1);
     Err(refuse!(
         "ERR too many ids: a viewer or member of {length} bytes is allowed with at most {most} ids"
     ))

@@ -7,7 +7,7 @@
 //! A request with an unknown footprint reads its cold rows synchronously.
 
 use crate::session::Session;
-use dataset::cold::fetch::Fetching;
+use dataset::cold::fetch::ColdReads;
 use dataset::engines::Engines;
 use node::cluster::Topology;
 use node::cluster::slot::of_id;
@@ -22,19 +22,19 @@ use resp::Args;
 const PAGE_WORDS: usize = 256;
 
 /// Returns the cold rows to read before a request runs, if there are any. For a page, sets
-/// [`Session::notes_missing`] instead.
+/// [`Session::records_missing_rows`] instead.
 #[inline]
 pub(crate) fn before(
     found: Found,
     args: Args<'_>,
     session: &mut Session,
     engines: &Engines,
-) -> Option<Fetching> {
-    session.notes_missing = is_page(found, args, session, engines);
-    if session.notes_missing {
+) -> Option<ColdReads> {
+    session.records_missing_rows = is_page(found, args, session, engines);
+    if session.records_missing_rows {
         return None;
     }
-    let mut fetching = Fetching::default();
+    let mut fetching = ColdReads::default();
     ask(found, args, session, engines, &mut fetching);
     (!fetching.is_ready()).then_some(fetching)
 }
@@ -56,29 +56,29 @@ pub(crate) fn ask(
     args: Args<'_>,
     session: &Session,
     engines: &Engines,
-    fetching: &mut Fetching,
+    fetching: &mut ColdReads,
 ) {
     let Some((_, spec)) = found else { return };
     match &session.transaction {
         Some(transaction) if spec.name == "exec" => {
             for args in transaction.requests() {
                 if let Some((_, spec)) = find(args.at(0)) {
-                    ask_one(spec, args, session, engines, fetching);
+                    request_row(spec, args, session, engines, fetching);
                 }
             }
         }
         // Queueing reads nothing.
         Some(_) => {}
-        None => ask_one(spec, args, session, engines, fetching),
+        None => request_row(spec, args, session, engines, fetching),
     }
 }
 
-fn ask_one(
+fn request_row(
     spec: &Spec,
     args: Args<'_>,
     session: &Session,
     engines: &Engines,
-    fetching: &mut Fetching,
+    fetching: &mut ColdReads,
 ) {
     if !spec.fits(args.len()) {
         return;
@@ -88,7 +88,7 @@ fn ask_one(
         let exact = footprint.is_exact();
         footprint.old(exact, |touch| {
             if session.topology.as_ref().is_none_or(|topology| is_here(topology, touch.id())) {
-                ask_for(&touch, exact, engines, fetching);
+                request_touched(&touch, exact, engines, fetching);
             }
         });
     }
@@ -100,8 +100,8 @@ fn is_here(topology: &Topology, id: u64) -> bool {
     topology.server_of(of_id(id)).is_here(|| true)
 }
 
-fn ask_for(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut Fetching) {
-    let ask_row = |space: &dataset::engines::CounterSpace, id, fetching: &mut Fetching| {
+fn request_touched(touch: &Touch<'_>, exact: bool, engines: &Engines, fetching: &mut ColdReads) {
+    let ask_row = |space: &dataset::engines::CounterSpace, id, fetching: &mut ColdReads| {
         if space.is_cold(id) {
             space.cold().ask(id, fetching);
         }

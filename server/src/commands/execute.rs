@@ -5,7 +5,7 @@ use crate::commands::cluster::{gather, shape};
 use crate::commands::connection::tracking;
 use crate::commands::run::{run, select};
 use crate::commands::transaction;
-use crate::session::transaction::{MOST_SPACE_CHANGES, Transaction};
+use crate::session::transaction::{MAX_SPACE_CHANGES, Transaction};
 use crate::session::{Replies, Scratch, Session};
 use dataset::engines::Engines;
 use node::acl::Request;
@@ -35,27 +35,27 @@ pub(crate) fn execute(
         tracking::begin(session, &node);
     }
     let (args, told) = shape::split(found, args, session);
-    let outcome = match checked(found, args, session.most_args, session, node) {
+    let outcome = match checked(found, args, session.args_limit, session, node) {
         Err(_) if session.is_parted.take() => {
             answer_in_parts(found, args, told, &mut reply, session, node, scratch)
         }
         Err(refusal) => {
             note_rejected(found, args, session, node);
-            Err(spoil(args, session, node, refusal))
+            Err(fail_transaction(args, session, node, refusal))
         }
         Ok((_, spec)) if session.transaction.is_some() && !spec.has(flag::AT_ONCE) => {
             queue(spec, args, &mut reply, session, node)
         }
         Ok((numbers, spec)) => {
             let reply = reply.again();
-            shape::as_told(told, spec, args, session, node, |session| {
+            shape::execute_part(told, spec, args, session, node, |session| {
                 run(spec, numbers, args, reply, session, node, scratch)
             })
         }
     };
     reply.set_protocol(session.client.protocol());
-    session.notes_missing = false;
-    if session.suspension.is_asked() {
+    session.records_missing_rows = false;
+    if session.suspension.is_requested() {
         // The request runs again later and writes its reply then.
         reply.rewind(mark);
         if is_tracked {
@@ -63,7 +63,7 @@ pub(crate) fn execute(
         }
         return true;
     }
-    if session.suspension.is_back() {
+    if session.suspension.is_second_run() {
         // The request was refused before its handler took the result. Discard it, so that the next
         // command does not take it.
         session.suspension.come();
@@ -96,7 +96,7 @@ pub(crate) fn execute(
 pub(crate) fn note_refusal(refusal: &Refusal, session: &mut Session, node: Now<'_>) {
     node.calls.of(session.worker).error(refusal.text());
     // After a disconnect, client libraries ask Sentinel for the new master.
-    if refusal.text().starts_with(b"READONLY ") && node.replication.sends_writers_away() {
+    if refusal.text().starts_with(b"READONLY ") && node.replication.redirects_writers() {
         session.leaving = true;
     }
 }
@@ -179,7 +179,7 @@ fn queue(
     node: Now<'_>,
 ) -> Outcome {
     let Some(transaction) = &mut session.transaction else { return Ok(()) };
-    let (most, most_args) = {
+    let (most, args_limit) = {
         let server = &node.config().server;
         (server.max_transaction_bytes, server.max_transaction_args)
     };
@@ -191,22 +191,22 @@ fn queue(
         None
     };
     if let Some(refusal) = refused {
-        transaction.spoil();
+        transaction.fail_transaction();
         return Err(refusal);
     }
-    if !transaction.has_room_for(spec, args, node, most_args) {
-        transaction.spoil();
+    if !transaction.has_room_for(spec, args, node, args_limit) {
+        transaction.fail_transaction();
         return Err(refuse!(
-            "ERR too many arguments in the transaction: at most {most_args}, where messages and \
+            "ERR too many arguments in the transaction: at most {args_limit}, where messages and \
              sets of exact flags count as several (max_transaction_args)"
         ));
     }
     if !transaction.may_change_spaces(spec) {
-        transaction.spoil();
+        transaction.fail_transaction();
         return Err(refuse!(
             "ERR too many changes of spaces in the transaction: at most {} are allowed, because \
              each blocks other clients",
-            MOST_SPACE_CHANGES
+            MAX_SPACE_CHANGES
         ));
     }
     if !transaction.push(spec, args, most) {
@@ -220,13 +220,18 @@ fn queue(
 /// Marks the transaction as failed because a command could not be queued. If the command is EXEC,
 /// ends the transaction.
 #[cold]
-fn spoil(args: Args<'_>, session: &mut Session, node: Now<'_>, refusal: Refusal) -> Refusal {
+fn fail_transaction(
+    args: Args<'_>,
+    session: &mut Session,
+    node: Now<'_>,
+    refusal: Refusal,
+) -> Refusal {
     if args.at(0).eq_ignore_ascii_case(b"exec") {
         transaction::forget(session, &node);
         return transaction::discarded(&refusal);
     }
     if let Some(transaction) = &mut session.transaction {
-        transaction.spoil();
+        transaction.fail_transaction();
     }
     refusal
 }

@@ -9,7 +9,7 @@ use node::command::footprint::{Footprint, Reach, Touch};
 use node::command::spec::{ALL_KEYS, KeyArgs};
 use node::command::table::find;
 use phantom::Member;
-use resp::Kept;
+use resp::RequestQueue;
 use std::sync::Arc;
 
 /// Formats a touch: `post 7` is a row, `liked 7/42` a pair, `home 7/42` an entry of a page.
@@ -61,7 +61,7 @@ fn a_request_touches_what_its_keys_and_ids_name() {
         ("FEED.GET home 42 18446744073709551616", "", ""),
         ("INFO", "", ""),
     ] {
-        let mut kept = Kept::default();
+        let mut kept = RequestQueue::default();
         kept.push_words(&request.split(' ').collect::<Vec<_>>());
         let args = kept.iter().next().unwrap();
         let (_, spec) = find(args.at(0)).unwrap();
@@ -104,7 +104,7 @@ fn what_walks_or_changes_schemas_reaches_everything() {
         ("HGET post:7 like", Reach::Named),
         ("FEED.GET home 42 7", Reach::Named),
     ] {
-        let mut kept = Kept::default();
+        let mut kept = RequestQueue::default();
         kept.push_words(&request.split(' ').collect::<Vec<_>>());
         let args = kept.iter().next().unwrap();
         let (_, spec) = find(args.at(0)).unwrap();

@@ -12,7 +12,7 @@
 //! of it.
 
 use crate::commands::run::select;
-use dataset::commit::MOST_BYTES;
+use dataset::commit::MAX_CHANGE_BYTES;
 use dataset::engines::Engines;
 use dataset::log_records::VALUE_BYTES;
 use node::command::error::{Refusal, refuse};
@@ -37,12 +37,12 @@ pub(crate) fn of<'a, I: Iterator<Item = Args<'a>>>(
     let most: usize = engines.log_bytes_of_pair()
         + engines.counters().iter().map(|space| engines.log_bytes_of_row(space)).sum::<usize>();
     let args: usize = requests().map(|args| args.len() + count_packed(args)).sum();
-    if args * most <= ROUGH_BYTES { Ok(args * most) } else { closely(engines, requests()) }
+    if args * most <= ROUGH_BYTES { Ok(args * most) } else { exact_bound(engines, requests()) }
 }
 
 /// Returns whether a request may change a schema. Rows already waiting for the log may then grow,
 /// so no other group may have log space reserved.
-pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
+pub(crate) fn may_change_schema(engines: &Engines, args: Args<'_>) -> bool {
     let spec = find(args.at(0)).and_then(|(_, spec)| select(spec, args).ok());
     spec.is_some_and(|(spec, _)| {
         let reach = Footprint::new(spec, args, engines).reach();
@@ -52,7 +52,7 @@ pub(crate) fn reshapes(engines: &Engines, args: Args<'_>) -> bool {
 
 /// Exact estimate: counts each row once.
 #[cold]
-fn closely<'a>(
+fn exact_bound<'a>(
     engines: &Engines,
     requests: impl Iterator<Item = Args<'a>>,
 ) -> Result<usize, Refusal> {
@@ -87,11 +87,11 @@ fn closely<'a>(
             .map_or(0, |space| engines.log_bytes_of_row(space));
         bytes += each * of_space.len();
     }
-    if bytes <= MOST_BYTES {
+    if bytes <= MAX_CHANGE_BYTES {
         return Ok(bytes);
     }
     Err(refuse!(
         "ERR atomic change too large: it may need {bytes} bytes of the log, and the maximum is \
-         {MOST_BYTES}"
+         {MAX_CHANGE_BYTES}"
     ))
 }

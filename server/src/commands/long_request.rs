@@ -16,7 +16,7 @@ use crate::commands::command::{Run, handler};
 use crate::commands::connection::tracking;
 use crate::commands::execute::{note_refusal, withhold};
 use crate::commands::items::{TURN_ITEMS, TURN_TESTS};
-use crate::commands::run::{note_took, run_turn};
+use crate::commands::run::{record_duration, run_turn};
 use crate::commands::turn::{Answer, Step, Turn};
 use crate::session::{Replies, Scratch, Session};
 use dataset::engines::Engines;
@@ -25,7 +25,7 @@ use node::command::id_list::{self, ID_BYTES, count_packed, first_id};
 use node::command::spec::{KeyArgs, Of, Outcome, Spec, flag};
 use node::command::table::{Found, bit_of};
 use node::roles::node::Now;
-use resp::{Args, Kept, Reply};
+use resp::{Args, Reply, RequestQueue};
 use std::time::{Duration, Instant};
 
 /// Requests with fewer arguments run in one handler call.
@@ -107,7 +107,7 @@ impl LongRequest {
     }
 
     /// Returns the request reduced to the items of the next handler call, plus the options.
-    pub(crate) fn part(&self, args: Args<'_>) -> Kept {
+    pub(crate) fn part(&self, args: Args<'_>) -> RequestQueue {
         if let Some(at) = id_list::packed(self.spec, args) {
             return self.part_of_packed(args, at);
         }
@@ -123,18 +123,18 @@ impl LongRequest {
         // Options before the ids shift the ids.
         let end = args.len().min(from + TURN_ITEMS * step + options);
         let tail = end.max(args.len() - options)..args.len();
-        let mut part = Kept::default();
+        let mut part = RequestQueue::default();
         part.push_all((0..head).chain(from..end).chain(tail).map(|at| args.at(at)));
         part
     }
 
     /// Returns the request with the packed ids of the next turn; `at` is their position.
-    fn part_of_packed(&self, args: Args<'_>, at: usize) -> Kept {
+    fn part_of_packed(&self, args: Args<'_>, at: usize) -> RequestQueue {
         let ids = args.at(at);
         let from = ids.len().min(self.item() * ID_BYTES);
         let end = ids.len().min(from + self.most_items * ID_BYTES);
         let word = |index| if index == at { &ids[from..end] } else { args.at(index) };
-        let mut part = Kept::default();
+        let mut part = RequestQueue::default();
         part.push_all((0..args.len()).map(word));
         part
     }
@@ -240,14 +240,14 @@ pub(crate) fn execute_turn(
                 answer
             }),
     };
-    session.notes_missing = false;
+    session.records_missing_rows = false;
     if matches!(turn.step, Step::Check(_)) {
         session.wrote = false;
     }
     if is_tracked {
         session.messages_due |= node.tracking.end(node.loaded());
     }
-    if session.suspension.is_asked() {
+    if session.suspension.is_requested() {
         // The handler is called again with the same items, and writes its reply then.
         reply.rewind(mark);
         return false;
@@ -278,7 +278,7 @@ pub(crate) fn execute_turn(
         return false;
     }
     if let Some((number, spec)) = long.found {
-        note_took(spec, bit_of(number, 0), turn.args, long.took, session, node);
+        record_duration(spec, bit_of(number, 0), turn.args, long.took, session, node);
     }
     tracking::end_caching(session);
     if std::mem::take(&mut session.messages_due) {
@@ -290,7 +290,7 @@ pub(crate) fn execute_turn(
 #[cfg(test)]
 mod tests {
     use crate::fuzz::commands::{Guest, alone};
-    use crate::net::request_loop::ROOM_EVERY;
+    use crate::net::request_loop::ROOM_CHECK_INTERVAL;
     use node::config::Config;
     use node::roles::node::Node;
     use std::sync::Arc;
@@ -396,7 +396,7 @@ mod tests {
 
     /// All arguments are checked before the first change.
     #[tokio::test]
-    async fn what_is_wrong_at_the_end_of_a_long_request_leaves_all_as_it_was() {
+    async fn invalid_last_argument_of_a_long_request_changes_nothing() {
         let (_folder, node) = node();
         let mut guest = Guest::new(&node);
         for (head, form, last, error) in [
@@ -448,7 +448,7 @@ mod tests {
 
     /// Other clients are served while a long request yields (promise 9). Replies keep their order.
     #[tokio::test]
-    async fn others_have_their_turns_between_two_turns_of_a_long_request() {
+    async fn other_clients_run_between_turns_of_a_long_request() {
         let (_folder, node) = node();
         let (mut long, mut other) = (Guest::new(&node), Guest::new(&node));
         let likes = request(&words("FEED.ACT like 9", ids().map(|id| id.to_string()), ""));
@@ -550,7 +550,7 @@ mod tests {
 
     /// As in Redis, one selector must allow everything that a request touches.
     #[tokio::test]
-    async fn a_user_with_selectors_may_not_touch_keys_of_both_in_one_request() {
+    async fn one_selector_must_allow_all_keys_of_a_request() {
         let (_folder, node) = node();
         let mut guest = Guest::new(&node);
         guest_of(&mut guest, "+@all ~post:* (+@all ~user:*)").await;
@@ -599,7 +599,8 @@ mod tests {
             let request = request(&words(head, ids().map(form), ""));
             let told = in_turns(&mut guest, &request, |turn| {
                 if turn == BEGUN {
-                    node.durability.unable(&store::Error::Refused("the disk is gone".to_owned()));
+                    node.durability
+                        .refuse_writes(&store::Error::Refused("the disk is gone".to_owned()));
                 }
             });
             let Some(elements) = told.strip_prefix("*3000\r\n") else {
@@ -624,15 +625,15 @@ mod tests {
             let mut guest = Guest::new(&node);
             space.set_memory_limit_bytes(1);
             let mut turns = 0;
-            while guest.talk.stalled.is_none() {
+            while guest.processor.stalled.is_none() {
                 assert_eq!(guest.step(&asked), (0, Vec::new()));
                 turns += 1;
             }
             assert!(turns <= 2, "{turns}");
             let mut reader = Guest::new(&node);
             assert_eq!(reader.step(b"GET post:1:like\r\n").1, b"$-1\r\n", "readers do not wait");
-            let mut waits = guest.talk.stalled.take().unwrap();
-            assert!(tokio::time::timeout(ROOM_EVERY * 10, &mut waits).await.is_err());
+            let mut waits = guest.processor.stalled.take().unwrap();
+            assert!(tokio::time::timeout(ROOM_CHECK_INTERVAL * 10, &mut waits).await.is_err());
             space.set_memory_limit_bytes(u64::MAX);
             waits.await;
             let told = String::from_utf8(guest.answers(&asked).await).unwrap();

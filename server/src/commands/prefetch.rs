@@ -20,16 +20,16 @@ fn is_small(spec: &Spec) -> bool {
 
 /// Prefetcher for one batch. It caches the last space, because most requests of a batch name the
 /// same one.
-pub(crate) struct LookAhead<'a> {
+pub(crate) struct Prefetcher<'a> {
     engines: &'a Engines,
     rows: Option<(&'a CounterSpace, counter::Read<'a>)>,
-    pairs: Option<(&'a ExistenceSpace, phantom::Hints<'a>)>,
+    pairs: Option<(&'a ExistenceSpace, phantom::PairPrefetcher<'a>)>,
 }
 
-impl<'a> LookAhead<'a> {
+impl<'a> Prefetcher<'a> {
     #[inline]
-    pub(crate) fn new(engines: &'a Engines) -> LookAhead<'a> {
-        LookAhead { engines, rows: None, pairs: None }
+    pub(crate) fn new(engines: &'a Engines) -> Prefetcher<'a> {
+        Prefetcher { engines, rows: None, pairs: None }
     }
 
     /// Prefetches the memory of one request, if it is a small one.
@@ -66,10 +66,10 @@ impl<'a> LookAhead<'a> {
 
     #[inline]
     fn pair(&mut self, space: &'a ExistenceSpace, id: u64, member: &Member<'_>) {
-        let hints = match &self.pairs {
-            Some((of, hints)) if std::ptr::eq(*of, space) => hints,
-            _ => &self.pairs.insert((space, space.hints())).1,
+        let pair_prefetcher = match &self.pairs {
+            Some((of, pair_prefetcher)) if std::ptr::eq(*of, space) => pair_prefetcher,
+            _ => &self.pairs.insert((space, space.pair_prefetcher())).1,
         };
-        hints.prefetch(id, member);
+        pair_prefetcher.prefetch(id, member);
     }
 }

@@ -14,15 +14,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// After a message that was compared with more patterns or sent to more clients, the worker serves
 /// other connections.
-const MOST_OF_TURN: usize = 256;
+const MAX_RECEIVERS_PER_TURN: usize = 256;
 /// Estimated nanoseconds ([`effort`](node::runtime::pubsub::Channels::effort)) above which another
 /// thread delivers the message.
-const MOST_EFFORT: usize = 1_000_000;
+const MAX_PUBLISH_COST_NS: usize = 1_000_000;
 
 const PUBSUB: Group = Group::new("pubsub", "2.0.0", NO_KEYS);
 const LISTEN: u32 = ALWAYS | flag::PUBSUB | flag::LISTENER;
 const PUBLISH: u32 = flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE;
-const LOOK: u32 = ALWAYS | flag::PUBSUB;
+const QUERY_FLAGS: u32 = ALWAYS | flag::PUBSUB;
 
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
@@ -54,18 +54,20 @@ pub(crate) const COMMANDS: &[Command] = &[
     PUBSUB.row("spublish", 3, PUBLISH, "shardchannel message", Once(|c| publish(c, Kind::Shard)),
         "Posts a message to a shard channel.").since("7.0.0").linear("subscribers of the channel"),
     PUBSUB.container("pubsub", "A container for commands about channels.", &[
-        PUBSUB.row("pubsub|channels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Channel)),
+        PUBSUB.row("pubsub|channels", -2, QUERY_FLAGS, "[pattern]",
+            Once(|c| names(c, Kind::Channel)),
             "Lists the channels with subscribers.").since("2.8.0").linear("channels"),
         PUBSUB.help("pubsub|help").since("6.2.0"),
-        PUBSUB.row("pubsub|numpat", 2, LOOK, "", Once(numpat),
+        PUBSUB.row("pubsub|numpat", 2, QUERY_FLAGS, "", Once(numpat),
             "Returns the number of patterns with subscribers.").since("2.8.0"),
-        PUBSUB.row("pubsub|numsub", -2, LOOK,
+        PUBSUB.row("pubsub|numsub", -2, QUERY_FLAGS,
             "[channel [channel ...]]", Once(|c| counts(c, Kind::Channel)),
             "Returns the number of subscribers of each channel, without patterns.")
             .since("2.8.0").linear("channels"),
-        PUBSUB.row("pubsub|shardchannels", -2, LOOK, "[pattern]", Once(|c| names(c, Kind::Shard)),
+        PUBSUB.row("pubsub|shardchannels", -2, QUERY_FLAGS, "[pattern]",
+            Once(|c| names(c, Kind::Shard)),
             "Lists the shard channels with subscribers.").since("7.0.0").linear("channels"),
-        PUBSUB.row("pubsub|shardnumsub", -2, LOOK,
+        PUBSUB.row("pubsub|shardnumsub", -2, QUERY_FLAGS,
             "[shardchannel [shardchannel ...]]", Once(|c| counts(c, Kind::Shard)),
             "Returns the number of subscribers of each shard channel.")
             .since("7.0.0").linear("channels"),
@@ -80,12 +82,12 @@ fn words(kind: Kind) -> (&'static [u8], &'static [u8]) {
     }
 }
 
-fn note(session: &mut Session) {
+fn update_client_counts(session: &mut Session) {
     session.listening = session.subscriptions.any();
     for (count, names) in session.client.subscriptions.iter().zip(&session.subscriptions.names) {
         count.store(names.len(), Relaxed);
     }
-    session.note_kept();
+    session.update_stored_bytes();
 }
 
 fn confirm(reply: &mut Reply<'_>, word: &[u8], name: Option<&[u8]>, count: usize) {
@@ -144,7 +146,7 @@ fn subscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
             call.session.subscriptions.counted(kind),
         );
     }
-    note_pushed(call.session);
+    mark_as_push(call.session);
     Ok(())
 }
 
@@ -175,7 +177,7 @@ fn unsubscribe(call: &mut Call<'_>, kind: Kind) -> Outcome {
     for (name, left) in ended {
         confirm(&mut call.reply, words(kind).1, Some(&name), left);
     }
-    note_pushed(call.session);
+    mark_as_push(call.session);
     Ok(())
 }
 
@@ -187,19 +189,19 @@ pub(crate) fn forget(session: &mut Session, node: &Node) {
             node.channels.unsubscribe(kind, &name, session.client.id);
         }
     }
-    note(session);
+    update_client_counts(session);
 }
 
 /// Marks the reply of [`subscribe`] or [`unsubscribe`] as a push message.
-fn note_pushed(session: &mut Session) {
-    note(session);
+fn mark_as_push(session: &mut Session) {
+    update_client_counts(session);
     session.reply_is_push = session.replies != Replies::On && !session.in_exec;
 }
 
 fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     check_name(kind, call.args.at(1))?;
     if call.args.at(1) == b"__sentinel__:hello" {
-        crate::commands::replication::heard_sentinel(
+        crate::commands::replication::handle_sentinel_hello(
             &call.node,
             &call.session.client,
             call.args.at(2),
@@ -209,9 +211,9 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     let most = call.node.config().server.max_push_buffer_bytes;
     let channels = &call.node.channels;
     // EXEC has already checked the total effort of its messages.
-    if channels.effort(kind, channel, message) > MOST_EFFORT && !call.session.in_exec {
+    if channels.effort(kind, channel, message) > MAX_PUBLISH_COST_NS && !call.session.in_exec {
         let (channel, message) = (channel.to_vec(), message.to_vec());
-        call.answer_apart(move |node, reply| {
+        call.answer_without_engines(move |node, reply| {
             reply.count(node.channels.publish(kind, &channel, &message, most));
             Ok(())
         });
@@ -223,7 +225,7 @@ fn publish(call: &mut Call<'_>, kind: Kind) -> Outcome {
     // As in Redis 7.2, a client's own message follows the reply, and follows EXEC's reply as a
     // whole.
     call.session.messages_due |= call.session.listens();
-    call.session.ends_turn |= patterns + got > MOST_OF_TURN;
+    call.session.ends_turn |= patterns + got > MAX_RECEIVERS_PER_TURN;
     call.reply.count(got);
     Ok(())
 }

@@ -78,7 +78,7 @@ fn foreign(call: &mut Call<'_>) -> Outcome {
 
 /// Maximum time that a replica's request waits for a new master to begin its log, which takes one
 /// or two fsyncs.
-const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+const LOG_START_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Redis's error text.
 const NO_LINK: &str = "NOMASTERLINK Can't SYNC while not connected with my master";
@@ -121,10 +121,10 @@ fn replicaof(call: &mut Call<'_>) -> Outcome {
     };
     let peer = call.session.client.peer;
     // EXEC may hold locks for which a commit would wait.
-    let may_flush = !call.session.in_exec || call.session.may_leave;
+    let may_flush = !call.session.in_exec || call.session.may_suspend;
     call.answer_later(move |node, reply| {
         if may_flush && master.is_some() {
-            all_logged(&node)?;
+            ensure_all_logged(&node)?;
         }
         let given = Order {
             master: master.clone(),
@@ -159,8 +159,8 @@ pub(crate) fn order(node: &Node, order: Order) -> Result<bool, Refusal> {
 /// Ensures that a master's acknowledged writes are in the log before it becomes a replica; fails if
 /// the disk refuses them. Writes accepted between this call and the change of role are retried by
 /// the log thread (`node/src/roles/log_owner.rs`).
-pub(crate) fn all_logged(node: &Node) -> Outcome {
-    let is_writer = || node.replication.is_master() && node.replication.is_settled();
+pub(crate) fn ensure_all_logged(node: &Node) -> Outcome {
+    let is_writer = || node.replication.is_master() && node.replication.log_matches_role();
     if !is_writer() {
         return Ok(());
     }
@@ -225,7 +225,7 @@ fn role(call: &mut Call<'_>) -> Outcome {
 ///
 /// A master that learns from the message that it was replaced disconnects its clients. Otherwise
 /// they would get -READONLY for ten seconds, until Sentinel reconfigures the node.
-pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) {
+pub(crate) fn handle_sentinel_hello(node: &Arc<Node>, sender: &Client, message: &[u8]) {
     let local = sender.local;
     let text = String::from_utf8_lossy(message);
     let fields: Vec<&str> = text.split(',').collect();
@@ -254,7 +254,7 @@ pub(crate) fn heard_sentinel(node: &Arc<Node>, sender: &Client, message: &[u8]) 
     let was_deposed = node.replication.is_deposed();
     let is_news = node.replication.named(&config, &hello);
     if !was_deposed && node.replication.is_deposed() && node.replication.is_master() {
-        let users = node.clients.part_with_users(sender.id);
+        let users = node.clients.disconnect_users(sender.id);
         tracing::info!("disconnected {users} clients: Sentinel announces the new master to them");
     }
     if is_news {
@@ -299,8 +299,8 @@ fn failover(call: &mut Call<'_>) -> Outcome {
     }
     let asked = FailoverAsked { to, force, timeout, peer: call.session.client.peer };
     // FAILOVER begins on the worker, so that later commands of the same pipeline see the pause.
-    let may_leave = !call.session.in_exec || call.session.may_leave;
-    if asked.begin(&call.node, !may_leave)? {
+    let may_suspend = !call.session.in_exec || call.session.may_suspend;
+    if asked.begin(&call.node, !may_suspend)? {
         call.reply.ok();
     } else {
         call.again_when(|node| node.replication.failover.wait_for_order());
@@ -337,7 +337,7 @@ impl FailoverAsked {
         if feeds.is_empty() {
             return Err(refuse!("ERR FAILOVER requires connected replicas."));
         }
-        if let Some(group) = replication.lonely_group() {
+        if let Some(group) = replication.single_sentinel_group() {
             return Err(refuse!(
                 "ERR FAILOVER needs two Sentinels that accept the new master, but only one \
                  monitors '{group}': use SENTINEL FAILOVER {group}"
@@ -411,7 +411,7 @@ impl TakeOver {
             return Ok(());
         }
         // Another command has changed this node's master since the sender made the request.
-        if !node.replication.has_met_its_master() {
+        if !node.replication.has_synced_with_master() {
             return Err(refuse!("{NO_LINK}"));
         }
         let ours = node.durability.shown().offset;
@@ -450,7 +450,7 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
     let place = place.or_else(|| Place::take(&node, &call.session.client));
     let place = place.ok_or_else(|| refuse!("ERR max number of replicas reached"))?;
     // A replica that takes over cannot serve replicas until its own log begins.
-    let is_beginning = node.replication.is_master() && !node.replication.is_settled();
+    let is_beginning = node.replication.is_master() && !node.replication.log_matches_role();
     if take_over.is_some() || is_beginning || !node.replication.is_replicated() {
         let ready = call.suspension(move |node| {
             let noted = node.replication.note_replicated(&node.config());
@@ -458,8 +458,8 @@ fn replicate(call: &mut Call<'_>) -> Outcome {
             let is_handed = take_over.is_some();
             take_over.map_or(Ok(()), |take_over| take_over.obey(&node))?;
             if is_handed || is_beginning {
-                let is_settled = node.replication.wait_settled(SETTLES_WITHIN);
-                if !is_settled && !is_handed {
+                let log_matches_role = node.replication.wait_for_matching_log(LOG_START_TIMEOUT);
+                if !log_matches_role && !is_handed {
                     return Err(refuse!("{NO_LINK}"));
                 }
             }

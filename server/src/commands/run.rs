@@ -48,7 +48,7 @@ pub(crate) fn run_turn(
     // MONITOR shows EXEC after its commands.
     let is_watched = node.monitors.any() && !spec.has(flag::ADMIN | flag::SKIP_MONITOR);
     // MONITOR and statistics count a suspended request once.
-    let is_first = step.begins_request() && !session.suspension.is_back();
+    let is_first = step.begins_request() && !session.suspension.is_second_run();
     if is_watched && spec.name != "exec" && is_first {
         show(part, session, node);
     }
@@ -82,14 +82,14 @@ pub(crate) fn run_turn(
         Run::Once(handler) => handler(&mut call).map(|()| Answer::Done),
         Run::Long(handler) => handler(&mut call),
     };
-    if call.session.suspension.is_asked() {
+    if call.session.suspension.is_requested() {
         return Ok(Answer::Done);
     }
     if is_watched && spec.name == "exec" {
         show(args, session, node);
     }
     if let Some(began) = began {
-        note_took(spec, number, args, began.elapsed(), session, node);
+        record_duration(spec, number, args, began.elapsed(), session, node);
     }
     visibility::note(spec, turn, &scratch.ids, session, node.loaded());
     if step == Step::Whole && args.len().max(scratch.ids.len()) > MANY_ARGS {
@@ -106,7 +106,7 @@ fn show(args: Args<'_>, session: &Session, node: Now<'_>) {
     node.monitors.show(&session.client, args, node.config().server.max_push_buffer_bytes);
 }
 
-pub(crate) fn note_took(
+pub(crate) fn record_duration(
     spec: &Spec,
     number: usize,
     args: Args<'_>,
@@ -116,12 +116,12 @@ pub(crate) fn note_took(
 ) {
     node.calls.of(session.worker).took(number, took);
     if !spec.has(flag::SKIP_SLOWLOG) {
-        note_time(spec, args, took, session, node);
+        record_slow(spec, args, took, session, node);
     }
 }
 
 /// Records the execution time for SLOWLOG and LATENCY.
-fn note_time(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: Now<'_>) {
+fn record_slow(spec: &Spec, args: Args<'_>, took: Duration, session: &Session, node: Now<'_>) {
     let config = node.config();
     let server = &config.server;
     let us = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);

@@ -12,7 +12,7 @@
 //!
 //! Slow commands (SAVE, SCAN, TM.ADVISE, ...) are refused between MULTI and EXEC, because other
 //! clients wait. Expensive commands that touch no data (COMMAND DOCS, INFO) share a CPU budget of
-//! [`ASIDE`].
+//! [`MAX_OTHER_CPU_TIME`].
 
 use crate::commands::call::Call;
 use crate::commands::check::checked;
@@ -20,10 +20,10 @@ use crate::commands::cluster::route::Router;
 use crate::commands::command::{Command, Group, Run::Once};
 use crate::commands::log_size;
 use crate::commands::run::{run, select};
-use crate::session::transaction::{Begun, Transaction};
+use crate::session::transaction::{ExecProgress, Transaction};
 use crate::session::{Scratch, Session};
-use dataset::commit::MOST_BYTES;
-use dataset::engines::{Engines, KeyRef, Seen};
+use dataset::commit::MAX_CHANGE_BYTES;
+use dataset::engines::{Engines, KeyRef, WatchedState};
 use dataset::watch::Place;
 use node::command::error::Refusal;
 use node::command::footprint::{Footprint, Reach};
@@ -38,7 +38,7 @@ use std::time::Duration;
 
 /// CPU time per transaction for commands without data access. Administrative and O(1) commands are
 /// not counted. Apart from this, only the size of the transaction limits their number.
-const ASIDE: Duration = Duration::from_millis(100);
+const MAX_OTHER_CPU_TIME: Duration = Duration::from_millis(100);
 
 const TRANSACTIONS: Group = Group::new("transactions", "1.2.0", NO_KEYS);
 
@@ -75,7 +75,7 @@ fn forget_watched(session: &mut Session, node: &Node) {
         session.watched.drain().for_each(|(_, seen)| engines.unwatch(&seen));
     }
     session.watch_lost = false;
-    session.note_watched();
+    session.publish_watched_count();
 }
 
 fn multi(call: &mut Call<'_>) -> Outcome {
@@ -131,7 +131,7 @@ fn watch(call: &mut Call<'_>) -> Outcome {
         ));
     }
     watched.extend(places.into_iter().map(|place| (place, engines.watch(place))));
-    call.session.note_watched();
+    call.session.publish_watched_count();
     call.reply.ok();
     Ok(())
 }
@@ -141,35 +141,36 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         return Err(Refusal::fixed(b"ERR EXEC without MULTI"));
     };
     if let Some(begun) = transaction.begun.take() {
-        go_on(call, transaction, begun, true);
+        execute_rest(call, transaction, begun, true);
         return Ok(());
     }
     let node = call.node;
     let engines = node.loaded();
     let unwatch = |session: &mut Session| forget_watched(session, &node);
-    if transaction.spoilt {
+    if transaction.has_refused_command {
         call.session.client.queued.store(-1, Relaxed);
         unwatch(call.session);
         return Err(Refusal::fixed(b"EXECABORT Transaction discarded because of previous errors."));
     }
-    if let Err(refusal) = placed(call, &transaction) {
+    if let Err(refusal) = check_routing(call, &transaction) {
         call.session.client.queued.store(-1, Relaxed);
         unwatch(call.session);
         return Err(refusal);
     }
-    let (mut may_leave, mut taken, mut alone) = (true, Ok(()), None);
+    let (mut may_suspend, mut taken, mut alone) = (true, Ok(()), None);
     if let Some(engines) = engines.filter(|_| transaction.len() > 0) {
         let ids = ids(engines, &transaction, &call.session.watched);
-        may_leave = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
+        may_suspend = !transaction.writes && ids.as_ref().is_some_and(Vec::is_empty);
         let mut reserved = None;
         if transaction.writes {
-            let reshapes = ids.is_none()
-                && transaction.requests().any(|args| log_size::reshapes(engines, args));
+            let may_change_schema = ids.is_none()
+                && transaction.requests().any(|args| log_size::may_change_schema(engines, args));
             let bytes = log_size::of(engines, || transaction.requests());
             // A transaction that will be refused does not wait.
             match bytes.and_then(|bytes| node.refusal().map_or(Ok(bytes), Err)) {
                 Ok(bytes) => {
-                    reserved = call.reserve(if reshapes { MOST_BYTES } else { bytes });
+                    reserved =
+                        call.reserve(if may_change_schema { MAX_CHANGE_BYTES } else { bytes });
                     if reserved.is_none() {
                         call.session.transaction = Some(transaction);
                         return Ok(());
@@ -205,14 +206,14 @@ fn exec(call: &mut Call<'_>) -> Outcome {
         }
         call.session.admitted = Some(admitted);
     }
-    go_on(call, transaction, Begun::default(), may_leave);
+    execute_rest(call, transaction, ExecProgress::default(), may_suspend);
     drop(alone);
     Ok(())
 }
 
 /// Checks that this cluster node serves all queued commands. As in Redis, their keys must share a
 /// slot.
-fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
+fn check_routing(call: &Call<'_>, transaction: &Transaction) -> Outcome {
     let (Some(topology), Some(engines)) = (&call.session.topology, call.node.loaded()) else {
         return Ok(());
     };
@@ -228,26 +229,31 @@ fn placed(call: &Call<'_>, transaction: &Transaction) -> Outcome {
 }
 
 /// Executes queued commands from the saved progress on, until one suspends.
-fn go_on(call: &mut Call<'_>, mut transaction: Transaction, mut begun: Begun, may_leave: bool) {
+fn execute_rest(
+    call: &mut Call<'_>,
+    mut transaction: Transaction,
+    mut begun: ExecProgress,
+    may_suspend: bool,
+) {
     let mark = call.reply.mark();
     if begun.replies.is_empty() {
         call.reply.array(transaction.len());
     } else {
         call.reply.bytes().append(&mut begun.replies);
     }
-    (call.session.in_exec, call.session.may_leave) = (true, may_leave);
+    (call.session.in_exec, call.session.may_suspend) = (true, may_suspend);
     for args in transaction.kept.iter().skip(begun.done) {
         one(call, args, &mut begun.aside);
-        if call.session.suspension.is_asked() {
+        if call.session.suspension.is_requested() {
             break;
         }
         // Discard a result that the command has not taken.
         call.session.suspension.come();
         begun.done += 1;
     }
-    (call.session.in_exec, call.session.may_leave) = (false, false);
+    (call.session.in_exec, call.session.may_suspend) = (false, false);
     call.session.admitted = None;
-    if call.session.suspension.is_asked() {
+    if call.session.suspension.is_requested() {
         begun.replies = call.reply.bytes().split_off(mark);
         transaction.begun = Some(begun);
         call.session.transaction = Some(transaction);
@@ -266,7 +272,7 @@ pub(crate) fn discarded(why: &Refusal) -> Refusal {
 fn ids(
     engines: &Engines,
     transaction: &Transaction,
-    watched: &HashMap<Place, Seen>,
+    watched: &HashMap<Place, WatchedState>,
 ) -> Option<Vec<u64>> {
     let mut ids = Vec::with_capacity(transaction.len() + watched.len());
     for &(space, id) in watched.keys() {
@@ -298,21 +304,21 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// Executes one queued command and appends its reply or error. `aside` is the part of [`ASIDE`]
-/// used so far.
+/// Executes one queued command and appends its reply or error. `aside` is the part of
+/// [`MAX_OTHER_CPU_TIME`] used so far.
 fn one(call: &mut Call<'_>, args: Args<'_>, aside: &mut Duration) {
     let node = call.node;
     let mark = call.reply.mark();
-    let full = mark > call.session.most_out;
+    let full = mark > call.session.max_out_bytes;
     // Permissions may have changed since the command was queued.
-    let outcome = checked(find(args.at(0)), args, call.session.most_args, call.session, node)
+    let outcome = checked(find(args.at(0)), args, call.session.args_limit, call.session, node)
         .and_then(|(numbers, spec)| {
             let (session, scratch): (&mut Session, &mut Scratch) =
                 (&mut *call.session, &mut *call.scratch);
             if spec.has(flag::FAST | flag::ADMIN) || spec.keys.are_keys() || spec.may_write(args) {
                 return run(spec, numbers, args, call.reply.again(), session, node, scratch);
             }
-            if full || *aside > ASIDE {
+            if full || *aside > MAX_OTHER_CPU_TIME {
                 return Err(Refusal::fixed(
                 b"ERR administrative commands take too long in this transaction: the rest of them \
                   is not executed",

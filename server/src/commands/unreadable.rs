@@ -34,7 +34,7 @@ impl UnreadableRows {
 
 /// Lets a multi-row delete continue after an unreadable row. Stores the first error in
 /// `unreadable`, to be returned at the end of the command.
-pub(crate) fn but_unreadable(
+pub(crate) fn keep_first_unreadable(
     deleted: Result<bool, WriteError>,
     unreadable: &mut Option<WriteError>,
 ) -> Result<bool, WriteError> {

@@ -4,7 +4,7 @@ use crate::commands::call::{Call, answer, integer};
 use node::command::error::{Refusal, refuse};
 use node::command::spec::Outcome;
 use node::roles::node::Node;
-use node::roles::{Fed, failover};
+use node::roles::{ConnectedReplica, failover};
 use resp::Reply;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -25,7 +25,7 @@ fn count(text: &[u8]) -> Result<usize, Refusal> {
 
 /// Condition under which a node counts.
 #[derive(Clone, Copy)]
-enum Until {
+enum WaitCondition {
     /// Replicas have applied the writes.
     Written,
     /// The writes are durable, here or on replicas.
@@ -33,19 +33,19 @@ enum Until {
 }
 
 /// Returns whether a replica meets the condition for `offset`.
-fn has(until: Until, offset: u64) -> impl Fn(&Fed) -> bool {
+fn has(until: WaitCondition, offset: u64) -> impl Fn(&ConnectedReplica) -> bool {
     move |fed| match until {
-        Until::Written => fed.written >= offset,
-        Until::Durable => fed.durable >= offset,
+        WaitCondition::Written => fed.written >= offset,
+        WaitCondition::Durable => fed.durable >= offset,
     }
 }
 
 /// Waits for this node and for `replicas` replicas, until the deadline. Returns whether this node
 /// meets the condition, and the number of replicas that do.
-async fn settled(
+async fn wait_until_met(
     node: &Node,
     ticket: store::Ticket,
-    until: Until,
+    until: WaitCondition,
     replicas: usize,
     deadline: Instant,
 ) -> (bool, usize) {
@@ -53,12 +53,12 @@ async fn settled(
     // separate wait for the local log is needed.
     let own = async {
         match until {
-            Until::Written if replicas > 0 => {
-                node.durability.committer().hurry(ticket);
+            WaitCondition::Written if replicas > 0 => {
+                node.durability.committer().begin_round_for(ticket);
                 None
             }
-            Until::Written => node.durability.shown_offset(ticket).await.ok(),
-            Until::Durable => Some(node.durability.synced_offset(ticket).await),
+            WaitCondition::Written => node.durability.shown_offset(ticket).await.ok(),
+            WaitCondition::Durable => Some(node.durability.synced_offset(ticket).await),
         }
     };
     let Ok(end) = tokio::time::timeout_at(deadline, own).await else { return (false, 0) };
@@ -101,9 +101,9 @@ pub(crate) const DEMOTED: &str =
 pub(crate) const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
 /// Defers the reply until the wait has ended. `write` formats the result.
-fn answer_settled(
+fn answer_after_wait(
     call: &mut Call<'_>,
-    until: Until,
+    until: WaitCondition,
     replicas: usize,
     deadline: Instant,
     write: impl FnOnce(&mut Reply<'_>, bool, usize) + Send + 'static,
@@ -129,10 +129,10 @@ fn answer_settled(
         let ended = tokio::select! {
             biased;
             () = node.replication.demoted() => Err(DEMOTED),
-            known = settled(&node, ticket, until, replicas, deadline) => Ok(known),
-            with_error = client.blocked.is_let_go() => match with_error {
+            known = wait_until_met(&node, ticket, until, replicas, deadline) => Ok(known),
+            with_error = client.blocked.wait_for_unblock() => match with_error {
                 true => Err(UNBLOCKED),
-                false => Ok(settled(&node, ticket, until, replicas, Instant::now()).await),
+                false => Ok(wait_until_met(&node, ticket, until, replicas, Instant::now()).await),
             },
         };
         client.blocked.end(matches!(ended, Err(DEMOTED)));
@@ -150,7 +150,7 @@ pub(crate) fn wait(call: &mut Call<'_>) -> Outcome {
     refuse_on_replica(call, "WAIT", since)?;
     refuse_elsewhere(call, "WAIT")?;
     let (replicas, deadline) = (count(call.args.at(1))?, deadline(call.args.at(2))?);
-    answer_settled(call, Until::Written, replicas, deadline, |reply, _, count| {
+    answer_after_wait(call, WaitCondition::Written, replicas, deadline, |reply, _, count| {
         reply.int(count as i64)
     });
     Ok(())
@@ -164,7 +164,7 @@ pub(crate) fn waitaof(call: &mut Call<'_>) -> Outcome {
     refuse_on_replica(call, "WAITAOF", "")?;
     refuse_elsewhere(call, "WAITAOF")?;
     let (replicas, deadline) = (count(call.args.at(2))?, deadline(call.args.at(3))?);
-    answer_settled(call, Until::Durable, replicas, deadline, |reply, local, count| {
+    answer_after_wait(call, WaitCondition::Durable, replicas, deadline, |reply, local, count| {
         reply.array(2);
         reply.int(i64::from(local));
         reply.int(count as i64);

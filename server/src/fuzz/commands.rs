@@ -48,7 +48,7 @@ pub(crate) fn alone(config: &Config) -> Arc<Node> {
 /// Client without a socket. It waits for the syncs and cold reads that its replies depend on.
 pub(crate) struct Guest {
     node: Arc<Node>,
-    pub(crate) talk: RequestLoop,
+    pub(crate) processor: RequestLoop,
     turn: TurnBuffers,
     tallies: Tallies,
 }
@@ -65,7 +65,7 @@ impl Guest {
             allowed",
         );
         Guest {
-            talk: RequestLoop::new(node, client, 0),
+            processor: RequestLoop::new(node, client, 0),
             node: node.clone(),
             turn: TurnBuffers::default(),
             tallies: Tallies::default(),
@@ -89,24 +89,24 @@ impl Guest {
     /// replies. [`RequestLoop::stalled`] is then the future to wait for.
     pub(crate) fn step(&mut self, bytes: &[u8]) -> (usize, Vec<u8>) {
         self.turn.out.clear();
-        let used = self.talk.execute(&self.node, &self.tallies, bytes, &mut self.turn);
+        let used = self.processor.execute(&self.node, &self.tallies, bytes, &mut self.turn);
         (used, std::mem::take(&mut self.turn.out))
     }
 
     /// Executes the requests to the end and returns the replies.
     pub(crate) async fn answers(&mut self, bytes: &[u8]) -> Vec<u8> {
         let (mut at, mut replies) = (0, Vec::new());
-        while at < bytes.len() && self.talk.closing == Closing::No {
+        while at < bytes.len() && self.processor.closing == Closing::No {
             let (used, mut given) = self.step(&bytes[at..]);
-            let stalled = self.talk.stalled.take();
-            let is_taken = used > 0 || stalled.is_some() || self.talk.more;
+            let stalled = self.processor.stalled.take();
+            let is_taken = used > 0 || stalled.is_some() || self.processor.more;
             assert!(is_taken, "an incomplete request");
             if let Some(stalled) = stalled {
-                self.talk.pins = stalled.await;
+                self.processor.pins = stalled.await;
             }
             at += used;
             replies.append(&mut given);
-            if let Some(hold) = self.talk.session.hold.take() {
+            if let Some(hold) = self.processor.session.hold.take() {
                 hold.await.complete(&mut replies);
             }
         }
@@ -116,8 +116,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        client::forget(&mut self.talk.session, &self.node);
-        self.node.clients.remove(self.talk.session.client.id);
+        client::forget(&mut self.processor.session, &self.node);
+        self.node.clients.remove(self.processor.session.client.id);
     }
 }
 
@@ -203,9 +203,9 @@ fn anything(choices: &mut Choices<'_>, node: &Arc<Node>, model: &mut Model) {
         }
         writes |= find(name.as_bytes())
             .is_some_and(|(_, spec)| !spec.has(flag::READONLY) || spec.has(flag::MAY_WRITE));
-        let was = guest.talk.session.client.protocol();
+        let was = guest.processor.session.client.protocol();
         let bytes = guest.ask(std::slice::from_ref(&words));
-        if was == resp::Protocol::Resp2 && guest.talk.session.client.protocol() == was {
+        if was == resp::Protocol::Resp2 && guest.processor.session.client.protocol() == was {
             frames(&bytes);
         }
     }

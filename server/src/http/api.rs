@@ -8,7 +8,7 @@ use node::command::table::name_of;
 use node::metrics::{self, Sample, buffer_bytes};
 use node::roles::backup_state::{Fate, Kept, Status};
 use node::roles::node::Node;
-use node::roles::{Fed, LinkState};
+use node::roles::{ConnectedReplica, LinkState};
 use node::runtime::clients::{Client, Kind};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
     let saved = sample.saved();
     let engines = node.loaded();
     let trouble = engines.as_ref().and_then(|e| e.cold.trouble.lock().values().next().cloned());
-    let shown = |error: &str| health::as_shown(node, error);
+    let shown = |error: &str| health::without_paths(node, error);
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "port": node.port(),
@@ -59,11 +59,11 @@ pub(super) fn status(node: &Arc<Node>) -> Value {
 fn backup(status: &Status, node: &Node) -> Value {
     let last = status.last.as_ref();
     let error = last.and_then(|last| match &last.fate {
-        Fate::Failed(why) => Some(health::as_shown(node, why)),
+        Fate::Failed(why) => Some(health::without_paths(node, why)),
         Fate::Made { .. } | Fate::Stopped => None,
     });
     let log_error = match &status.kept {
-        Kept::Failed(why) => Some(health::as_shown(node, why)),
+        Kept::Failed(why) => Some(health::without_paths(node, why)),
         Kept::Off | Kept::UpTo(_) => None,
     };
     json!({
@@ -93,10 +93,10 @@ fn replication(node: &Node) -> Value {
             "heard_s": link.heard.elapsed().as_secs_f64(),
             "lag_bytes": link.master_end.saturating_sub(end),
             "fetched_bytes": link.fetched,
-            "error": health::as_shown(node, &link.error),
+            "error": health::without_paths(node, &link.error),
         })
     });
-    let replica = |fed: &Fed| {
+    let replica = |fed: &ConnectedReplica| {
         json!({
             "address": format!("{}:{}", fed.ip, fed.port),
             "state": fed.state(),
@@ -138,8 +138,8 @@ pub(super) fn spaces(node: &Node) -> Value {
             "name": action.name(),
             "flag": engines.flag_of(action).name(),
             "counter": engines.moved_by(action),
-            "also": engines.moved_beside(action, false),
-            "member_counters": engines.moved_beside(action, true),
+            "also": engines.further_counter_names(action, false),
+            "member_counters": engines.further_counter_names(action, true),
         })
     });
     let actions: Vec<Value> = actions.collect();

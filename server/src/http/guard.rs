@@ -17,7 +17,7 @@ use hyper::header::{self, HeaderValue};
 use node::acl::{DEFAULT, Reason, Request};
 use node::command::table::{numbers_named, with_numbers};
 use node::roles::node::Node;
-use resp::Kept;
+use resp::RequestQueue;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -26,25 +26,25 @@ use std::time::Duration;
 const WRONG_PASSWORD: Duration = Duration::from_millis(500);
 
 /// Access policy, derived from the bound address.
-pub(super) struct Door {
+pub(super) struct AccessPolicy {
     is_local: bool,
 }
 
-pub(super) struct Asked<'a> {
+pub(super) struct AdminRequest<'a> {
     pub(super) peer: SocketAddr,
     pub(super) authorization: &'a str,
 }
 
-impl Door {
-    pub(super) fn new(address: SocketAddr) -> Door {
-        Door { is_local: address.ip().to_canonical().is_loopback() }
+impl AccessPolicy {
+    pub(super) fn new(address: SocketAddr) -> AccessPolicy {
+        AccessPolicy { is_local: address.ip().to_canonical().is_loopback() }
     }
 
     /// Checks whether the sender may run this command; the error is the response.
-    pub(super) async fn admits(
+    pub(super) async fn check_access(
         &self,
         node: &Node,
-        asked: &Asked<'_>,
+        asked: &AdminRequest<'_>,
         command: &[&str],
     ) -> Result<(), Answer> {
         let user = if asked.authorization.is_empty() {
@@ -62,7 +62,7 @@ impl Door {
             };
             user
         };
-        let mut kept = Kept::default();
+        let mut kept = RequestQueue::default();
         kept.push_words(command);
         let Some(args) = kept.iter().next() else { return Err(login("log in first")) };
         let numbers = numbers_named(&full_name(command));

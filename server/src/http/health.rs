@@ -8,12 +8,12 @@ use std::path::Path;
 
 /// Returns the reason why this node should get no traffic, if any.
 pub(super) fn unready(node: &Node) -> Option<String> {
-    reason(node).map(|why| as_shown(node, &why))
+    reason(node).map(|why| without_paths(node, &why))
 }
 
 /// Removes the paths of the data and backup folders from an error, because `/readyz` needs no
 /// login. The server's log keeps the full paths.
-pub(super) fn as_shown(node: &Node, error: &str) -> String {
+pub(super) fn without_paths(node: &Node, error: &str) -> String {
     let config = node.config();
     let shown = without_folder(error, &config.durability.dir, "data");
     if config.backup.dir.as_os_str().is_empty() {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-const EVERY: Duration = Duration::from_secs(2);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(2);
 const SAMPLES: usize = 300;
 
 /// Ring of samples, oldest first.
@@ -43,7 +43,7 @@ struct Sums {
 
 /// Adds a sample at each interval until the future is dropped.
 pub(super) async fn record(host: &Host, history: &History) {
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = None;
     loop {
@@ -111,6 +111,6 @@ impl History {
                 })
             })
             .collect();
-        json!({ "every_s": EVERY.as_secs(), "samples": points })
+        json!({ "every_s": SAMPLE_INTERVAL.as_secs(), "samples": points })
     }
 }

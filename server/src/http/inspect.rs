@@ -1,9 +1,9 @@
 //! `/api/page`: the result of FEED.GET, with the source of each value.
 
 use super::answer::{Answer, json, wrong};
-use super::guard::{Asked, Door};
+use super::guard::{AccessPolicy, AdminRequest};
 use dataset::cold;
-use dataset::cold::fetch::Fetching;
+use dataset::cold::fetch::ColdReads;
 use dataset::engines::{CounterSpace, Engines, Page, View};
 use hyper::StatusCode;
 use node::roles::node::Node;
@@ -52,9 +52,9 @@ impl Query {
 }
 
 pub(super) async fn page(
-    door: &Door,
+    access_policy: &AccessPolicy,
     node: Arc<Node>,
-    asked: &Asked<'_>,
+    asked: &AdminRequest<'_>,
     query: Option<&str>,
 ) -> Answer {
     let query = match Query::parse(query.unwrap_or_default()) {
@@ -64,7 +64,7 @@ pub(super) async fn page(
     let ids: Vec<String> = query.ids.iter().map(u64::to_string).collect();
     let mut command = vec!["FEED.GET", &query.view, &query.viewer];
     command.extend(ids.iter().map(String::as_str));
-    if let Err(refusal) = door.admits(&node, asked, &command).await {
+    if let Err(refusal) = access_policy.check_access(&node, asked, &command).await {
         return refusal;
     }
     let Some(engines) = node.loaded() else {
@@ -74,7 +74,7 @@ pub(super) async fn page(
         return wrong(StatusCode::BAD_REQUEST, &format!("no such view '{}'", query.view));
     };
     let viewer = Member::parse(query.viewer.as_bytes());
-    let mut fetching = Fetching::default();
+    let mut fetching = ColdReads::default();
     for &id in &query.ids {
         for space in engines.sources(view).filter(|space| space.is_cold(id)) {
             space.cold().ask(id, &mut fetching);

@@ -12,7 +12,7 @@ mod history;
 mod inspect;
 
 use answer::{Answer, body, json, text};
-use guard::Door;
+use guard::AccessPolicy;
 use history::History;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderName, HeaderValue};
@@ -39,7 +39,7 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 
 struct Admin {
     host: Arc<Host>,
-    door: Door,
+    access_policy: AccessPolicy,
     history: History,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn start(host: &Arc<Host>, listener: TcpListener) -> io::Result<JoinH
     host.admin.get_or_init(|| address);
     let admin = Arc::new(Admin {
         host: host.clone(),
-        door: Door::new(address),
+        access_policy: AccessPolicy::new(address),
         history: History::default(),
     });
     let thread = std::thread::Builder::new().name("admin".to_owned());
@@ -186,7 +186,7 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
         );
     }
     let path = request.uri().path();
-    let asked = guard::Asked { peer, authorization: header(header::AUTHORIZATION) };
+    let asked = guard::AdminRequest { peer, authorization: header(header::AUTHORIZATION) };
     match path {
         "/metrics" => {
             let format = Format::accepted(header(header::ACCEPT));
@@ -197,15 +197,21 @@ async fn route(admin: &Admin, peer: SocketAddr, request: &Request<Incoming>) -> 
         "/api/status" => json(&api::status(&node)),
         "/api/spaces" => json(&api::spaces(&node)),
         "/api/history" => json(&admin.history.json()),
-        "/api/slowlog" => match admin.door.admits(&node, &asked, &["SLOWLOG", "GET"]).await {
-            Ok(()) => json(&api::slowlog(&node)),
-            Err(refusal) => refusal,
-        },
-        "/api/clients" => match admin.door.admits(&node, &asked, &["CLIENT", "LIST"]).await {
-            Ok(()) => json(&api::clients(&node)),
-            Err(refusal) => refusal,
-        },
-        "/api/page" => inspect::page(&admin.door, node, &asked, request.uri().query()).await,
+        "/api/slowlog" => {
+            match admin.access_policy.check_access(&node, &asked, &["SLOWLOG", "GET"]).await {
+                Ok(()) => json(&api::slowlog(&node)),
+                Err(refusal) => refusal,
+            }
+        }
+        "/api/clients" => {
+            match admin.access_policy.check_access(&node, &asked, &["CLIENT", "LIST"]).await {
+                Ok(()) => json(&api::clients(&node)),
+                Err(refusal) => refusal,
+            }
+        }
+        "/api/page" => {
+            inspect::page(&admin.access_policy, node, &asked, request.uri().query()).await
+        }
         _ => match dashboard::file(path) {
             Some((media, content)) => body(StatusCode::OK, media, content),
             None => text(StatusCode::NOT_FOUND, "not found\n"),

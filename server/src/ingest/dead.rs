@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Maximum number of payload bytes kept per letter.
-const MOST_PAYLOAD: usize = 64 << 10;
+const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// Dead-letter file of one partition of a source.
-pub(super) struct Letters {
+pub(super) struct DeadLetterFile {
     path: PathBuf,
     file: Option<File>,
 }
 
-pub(super) struct Letter<'a> {
+pub(super) struct DeadLetter<'a> {
     pub(super) partition: u32,
     pub(super) message: u128,
     /// Index of the event within the message, from 0.
@@ -28,17 +28,17 @@ pub(super) struct Letter<'a> {
     pub(super) payload: &'a [u8],
 }
 
-impl Letters {
-    pub(super) fn new(source: &Source, folder: &Path) -> Letters {
+impl DeadLetterFile {
+    pub(super) fn new(source: &Source, folder: &Path) -> DeadLetterFile {
         let path = match source.config.dead_letters.as_str() {
             "" => folder.join(format!("{}.dead", source.config.name)),
             path => PathBuf::from(path),
         };
-        Letters { path, file: None }
+        DeadLetterFile { path, file: None }
     }
 
     /// Counts the event, and writes it if the file has room.
-    pub(super) fn put(&mut self, source: &Source, letter: &Letter<'_>) {
+    pub(super) fn put(&mut self, source: &Source, letter: &DeadLetter<'_>) {
         source.poison.fetch_add(1, Relaxed);
         let shown = source.shown(letter.message);
         let text = format!("poison event {} of message {shown}: {}", letter.event, letter.why);
@@ -63,9 +63,14 @@ impl Letters {
         }
     }
 
-    fn write(&mut self, source: &Source, letter: &Letter<'_>, shown: &str) -> Result<(), String> {
-        let Letter { partition, event, why, payload, .. } = letter;
-        let kept = &payload[..payload.len().min(MOST_PAYLOAD)];
+    fn write(
+        &mut self,
+        source: &Source,
+        letter: &DeadLetter<'_>,
+        shown: &str,
+    ) -> Result<(), String> {
+        let DeadLetter { partition, event, why, payload, .. } = letter;
+        let kept = &payload[..payload.len().min(MAX_PAYLOAD_BYTES)];
         let mut line = serde_json::json!({
             "time_ms": unix_ms(),
             "source": source.config.name,

@@ -13,7 +13,7 @@
 //! All numbers are LEB128. A malformed line of JSON is one poison event. The end of a malformed
 //! binary event is unknown, so the rest of its message is one poison event.
 
-use dataset::engines::events::Doing;
+use dataset::engines::events::EventEffect;
 use dataset::engines::{Action, CounterSpace, Engines};
 use dataset::log_records::take_number;
 use node::config::{Ingest, IngestFormat};
@@ -323,7 +323,7 @@ pub(super) fn resolve<'e>(
     event: &'e Event<'_>,
     mapped: &'e [Mapped],
     engines: &'e Engines,
-) -> Result<Doing<'e>, String> {
+) -> Result<EventEffect<'e>, String> {
     let (verb, name) = match &event.name {
         Name::Place(place) => {
             let mapped = mapped.get(*place).ok_or("the event is not in the list of events")?;
@@ -344,15 +344,15 @@ pub(super) fn resolve<'e>(
                 (None, None) => return Err("action without a member".to_owned()),
             };
             Ok(if verb == Verb::Act {
-                Doing::Act(action, member)
+                EventEffect::Act(action, member)
             } else {
-                Doing::Undo(action, member)
+                EventEffect::Undo(action, member)
             })
         }
         Target::Counter(space, field) => match (verb, event.value) {
-            (Verb::Set, Some(value)) => Ok(Doing::Set(space, field, value)),
+            (Verb::Set, Some(value)) => Ok(EventEffect::Set(space, field, value)),
             (Verb::Set, None) => Err("missing value to set".to_owned()),
-            (_, value) => Ok(Doing::Add(space, field, value.unwrap_or(1))),
+            (_, value) => Ok(EventEffect::Add(space, field, value.unwrap_or(1))),
         },
     }
 }
@@ -507,8 +507,8 @@ mod tests {
             ]
         );
         // The rest of a malformed message is one poison event.
-        let spoilt = [&bytes[..3], &[8, 1, 1, 1, 1]].concat();
-        let read = all(&spoilt, &config, &mapped);
+        let has_refused_command = [&bytes[..3], &[8, 1, 1, 1, 1]].concat();
+        let read = all(&has_refused_command, &config, &mapped);
         assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
         assert!(all(&bytes[..2], &config, &mapped)[0].is_err());
         assert!(all(&[5, 1, 1], &config, &mapped)[0].is_err(), "an increment takes no member");
@@ -516,7 +516,7 @@ mod tests {
 
     /// Each call must consume bytes for any input.
     #[test]
-    fn no_bytes_make_the_reader_panic_or_stay() {
+    fn arbitrary_bytes_cause_no_panic_or_endless_loop() {
         let mut rng = fastrand::Rng::with_seed(5);
         let (binary, mapped) = compact();
         let json = Ingest::default();

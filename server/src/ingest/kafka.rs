@@ -4,7 +4,7 @@
 //! librdkafka would add a C library with threads, queues and group offsets that are not used here.
 //! Limitation of rskafka: it also returns records of aborted transactions.
 
-use super::reading::{CHUNK_BYTES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap};
+use super::reading::{CHUNK_BYTES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap};
 use node::config::Ingest;
 use node::runtime::ingest::{Source, State};
 use rskafka::BackoffConfig;
@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Maximum time that rskafka retries before it returns an error.
-const TRIES: Duration = Duration::from_secs(3);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum response size, used for a batch that exceeds [`CHUNK_BYTES`].
-const MOST_BYTES: i32 = 64 << 20;
+const MAX_RESPONSE_BYTES: i32 = 64 << 20;
 /// Pause after an empty fetch before the end of the partition. Transaction markers cause such
 /// fetches.
-const NOTHING: Duration = Duration::from_millis(50);
+const EMPTY_FETCH_DELAY: Duration = Duration::from_millis(50);
 
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
+impl From<Error> for ReadStopReason {
+    fn from(error: Error) -> ReadStopReason {
         // rskafka's own text contains the whole request.
-        Trouble::Broken(match error {
+        ReadStopReason::Broken(match error {
             Error::ServerError { protocol_error, error_message, .. } => match error_message {
                 Some(message) => format!("Kafka: {protocol_error}: {message}"),
                 None => format!("Kafka: {protocol_error}"),
@@ -35,7 +35,7 @@ impl From<Error> for Trouble {
     }
 }
 
-async fn connect(config: &Ingest) -> Result<Client, Trouble> {
+async fn connect(config: &Ingest) -> Result<Client, ReadStopReason> {
     let hosts = config.url.split_once("://").map_or("", |(_, hosts)| hosts);
     let with_port = |host: &str| match host.rsplit_once(':') {
         Some((_, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host.to_owned(),
@@ -43,14 +43,15 @@ async fn connect(config: &Ingest) -> Result<Client, Trouble> {
     };
     let backoff = BackoffConfig {
         max_backoff: Duration::from_secs(1),
-        deadline: Some(TRIES),
+        deadline: Some(RETRY_TIMEOUT),
         ..BackoffConfig::default()
     };
     let mut builder = ClientBuilder::new(hosts.split(',').map(with_port).collect())
         .client_id("tidemark")
         .backoff_config(backoff);
     if config.tls {
-        let tls = node::client::connect::client_tls(&config.ca_file).map_err(Trouble::Halt)?;
+        let tls =
+            node::client::connect::client_tls(&config.ca_file).map_err(ReadStopReason::Halt)?;
         builder = builder.tls_config(Arc::new(tls));
     }
     if !config.user.is_empty() {
@@ -61,12 +62,13 @@ async fn connect(config: &Ingest) -> Result<Client, Trouble> {
 }
 
 /// Partition numbers of the topic, in ascending order.
-pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, Trouble> {
+pub(super) async fn partitions(config: &Ingest) -> Result<Vec<u32>, ReadStopReason> {
     let client = connect(config).await?;
     let topics = client.list_topics().await?;
     let topic = topics.into_iter().find(|topic| topic.name == config.stream);
-    let topic = topic
-        .ok_or_else(|| Trouble::Broken(format!("Kafka: no such topic '{}'", config.stream)))?;
+    let topic = topic.ok_or_else(|| {
+        ReadStopReason::Broken(format!("Kafka: no such topic '{}'", config.stream))
+    })?;
     Ok(topic.partitions.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
 }
 
@@ -75,7 +77,7 @@ pub(super) struct Reader {
     partition: u32,
     /// Current maximum response size. Some brokers return nothing if the batch is larger than the
     /// limit.
-    most_bytes: i32,
+    max_response_bytes: i32,
 }
 
 impl Reader {
@@ -84,12 +86,12 @@ impl Reader {
         partition: u32,
         next: Option<u128>,
         is_new: bool,
-    ) -> Result<(Reader, u128), Trouble> {
+    ) -> Result<(Reader, u128), ReadStopReason> {
         let client = connect(&source.config).await?;
         let number = i32::try_from(partition).unwrap_or(i32::MAX);
         let topic = source.config.stream.clone();
         let client = client.partition_client(topic, number, UnknownTopicHandling::Error).await?;
-        let reader = Reader { client, partition, most_bytes: CHUNK_BYTES as i32 };
+        let reader = Reader { client, partition, max_response_bytes: CHUNK_BYTES as i32 };
         let next = match next {
             Some(next) => next,
             None if is_new => reader.end(OffsetAt::Latest).await?,
@@ -99,7 +101,7 @@ impl Reader {
     }
 
     /// Returns the hash of a message, or `None` if the partition does not have it.
-    pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, Trouble> {
+    pub(super) async fn hash_of(&self, message: u128) -> Result<Option<u64>, ReadStopReason> {
         let offset = i64::try_from(message).unwrap_or(i64::MAX);
         let bytes = 1..CHUNK_BYTES as i32;
         let (records, _) = match self.client.fetch_records(offset, bytes, 0).await {
@@ -113,7 +115,7 @@ impl Reader {
         Ok(record.map(|record| hash_of(record.record.value.as_deref().unwrap_or_default())))
     }
 
-    async fn end(&self, at: OffsetAt) -> Result<u128, Trouble> {
+    async fn end(&self, at: OffsetAt) -> Result<u128, ReadStopReason> {
         Ok(u128::try_from(self.client.get_offset(at).await?).unwrap_or(0))
     }
 
@@ -122,9 +124,9 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         let offset = i64::try_from(next).unwrap_or(i64::MAX);
-        let bytes = 1..self.most_bytes;
+        let bytes = 1..self.max_response_bytes;
         let fetched = self.client.fetch_records(offset, bytes, IDLE.as_millis() as i32).await;
         let (records, end) = match fetched {
             Ok(fetched) => fetched,
@@ -144,18 +146,18 @@ impl Reader {
                 return self.out_of_range(source, next, chunk).await;
             }
             chunk.lag = u64::try_from(end - offset).ok();
-            if self.most_bytes < MOST_BYTES {
-                self.most_bytes = (2 * self.most_bytes).min(MOST_BYTES);
+            if self.max_response_bytes < MAX_RESPONSE_BYTES {
+                self.max_response_bytes = (2 * self.max_response_bytes).min(MAX_RESPONSE_BYTES);
                 return Ok(());
             }
             if end - offset > 1 {
-                self.say_nothing_comes(source, end - offset);
+                self.log_empty_fetch(source, end - offset);
             }
-            tokio::time::sleep(NOTHING).await;
+            tokio::time::sleep(EMPTY_FETCH_DELAY).await;
             return Ok(());
         }
         if !records.is_empty() {
-            self.most_bytes = CHUNK_BYTES as i32;
+            self.max_response_bytes = CHUNK_BYTES as i32;
         }
         let mut behind = offset;
         for record in &records {
@@ -170,12 +172,12 @@ impl Reader {
 
     /// Reports an empty fetch before the end of the partition. One missing record is normally a
     /// transaction marker. More of them may be an oversized batch.
-    fn say_nothing_comes(&self, source: &Source, many: i64) {
+    fn log_empty_fetch(&self, source: &Source, many: i64) {
         source.stand(self.partition, State::Waiting);
         let why = format!(
             "Kafka returns none of {many} messages: a batch exceeds {} MiB, or only transaction \
              markers are left (skip them with TM.INGEST SETOFFSET)",
-            MOST_BYTES >> 20
+            MAX_RESPONSE_BYTES >> 20
         );
         if source.note_trouble(self.partition, &why) {
             tracing::warn!("ingest '{}': {why}", source.config.name);
@@ -189,17 +191,17 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         let (first, end) = (self.end(OffsetAt::Earliest).await?, self.end(OffsetAt::Latest).await?);
         if end < next {
             return Err(ends_before(source, end, next));
         }
         if first > next {
-            note_gap(source, self.partition, u64::try_from(first - next).ok(), next, first);
+            record_gap(source, self.partition, u64::try_from(first - next).ok(), next, first);
             chunk.pass_over(first - 1);
             return Ok(());
         }
-        Err(Trouble::Broken(
+        Err(ReadStopReason::Broken(
             "Kafka: offset out of range, although it is within the partition".to_owned(),
         ))
     }

@@ -28,7 +28,7 @@ use dataset::offsets::Offset;
 use node::config::{Broker, Ingest, IngestStart};
 use node::roles::node::Host;
 use node::runtime::ingest::{Source, State};
-use reading::{Chunk, Trouble, compare, in_time};
+use reading::{Chunk, ReadStopReason, compare, with_timeout};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,14 +37,14 @@ use take::may_read;
 use tokio::task::JoinSet;
 
 /// Interval at which a waiting source checks whether it may read.
-const LOOK: Duration = Duration::from_millis(100);
-/// Retry delay after the first failure. Doubles up to `RETRY_MOST`.
-const RETRY: Duration = Duration::from_millis(100);
-const RETRY_MOST: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Retry delay after the first failure. Doubles up to `MAX_RETRY_DELAY`.
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Interval at which a topic is checked for new partitions.
-const PARTITIONS_EVERY: Duration = Duration::from_secs(30);
+const PARTITION_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of partitions read per topic; each needs a task and a buffer.
-const MOST_PARTITIONS: usize = 4096;
+const MAX_PARTITIONS: usize = 4096;
 /// Reader of one partition, by broker.
 enum Reader {
     #[cfg(feature = "nats")]
@@ -56,7 +56,7 @@ enum Reader {
 
 /// Returns the partitions of a source. For a broker without partitions, returns one partition with
 /// number 0.
-async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, Trouble> {
+async fn partitions(config: &Ingest, broker: Broker) -> Result<Vec<u32>, ReadStopReason> {
     match broker {
         #[cfg(feature = "kafka")]
         Broker::Kafka => kafka::partitions(config).await,
@@ -75,7 +75,7 @@ impl Reader {
         partition: u32,
         at: Option<Offset>,
         is_new: bool,
-    ) -> Result<(Reader, Offset), Trouble> {
+    ) -> Result<(Reader, Offset), ReadStopReason> {
         let next = at.map(|at| at.message);
         let (mut reader, next) = match source.broker {
             #[cfg(feature = "nats")]
@@ -94,7 +94,7 @@ impl Reader {
             }
             #[cfg(not(all(feature = "nats", feature = "kafka")))]
             _ => {
-                return Err(Trouble::Halt(
+                return Err(ReadStopReason::Halt(
                     "this program was built without support for the broker".to_owned(),
                 ));
             }
@@ -111,7 +111,7 @@ impl Reader {
 
     /// Fails if the broker has a different message at the last applied offset. A message that the
     /// broker has removed cannot be checked.
-    async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), Trouble> {
+    async fn check_last(&mut self, source: &Source, at: Offset) -> Result<(), ReadStopReason> {
         let Some(last) = at.message.checked_sub(u128::from(at.events == 0)) else { return Ok(()) };
         let found = match self {
             // The NATS reader compares at its first read.
@@ -130,7 +130,7 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         match self {
             #[cfg(feature = "nats")]
             Reader::Nats(reader) => reader.read(source, next, chunk).await,
@@ -181,19 +181,20 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
     let mut known = 0;
     let mut flows = JoinSet::new();
     let name = &source.config.name;
-    let mut backoff = RETRY;
+    let mut backoff = MIN_RETRY_DELAY;
     loop {
-        wait_for_leave(&host, &source, 0, known == 0).await;
-        let all =
-            in_time(&source, partitions(&source.config, source.broker)).await.unwrap_or_else(Err);
+        wait_until_allowed(&host, &source, 0, known == 0).await;
+        let all = with_timeout(&source, partitions(&source.config, source.broker))
+            .await
+            .unwrap_or_else(Err);
         let all = all.map(|mut all| {
-            if all.len() > MOST_PARTITIONS {
+            if all.len() > MAX_PARTITIONS {
                 let why = format!(
-                    "the topic has {} partitions, but only {MOST_PARTITIONS} are read",
+                    "the topic has {} partitions, but only {MAX_PARTITIONS} are read",
                     all.len()
                 );
                 all.sort_unstable();
-                all.truncate(MOST_PARTITIONS);
+                all.truncate(MAX_PARTITIONS);
                 if known == 0 {
                     source.note_error(&why);
                     tracing::error!("ingest '{name}': {why}");
@@ -210,17 +211,22 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
                 let is_new = source.config.start == IngestStart::New
                     && offsets.iter().all(|(other, ..)| **other != **name);
                 for partition in all.into_iter().filter(|partition| *partition >= from) {
-                    flows.spawn_local(flow(host.clone(), source.clone(), partition, is_new));
+                    flows.spawn_local(run_partition(
+                        host.clone(),
+                        source.clone(),
+                        partition,
+                        is_new,
+                    ));
                     known = partition + 1;
                 }
-                backoff = RETRY;
-                PARTITIONS_EVERY
+                backoff = MIN_RETRY_DELAY;
+                PARTITION_CHECK_INTERVAL
             }
             Err(trouble) => {
                 if known == 0 {
                     failed(&source, 0, &trouble);
                 }
-                backoff = (backoff * 2).min(RETRY_MOST);
+                backoff = (backoff * 2).min(MAX_RETRY_DELAY);
                 backoff
             }
         };
@@ -238,7 +244,7 @@ async fn all_partitions(host: Arc<Host>, source: Arc<Source>) {
 }
 
 /// Waits until this node may read the source.
-async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool) {
+async fn wait_until_allowed(host: &Host, source: &Source, partition: u32, says: bool) {
     while let Err(state) = may_read(host, source) {
         if says {
             source.stand(partition, state);
@@ -247,16 +253,16 @@ async fn wait_for_leave(host: &Host, source: &Source, partition: u32, says: bool
                 source.lags(partition, 0);
             }
         }
-        let _ = tokio::time::timeout(LOOK, source.told.notified()).await;
+        let _ = tokio::time::timeout(POLL_INTERVAL, source.told.notified()).await;
     }
 }
 
 /// Records an error for INFO, and logs it if it is new.
-fn failed(source: &Source, partition: u32, trouble: &Trouble) {
+fn failed(source: &Source, partition: u32, trouble: &ReadStopReason) {
     let (state, why) = match trouble {
-        Trouble::Ordered => return,
-        Trouble::Broken(why) => (State::Failing, why),
-        Trouble::Halt(why) => (State::Halted, why),
+        ReadStopReason::Ordered => return,
+        ReadStopReason::Broken(why) => (State::Failing, why),
+        ReadStopReason::Halt(why) => (State::Halted, why),
     };
     // Set the reason before the state, so that TM.INGEST LIST never shows a failing source without
     // a reason.
@@ -269,30 +275,31 @@ fn failed(source: &Source, partition: u32, trouble: &Trouble) {
 }
 
 /// Reads one partition forever, with retries.
-async fn flow(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
-    let mut backoff = RETRY;
+async fn run_partition(host: Arc<Host>, source: Arc<Source>, partition: u32, is_new: bool) {
+    let mut backoff = MIN_RETRY_DELAY;
     loop {
-        wait_for_leave(&host, &source, partition, true).await;
+        wait_until_allowed(&host, &source, partition, true).await;
         let orders = source.orders();
         let before = source.messages.load(Relaxed);
         let Err(trouble) = read_on(&host, &source, partition, is_new).await;
         failed(&source, partition, &trouble);
         match trouble {
-            Trouble::Ordered => {}
-            Trouble::Broken(_) => {
+            ReadStopReason::Ordered => {}
+            ReadStopReason::Broken(_) => {
                 source.reconnects.fetch_add(1, Relaxed);
                 let has_read = source.messages.load(Relaxed) != before;
                 if has_read {
                     source.patience_s.store(0, Relaxed);
                 }
-                backoff = if has_read { RETRY } else { (backoff * 2).min(RETRY_MOST) };
+                backoff =
+                    if has_read { MIN_RETRY_DELAY } else { (backoff * 2).min(MAX_RETRY_DELAY) };
                 // Jitter spreads reconnects of several partitions.
                 let rest = backoff.mul_f64(0.75 + fastrand::f64() / 2.0);
                 let _ = tokio::time::timeout(rest, source.told.notified()).await;
             }
-            Trouble::Halt(_) => {
+            ReadStopReason::Halt(_) => {
                 while source.orders() == orders && may_read(&host, &source).is_ok() {
-                    let _ = tokio::time::timeout(LOOK, source.told.notified()).await;
+                    let _ = tokio::time::timeout(POLL_INTERVAL, source.told.notified()).await;
                 }
             }
         }
@@ -305,25 +312,25 @@ async fn read_on(
     source: &Source,
     partition: u32,
     is_new: bool,
-) -> Result<std::convert::Infallible, Trouble> {
+) -> Result<std::convert::Infallible, ReadStopReason> {
     // Read the command counter before the offset. A command that changes the offset later then
     // stops this reader.
     let orders = source.orders();
     source.stand(partition, State::Connecting);
     let known = host.node().engines().offsets.get(&source.config.name, partition);
     let (mut reader, at) =
-        in_time(source, Reader::open(source, partition, known, is_new)).await??;
-    let mut taker = take::Taker::new(host, source, partition, known, at).await?;
+        with_timeout(source, Reader::open(source, partition, known, is_new)).await??;
+    let mut taker = take::EventApplier::new(host, source, partition, known, at).await?;
     source.stand(partition, State::Running);
     let mut chunk = Chunk::default();
     loop {
         if source.orders() != orders || may_read(host, source).is_err() {
-            return Err(Trouble::Ordered);
+            return Err(ReadStopReason::Ordered);
         }
         chunk.clear();
         tokio::select! {
-            read = in_time(source, reader.read(source, taker.next(), &mut chunk)) => read??,
-            () = source.told.notified() => return Err(Trouble::Ordered),
+            read = with_timeout(source, reader.read(source, taker.next(), &mut chunk)) => read??,
+            () = source.told.notified() => return Err(ReadStopReason::Ordered),
         }
         if let Some(lag) = chunk.lag {
             source.lags(partition, lag + chunk.messages.len() as u64);

@@ -4,8 +4,8 @@
 //! anomaly, for example a jump of the consumer sequence after a reconnect, ends the reader. The
 //! next reader starts over at the stored offset.
 
-use super::reading::{CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, PATIENCE, Trouble};
-use super::reading::{compare, ends_before, hash_of, note_gap};
+use super::reading::{ANSWER_TIMEOUT, CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, ReadStopReason};
+use super::reading::{compare, ends_before, hash_of, record_gap};
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::stream::Stream;
@@ -17,14 +17,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The broker deletes a consumer after this time without requests.
-const FORGOTTEN: Duration = Duration::from_secs(60);
+const CONSUMER_EXPIRY: Duration = Duration::from_secs(60);
 /// Maximum response size. A larger message is requested individually.
-const MOST_BYTES: usize = 8 * CHUNK_BYTES;
+const MAX_RESPONSE_BYTES: usize = 8 * CHUNK_BYTES;
 /// Broker's error if the next message exceeds the requested size.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 
-fn broken(error: impl Display) -> Trouble {
-    Trouble::Broken(format!("NATS: {error}"))
+fn broken(error: impl Display) -> ReadStopReason {
+    ReadStopReason::Broken(format!("NATS: {error}"))
 }
 
 /// Reader of one stream.
@@ -54,24 +54,24 @@ fn made_at(info: &jetstream::stream::Info) -> u128 {
 
 /// Halts the source if the offset belongs to an earlier stream of this name. An offset set by an
 /// operator contains no creation time.
-fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), Trouble> {
+fn check_made(source: &Source, ours: u128, made: u128) -> Result<(), ReadStopReason> {
     let (ours, made) = (ours >> 64, made >> 64);
     if ours == 0 || made == 0 || ours == made {
         return Ok(());
     }
-    Err(Trouble::Halt(format!(
+    Err(ReadStopReason::Halt(format!(
         "the stream '{}' was deleted and created again, so the stored offset is invalid: set a \
          new one with TM.INGEST SETOFFSET",
         source.config.stream
     )))
 }
 
-async fn connect(source: &Source) -> Result<async_nats::Client, Trouble> {
+async fn connect(source: &Source) -> Result<async_nats::Client, ReadStopReason> {
     let config = &source.config;
     let mut options = async_nats::ConnectOptions::new()
         .name("tidemark")
-        .connection_timeout(PATIENCE / 2)
-        .request_timeout(Some(PATIENCE / 2))
+        .connection_timeout(ANSWER_TIMEOUT / 2)
+        .request_timeout(Some(ANSWER_TIMEOUT / 2))
         .require_tls(config.tls)
         // After a lost connection, a new reader with a new consumer is needed.
         .max_reconnects(1)
@@ -94,11 +94,11 @@ impl Reader {
         source: &Source,
         at: Option<Offset>,
         is_new: bool,
-    ) -> Result<(Reader, u128), Trouble> {
+    ) -> Result<(Reader, u128), ReadStopReason> {
         let config = &source.config;
         let client = connect(source).await?;
         let mut context = jetstream::new(client.clone());
-        context.set_timeout(PATIENCE / 2);
+        context.set_timeout(ANSWER_TIMEOUT / 2);
         let mut stream = context.get_stream(&config.stream).await.map_err(broken)?;
         let info = stream.info().await.map_err(broken)?;
         let (state, made) = (info.state.clone(), made_at(info));
@@ -125,7 +125,7 @@ impl Reader {
                 deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: begin },
                 ack_policy: AckPolicy::None,
                 filter_subject: config.subject.clone(),
-                inactive_threshold: FORGOTTEN,
+                inactive_threshold: CONSUMER_EXPIRY,
                 memory_storage: true,
                 num_replicas: 1,
                 ..pull::Config::default()
@@ -142,7 +142,7 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         if self.client.connection_state() != async_nats::connection::State::Connected {
             return Err(broken("connection lost"));
         }
@@ -150,7 +150,11 @@ impl Reader {
         let mut batch = if self.is_idle {
             self.consumer.batch().max_messages(1).expires(IDLE).messages().await
         } else {
-            let all = self.consumer.fetch().max_messages(CHUNK_MESSAGES / 2).max_bytes(MOST_BYTES);
+            let all = self
+                .consumer
+                .fetch()
+                .max_messages(CHUNK_MESSAGES / 2)
+                .max_bytes(MAX_RESPONSE_BYTES);
             all.messages().await
         }
         .map_err(broken)?;
@@ -206,12 +210,12 @@ impl Reader {
         &mut self,
         source: &Source,
         jumps: &[(u128, u128)],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         let state = self.stream.info().await.map_err(broken)?.state.clone();
         let first = u128::from(state.first_sequence);
         let lost: u128 = jumps.iter().map(|&(from, to)| first.min(to).saturating_sub(from)).sum();
         if let (true, Some(&(from, _))) = (lost > 0, jumps.first()) {
-            note_gap(source, 0, u64::try_from(lost).ok(), from, first);
+            record_gap(source, 0, u64::try_from(lost).ok(), from, first);
         }
         Ok(())
     }
@@ -222,7 +226,7 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         let pending = self.consumer.info().await.map_err(broken)?.num_pending;
         let info = self.stream.info().await.map_err(broken)?;
         let state = info.state.clone();
@@ -233,7 +237,7 @@ impl Reader {
         let first = u128::from(state.first_sequence);
         if first > next && pending == 0 {
             // All messages up to the end of the stream were removed.
-            note_gap(source, 0, u64::try_from(first - next).ok(), next, first);
+            record_gap(source, 0, u64::try_from(first - next).ok(), next, first);
             chunk.pass_over(self.made | (first - 1));
         }
         chunk.lag = Some(pending);

@@ -12,16 +12,16 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) const CHUNK_MESSAGES: usize = 4096;
 
-/// Timeout of a broker's reply. Doubles after each timeout, up to `PATIENCE_MOST`.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a broker's reply. Doubles after each timeout, up to `MAX_ANSWER_TIMEOUT`.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) const PATIENCE_MOST: Duration = Duration::from_secs(320);
+pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(320);
 
 /// Time that a reader waits for the next message.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Reason why reading a partition stopped.
-pub(super) enum Trouble {
+pub(super) enum ReadStopReason {
     /// Change of role, pause, new offset, or shutdown.
     Ordered,
     /// Broker error; the reader retries.
@@ -30,9 +30,9 @@ pub(super) enum Trouble {
     Halt(String),
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        Trouble::Broken(error.to_string())
+impl From<io::Error> for ReadStopReason {
+    fn from(error: io::Error) -> ReadStopReason {
+        ReadStopReason::Broken(error.to_string())
     }
 }
 
@@ -80,14 +80,14 @@ impl Chunk {
 /// Limits the time of a broker's reply, so that the reader reconnects if a broker or a link hangs.
 /// Each timeout doubles the next one, because a slow broker may still process the abandoned
 /// request.
-pub(super) async fn in_time<T>(
+pub(super) async fn with_timeout<T>(
     source: &Source,
     answer: impl Future<Output = T>,
-) -> Result<T, Trouble> {
-    let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(PATIENCE);
+) -> Result<T, ReadStopReason> {
+    let patience = Duration::from_secs(source.patience_s.load(Relaxed)).max(ANSWER_TIMEOUT);
     tokio::time::timeout(IDLE + patience, answer).await.map_err(|_| {
-        source.patience_s.store((2 * patience).min(PATIENCE_MOST).as_secs(), Relaxed);
-        Trouble::Broken(format!(
+        source.patience_s.store((2 * patience).min(MAX_ANSWER_TIMEOUT).as_secs(), Relaxed);
+        ReadStopReason::Broken(format!(
             "no reply from the broker within {} s",
             (IDLE + patience).as_secs()
         ))
@@ -96,7 +96,7 @@ pub(super) async fn in_time<T>(
 
 /// Records messages that the broker removed before they were read, and always logs them. `lost` is
 /// their number, if known.
-pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
+pub(super) fn record_gap(source: &Source, partition: u32, lost: Option<u64>, from: u128, to: u128) {
     source.gaps.fetch_add(1, Relaxed);
     source.gap_messages.fetch_add(lost.unwrap_or(0), Relaxed);
     let many = lost.map_or_else(|| "an unknown number of".to_owned(), |lost| lost.to_string());
@@ -115,9 +115,9 @@ pub(super) fn note_gap(source: &Source, partition: u32, lost: Option<u64>, from:
 }
 
 /// Error for a stream that ends before the stored offset.
-pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> Trouble {
+pub(super) fn ends_before(source: &Source, end: u128, next: u128) -> ReadStopReason {
     let (end, next) = (source.shown(end), source.shown(next));
-    Trouble::Halt(format!(
+    ReadStopReason::Halt(format!(
         "the stream ends at {end}, before the stored offset {next}: it was replaced or truncated; \
          set the offset with TM.INGEST SETOFFSET"
     ))
@@ -130,11 +130,11 @@ pub(super) fn compare(
     last: u128,
     found: Option<u64>,
     taken: u64,
-) -> Result<(), Trouble> {
+) -> Result<(), ReadStopReason> {
     if found.is_none_or(|hash| hash == taken) {
         return Ok(());
     }
-    Err(Trouble::Halt(format!(
+    Err(ReadStopReason::Halt(format!(
         "the message at {} differs from the one that was read there: the stream was replaced or \
          truncated; set the offset with TM.INGEST SETOFFSET",
         source.shown(last)

@@ -4,7 +4,7 @@
 //! of the read. From the second read on, `entries-added` gives the number of trimmed entries.
 
 use super::reading::{
-    CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, Trouble, ends_before, hash_of, note_gap,
+    CHUNK_BYTES, CHUNK_MESSAGES, Chunk, IDLE, ReadStopReason, ends_before, hash_of, record_gap,
 };
 use node::client::connect::{ConnectArgs, Link};
 use node::config::Ingest;
@@ -39,10 +39,11 @@ struct Info {
     entries: u64,
 }
 
-fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), Trouble> {
+fn connection(config: &Ingest) -> Result<(ConnectArgs, u32), ReadStopReason> {
     let place = config.url.split_once("://").map_or("", |(_, place)| place);
     let (address, db) = place.split_once('/').unwrap_or((place, ""));
-    let wrong = || Trouble::Halt("url: must have the form redis://host[:port][/db]".to_owned());
+    let wrong =
+        || ReadStopReason::Halt("url: must have the form redis://host[:port][/db]".to_owned());
     let db = if db.is_empty() { 0 } else { db.parse().map_err(|_| wrong())? };
     let (host, port) = match address.rsplit_once(':') {
         Some((host, port)) if !address.ends_with(']') => (host, port.parse().map_err(|_| wrong())?),
@@ -66,7 +67,7 @@ impl Reader {
         source: &Source,
         next: Option<u128>,
         is_new: bool,
-    ) -> Result<(Reader, u128), Trouble> {
+    ) -> Result<(Reader, u128), ReadStopReason> {
         let config = &source.config;
         let (connect, db) = connection(config)?;
         let tls: Option<Tls> = connect.tls()?;
@@ -85,7 +86,7 @@ impl Reader {
                 let info = reader.ask(&[b"XINFO", b"STREAM", key.as_bytes()]).await;
                 match info {
                     Ok(info) => read_info(info)?.last + 1,
-                    Err(Trouble::Broken(why)) if why.contains("no such key") => 1,
+                    Err(ReadStopReason::Broken(why)) if why.contains("no such key") => 1,
                     Err(trouble) => return Err(trouble),
                 }
             }
@@ -94,9 +95,9 @@ impl Reader {
         Ok((reader, next))
     }
 
-    async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, Trouble> {
+    async fn ask(&mut self, args: &[&[u8]]) -> Result<OwnedFrame, ReadStopReason> {
         match self.link.call(args).await? {
-            OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
+            OwnedFrame::Error(why) => Err(ReadStopReason::Broken(why)),
             reply => Ok(reply),
         }
     }
@@ -107,11 +108,11 @@ impl Reader {
         &mut self,
         source: &Source,
         id: u128,
-    ) -> Result<Option<u64>, Trouble> {
+    ) -> Result<Option<u64>, ReadStopReason> {
         let (info, read) = self.look(&source.shown(id.saturating_sub(1))).await?;
         if let OwnedFrame::Error(why) = info {
             let is_gone = why.contains("no such key");
-            return if is_gone { Ok(None) } else { Err(Trouble::Broken(why)) };
+            return if is_gone { Ok(None) } else { Err(ReadStopReason::Broken(why)) };
         }
         let (info, entries) = (read_info(info)?, read_entries(read, &self.key)?);
         if let Some((_, fields)) = entries.first().filter(|(first, _)| *first == id) {
@@ -130,16 +131,16 @@ impl Reader {
         source: &Source,
         next: u128,
         chunk: &mut Chunk,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReadStopReason> {
         let before = next.saturating_sub(1);
         let behind = source.shown(before);
         let (info, read) = self.look(&behind).await?;
         if let OwnedFrame::Error(why) = &info {
             if !why.contains("no such key") {
-                return Err(Trouble::Broken(why.clone()));
+                return Err(ReadStopReason::Broken(why.clone()));
             }
             if before > 0 {
-                return Err(Trouble::Broken(format!(
+                return Err(ReadStopReason::Broken(format!(
                     "the stream '{}' no longer exists, after it was read up to {behind}",
                     self.key
                 )));
@@ -156,7 +157,7 @@ impl Reader {
             // The stream is empty, and its last entries were never read.
             let behind = info.indexes.map(|(_, behind)| behind);
             let lost = self.index.zip(behind).map(|(index, behind)| behind.saturating_sub(index));
-            note_gap(source, 0, lost, next, info.last + 1);
+            record_gap(source, 0, lost, next, info.last + 1);
             self.index = behind;
             chunk.pass_over(info.last);
             return Ok(());
@@ -192,7 +193,7 @@ impl Reader {
     }
 
     /// Reads stream info and the entries after `behind` atomically.
-    async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), Trouble> {
+    async fn look(&mut self, behind: &str) -> Result<(OwnedFrame, OwnedFrame), ReadStopReason> {
         let count = self.entries.to_string();
         let (key, count) = (self.key.as_bytes(), count.as_bytes());
         let mut requests = Vec::new();
@@ -207,7 +208,7 @@ impl Reader {
         self.link.send(&requests).await?;
         for _ in 0..3 {
             if let OwnedFrame::Error(why) = self.link.next().await? {
-                return Err(Trouble::Broken(why));
+                return Err(ReadStopReason::Broken(why));
             }
         }
         match self.link.next().await? {
@@ -215,7 +216,7 @@ impl Reader {
                 Ok([info, read]) => Ok((info, read)),
                 Err(_) => Err(strange()),
             },
-            OwnedFrame::Error(why) => Err(Trouble::Broken(why)),
+            OwnedFrame::Error(why) => Err(ReadStopReason::Broken(why)),
             _ => Err(strange()),
         }
     }
@@ -228,9 +229,9 @@ impl Reader {
             self.deleted = id;
             // XINFO does not tell which entries before `id` existed.
             let end = trimmed.map_or(0, |(first, _)| first).max(id + 1);
-            note_gap(source, 0, None, next, end);
+            record_gap(source, 0, None, next, end);
         } else if let Some((first, lost)) = trimmed {
-            note_gap(source, 0, lost, next, first);
+            record_gap(source, 0, lost, next, first);
         }
     }
 
@@ -248,7 +249,7 @@ impl Reader {
     }
 
     /// Waits for a new entry, up to [`IDLE`].
-    async fn wait(&mut self, behind: &str) -> Result<(), Trouble> {
+    async fn wait(&mut self, behind: &str) -> Result<(), ReadStopReason> {
         let (key, ms) = (self.key.clone(), IDLE.as_millis().to_string());
         let ms = ms.as_bytes();
         let args: [&[u8]; 8] =
@@ -257,8 +258,8 @@ impl Reader {
     }
 }
 
-fn strange() -> Trouble {
-    Trouble::Broken("unexpected reply of Redis to XINFO or XREAD".to_owned())
+fn strange() -> ReadStopReason {
+    ReadStopReason::Broken("unexpected reply of Redis to XINFO or XREAD".to_owned())
 }
 
 /// Parses an id such as `1700000000000-7`.
@@ -271,7 +272,7 @@ fn read_id(frame: &OwnedFrame) -> Option<u128> {
     Some(u128::from(ms) << 64 | u128::from(seq))
 }
 
-fn read_info(frame: OwnedFrame) -> Result<Info, Trouble> {
+fn read_info(frame: OwnedFrame) -> Result<Info, ReadStopReason> {
     let OwnedFrame::Array(parts) = frame else { return Err(strange()) };
     let mut all: BTreeMap<Vec<u8>, OwnedFrame> = BTreeMap::new();
     let mut parts = parts.into_iter();
@@ -310,11 +311,11 @@ fn hash_of_fields(fields: &Fields) -> u64 {
 }
 
 /// Parses the XREAD reply for the one requested stream.
-fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, Trouble> {
+fn read_entries(frame: OwnedFrame, key: &str) -> Result<Vec<Entry>, ReadStopReason> {
     let streams = match frame {
         OwnedFrame::Null => return Ok(Vec::new()),
         OwnedFrame::Array(streams) => streams,
-        OwnedFrame::Error(why) => return Err(Trouble::Broken(why)),
+        OwnedFrame::Error(why) => return Err(ReadStopReason::Broken(why)),
         _ => return Err(strange()),
     };
     let Some(OwnedFrame::Array(stream)) = streams.into_iter().next() else { return Ok(Vec::new()) };

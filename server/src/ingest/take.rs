@@ -1,12 +1,12 @@
 //! Applies messages: each step commits some hundred events and the new offset as one batch.
 
-use super::dead::{Letter, Letters};
+use super::dead::{DeadLetter, DeadLetterFile};
 use super::event;
 use super::event::Event;
-use super::reading::{Chunk, Message, Trouble};
+use super::reading::{Chunk, Message, ReadStopReason};
 use dataset::cold;
-use dataset::cold::fetch::Fetching;
-use dataset::engines::events::{Doing, Event as Change, Partition};
+use dataset::cold::fetch::ColdReads;
+use dataset::engines::events::{Event as Change, EventEffect, Partition};
 use dataset::engines::{Engines, WriteError};
 use dataset::offsets::{Moved, Offset};
 use node::config::IngestPoison;
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 use store::time;
 
 /// Delay before a temporarily refused change is retried.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time after which refusals of outlier ids no longer count as temporary.
-const A_MOMENT: Duration = Duration::from_secs(1);
-/// Time without such refusals after which [`A_MOMENT`] starts again.
-const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
+const TEMPORARY_REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Time without such refusals after which [`TEMPORARY_REFUSAL_TIME`] starts again.
+const REFUSAL_RESET_TIME: Duration = Duration::from_secs(60);
 
 struct Item<'a> {
     at: Offset,
@@ -37,7 +37,7 @@ struct Item<'a> {
 }
 
 /// Applies the messages of one partition.
-pub(super) struct Taker<'a> {
+pub(super) struct EventApplier<'a> {
     host: &'a Arc<Host>,
     source: &'a Source,
     partition: u32,
@@ -45,20 +45,20 @@ pub(super) struct Taker<'a> {
     stored: Option<Offset>,
     /// Offset of the next event to read.
     at: Offset,
-    letters: Letters,
+    letters: DeadLetterFile,
     /// Times of the first and the last refusal of outlier ids.
-    crowded: Option<(Instant, Instant)>,
+    outlier_refusals: Option<(Instant, Instant)>,
 }
 
 enum Step {
-    Well,
+    Completed,
     /// The next event is permanently refused.
     Poison(String),
     /// The next event is temporarily refused.
     Later(String),
 }
 
-impl<'a> Taker<'a> {
+impl<'a> EventApplier<'a> {
     /// Creates a taker for a reader that starts at `at`. Stores `at` immediately if the data set
     /// has another offset (first start, or a gap). Otherwise `start = "new"` would select a
     /// different message after a restart.
@@ -68,13 +68,14 @@ impl<'a> Taker<'a> {
         partition: u32,
         stored: Option<Offset>,
         at: Offset,
-    ) -> Result<Taker<'a>, Trouble> {
-        let letters = Letters::new(source, &host.config().durability.dir);
-        let mut taker = Taker { host, source, partition, stored, at, letters, crowded: None };
+    ) -> Result<EventApplier<'a>, ReadStopReason> {
+        let letters = DeadLetterFile::new(source, &host.config().durability.dir);
+        let mut taker =
+            EventApplier { host, source, partition, stored, at, letters, outlier_refusals: None };
         // Report configuration errors before the first message arrives.
         taker.may_change().await?;
         if stored != Some(at) {
-            taker.make(&mut [], at).await?;
+            taker.apply_all(&mut [], at).await?;
         }
         Ok(taker)
     }
@@ -84,7 +85,7 @@ impl<'a> Taker<'a> {
     }
 
     /// Applies the messages step by step and yields after each step.
-    pub(super) async fn take(&mut self, chunk: &Chunk) -> Result<(), Trouble> {
+    pub(super) async fn take(&mut self, chunk: &Chunk) -> Result<(), ReadStopReason> {
         let most = self.source.config.batch;
         let mut items = Vec::with_capacity(most);
         let mut before = self.at.hash;
@@ -106,7 +107,7 @@ impl<'a> Taker<'a> {
                 }
                 items.push(Item { at: at(events - 1), payload, read, is_buried: false });
                 if items.len() == most {
-                    self.make(&mut items, at(events)).await?;
+                    self.apply_all(&mut items, at(events)).await?;
                     items.clear();
                 }
             }
@@ -114,14 +115,14 @@ impl<'a> Taker<'a> {
         }
         if let Some(last) = chunk.messages.last() {
             let end = Offset { message: last.offset + 1, events: 0, hash: last.hash };
-            self.make(&mut items, end).await?;
+            self.apply_all(&mut items, end).await?;
             self.source.messages.fetch_add(chunk.messages.len() as u64, Relaxed);
         }
         Ok(())
     }
 
     /// Applies these events and advances the offset to `end`, in one or more steps.
-    async fn make(&mut self, all: &mut [Item<'_>], end: Offset) -> Result<(), Trouble> {
+    async fn apply_all(&mut self, all: &mut [Item<'_>], end: Offset) -> Result<(), ReadStopReason> {
         let mut made = 0;
         loop {
             let items = &mut all[made..];
@@ -131,9 +132,9 @@ impl<'a> Taker<'a> {
             if event::missing(&self.source.mapped, &engines).is_some() {
                 continue;
             }
-            let halts = self.bury(items, &engines);
+            let halts = self.write_dead_letters(items, &engines);
             let (items, to) = match halts {
-                Some((0, why)) => return Err(Trouble::Halt(why)),
+                Some((0, why)) => return Err(ReadStopReason::Halt(why)),
                 // Apply the events before the one that halts the source.
                 Some((place, _)) => (&items[..place], items[place].at),
                 None => (&*items, end),
@@ -158,7 +159,7 @@ impl<'a> Taker<'a> {
             drop((engines, node));
             made += done;
             match step {
-                Step::Well if made == all.len() => {
+                Step::Completed if made == all.len() => {
                     self.at = end;
                     self.source.stand(self.partition, State::Running);
                     // Yield the core. Otherwise a worker with a page request would wait for the
@@ -167,7 +168,7 @@ impl<'a> Taker<'a> {
                     tokio::task::yield_now().await;
                     return Ok(());
                 }
-                Step::Well => {}
+                Step::Completed => {}
                 Step::Poison(why) => all[made].read = Err(why),
                 Step::Later(why) => self.wait(&why).await?,
             }
@@ -176,7 +177,11 @@ impl<'a> Taker<'a> {
 
     /// Writes dead letters of poison events. With `poison = "stop"`, returns the first poison event
     /// instead.
-    fn bury(&mut self, items: &mut [Item<'_>], engines: &Engines) -> Option<(usize, String)> {
+    fn write_dead_letters(
+        &mut self,
+        items: &mut [Item<'_>],
+        engines: &Engines,
+    ) -> Option<(usize, String)> {
         for (place, item) in items.iter_mut().enumerate().filter(|(_, item)| !item.is_buried) {
             let why = match &item.read {
                 Err(why) => Some(why.clone()),
@@ -191,7 +196,7 @@ impl<'a> Taker<'a> {
                 );
                 return Some((place, text));
             }
-            let letter = Letter {
+            let letter = DeadLetter {
                 partition: self.partition,
                 message: item.at.message,
                 event: item.at.events,
@@ -210,12 +215,12 @@ impl<'a> Taker<'a> {
         items: &[Item<'_>],
         end: Offset,
         engines: &Engines,
-        reserved: store::Reserved<'_, dataset::dirty_keys::Mark>,
-    ) -> Result<(Step, usize), Trouble> {
+        reserved: store::BatchReservation<'_, dataset::dirty_keys::Mark>,
+    ) -> Result<(Step, usize), ReadStopReason> {
         let source = self.source;
         let mut changes = Vec::with_capacity(items.len());
         let mut places = Vec::with_capacity(items.len());
-        let mut step = Step::Well;
+        let mut step = Step::Completed;
         let mut to = end;
         for (place, item) in items.iter().enumerate() {
             let Ok(event) = &item.read else { continue };
@@ -224,7 +229,8 @@ impl<'a> Taker<'a> {
                     changes.push(Change { id: event.id, doing, at: item.at });
                     places.push(place);
                 }
-                // The action or counter was dropped after `bury` had checked the event.
+                // The action or counter was dropped after `write_dead_letters` had checked the
+                // event.
                 Err(why) => {
                     let is_missing = event::missing(&source.mapped, engines).is_some();
                     step = if is_missing { Step::Later(why) } else { Step::Poison(why) };
@@ -247,7 +253,7 @@ impl<'a> Taker<'a> {
             Ok(_) => ControlFlow::Continue(()),
             Err(error) => {
                 let why = error.to_string();
-                step = if passes(&error, &mut self.crowded) {
+                step = if passes(&error, &mut self.outlier_refusals) {
                     Step::Later(why)
                 } else {
                     Step::Poison(why)
@@ -258,20 +264,20 @@ impl<'a> Taker<'a> {
         let partition = Partition { source: &source.config.name, number: self.partition };
         let made = engines.take_over(partition, &changes, (self.stored, to), reserved, each);
         cold::unpin();
-        let made = made.map_err(|Moved| Trouble::Ordered)?;
+        let made = made.map_err(|Moved| ReadStopReason::Ordered)?;
         source.events.fetch_add(made as u64, Relaxed);
         source.repeated.fetch_add(repeated, Relaxed);
         source.unknown.fetch_add(unknown, Relaxed);
         self.stored = Some(changes.get(made).map_or(to, |change| change.at));
-        let done = if matches!(step, Step::Well) { items.len() } else { places[made] };
+        let done = if matches!(step, Step::Completed) { items.len() } else { places[made] };
         Ok((step, done))
     }
 
     /// Waits until the node accepts changes; fails if this node must not apply any.
-    async fn may_change(&self) -> Result<(), Trouble> {
+    async fn may_change(&self) -> Result<(), ReadStopReason> {
         loop {
             if may_read(self.host, self.source).is_err() {
-                return Err(Trouble::Ordered);
+                return Err(ReadStopReason::Ordered);
             }
             let node = self.host.node();
             let missing = || event::missing(&self.source.mapped, &node.engines());
@@ -282,7 +288,7 @@ impl<'a> Taker<'a> {
                 node.durability.room().await;
             } else if node.is_spilling() {
                 drop(node);
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             } else {
                 return Ok(());
             }
@@ -290,14 +296,14 @@ impl<'a> Taker<'a> {
     }
 
     /// Waits briefly after a refusal, or until a command stops the reader.
-    async fn wait(&self, why: &str) -> Result<(), Trouble> {
+    async fn wait(&self, why: &str) -> Result<(), ReadStopReason> {
         self.source.stand(self.partition, State::Waiting);
         if self.source.note_trouble(self.partition, why) {
             tracing::warn!("ingest '{}' is waiting: {why}", self.source.config.name);
         }
         tokio::select! {
-            () = tokio::time::sleep(AGAIN) => Ok(()),
-            () = self.source.told.notified() => Err(Trouble::Ordered),
+            () = tokio::time::sleep(RETRY_DELAY) => Ok(()),
+            () = self.source.told.notified() => Err(ReadStopReason::Ordered),
         }
     }
 }
@@ -311,10 +317,12 @@ fn refusal(node: &Node) -> Option<String> {
 }
 
 /// Returns whether a refusal is temporary: the change can succeed when memory is available or the
-/// disk is readable. `crowded` is the field of [`Taker`].
-fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool {
+/// disk is readable. `outlier_refusals` is the field of [`EventApplier`].
+fn passes(error: &WriteError, outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     match error {
-        WriteError::Counter(counter::Error::TooManyOutliers { .. }) => !has_lasted(crowded),
+        WriteError::Counter(counter::Error::TooManyOutliers { .. }) => {
+            !refusals_persist(outlier_refusals)
+        }
         WriteError::Counter(error) => matches!(
             error,
             counter::Error::Full { .. } | counter::Error::NoMemory | counter::Error::Unreadable(_)
@@ -333,14 +341,14 @@ fn passes(error: &WriteError, crowded: &mut Option<(Instant, Instant)>) -> bool 
 
 /// Records a refusal of outlier ids; returns whether such refusals persist. At first they may be
 /// temporary: a new table range may open, or other spaces may release memory.
-fn has_lasted(crowded: &mut Option<(Instant, Instant)>) -> bool {
+fn refusals_persist(outlier_refusals: &mut Option<(Instant, Instant)>) -> bool {
     let now = time::now();
-    let since = match *crowded {
-        Some((since, last)) if now - last < FORGIVEN_AFTER => since,
+    let since = match *outlier_refusals {
+        Some((since, last)) if now - last < REFUSAL_RESET_TIME => since,
         _ => now,
     };
-    *crowded = Some((since, now));
-    now - since > A_MOMENT
+    *outlier_refusals = Some((since, now));
+    now - since > TEMPORARY_REFUSAL_TIME
 }
 
 /// Reads all cold rows that the events need, concurrently, before any stripe is locked.
@@ -349,16 +357,16 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
         return;
     }
     cold::unpin();
-    let mut fetching = Fetching::default();
+    let mut fetching = ColdReads::default();
     for event in items.iter().filter_map(|item| item.read.as_ref().ok()) {
         let Ok(doing) = event::resolve(event, mapped, engines) else { continue };
         let space = match doing {
-            Doing::Act(action, member) | Doing::Undo(action, member) => {
+            EventEffect::Act(action, member) | EventEffect::Undo(action, member) => {
                 let (flags, counters) = engines.spaces_of(action);
                 flags.ask((event.id, &member), true, &mut fetching);
                 counters
             }
-            Doing::Add(space, ..) | Doing::Set(space, ..) => space,
+            EventEffect::Add(space, ..) | EventEffect::Set(space, ..) => space,
         };
         if space.is_cold(event.id) {
             space.cold().ask(event.id, &mut fetching);
@@ -372,7 +380,7 @@ async fn fetch(items: &[Item<'_>], mapped: &[node::config::Mapped], engines: &En
 /// Checks whether this node may read the source; the error is the state to show.
 pub(super) fn may_read(host: &Host, source: &Source) -> Result<(), State> {
     let node = host.now();
-    if !node.is_loaded() || !node.replication.is_master() || !node.replication.is_settled() {
+    if !node.is_loaded() || !node.replication.is_master() || !node.replication.log_matches_role() {
         return Err(State::Idle);
     }
     if source.is_paused() { Err(State::Paused) } else { Ok(()) }

@@ -15,7 +15,7 @@
 
 use crate::commands::connection::client;
 use crate::net::request_loop::{Closing, RequestLoop, TurnBuffers};
-use crate::session::{Come, Session};
+use crate::session::{LateReplies, Session};
 use node::roles::node::{Host, Node};
 use node::runtime::clients::Client;
 use node::runtime::tls::Socket;
@@ -40,7 +40,7 @@ const KEPT_INPUT_BYTES: usize = 2 << 10;
 const LARGE_INPUT_BYTES: usize = 64 << 10;
 /// Number of event-loop iterations after which a connection yields to the other clients of its
 /// worker.
-const TURNS_IN_A_ROW: usize = 2;
+const MAX_CONSECUTIVE_TURNS: usize = 2;
 
 /// Buffers of a worker, used by one connection at a time.
 struct Buffers {
@@ -60,16 +60,16 @@ const READER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which a connection with a suspended request checks whether its client has
 /// disconnected.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CLIENT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Resolves to the missing part of the replies, or to an error that replaces all replies of the
 /// iteration.
-type MayGo = Pin<Box<dyn Future<Output = Result<Come, String>> + Send>>;
+type ReplyCompletion = Pin<Box<dyn Future<Output = Result<LateReplies, String>> + Send>>;
 
 /// Replies withheld until the log is durable up to the changes that the requests made or read, or
 /// until the last reply is available.
-struct Held {
-    may_go: MayGo,
+struct HeldReplies {
+    completion: ReplyCompletion,
     out: Vec<u8>,
     replies: usize,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Connection {
     generation: u64,
     worker: usize,
     stream: Socket,
-    talk: RequestLoop,
+    processor: RequestLoop,
     input: Vec<u8>,
     pending: Vec<u8>,
     /// Number of bytes of `pending` already written to the socket.
@@ -89,10 +89,10 @@ pub(crate) struct Connection {
     unflushed: bool,
     /// Set while the output buffer is full. Restarts when the client reads some bytes.
     reader_deadline: Option<Pin<Box<Sleep>>>,
-    held: Option<Held>,
+    held: Option<HeldReplies>,
     /// Timer of the next check for a disconnected client. Reused by later iterations, because with
     /// fsync `always` every iteration with a write waits some milliseconds.
-    look: Option<Pin<Box<Sleep>>>,
+    client_check_timer: Option<Pin<Box<Sleep>>>,
     /// Whether the last iteration delivered messages instead of reading requests.
     had_messages: bool,
 }
@@ -108,14 +108,14 @@ impl Drop for Connection {
     fn drop(&mut self) {
         // Keep the socket of the client that sent SHUTDOWN open until the data folder is unlocked.
         // Scripts start the next server as soon as this socket closes.
-        if self.talk.session.shuts_down && self.host.stop.is_stopped() {
+        if self.processor.session.shuts_down && self.host.stop.is_stopped() {
             self.host.stop.keep_open(&self.stream);
         }
-        self.talk.session.client.leave();
+        self.processor.session.client.leave();
         let node = self.host.now();
-        self.meet(&node);
-        client::forget(&mut self.talk.session, &node);
-        self.talk.session.client.buffers.set(0);
+        self.drop_replaced_state(&node);
+        client::forget(&mut self.processor.session, &node);
+        self.processor.session.client.buffers.set(0);
     }
 }
 
@@ -126,7 +126,7 @@ impl Connection {
         stream: Socket,
         client: Arc<Client>,
     ) -> Connection {
-        let (talk, generation) = {
+        let (processor, generation) = {
             let node = host.now();
             (RequestLoop::new(&node, client, worker), node.generation)
         };
@@ -135,14 +135,14 @@ impl Connection {
             generation,
             worker,
             stream,
-            talk,
+            processor,
             input: Vec::new(),
             pending: Vec::new(),
             written: 0,
             unflushed: false,
             reader_deadline: None,
             held: None,
-            look: None,
+            client_check_timer: None,
             had_messages: false,
         }
     }
@@ -152,7 +152,7 @@ impl Connection {
         // Register the waker first, because another client may redirect invalidations to this one
         // before the first poll.
         poll_fn(|cx| {
-            self.talk.session.client.inbox.introduce(cx.waker());
+            self.processor.session.client.inbox.set_waker(cx.waker());
             Poll::Ready(())
         })
         .await;
@@ -162,14 +162,14 @@ impl Connection {
             self.poll(cx, buffers)
         };
         poll_fn(|cx| BUFFERS.with_borrow_mut(|buffers| poll(cx, buffers))).await;
-        if self.talk.closing == Closing::Lingering {
+        if self.processor.closing == Closing::Lingering {
             self.linger().await;
         }
-        let session = &mut self.talk.session;
+        let session = &mut self.processor.session;
         if let Some(place) = session.replicates.take().filter(|_| session.leaving) {
             node::roles::outgoing_link::serve(
                 place,
-                self.talk.session.client.peer,
+                self.processor.session.client.peer,
                 &mut self.stream,
             )
             .await;
@@ -187,65 +187,67 @@ impl Connection {
 
     /// Drops state of the previous data set if a full sync has replaced it.
     #[inline]
-    fn meet(&mut self, node: &Node) {
+    fn drop_replaced_state(&mut self, node: &Node) {
         if self.generation != node.generation {
             self.generation = node.generation;
-            self.talk.lose_data();
+            self.processor.drop_replaced_data();
         }
     }
 
     /// Sets whether the connection waits for a future that may hold a reference to the current
     /// node.
     fn set_away(&self, away: bool) {
-        self.talk.session.client.away.store(away, Relaxed);
+        self.processor.session.client.away.store(away, Relaxed);
     }
 
     /// Runs the event loop until the socket has no input or accepts no output. Returns `Ready` when
     /// the connection is closed.
+    // Long: the branches share the buffers and the state of the socket.
     fn poll(&mut self, cx: &mut Context<'_>, buffers: &mut Buffers) -> Poll<()> {
         let Buffers { input, turn } = buffers;
         let node: &Arc<Node> = &self.host.now();
-        self.meet(node);
-        for _ in 0..TURNS_IN_A_ROW {
+        self.drop_replaced_state(node);
+        for _ in 0..MAX_CONSECUTIVE_TURNS {
             if self.is_behind() && ready!(self.flush_or_read_on(cx)).is_err() {
                 return Poll::Ready(());
             }
             if let Some(held) = &mut self.held {
-                let Poll::Ready(outcome) = held.may_go.as_mut().poll(cx) else {
-                    return self.look_after(cx);
+                let Poll::Ready(outcome) = held.completion.as_mut().poll(cx) else {
+                    return self.check_client(cx);
                 };
-                self.waits_no_more();
+                self.clear_wait_flags();
                 if self.release(cx, outcome).is_err() {
                     return Poll::Ready(());
                 }
                 continue;
             }
-            if self.talk.closing != Closing::No {
+            if self.processor.closing != Closing::No {
                 return if self.is_behind() { Poll::Pending } else { Poll::Ready(()) };
             }
-            if let Some(stalled) = &mut self.talk.stalled {
+            if let Some(stalled) = &mut self.processor.stalled {
                 let Poll::Ready(pins) = stalled.as_mut().poll(cx) else {
-                    return self.look_after(cx);
+                    return self.check_client(cx);
                 };
-                self.waits_no_more();
-                self.talk.return_with(pins);
+                self.clear_wait_flags();
+                self.processor.resume_with(pins);
                 self.set_away(false);
             }
             // The inbox may contain messages of a channel that the client is no longer allowed to
             // read.
-            if self.talk.session.listens()
-                && self.talk.is_outdated(node)
-                && !self.talk.look_again(node)
+            if self.processor.session.listens()
+                && self.processor.is_outdated(node)
+                && !self.processor.look_again(node)
             {
                 return Poll::Ready(());
             }
             // While replies are pending, messages stay in the inbox, which has its own limit.
-            let listens =
-                self.talk.session.listens() && !self.talk.is_amid_reply() && !self.is_behind();
+            let listens = self.processor.session.listens()
+                && !self.processor.is_amid_reply()
+                && !self.is_behind();
             let skips = std::mem::take(&mut self.had_messages);
             if listens && !skips && self.take_messages(cx, turn) {
                 // The code below writes messages the same way as replies.
-            } else if self.talk.more {
+            } else if self.processor.more {
                 self.run_input(node, turn);
             } else {
                 let mut buf = ReadBuf::new(input);
@@ -262,7 +264,7 @@ impl Connection {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            if self.talk.closing == Closing::AtOnce {
+            if self.processor.closing == Closing::AtOnce {
                 turn.clear_out();
                 return Poll::Ready(());
             }
@@ -302,26 +304,26 @@ impl Connection {
             return Poll::Ready(outcome);
         }
         // A suspended request or held replies may finish before the socket drains.
-        if self.held.is_some() || self.talk.stalled.is_some() {
+        if self.held.is_some() || self.processor.stalled.is_some() {
             return Poll::Ready(Ok(()));
         }
-        if self.talk.closing != Closing::No {
+        if self.processor.closing != Closing::No {
             return Poll::Pending;
         }
-        if self.unread_bytes() < self.talk.session.most_out {
+        if self.unread_bytes() < self.processor.session.max_out_bytes {
             return Poll::Ready(Ok(()));
         }
         let sleep = || Box::pin(tokio::time::sleep(READER_TIMEOUT));
         let deadline = self.reader_deadline.get_or_insert_with(sleep);
         ready!(deadline.as_mut().poll(cx));
-        self.talk.end_by_output(&self.host);
+        self.processor.disconnect_for_output(&self.host);
         Poll::Ready(Err(()))
     }
 
     /// Withholds the replies of this iteration if they depend on a sync or on a pending future.
     #[inline]
     fn hold_back(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) -> bool {
-        let session = &mut self.talk.session;
+        let session = &mut self.processor.session;
         if !session.wrote && session.shown == 0 && session.hold.is_none() {
             return false;
         }
@@ -335,60 +337,65 @@ impl Connection {
         if !wrote && shown == 0 && asked.is_none() {
             return false;
         }
-        self.talk.session.client.waits.store(asked.is_some(), Relaxed);
+        self.processor.session.client.waits.store(asked.is_some(), Relaxed);
         self.set_away(true);
         let node = node.clone();
-        let may_go: MayGo = Box::pin(async move {
+        let completion: ReplyCompletion = Box::pin(async move {
             if wrote {
-                node.durability.replies_may_go(ticket).await?;
+                node.durability.wait_for_replies(ticket).await?;
             }
             let come = match asked {
                 Some(asked) => asked.await,
-                None => Come::default(),
+                None => LateReplies::default(),
             };
             if shown > 0 {
                 node.durability.settled(shown).await;
             }
             Ok(come)
         });
-        let replies = self.talk.replies + usize::from(std::mem::take(&mut self.talk.session.later));
-        self.held = Some(Held { may_go, out: std::mem::take(&mut turn.out), replies });
-        self.note();
+        let replies =
+            self.processor.replies + usize::from(std::mem::take(&mut self.processor.session.later));
+        self.held = Some(HeldReplies { completion, out: std::mem::take(&mut turn.out), replies });
+        self.publish_sizes();
         true
     }
 
     /// Inserts the missing parts into the held replies and sends them. After a failed sync, sends
     /// an error in place of each reply.
-    fn release(&mut self, cx: &mut Context<'_>, outcome: Result<Come, String>) -> Result<(), ()> {
-        let Some(Held { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
+    fn release(
+        &mut self,
+        cx: &mut Context<'_>,
+        outcome: Result<LateReplies, String>,
+    ) -> Result<(), ()> {
+        let Some(HeldReplies { mut out, replies, .. }) = self.held.take() else { return Ok(()) };
         self.set_away(false);
-        self.note();
+        self.publish_sizes();
         match outcome {
             Ok(come) => {
                 come.complete(&mut out);
-                if out.len() > self.talk.session.most_out {
-                    self.talk.end_by_output(&self.host);
+                if out.len() > self.processor.session.max_out_bytes {
+                    self.processor.disconnect_for_output(&self.host);
                     return Err(());
                 }
             }
             Err(text) => {
                 // The writes may not survive a crash. The connection does not know which replies
                 // belong to writes, so it replaces all of them by errors.
-                out.truncate(self.talk.kept_out);
-                self.talk.fail(&text);
+                out.truncate(self.processor.kept_out);
+                self.processor.fail(&text);
                 for _ in 0..replies {
-                    Reply::new(&mut out, self.talk.session.client.protocol()).error(&text);
+                    Reply::new(&mut out, self.processor.session.client.protocol()).error(&text);
                 }
                 // The truncation also removed invalidation messages, so the client must drop its
                 // whole cache.
-                if self.talk.session.client.hears.load(Relaxed) {
-                    node::runtime::tracking::write_all(&self.talk.session.client, &mut out);
+                if self.processor.session.client.hears.load(Relaxed) {
+                    node::runtime::tracking::write_all(&self.processor.session.client, &mut out);
                 }
             }
         }
         self.write(cx, &out)?;
-        if self.talk.session.client.blocked.leaves() {
-            self.talk.closing = Closing::Politely;
+        if self.processor.session.client.blocked.leaves() {
+            self.processor.closing = Closing::AfterFlush;
         }
         Ok(())
     }
@@ -396,7 +403,7 @@ impl Connection {
     /// Moves messages from the client's inbox to the output and returns whether there were any. The
     /// next iteration skips the inbox, so that a stream of messages cannot starve requests.
     fn take_messages(&mut self, cx: &Context<'_>, turn: &mut TurnBuffers) -> bool {
-        let inbox = &self.talk.session.client.inbox;
+        let inbox = &self.processor.session.client.inbox;
         self.had_messages = inbox.take(&mut turn.out, Some(cx.waker()));
         self.had_messages
     }
@@ -410,24 +417,24 @@ impl Connection {
         turn: &mut TurnBuffers,
     ) -> Result<(), ()> {
         let began = Instant::now();
-        self.talk.session.client.touch(began);
+        self.processor.session.client.touch(began);
         self.tallies().bytes_in.add(bytes.len() as u64);
         if self.input.is_empty() {
             let tallies = &node.tallies[self.worker];
-            let used = self.talk.execute(node, tallies, bytes, turn);
-            tallies.note_turn(began.elapsed());
+            let used = self.processor.execute(node, tallies, bytes, turn);
+            tallies.record_turn(began.elapsed());
             self.input.extend_from_slice(&bytes[used..]);
-            self.note();
+            self.publish_sizes();
         } else {
             self.input.extend_from_slice(bytes);
             self.run_input(node, turn);
         }
-        if self.input.len() > self.talk.config.server.max_query_buffer_bytes {
+        if self.input.len() > self.processor.config.server.max_query_buffer_bytes {
             node.clients.ended.by_input.fetch_add(1, Relaxed);
             tracing::warn!(
                 "client {} exceeded max_query_buffer: disconnected; send smaller requests, \
                  or raise the limit",
-                self.talk.session.client.peer
+                self.processor.session.client.peer
             );
             return Err(());
         }
@@ -436,19 +443,21 @@ impl Connection {
 
     /// Returns `Ready` if the client of a suspended request has disconnected. The request is then
     /// dropped without an effect.
-    fn look_after(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let look = self.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
-        while look.as_mut().poll(cx).is_ready() {
+    fn check_client(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let client_check_timer = self
+            .client_check_timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(CLIENT_CHECK_INTERVAL)));
+        while client_check_timer.as_mut().poll(cx).is_ready() {
             if self.stream.is_left(cx) {
                 return Poll::Ready(());
             }
-            look.as_mut().reset(tokio::time::Instant::now() + LOOK_EVERY);
+            client_check_timer.as_mut().reset(tokio::time::Instant::now() + CLIENT_CHECK_INTERVAL);
         }
         Poll::Pending
     }
 
-    fn waits_no_more(&self) {
-        let client = &self.talk.session.client;
+    fn clear_wait_flags(&self) {
+        let client = &self.processor.session.client;
         for waits in [&client.waits, &client.paused] {
             if waits.load(Relaxed) {
                 waits.store(false, Relaxed);
@@ -463,19 +472,19 @@ impl Connection {
     fn run_input(&mut self, node: &Arc<Node>, turn: &mut TurnBuffers) {
         let began = Instant::now();
         let mut input = std::mem::take(&mut self.input);
-        let used = self.talk.execute(node, &node.tallies[self.worker], &input, turn);
-        self.tallies().note_turn(began.elapsed());
+        let used = self.processor.execute(node, &node.tallies[self.worker], &input, turn);
+        self.tallies().record_turn(began.elapsed());
         input.drain(..used);
         if !input.is_empty() || input.capacity() <= KEPT_INPUT_BYTES {
             shrink(&mut input);
             self.input = input;
         }
-        self.note();
+        self.publish_sizes();
     }
 
     /// Updates the buffer sizes that CLIENT LIST shows and the memory limit includes.
-    fn note(&self) {
-        let Session { client, transaction, .. } = &self.talk.session;
+    fn publish_sizes(&self) {
+        let Session { client, transaction, .. } = &self.processor.session;
         let queued = transaction.as_ref().map_or(0, |transaction| transaction.bytes());
         for (shown, is) in [
             (&client.query_bytes, self.input.len()),
@@ -489,11 +498,11 @@ impl Connection {
         let held = self.held.as_ref().map_or(0, |held| held.out.len());
         client.buffers.set(
             self.input.capacity()
-                + self.talk.scanner_bytes()
+                + self.processor.scanner_bytes()
                 + self.pending.capacity()
                 + queued
                 + held
-                + self.talk.pinned_bytes,
+                + self.processor.pinned_bytes,
         );
     }
 
@@ -505,7 +514,7 @@ impl Connection {
                 self.written = 0;
             }
             self.pending.extend_from_slice(bytes);
-            self.note();
+            self.publish_sizes();
             return Ok(());
         }
         while !bytes.is_empty() {
@@ -517,7 +526,7 @@ impl Connection {
                 Poll::Ready(_) => return Err(()),
                 Poll::Pending => {
                     self.pending.extend_from_slice(bytes);
-                    self.note();
+                    self.publish_sizes();
                     break;
                 }
             }
@@ -540,11 +549,11 @@ impl Connection {
                 }
                 _ => return Poll::Ready(Err(())),
             }
-            self.note();
+            self.publish_sizes();
         }
         self.pending = Vec::new();
         self.written = 0;
-        self.note();
+        self.publish_sizes();
         if ready!(Pin::new(&mut self.stream).poll_flush(cx)).is_err() {
             return Poll::Ready(Err(()));
         }
@@ -589,7 +598,7 @@ mod tests {
     /// The connection may close after `+OK` and before the link starts, for example because its
     /// peer does not read.
     #[tokio::test]
-    async fn a_replica_that_goes_before_it_is_fed_leaves_its_place() {
+    async fn a_replica_disconnecting_before_the_link_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.durability.dir = folder.path().to_path_buf();
@@ -600,12 +609,14 @@ mod tests {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
         let asked = async || {
             let client = node.clients.admit(nowhere, nowhere, usize::MAX).unwrap();
-            let (mut talk, mut turn) = (RequestLoop::new(&node, client, 0), TurnBuffers::default());
+            let (mut processor, mut turn) =
+                (RequestLoop::new(&node, client, 0), TurnBuffers::default());
             let request = format!("TM.REPLICATE {}\r\n", replication::PROTOCOL);
-            while talk.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0 {
-                talk.stalled.take().expect("the request waits for the disk").await;
+            while processor.execute(&node, &Tallies::default(), request.as_bytes(), &mut turn) == 0
+            {
+                processor.stalled.take().expect("the request waits for the disk").await;
             }
-            (talk, String::from_utf8(turn.out).unwrap())
+            (processor, String::from_utf8(turn.out).unwrap())
         };
         let (first, said) = asked().await;
         assert_eq!(said, "+OK\r\n");

@@ -3,7 +3,7 @@
 
 use crate::net::connection::Connection;
 use crate::net::request_loop::{RequestLoop, TurnBuffers};
-use crate::session::{Come, Later};
+use crate::session::{LateReplies, Later};
 use node::roles::node::{Host, Node};
 use node::runtime::counters::Tallies;
 use node::runtime::tls::Socket;
@@ -15,7 +15,7 @@ use tokio::io::DuplexStream;
 /// An in-process client. Its replies do not wait for fsync, even with policy `always`.
 pub struct Local {
     node: Arc<Node>,
-    talk: RequestLoop,
+    processor: RequestLoop,
     turn: TurnBuffers,
     tallies: Tallies,
 }
@@ -25,7 +25,7 @@ impl Local {
         let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
         let client = node.clients.admit(nowhere, nowhere, usize::MAX)?;
         Some(Local {
-            talk: RequestLoop::new(&node, client, 0),
+            processor: RequestLoop::new(&node, client, 0),
             node,
             turn: TurnBuffers::default(),
             tallies: Tallies::default(),
@@ -48,11 +48,11 @@ impl Local {
         let mut at = 0;
         while at < requests.len() {
             at += self.turn_on(&requests[at..]);
-            if let Some(stalled) = self.talk.stalled.take() {
+            if let Some(stalled) = self.processor.stalled.take() {
                 let pins = stalled.await;
-                self.talk.return_with(pins);
+                self.processor.resume_with(pins);
             }
-            if let Some(mut hold) = self.talk.session.hold.take() {
+            if let Some(mut hold) = self.processor.session.hold.take() {
                 poll_fn(|cx| self.turn_end(&mut hold, cx)).await;
             }
         }
@@ -64,14 +64,14 @@ impl Local {
     #[inline(never)]
     fn turn_on(&mut self, requests: &[u8]) -> usize {
         let mut at = 0;
-        while at < requests.len() && self.talk.session.hold.is_none() {
+        while at < requests.len() && self.processor.session.hold.is_none() {
             let used =
-                self.talk.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
+                self.processor.execute(&self.node, &self.tallies, &requests[at..], &mut self.turn);
             at += used;
-            if self.talk.stalled.is_some() {
+            if self.processor.stalled.is_some() {
                 break;
             }
-            assert!(used > 0 || self.talk.more, "incomplete request");
+            assert!(used > 0 || self.processor.more, "incomplete request");
         }
         at
     }
@@ -79,7 +79,7 @@ impl Local {
     /// Inserts the missing parts into the replies if they have arrived.
     #[inline(never)]
     fn turn_end(&mut self, hold: &mut Later, cx: &mut Context<'_>) -> Poll<()> {
-        hold.as_mut().poll(cx).map(|come: Come| come.complete(&mut self.turn.out))
+        hold.as_mut().poll(cx).map(|come: LateReplies| come.complete(&mut self.turn.out))
     }
 }
 
@@ -97,6 +97,6 @@ pub fn serve(host: &Arc<Host>, stream: DuplexStream) -> Option<impl Future<Outpu
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.node.clients.remove(self.talk.session.client.id);
+        self.node.clients.remove(self.processor.session.client.id);
     }
 }

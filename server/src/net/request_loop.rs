@@ -1,17 +1,17 @@
 //! One event-loop iteration without the socket: turns request bytes into reply bytes.
 //!
-//! Requests are processed in batches of up to [`AHEAD`], in three passes: scan all of them,
-//! prefetch the memory that each will read, execute them in order. The cache misses of a pipeline
-//! of small commands therefore overlap (`commands/prefetch.rs`).
+//! Requests are processed in batches of up to [`MAX_BATCH_REQUESTS`], in three passes: scan all of
+//! them, prefetch the memory that each will read, execute them in order. The cache misses of a
+//! pipeline of small commands therefore overlap (`commands/prefetch.rs`).
 
 use crate::commands::long_request::{LongRequest, execute_turn, is_long};
-use crate::commands::prefetch::LookAhead;
+use crate::commands::prefetch::Prefetcher;
 use crate::commands::turn::Step;
 use crate::commands::{cold_keys, execute};
 use crate::session::{Scratch, Session};
 use dataset::cold;
 use dataset::cold::Pins;
-use dataset::cold::fetch::Fetching;
+use dataset::cold::fetch::ColdReads;
 use dataset::engines::{Current, Engines};
 use node::command::table;
 use node::command::table::{Found, Lookup};
@@ -36,11 +36,11 @@ const OUT_BYTES: usize = 64 << 10;
 /// Maximum number of arguments of one request, as in Redis.
 const MAX_ARGS: usize = 1 << 20;
 /// Interval at which a suspended write checks whether a nearly full space has free memory.
-pub(crate) const ROOM_EVERY: Duration = Duration::from_millis(2);
+pub(crate) const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// An empty reply buffer with a greater capacity is released.
 const KEPT_OUT_BYTES: usize = 1 << 20;
 /// Maximum number of requests per batch: the HMGETs of one feed page fit into a batch.
-const AHEAD: usize = 32;
+const MAX_BATCH_REQUESTS: usize = 32;
 const AHEAD_ARGS: usize = 1024;
 
 /// Buffers of one worker, shared by all its connections.
@@ -65,7 +65,7 @@ impl Default for TurnBuffers {
         TurnBuffers {
             out: Vec::with_capacity(OUT_BYTES),
             scratch: Scratch::default(),
-            batch: Vec::with_capacity(AHEAD),
+            batch: Vec::with_capacity(MAX_BATCH_REQUESTS),
         }
     }
 }
@@ -85,15 +85,16 @@ pub(crate) struct Request {
 pub(crate) enum Closing {
     No,
     /// Write pending replies, then close.
-    Politely,
-    /// Like `Politely`, but keep reading for a moment so that the peer can receive the error reply.
+    AfterFlush,
+    /// Like `AfterFlush`, but keep reading for a moment so that the peer can receive the error
+    /// reply.
     Lingering,
     /// Close without writing anything.
     AtOnce,
 }
 
-enum Halt {
-    Enough,
+enum ScanEnd {
+    BatchFull,
     Incomplete,
     Refused(Malformed),
 }
@@ -104,7 +105,7 @@ enum Wait {
     Pause,
     /// Free memory in a nearly full space.
     Room,
-    Rows(Fetching),
+    Rows(ColdReads),
 }
 
 /// Returns why the request must wait before it can run. `None` if it can run now.
@@ -131,13 +132,13 @@ fn waits(
 
 /// Returns the scanner's limits for this client, and updates the limits in the session.
 fn limits(config: &Config, session: &mut Session) -> Limits {
-    session.client.set_entered(session.access.user.is_some());
+    session.client.set_handshake_complete(session.access.user.is_some());
     if session.access.user.is_none() {
-        session.most_out = UNAUTHENTICATED_OUT_BYTES;
+        session.max_out_bytes = UNAUTHENTICATED_OUT_BYTES;
         return Limits::UNAUTHENTICATED;
     }
-    session.most_out = config.server.max_output_buffer_bytes;
-    session.most_args = config.server.max_request_args;
+    session.max_out_bytes = config.server.max_output_buffer_bytes;
+    session.args_limit = config.server.max_request_args;
     Limits {
         max_args: MAX_ARGS,
         max_bulk_bytes: config.server.max_bulk_bytes,
@@ -200,14 +201,14 @@ impl RequestLoop {
 
     /// Drops everything that belongs to a replaced data set: fetched rows and watched keys.
     #[cold]
-    pub(crate) fn lose_data(&mut self) {
+    pub(crate) fn drop_replaced_data(&mut self) {
         self.pins = Pins::default();
         self.outlived = self.stalled.is_some();
-        self.session.lose_watched();
+        self.session.fail_watches();
     }
 
     /// Ends the wait and stores the fetched rows, unless they belong to a replaced data set.
-    pub(crate) fn return_with(&mut self, pins: Pins) {
+    pub(crate) fn resume_with(&mut self, pins: Pins) {
         self.stalled = None;
         self.pins = if std::mem::take(&mut self.outlived) { Pins::default() } else { pins };
     }
@@ -233,7 +234,7 @@ impl RequestLoop {
         // Release the topology, so that an idle client does not keep an old one alive.
         if self.in_cluster {
             self.session.topology = None;
-            self.session.hold_for_others(|| node.process());
+            self.session.wait_for_nodes(|| node.process());
         }
         used
     }
@@ -323,7 +324,7 @@ impl RequestLoop {
                 if !execute::execute(request.found, args, session, node, out, scratch) {
                     tallies.errors.add(1);
                 }
-                if session.suspension.is_asked() {
+                if session.suspension.is_requested() {
                     tallies.commands.add(index as u64);
                     self.scanner.restart();
                     self.suspend(node, &buf[request.bytes.end..]);
@@ -334,7 +335,7 @@ impl RequestLoop {
                 if self.limits.unauthenticated != self.session.access.user.is_none() {
                     self.limits = limits(&self.config, &mut self.session);
                 }
-                if self.goes_on(node, out.len()) {
+                if self.continues_turn(node, out.len()) {
                     continue;
                 }
                 self.session.ends_turn = false;
@@ -348,12 +349,12 @@ impl RequestLoop {
                 return at;
             }
             tallies.commands.add(batch.len() as u64);
-            self.scanner.settle();
+            self.scanner.discard_complete_requests();
             at = end;
             match halt {
-                Halt::Enough => {}
-                Halt::Incomplete => return at,
-                Halt::Refused(why) => {
+                ScanEnd::BatchFull => {}
+                ScanEnd::Incomplete => return at,
+                ScanEnd::Refused(why) => {
                     self.refuse(&why, node, tallies, out);
                     return buf.len();
                 }
@@ -367,7 +368,7 @@ impl RequestLoop {
         if let Some(engines) = node.loaded()
             && batch.len() > 1
         {
-            let mut ahead = LookAhead::new(engines);
+            let mut ahead = Prefetcher::new(engines);
             for request in batch {
                 ahead.at(request.found, self.args(request, buf));
             }
@@ -392,14 +393,14 @@ impl RequestLoop {
             Wait::Pause => {
                 let process = node.process();
                 self.session.client.paused.store(true, Relaxed);
-                self.stall(async move { process.pause.eased().await });
+                self.stall(async move { process.pause.wait_until_eased().await });
             }
             Wait::Room => {
                 let node = node.node().clone();
                 self.session.client.away.store(true, Relaxed);
                 self.stall(async move {
                     while node.is_spilling() && !node.stop.is_stopped() {
-                        tokio::time::sleep(ROOM_EVERY).await;
+                        tokio::time::sleep(ROOM_CHECK_INTERVAL).await;
                     }
                 });
             }
@@ -410,7 +411,7 @@ impl RequestLoop {
     /// Waits for the work that the current request has started, then executes the request again.
     #[cold]
     fn suspend(&mut self, node: Now<'_>, behind: &[u8]) {
-        if let Some(fetching) = self.session.suspension.take_lacks() {
+        if let Some(fetching) = self.session.suspension.take_missing_rows() {
             return self.fetch(node, behind, *fetching);
         }
         let suspension = self.session.suspension.leave();
@@ -447,7 +448,7 @@ impl RequestLoop {
         let from = turn.out.len();
         let words = request.turn(args, part);
         let is_done = execute_turn(request, words, &mut self.session, node, &mut turn.out);
-        if self.session.suspension.is_asked() {
+        if self.session.suspension.is_requested() {
             self.suspend(node, &[]);
             self.long = Some(long);
             return 0;
@@ -459,7 +460,7 @@ impl RequestLoop {
             drop(cold::unpin());
             self.pinned_bytes = 0;
         }
-        if !self.goes_on(node, turn.out.len()) && self.closing != Closing::No {
+        if !self.continues_turn(node, turn.out.len()) && self.closing != Closing::No {
             return buf.len();
         }
         self.session.ends_turn = false;
@@ -488,13 +489,13 @@ impl RequestLoop {
     /// Returns whether the loop continues with the next request, given the number of reply bytes so
     /// far. Sets `closing` if the connection is to be closed.
     #[inline]
-    fn goes_on(&mut self, node: Now<'_>, out: usize) -> bool {
-        if out > self.session.most_out {
-            self.end_by_output(&node);
+    fn continues_turn(&mut self, node: Now<'_>, out: usize) -> bool {
+        if out > self.session.max_out_bytes {
+            self.disconnect_for_output(&node);
             return false;
         }
         if self.session.leaving {
-            self.closing = Closing::Politely;
+            self.closing = Closing::AfterFlush;
             return false;
         }
         out < WRITE_BYTES && self.session.hold.is_none() && !self.session.ends_turn
@@ -502,7 +503,7 @@ impl RequestLoop {
 
     /// Disconnects a client whose replies exceed its output limit.
     #[cold]
-    pub(crate) fn end_by_output(&mut self, process: &Process) {
+    pub(crate) fn disconnect_for_output(&mut self, process: &Process) {
         tracing::warn!(
             "client {} exceeded max_output_buffer: disconnected; request less at a time, or \
              raise the limit",
@@ -521,7 +522,7 @@ impl RequestLoop {
                  program at that address",
                 self.session.client.peer
             );
-            self.closing = Closing::Politely;
+            self.closing = Closing::AfterFlush;
             return;
         }
         Reply::new(out, self.session.client.protocol()).error(format!("ERR {why}"));
@@ -532,9 +533,9 @@ impl RequestLoop {
 
     /// Starts reading the cold rows of the suspended request and of the requests after it.
     #[cold]
-    fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: Fetching) {
+    fn fetch(&mut self, node: Now<'_>, mut behind: &[u8], mut fetching: ColdReads) {
         let mut scanner = Scanner::default();
-        while !fetching.is_enough() {
+        while !fetching.is_limit_reached() {
             match scanner.scan(behind, &self.limits) {
                 Scan::Nothing(length) => behind = &behind[length..],
                 Scan::Request(length) => {
@@ -580,7 +581,7 @@ impl RequestLoop {
         let mut known = self.session.access.look_again(&node.acl);
         // The client may have subscribed while its permission was being revoked.
         if self.session.listening
-            && std::mem::take(&mut self.session.access.hears_less)
+            && std::mem::take(&mut self.session.access.lost_channel_rule)
             && let Some(user) = &self.session.access.user
         {
             known = known && self.session.subscriptions.are_allowed(user);
@@ -594,12 +595,12 @@ impl RequestLoop {
 
     /// Scans one batch starting at `at`. Returns the end of the batch and the reason for stopping.
     #[inline]
-    fn scan(&mut self, buf: &[u8], mut at: usize, batch: &mut Vec<Request>) -> (usize, Halt) {
+    fn scan(&mut self, buf: &[u8], mut at: usize, batch: &mut Vec<Request>) -> (usize, ScanEnd) {
         batch.clear();
         loop {
             match self.scanner.scan(&buf[at..], &self.limits) {
-                Scan::Incomplete => return (at, Halt::Incomplete),
-                Scan::Refused(why) => return (at, Halt::Refused(why)),
+                Scan::Incomplete => return (at, ScanEnd::Incomplete),
+                Scan::Refused(why) => return (at, ScanEnd::Refused(why)),
                 Scan::Nothing(length) => at += length,
                 Scan::Request(length) => {
                     let (bytes, is_inline) = (at..at + length, self.scanner.is_inline());
@@ -614,10 +615,11 @@ impl RequestLoop {
                     // The scanner stores the words of only one inline request. Before
                     // authentication, batches hold one request, because a successful AUTH changes
                     // the limits for the next.
-                    let enough =
-                        batch.len() == AHEAD || is_inline || self.scanner.kept() >= AHEAD_ARGS;
+                    let enough = batch.len() == MAX_BATCH_REQUESTS
+                        || is_inline
+                        || self.scanner.kept() >= AHEAD_ARGS;
                     if enough || self.limits.unauthenticated {
-                        return (at, Halt::Enough);
+                        return (at, ScanEnd::BatchFull);
                     }
                 }
             }

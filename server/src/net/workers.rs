@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 /// when every false-positive rate has been measured.
 const CANARIES_PER_MS: u64 = 5;
 /// Interval between searches for tables without recent writes.
-const SETTLE_EVERY: Duration = Duration::from_secs(60);
+const QUIET_TABLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between checks for counter tables to retire.
 const RETIRE_EVERY: Duration = Duration::from_secs(1);
 /// Blocking threads per worker for slow commands (statistics, digests, merges). More commands wait
@@ -138,7 +138,7 @@ pub(crate) fn thread<T: Send + 'static>(
 
 /// Niceness added to background threads. On a core shared with a worker, such a thread gets a tenth
 /// of the time, and the worker preempts it.
-const NICER: i32 = 10;
+const BACKGROUND_NICENESS: i32 = 10;
 
 /// Starts a thread at low priority. No client may wait for such a thread. The spill thread
 /// therefore has normal priority, because writers wait for it.
@@ -150,7 +150,7 @@ pub(crate) fn background<T: Send + 'static>(
     thread(vital, name, || {
         let own = Some(rustix::thread::gettid());
         let nicer = rustix::process::getpriority_process(own)
-            .and_then(|now| rustix::process::setpriority_process(own, now + NICER));
+            .and_then(|now| rustix::process::setpriority_process(own, now + BACKGROUND_NICENESS));
         if let Err(error) = nicer {
             tracing::debug!("cannot lower the priority of background threads: {error}");
         }
@@ -205,7 +205,7 @@ async fn accept(
             }
         });
     }
-    host.clients.budget.set_most(host.config().server.max_clients_memory_bytes);
+    host.clients.budget.set_limit_bytes(host.config().server.max_clients_memory_bytes);
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = (Instant::now(), host.totals());
@@ -222,7 +222,7 @@ async fn accept(
                 if let Some(engines) = host.node().loaded() {
                     engines.measure(elapsed);
                     engines.tokens.sweep(unix_s());
-                    if now.duration_since(settled) >= SETTLE_EVERY {
+                    if now.duration_since(settled) >= QUIET_TABLE_INTERVAL {
                         engines.settle();
                         settled = now;
                     }
@@ -235,8 +235,8 @@ async fn accept(
                     (config.server.idle_timeout_s, config.security.handshake_timeout_s)
                 };
                 for client in host.clients.list() {
-                    let outside_s = client.outside_s(now);
-                    let slow = handshake_s > 0 && outside_s.is_some_and(|s| s >= handshake_s);
+                    let waited_s = client.handshake_wait_s(now);
+                    let slow = handshake_s > 0 && waited_s.is_some_and(|s| s >= handshake_s);
                     let idle = idle_s > 0 && client.is_idle(now, idle_s);
                     if slow || idle {
                         let ended = &host.clients.ended;
@@ -330,7 +330,7 @@ async fn work(
                 None => break,
             },
         };
-        let departure = Departure { load: load.clone(), host: host.clone(), id: client.id };
+        let departure = ConnectionGuard { load: load.clone(), host: host.clone(), id: client.id };
         match tokio::net::TcpStream::from_std(stream) {
             Ok(stream) => {
                 let (host, of_task) = (host.clone(), client.clone());
@@ -369,13 +369,13 @@ async fn work(
 }
 
 /// Removes a connection from its worker's load and from the client list when dropped.
-struct Departure {
+struct ConnectionGuard {
     load: Arc<AtomicUsize>,
     host: Arc<Host>,
     id: u64,
 }
 
-impl Drop for Departure {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.host.clients.remove(self.id);
         self.load.fetch_sub(1, Relaxed);
@@ -384,18 +384,18 @@ impl Drop for Departure {
 
 /// Interval at which memory is redistributed among spaces.
 const SHARE_EVERY: Duration = Duration::from_millis(50);
-/// Tables may use at least `1 / LEAST_OF_TABLES` of the memory, regardless of other memory use.
-const LEAST_OF_TABLES: u64 = 4;
+/// Tables may use at least `1 / MIN_TABLE_SHARE` of the memory, regardless of other memory use.
+const MIN_TABLE_SHARE: u64 = 4;
 /// Time constant in seconds for smoothing increases of non-table memory. The allocator keeps memory
 /// that a table frees for some seconds. Without smoothing, that would make the next table spill.
-const RISES_OVER_S: f64 = 10.0;
+const RISE_TIME_CONSTANT_S: f64 = 10.0;
 
 /// Divides the process's memory limit among spaces.
 #[derive(Default)]
 struct Sharing {
     last: Option<Instant>,
     /// Smoothed bytes of resident memory outside the tables.
-    beside: u64,
+    other_bytes: u64,
 }
 
 impl Sharing {
@@ -405,12 +405,13 @@ impl Sharing {
             return;
         }
         self.last = Some(time::now());
-        let beside = resident_bytes().saturating_sub(engines.memory_bytes());
-        let part = elapsed.map_or(1.0, |elapsed| (elapsed.as_secs_f64() / RISES_OVER_S).min(1.0));
-        let rise = beside.saturating_sub(self.beside) as f64 * part;
-        self.beside = beside.min(self.beside.saturating_add(rise as u64));
+        let other_bytes = resident_bytes().saturating_sub(engines.memory_bytes());
+        let part =
+            elapsed.map_or(1.0, |elapsed| (elapsed.as_secs_f64() / RISE_TIME_CONSTANT_S).min(1.0));
+        let rise = other_bytes.saturating_sub(self.other_bytes) as f64 * part;
+        self.other_bytes = other_bytes.min(self.other_bytes.saturating_add(rise as u64));
         let most = node.config().memory_bytes();
-        engines.share_memory(most.saturating_sub(self.beside).max(most / LEAST_OF_TABLES));
+        engines.share_memory(most.saturating_sub(self.other_bytes).max(most / MIN_TABLE_SHARE));
     }
 }
 
@@ -461,7 +462,7 @@ impl Maintenance {
     /// work may be ready.
     pub fn step(&mut self, node: &Arc<Node>) -> Option<Duration> {
         let engines = node.current.get().map(|current| {
-            current.forget_former();
+            current.free_former_engines();
             current.load()
         });
         let engines = engines.as_deref();
@@ -477,7 +478,7 @@ impl Maintenance {
             // tick (see dataset/src/cpu_throttle.rs). Do not sleep during a table rewrite: every
             // lookup then searches two tables, and pages took 80 times as long when this thread
             // slept.
-            if !engines.hurries() {
+            if !engines.has_waiters() {
                 std::thread::yield_now();
             }
             return None;

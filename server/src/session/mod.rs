@@ -10,7 +10,7 @@ pub(crate) mod unseen;
 pub(crate) use scratch::Scratch;
 
 use crate::commands::cluster::gathering::{Gathering, Joined};
-use dataset::engines::Seen;
+use dataset::engines::WatchedState;
 use dataset::watch::Place;
 use node::acl::Access;
 use node::cluster::Topology;
@@ -41,11 +41,11 @@ pub(crate) enum Replies {
 }
 
 /// Future that held replies wait for.
-pub(crate) type Later = Pin<Box<dyn Future<Output = Come> + Send>>;
+pub(crate) type Later = Pin<Box<dyn Future<Output = LateReplies> + Send>>;
 
 /// Parts of replies that a [`Later`] supplies.
 #[derive(Default)]
-pub(crate) struct Come {
+pub(crate) struct LateReplies {
     /// Replies merged from several nodes, in order. Each has the range that it replaces in the
     /// output.
     pub(crate) joined: Vec<Joined>,
@@ -53,7 +53,7 @@ pub(crate) struct Come {
     pub(crate) last: Vec<u8>,
 }
 
-impl Come {
+impl LateReplies {
     /// Inserts the parts into the replies.
     pub(crate) fn complete(self, out: &mut Vec<u8>) {
         if !self.joined.is_empty() {
@@ -78,17 +78,17 @@ pub(crate) struct Session {
     /// Commands queued between MULTI and EXEC.
     pub(crate) transaction: Option<Transaction>,
     /// Watched keys by space number and id. A repeated WATCH keeps the version of the first.
-    pub(crate) watched: HashMap<Place, Seen>,
+    pub(crate) watched: HashMap<Place, WatchedState>,
     /// Whether a watched data set was replaced by another one. As in Redis, all watched keys then
     /// count as modified.
     pub(crate) watch_lost: bool,
-    /// EXEC is running. Its commands must not wait, except for suspensions if `may_leave` is set.
+    /// EXEC is running. Its commands must not wait, except for suspensions if `may_suspend` is set.
     pub(crate) in_exec: bool,
     /// Whether the commands of EXEC may suspend, because EXEC holds no locks.
-    pub(crate) may_leave: bool,
+    pub(crate) may_suspend: bool,
     pub(crate) suspension: Suspension,
     /// Whether the command records missing cold rows, because they were not fetched in advance.
-    pub(crate) notes_missing: bool,
+    pub(crate) records_missing_rows: bool,
     /// Result of the check whether writes are accepted, which EXEC makes once for all its commands.
     pub(crate) admitted: Option<Outcome>,
     /// Whether to stop after this request: it blocked all writers, or enough replies wait for other
@@ -139,10 +139,10 @@ pub(crate) struct Session {
     /// Requests to other nodes that the replies of this iteration depend on.
     pub(crate) gathering: Option<Gathering>,
     /// Maximum number of arguments of a request.
-    pub(crate) most_args: usize,
+    pub(crate) args_limit: usize,
     /// Output limit in bytes. A command may stop building a larger reply, because the connection
     /// will be closed.
-    pub(crate) most_out: usize,
+    pub(crate) max_out_bytes: usize,
 }
 
 impl Session {
@@ -156,9 +156,9 @@ impl Session {
             watched: HashMap::new(),
             watch_lost: false,
             in_exec: false,
-            may_leave: false,
+            may_suspend: false,
             suspension: Suspension::default(),
-            notes_missing: false,
+            records_missing_rows: false,
             admitted: None,
             ends_turn: false,
             subscriptions: Subscriptions::default(),
@@ -183,8 +183,8 @@ impl Session {
             wrote_elsewhere: false,
             is_parted: Cell::new(false),
             gathering: None,
-            most_args: usize::MAX,
-            most_out: usize::MAX,
+            args_limit: usize::MAX,
+            max_out_bytes: usize::MAX,
         }
     }
 
@@ -195,30 +195,30 @@ impl Session {
     }
 
     /// Updates the client's memory use: subscriptions, watched keys and prefixes.
-    pub(crate) fn note_kept(&self) {
+    pub(crate) fn update_stored_bytes(&self) {
         let watched = self.watched.len() * WATCHED_BYTES;
         let tracked = self.tracking.as_ref().map_or(0, |tracked| tracked.bytes());
-        self.client.set_kept(self.subscriptions.bytes() + watched + tracked);
+        self.client.set_stored_bytes(self.subscriptions.bytes() + watched + tracked);
     }
 
     /// Updates the number of watched keys in CLIENT LIST, and frees the table if it is empty.
-    pub(crate) fn note_watched(&mut self) {
+    pub(crate) fn publish_watched_count(&mut self) {
         if self.watched.is_empty() {
             self.watched = HashMap::new();
         }
         self.client.watching.store(self.watched.len(), Relaxed);
-        self.note_kept();
+        self.update_stored_bytes();
     }
 
     /// Marks all watches as failed, because the data set was replaced.
-    pub(crate) fn lose_watched(&mut self) {
+    pub(crate) fn fail_watches(&mut self) {
         self.watch_lost |= !self.watched.is_empty();
         self.watched.clear();
-        self.note_watched();
+        self.publish_watched_count();
     }
 
     /// Makes the replies of this iteration wait for the requests sent to other nodes, if any.
-    pub(crate) fn hold_for_others(&mut self, process: impl FnOnce() -> Arc<Process>) {
+    pub(crate) fn wait_for_nodes(&mut self, process: impl FnOnce() -> Arc<Process>) {
         let Some(gathering) = self.gathering.take() else { return };
         let (process, last) = (process(), self.hold.take());
         self.hold = Some(Box::pin(async move {
@@ -227,7 +227,7 @@ impl Session {
                 Some(last) => last.await.last,
                 None => Vec::new(),
             };
-            Come { joined, last }
+            LateReplies { joined, last }
         }));
     }
 }

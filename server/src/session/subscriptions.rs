@@ -27,7 +27,7 @@ impl Subscriptions {
 
     /// Returns whether the user may receive the messages of all subscriptions.
     pub(crate) fn are_allowed(&self, user: &User) -> bool {
-        Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_hear(kind, name)))
+        Kind::ALL.iter().all(|&kind| self.of(kind).iter().all(|name| user.may_receive(kind, name)))
     }
 
     pub(crate) fn of(&self, kind: Kind) -> &BTreeSet<Arc<[u8]>> {

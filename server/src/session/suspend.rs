@@ -2,7 +2,7 @@
 //! without a reply. The worker serves other clients. When the work is done, the worker executes the
 //! command again, and the command reads the result. EXEC resumes at the suspended command.
 
-use dataset::cold::fetch::Fetching;
+use dataset::cold::fetch::ColdReads;
 use node::command::error::Refusal;
 use std::pin::Pin;
 use tokio::sync::oneshot;
@@ -19,9 +19,9 @@ pub(crate) enum Suspension {
     Asked(Pin<Box<dyn Future<Output = SuspendResult> + Send>>),
     Away(oneshot::Receiver<SuspendResult>),
     /// The command needs cold rows that are not in memory.
-    Lacks(Box<Fetching>),
+    MissingRows(Box<ColdReads>),
     /// The cold rows are being read, or have been read. The command then runs again.
-    Again,
+    RunAgain,
 }
 
 impl Suspension {
@@ -32,22 +32,22 @@ impl Suspension {
 
     /// Returns whether the command that was just executed must be suspended.
     #[inline]
-    pub(crate) fn is_asked(&self) -> bool {
-        matches!(self, Suspension::Asked(_) | Suspension::Lacks(_))
+    pub(crate) fn is_requested(&self) -> bool {
+        matches!(self, Suspension::Asked(_) | Suspension::MissingRows(_))
     }
 
     /// Returns whether the command is being executed for the second time.
     #[inline]
-    pub(crate) fn is_back(&self) -> bool {
-        matches!(self, Suspension::Away(_) | Suspension::Again)
+    pub(crate) fn is_second_run(&self) -> bool {
+        matches!(self, Suspension::Away(_) | Suspension::RunAgain)
     }
 
     /// Returns the cold rows to read before the command runs again. `None` if it waits for other
     /// work.
-    pub(crate) fn take_lacks(&mut self) -> Option<Box<Fetching>> {
+    pub(crate) fn take_missing_rows(&mut self) -> Option<Box<ColdReads>> {
         match std::mem::take(self) {
-            Suspension::Lacks(fetching) => {
-                *self = Suspension::Again;
+            Suspension::MissingRows(fetching) => {
+                *self = Suspension::RunAgain;
                 Some(fetching)
             }
             other => {
@@ -58,7 +58,7 @@ impl Suspension {
     }
 
     /// Returns the future to await before the command runs again. Call only if
-    /// [`is_asked`](Suspension::is_asked).
+    /// [`is_requested`](Suspension::is_requested).
     pub(crate) fn leave(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let (tell, told) = oneshot::channel();
         let asked = std::mem::replace(self, Suspension::Away(told));
@@ -74,7 +74,7 @@ impl Suspension {
     pub(crate) fn come(&mut self) -> Option<SuspendResult> {
         match std::mem::take(self) {
             Suspension::Away(mut told) => told.try_recv().ok(),
-            Suspension::Again => None,
+            Suspension::RunAgain => None,
             other => {
                 *self = other;
                 None
@@ -94,7 +94,7 @@ mod tests {
     /// A group of changes waits for room in the log, which another writer has filled. While it
     /// waits, the disk fails or the node becomes a replica.
     #[tokio::test]
-    async fn a_request_that_waits_for_room_gets_the_reason_and_leaves_nothing_behind() {
+    async fn request_waiting_for_log_room_fails_without_a_trace() {
         let begun = [
             ("MSET post:1:like 1 post:2:like 2\r\n", ""),
             (
@@ -104,7 +104,7 @@ mod tests {
         ];
         type Change = fn(&Node);
         let fails: Change = |node| {
-            _ = node.durability.unable(&store::Error::Refused("the disk is gone".to_owned()))
+            _ = node.durability.refuse_writes(&store::Error::Refused("the disk is gone".to_owned()))
         };
         let follows: Change = |node| {
             let order = Order {
@@ -130,7 +130,7 @@ mod tests {
                 (queued.into(), false),
                 "{refusal}"
             );
-            let mut waits = guest.talk.stalled.take().unwrap();
+            let mut waits = guest.processor.stalled.take().unwrap();
             assert!(
                 tokio::time::timeout(Duration::from_millis(20), &mut waits).await.is_err(),
                 "the command waits for room in the log"
@@ -139,7 +139,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap();
             let told = String::from_utf8(guest.answers(rest.as_bytes()).await).unwrap();
             assert!(told.starts_with('-') && told.contains(refusal), "{told}");
-            assert!(!guest.talk.session.suspension.is_back(), "the result was consumed");
+            assert!(!guest.processor.session.suspension.is_second_run(), "the result was consumed");
             drop(all);
             // The suspension of the next client receives its own result.
             let told = guest.answers(b"MULTI\r\nINFO tables\r\nECHO there\r\nEXEC\r\n").await;

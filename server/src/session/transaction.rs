@@ -6,7 +6,7 @@ use node::command::id_list::count_packed;
 use node::command::spec::{Spec, flag};
 use node::roles::node::Now;
 use node::runtime::pubsub::Kind;
-use resp::{Args, Kept};
+use resp::{Args, RequestQueue};
 use std::time::Duration;
 
 /// Bytes per watched key, rounded up: entries in the client's table and in the global one. A client
@@ -15,7 +15,7 @@ pub(crate) const WATCHED_BYTES: usize = 192;
 
 /// Maximum number of schema changes per transaction. Each takes some tenths of a millisecond and
 /// blocks the worker's other clients.
-pub(crate) const MOST_SPACE_CHANGES: usize = 16;
+pub(crate) const MAX_SPACE_CHANGES: usize = 16;
 
 /// Cost, in arguments, of a member set in an exact ledger: a lookup may read one or two files.
 const EXACT_SET: usize = 128;
@@ -25,9 +25,9 @@ const ARGUMENT_NS: usize = 1000;
 
 #[derive(Default)]
 pub(crate) struct Transaction {
-    pub(crate) kept: Kept,
+    pub(crate) kept: RequestQueue,
     /// Whether a command could not be queued. EXEC will be refused.
-    pub(crate) spoilt: bool,
+    pub(crate) has_refused_command: bool,
     /// Whether a command may change data or send messages.
     pub(crate) writes: bool,
     /// Number of arguments of commands that access data.
@@ -36,12 +36,12 @@ pub(crate) struct Transaction {
     /// Whether a command with the flag WRITE is queued. EXEC is then refused while the node accepts
     /// no writes.
     pub(crate) changes: bool,
-    pub(crate) begun: Option<Begun>,
+    pub(crate) begun: Option<ExecProgress>,
 }
 
 /// Progress of a suspended EXEC.
 #[derive(Default)]
-pub(crate) struct Begun {
+pub(crate) struct ExecProgress {
     pub(crate) done: usize,
     pub(crate) replies: Vec<u8>,
     pub(crate) aside: Duration,
@@ -55,7 +55,7 @@ impl Transaction {
         if self.kept.bytes() + args.iter().map(<[u8]>::len).sum::<usize>() + args.len() * 8
             > most / 2
         {
-            self.spoil();
+            self.fail_transaction();
             return false;
         }
         self.writes |= spec.may_write(args);
@@ -83,12 +83,12 @@ impl Transaction {
     /// Counts a schema change; returns whether the number is within the limit.
     pub(crate) fn may_change_spaces(&mut self, spec: &Spec) -> bool {
         self.space_changes += usize::from(spec.has(flag::ADMIN) && spec.has(flag::WRITE));
-        self.space_changes <= MOST_SPACE_CHANGES
+        self.space_changes <= MAX_SPACE_CHANGES
     }
 
     /// Discards the queue; only DISCARD or a failing EXEC can follow.
-    pub(crate) fn spoil(&mut self) {
-        *self = Transaction { spoilt: true, ..Transaction::default() };
+    pub(crate) fn fail_transaction(&mut self) {
+        *self = Transaction { has_refused_command: true, ..Transaction::default() };
     }
 
     pub(crate) fn len(&self) -> usize {

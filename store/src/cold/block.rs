@@ -32,9 +32,9 @@ pub const MAX_BLOCK_ROWS: usize = 4096;
 /// Maximum number of columns.
 pub const MAX_COLUMNS: usize = 64;
 
-const HEAD: usize = 16;
+const HEADER_BYTES: usize = 16;
 /// Width of an exception's position in bits.
-const POSITION: u32 = 12;
+const POSITION_BITS: u32 = 12;
 
 /// Packing of an array of numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +62,7 @@ impl Packing {
     }
 
     fn bits(&self, n: usize) -> usize {
-        n * self.width as usize + self.exceptions * (POSITION + self.high) as usize
+        n * self.width as usize + self.exceptions * (POSITION_BITS + self.high) as usize
     }
 
     fn word(&self) -> u32 {
@@ -121,7 +121,7 @@ impl<'a> Rows<'a> {
         packings.extend((0..self.columns).map(|column| packing_of(self.column(column), n)));
         let bases = packings.iter().filter(|p| p.base.is_some()).count();
         let bits = packings[0].bits(n - 1) + packings[1..].iter().map(|p| p.bits(n)).sum::<usize>();
-        let bytes = HEAD + 4 * packings.len() + 8 * bases + bits.div_ceil(8);
+        let bytes = HEADER_BYTES + 4 * packings.len() + 8 * bases + bits.div_ceil(8);
         (packings, bytes)
     }
 
@@ -161,7 +161,7 @@ impl<'a> Rows<'a> {
         block[4..6].copy_from_slice(&(n as u16).to_le_bytes());
         block[6..8].copy_from_slice(&(self.columns as u16).to_le_bytes());
         block[8..16].copy_from_slice(&self.ids[0].to_le_bytes());
-        let mut at = HEAD;
+        let mut at = HEADER_BYTES;
         for packing in &packings {
             block[at..at + 4].copy_from_slice(&packing.word().to_le_bytes());
             at += 4;
@@ -202,8 +202,8 @@ fn pack(
     }
     let large = numbers.enumerate().filter(|&(_, number)| bits::width_of(number) > width);
     for (position, _) in large.clone() {
-        bits::put(block, *at, POSITION, position as u64);
-        *at += POSITION as usize;
+        bits::put(block, *at, POSITION_BITS, position as u64);
+        *at += POSITION_BITS as usize;
     }
     for (_, number) in large {
         bits::put(block, *at, high, number >> width);
@@ -213,7 +213,7 @@ fn pack(
 
 /// A packed array, and the bit offsets of its parts.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct PackedArray {
     packing: Packing,
     n: usize,
     numbers: usize,
@@ -221,9 +221,10 @@ struct Run {
     highs: usize,
 }
 
-impl Run {
+impl PackedArray {
     fn position(&self, bytes: &[u8], exception: usize) -> usize {
-        bits::get(bytes, self.positions + exception * POSITION as usize, POSITION) as usize
+        bits::get(bytes, self.positions + exception * POSITION_BITS as usize, POSITION_BITS)
+            as usize
     }
 
     fn high(&self, bytes: &[u8], exception: usize) -> u64 {
@@ -281,8 +282,8 @@ pub struct Block<'a> {
     bytes: &'a [u8],
     rows: usize,
     first: u64,
-    distances: Run,
-    columns: Vec<Run>,
+    distances: PackedArray,
+    columns: Vec<PackedArray>,
 }
 
 impl<'a> Block<'a> {
@@ -300,8 +301,8 @@ impl<'a> Block<'a> {
             return Err("the block's column count differs from its file");
         }
         let mut runs = Vec::with_capacity(columns + 1);
-        let mut at = HEAD;
-        let mut bases = HEAD + 4 * (columns + 1);
+        let mut at = HEADER_BYTES;
+        let mut bases = HEADER_BYTES + 4 * (columns + 1);
         for index in 0..=columns {
             let word = u32_at(bytes, at);
             at += 4;
@@ -319,14 +320,14 @@ impl<'a> Block<'a> {
                 }
             };
             let packing = Packing { width, high, exceptions, base };
-            runs.push(Run { packing, n, numbers: 0, positions: 0, highs: 0 });
+            runs.push(PackedArray { packing, n, numbers: 0, positions: 0, highs: 0 });
         }
         let mut at = bases * 8;
         for run in &mut runs {
             let Packing { width, high, exceptions, .. } = run.packing;
             run.numbers = at;
             run.positions = at + run.n * width as usize;
-            run.highs = run.positions + exceptions * POSITION as usize;
+            run.highs = run.positions + exceptions * POSITION_BITS as usize;
             at = run.highs + exceptions * high as usize;
         }
         if at > BLOCK_BYTES * 8 {

@@ -58,12 +58,12 @@ const MAGIC: &[u8; 8] = b"TIDECOLD";
 /// Maximum number of pages: 256 GiB.
 const MAX_PAGES: u64 = 1 << 26;
 /// Maximum length of a note in bytes.
-const MAX_NOTE: u64 = 1 << 30;
+const MAX_NOTE_BYTES: u64 = 1 << 30;
 /// Length of a page's checksum in bytes.
 const SUM_BYTES: usize = 4;
 /// Offset of the header's checksum. The bytes from `UNUSED` to the checksum, and the bytes after
 /// it, are zero.
-const CHECKED: usize = 124;
+const CHECKSUM_OFFSET: usize = 124;
 const UNUSED: usize = 96;
 
 const NAMING: Naming = Naming { prefix: "cold-", suffix: ".tcold" };
@@ -86,7 +86,7 @@ fn check_of(identity: u64, number: u64, page: &[u8]) -> u32 {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct PageFileHead {
     lineage: Lineage,
     identity: u64,
     tag: Tag,
@@ -97,7 +97,7 @@ struct Head {
     body_check: u32,
 }
 
-impl Head {
+impl PageFileHead {
     fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut head = [0; BLOCK_BYTES];
         let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
@@ -110,28 +110,32 @@ impl Head {
         put(32, &self.identity.to_le_bytes());
         let numbers = [low, high, stamp, self.pages, self.note_bytes];
         (48..).step_by(8).zip(numbers).for_each(|(at, n)| put(at, &n.to_le_bytes()));
-        let check = Check::new().bytes(&head[..CHECKED]).value();
-        head[CHECKED..CHECKED + 4].copy_from_slice(&check.to_le_bytes());
+        let check = Check::new().bytes(&head[..CHECKSUM_OFFSET]).value();
+        head[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 4].copy_from_slice(&check.to_le_bytes());
         head
     }
 
     /// Decodes a header. An error contains the offset and the reason.
-    fn decode(bytes: &[u8]) -> std::result::Result<Head, (u64, &'static str)> {
+    fn decode(bytes: &[u8]) -> std::result::Result<PageFileHead, (u64, &'static str)> {
         if bytes.len() < BLOCK_BYTES {
             return Err((bytes.len() as u64, "the file ends inside its header"));
         }
         if &bytes[..8] != MAGIC {
             return Err((0, "not a cold file"));
         }
-        if Check::new().bytes(&bytes[..CHECKED]).value() != u32_at(bytes, CHECKED) {
-            return Err((CHECKED as u64, "header checksum mismatch"));
+        if Check::new().bytes(&bytes[..CHECKSUM_OFFSET]).value() != u32_at(bytes, CHECKSUM_OFFSET) {
+            return Err((CHECKSUM_OFFSET as u64, "header checksum mismatch"));
         }
-        if bytes[UNUSED..CHECKED].iter().chain(&bytes[CHECKED + 4..]).any(|&b| b != 0) {
+        if bytes[UNUSED..CHECKSUM_OFFSET]
+            .iter()
+            .chain(&bytes[CHECKSUM_OFFSET + 4..])
+            .any(|&b| b != 0)
+        {
             return Err((UNUSED as u64, "a reserved field is not zero"));
         }
         let mut lineage = [0; 16];
         lineage.copy_from_slice(&bytes[16..32]);
-        let head = Head {
+        let head = PageFileHead {
             lineage: Lineage(lineage),
             identity: u64_at(bytes, 32),
             tag: Tag {
@@ -149,7 +153,7 @@ impl Head {
         };
         let plausible = u32_at(bytes, 44) <= 1
             && (1..=MAX_PAGES).contains(&head.pages)
-            && head.note_bytes <= MAX_NOTE
+            && head.note_bytes <= MAX_NOTE_BYTES
             && head.tag.low <= head.tag.high;
         if plausible { Ok(head) } else { Err((44, "the header is inconsistent")) }
     }
@@ -235,7 +239,7 @@ impl PageWriter {
     pub fn finish(mut self, note: &[u8]) -> Result<FileEntry> {
         self.draft.put(&self.sums)?;
         self.draft.put(note)?;
-        let head = Head {
+        let head = PageFileHead {
             lineage: self.lineage,
             identity: self.identity,
             tag: self.tag,
@@ -255,7 +259,7 @@ pub struct PageFile {
     path: PathBuf,
     entry: FileEntry,
     file: Box<dyn DiskFile>,
-    head: Head,
+    head: PageFileHead,
     /// Checksums of the pages; empty for blocks of rows.
     sums: Box<[u8]>,
     /// Disk from which the last reader removes the file. Set when the file is retired.
@@ -287,8 +291,9 @@ impl PageFile {
     /// set to 0.
     pub(crate) fn open_any(disk: &dyn Disk, name: &str) -> Result<(PageFile, Vec<u8>)> {
         let format = (MAGIC, COLD_VERSION);
-        let (opened, head) = immutable_file::open(disk, name, format, BLOCK_BYTES, Head::decode)?;
-        let immutable_file::Opened { file, path, size, .. } = opened;
+        let (opened, head) =
+            immutable_file::open(disk, name, format, BLOCK_BYTES, PageFileHead::decode)?;
+        let immutable_file::OpenedFile { file, path, size, .. } = opened;
         if !NAMING.is_identity(name, head.identity) {
             return Err(Error::corrupt(path, 32, "it was written under another name"));
         }

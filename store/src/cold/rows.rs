@@ -32,7 +32,7 @@ use crate::manifest::FileEntry;
 /// Number of buffered rows at which the writer removes the rows that are already in blocks.
 const MAX_BUFFERED_ROWS: usize = 2 * MAX_BLOCK_ROWS;
 /// Length of the note up to the index.
-const NOTE_HEAD: usize = 28;
+const NOTE_HEADER_BYTES: usize = 28;
 
 /// Metadata of a file of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct ColdHead {
 
 impl ColdHead {
     fn decode(file: &PageFile, note: &[u8]) -> std::result::Result<ColdHead, &'static str> {
-        if !file.has_rows() || note.len() <= NOTE_HEAD {
+        if !file.has_rows() || note.len() <= NOTE_HEADER_BYTES {
             return Err("the file has no rows");
         }
         let tag = file.entry().tag;
@@ -76,13 +76,13 @@ impl ColdHead {
 
 /// Lowest id of each block, packed as in the file.
 #[derive(Debug)]
-struct Index {
+struct BlockIndex {
     first: u64,
     width: u32,
     packed: Box<[u8]>,
 }
 
-impl Index {
+impl BlockIndex {
     fn encode(firsts: &[u64]) -> Vec<u8> {
         let first = firsts[0];
         let width = bits::width_of(firsts[firsts.len() - 1] - first);
@@ -94,12 +94,13 @@ impl Index {
         bytes
     }
 
-    fn decode(bytes: &[u8], head: &ColdHead) -> std::result::Result<Index, &'static str> {
+    fn decode(bytes: &[u8], head: &ColdHead) -> std::result::Result<BlockIndex, &'static str> {
         let (&width, packed) = bytes.split_first().ok_or("the index is empty")?;
         if width > 64 || packed.len() as u64 != (head.blocks * u64::from(width)).div_ceil(8) {
             return Err("the size of the index does not match the number of blocks");
         }
-        let index = Index { first: head.first, width: u32::from(width), packed: packed.into() };
+        let index =
+            BlockIndex { first: head.first, width: u32::from(width), packed: packed.into() };
         let mut before = None;
         for block in 0..head.blocks {
             let id = index.offset(block);
@@ -135,13 +136,13 @@ impl Index {
 pub struct ColdFile {
     pages: PageFile,
     head: ColdHead,
-    index: Index,
+    index: BlockIndex,
 }
 
 impl ColdFile {
     pub(crate) fn new(pages: PageFile, note: &[u8]) -> Result<ColdFile> {
         let decoded = ColdHead::decode(&pages, note)
-            .and_then(|head| Ok((head, Index::decode(&note[NOTE_HEAD..], &head)?)));
+            .and_then(|head| Ok((head, BlockIndex::decode(&note[NOTE_HEADER_BYTES..], &head)?)));
         let (head, index) = decoded.map_err(|what| pages.corrupt_note(what))?;
         Ok(ColdFile { pages, head, index })
     }
@@ -250,7 +251,7 @@ pub struct ColdWriter {
     /// Number of buffered rows that are already in blocks.
     used: usize,
     /// Number of rows in the last block, as an estimate for the next one.
-    guess: usize,
+    rows_per_block: usize,
     firsts: Vec<u64>,
     rows: u64,
     last: Option<u64>,
@@ -264,7 +265,17 @@ impl ColdWriter {
             )));
         }
         let (ids, values, used, firsts, rows, last) = Default::default();
-        Ok(ColdWriter { pages, columns, ids, values, used, guess: 512, firsts, rows, last })
+        Ok(ColdWriter {
+            pages,
+            columns,
+            ids,
+            values,
+            used,
+            rows_per_block: 512,
+            firsts,
+            rows,
+            last,
+        })
     }
 
     /// Adds a row. Ids must be ascending and within the tag's range. Missing values are 0.
@@ -300,11 +311,11 @@ impl ColdWriter {
     fn pack(&mut self) -> Result<()> {
         let (ids, columns) = (&self.ids[self.used..], self.columns);
         let waiting = Rows { ids, values: &self.values[self.used * columns..], columns };
-        let rows = waiting.first(waiting.fitting(self.guess));
+        let rows = waiting.first(waiting.fitting(self.rows_per_block));
         self.pages.put_block(&mut rows.encode())?;
         self.firsts.push(ids[0]);
-        self.guess = rows.ids.len();
-        self.used += self.guess;
+        self.rows_per_block = rows.ids.len();
+        self.used += self.rows_per_block;
         if self.used >= MAX_BUFFERED_ROWS {
             self.ids.drain(..self.used);
             self.values.drain(..self.used * columns);
@@ -322,7 +333,7 @@ impl ColdWriter {
         let (Some(&first), Some(last)) = (self.firsts.first(), self.last) else { return Ok(None) };
         let mut note = (self.columns as u32).to_le_bytes().to_vec();
         [self.rows, first, last].iter().for_each(|n| note.extend_from_slice(&n.to_le_bytes()));
-        note.extend_from_slice(&Index::encode(&self.firsts));
+        note.extend_from_slice(&BlockIndex::encode(&self.firsts));
         self.pages.finish(&note).map(Some)
     }
 }

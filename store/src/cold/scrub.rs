@@ -14,7 +14,7 @@ use crate::manifest::FileEntry;
 
 /// Size of a read in bytes. It delays a request's read by a few hundred microseconds on a disk of
 /// 500 MB/s.
-const PIECE: usize = 32 * BLOCK_BYTES;
+const READ_BYTES: usize = 32 * BLOCK_BYTES;
 
 /// A part of a file that is damaged or unreadable.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Damage {
 pub struct Scrub {
     pages: PageFile,
     /// Number of rows or pages, and the unit.
-    holds: (u64, &'static str),
+    item_count: (u64, &'static str),
     file: Box<dyn DiskFile>,
     at: u64,
     /// Buffer of one piece, aligned at `start` for direct I/O.
@@ -66,33 +66,33 @@ impl Scrub {
     }
 
     fn new(disk: &dyn Disk, mut pages: PageFile, note: &[u8]) -> Result<Scrub> {
-        let mut holds = (pages.pages(), "pages");
+        let mut item_count = (pages.pages(), "pages");
         if pages.has_rows() {
             let rows = ColdFile::new(pages, note)?;
-            holds = (rows.head().rows, "rows");
+            item_count = (rows.head().rows, "rows");
             pages = rows.into_pages();
         }
         let name = &pages.entry().name;
         let file =
             disk.open_uncached(name).map_err(|e| Error::io(disk.path(name), "opening", e))?;
-        let mut memory: Vec<u8> = Vec::with_capacity(PIECE + BLOCK);
+        let mut memory: Vec<u8> = Vec::with_capacity(READ_BYTES + BLOCK);
         let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
         // The new size is within the capacity, so the memory does not move.
-        memory.resize(start + PIECE, 0);
+        memory.resize(start + READ_BYTES, 0);
         let (at, check, is_damaged) = Default::default();
-        Ok(Scrub { pages, holds, file, at, memory, start, check, is_damaged })
+        Ok(Scrub { pages, item_count, file, at, memory, start, check, is_damaged })
     }
 
     /// Reads the next piece and adds its damage to `found`. Returns the number of bytes read, 0 at
     /// the end.
     pub fn step(&mut self, found: &mut Vec<Damage>) -> u64 {
         let (from, total) = (self.at, self.pages.entry().bytes);
-        let wanted = (total - from).min(PIECE as u64) as usize;
+        let wanted = (total - from).min(READ_BYTES as u64) as usize;
         if wanted == 0 {
             return 0;
         }
         let before = found.len();
-        let piece = &mut self.memory[self.start..][..PIECE];
+        let piece = &mut self.memory[self.start..][..READ_BYTES];
         let whole = read_full_at(&*self.file, piece, from).is_ok_and(|n| n >= wanted);
         for at in (0..wanted).step_by(BLOCK_BYTES) {
             let offset = from + at as u64;
@@ -143,6 +143,6 @@ impl Scrub {
     /// Reads the whole file. Returns the number of rows or pages, and the unit.
     pub(crate) fn run(mut self, found: &mut Vec<Damage>) -> (u64, &'static str) {
         while self.step(found) > 0 {}
-        self.holds
+        self.item_count
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::committer::{Committer, SYNC_CLASSES, SyncPolicy};
-use super::source::{Committed, Health, Source, Ticket};
-use super::stripe::{Guard, Joined, Stripe};
+use super::source::{Committed, Health, LoggedState, Ticket};
+use super::stripe::{Joined, Stripe, StripeGuard};
 use crate::batch::MAX_BODY_BYTES;
 use crate::buffer;
 use crate::error::{Error, Result};
@@ -17,12 +17,12 @@ use crate::time;
 
 /// Age of the oldest unsynced change at which `everysec` syncs. It is less than a second, because
 /// the sync also takes time.
-const EVERY_SECOND: Duration = Duration::from_millis(800);
+const MAX_UNSYNCED_AGE: Duration = Duration::from_millis(800);
 
-/// Interval for repeated reports of a persistent failure. `MAX_REPORTED` limits the number of
-/// different failures per interval.
-const REPORT_AGAIN: Duration = Duration::from_secs(60);
-const MAX_REPORTED: usize = 8;
+/// Interval for repeated reports of a persistent failure. `MAX_REPORTED_FAILURES` limits the number
+/// of different failures per interval.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_REPORTED_FAILURES: usize = 8;
 
 /// State of the commit thread. [`Committer::run`] drives it; tests on a simulated disk run single
 /// rounds.
@@ -42,7 +42,7 @@ pub struct Rounds<'a, K> {
     /// Empty list to swap with a stripe's list, to avoid an allocation.
     spare: Vec<K>,
     /// Start of the last successful round. All keys marked before that time are appended.
-    looked: Instant,
+    last_round_start: Instant,
     /// Earliest possible time of the oldest change that is appended but not synced.
     unsynced_since: Option<Instant>,
     last_write: Option<Instant>,
@@ -59,7 +59,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Like [`Rounds::new`], with an explicit time for a simulated clock.
     pub fn starting(committer: &'a Committer<K>, now: Instant) -> Rounds<'a, K> {
-        committer.note_unsafe(now);
+        committer.record_unsynced_since(now);
         Rounds {
             committer,
             batch: Batch::new(),
@@ -69,7 +69,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             units: Vec::new(),
             reserved: 0,
             spare: Vec::new(),
-            looked: now,
+            last_round_start: now,
             unsynced_since: None,
             last_write: None,
             retry_at: None,
@@ -82,7 +82,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 
     /// Returns the time of the next round unless a writer wakes the thread earlier.
-    pub(super) fn next_look(&self) -> Option<Instant> {
+    pub(super) fn next_round_at(&self) -> Option<Instant> {
         let options = &self.committer.options;
         if self.retry_at.is_some() {
             return self.retry_at;
@@ -98,15 +98,15 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     pub fn turn(
         &mut self,
         log: &mut Log,
-        source: &mut dyn Source<K>,
+        source: &mut dyn LoggedState<K>,
         now: Instant,
         stop: bool,
     ) -> Result<()> {
         let committer = self.committer;
         let flush = {
-            let orders = committer.orders.lock();
-            committer.nudged.store(false, Ordering::SeqCst);
-            orders.flush > committer.synced.load(Ordering::Relaxed)
+            let pending_requests = committer.pending_requests.lock();
+            committer.is_wake_pending.store(false, Ordering::SeqCst);
+            pending_requests.flush > committer.synced.load(Ordering::Relaxed)
         };
         // The round must be incremented before the dirty bits are read (see `mod.rs`).
         let round = committer.round.fetch_add(1, Ordering::SeqCst);
@@ -122,8 +122,8 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                     self.unsynced_since = None;
                     synced = round;
                 }
-                self.looked = now;
-                committer.note_unsafe(self.unsynced_since.unwrap_or(now));
+                self.last_round_start = now;
+                committer.record_unsynced_since(self.unsynced_since.unwrap_or(now));
                 committer.durable.store(round, Ordering::Release);
             }
             Err(error) => {
@@ -131,7 +131,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
                 committer.set_health(error.into());
                 committer.failed.store(round, Ordering::Release);
                 committer.stats.lock().failed_rounds += 1;
-                if self.is_news(error, now) {
+                if self.should_report(error, now) {
                     source.failed(error);
                 }
             }
@@ -149,7 +149,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         // Store this last, so that the progress is already published when `flush` returns.
         committer.synced.store(synced, Ordering::Release);
         if flush || result.is_err() || stop {
-            drop(committer.orders.lock());
+            drop(committer.pending_requests.lock());
             committer.progress.notify_all();
         }
         result
@@ -157,11 +157,11 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Whether to report a failure. Retries fail several times per second, each with another
     /// segment number in the message.
-    fn is_news(&mut self, error: &Error, now: Instant) -> bool {
-        self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_AGAIN);
+    fn should_report(&mut self, error: &Error, now: Instant) -> bool {
+        self.reported.retain(|(_, at)| now.saturating_duration_since(*at) < REPORT_INTERVAL);
         let gist = error.gist();
         let known = self.reported.iter().any(|(known, _)| *known == gist);
-        let news = !known && self.reported.len() < MAX_REPORTED;
+        let news = !known && self.reported.len() < MAX_REPORTED_FAILURES;
         if news {
             self.reported.push((gist, now));
         }
@@ -171,7 +171,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     fn attempt(
         &mut self,
         log: &mut Log,
-        source: &mut dyn Source<K>,
+        source: &mut dyn LoggedState<K>,
         now: Instant,
         round: Ticket,
         must_sync: bool,
@@ -186,14 +186,14 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         self.committer.written.store(round, Ordering::Release);
         let logged = log.written().sequence != before;
         if logged {
-            self.unsynced_since.get_or_insert(self.looked);
+            self.unsynced_since.get_or_insert(self.last_round_start);
             self.last_write = Some(now);
         }
         // Use the time after the append, which may be slow because a roll syncs. Waiters are
         // notified of the append only after this sync.
         let appended = source.now().max(now);
         let second_is_over =
-            || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= EVERY_SECOND);
+            || self.unsynced_since.is_some_and(|t| appended.duration_since(t) >= MAX_UNSYNCED_AGE);
         let due = match self.committer.policy() {
             SyncPolicy::Always => true,
             SyncPolicy::EverySecond => second_is_over(),
@@ -230,7 +230,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Collects all marked keys and appends their state. The keys of one stripe always share a
     /// batch (C2).
-    fn log_round(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+    fn log_round(&mut self, log: &mut Log, source: &mut dyn LoggedState<K>) -> Result<()> {
         self.taken.clear();
         self.spans.clear();
         self.waiting.clear();
@@ -263,7 +263,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Removes a stripe's keys and collects their state under the caller's lock. Returns the
     /// approximate size of the collected state in bytes.
-    fn take(&mut self, index: usize, stripe: &mut Stripe<K>, source: &mut dyn Source<K>) -> usize {
+    fn take(
+        &mut self,
+        index: usize,
+        stripe: &mut Stripe<K>,
+        source: &mut dyn LoggedState<K>,
+    ) -> usize {
         stripe.take(&mut self.spare, &self.committer.queued);
         self.spare.sort_unstable();
         self.spare.dedup();
@@ -274,7 +279,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 
     /// Removes the keys of this stripe and all joined stripes under all their locks (C6).
-    fn take_joined(&mut self, index: usize, source: &mut dyn Source<K>) {
+    fn take_joined(&mut self, index: usize, source: &mut dyn LoggedState<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         if !joined.stripes.contains(&index) {
@@ -288,7 +293,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 
     /// Locks all joined stripes and resets the list. Moves the joined keys and their reservation to
     /// this round.
-    fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, Guard<'a, K>)> {
+    fn hold_joined(&mut self, joined: &mut Joined<K>) -> Vec<(usize, StripeGuard<'a, K>)> {
         let committer = self.committer;
         // Several stripes are always locked in ascending order.
         joined.stripes.sort_unstable();
@@ -302,9 +307,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             .collect()
     }
 
-    fn append(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+    fn append(&mut self, log: &mut Log, source: &mut dyn LoggedState<K>) -> Result<()> {
         if self.taken.is_empty() {
-            self.released();
+            self.release_reservation();
             return Ok(());
         }
         // A failed append leaves records in the batch.
@@ -313,13 +318,13 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         }
         source.encode(&mut self.batch)?;
         if self.batch.bytes() > MAX_BODY_BYTES {
-            return self.append_parted(log, source);
+            return self.append_split(log, source);
         }
         self.append_batch(log, source)
     }
 
     /// Appends the encoded batch, which covers all of `taken`.
-    fn append_batch(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+    fn append_batch(&mut self, log: &mut Log, source: &mut dyn LoggedState<K>) -> Result<()> {
         if !self.batch.is_empty() {
             log.append(&self.batch, source.now_ms())?;
         }
@@ -336,10 +341,10 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
         buffer::clear(&mut self.taken);
         buffer::clear(&mut self.spans);
         self.batch.clear();
-        self.released();
+        self.release_reservation();
     }
 
-    fn released(&mut self) {
+    fn release_reservation(&mut self) {
         self.units = Vec::new();
         if self.reserved > 0 {
             self.committer.reserved.fetch_sub(std::mem::take(&mut self.reserved), Ordering::SeqCst);
@@ -347,7 +352,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 
     /// Splits an oversized batch (C8).
-    fn append_parted(&mut self, log: &mut Log, source: &mut dyn Source<K>) -> Result<()> {
+    fn append_split(&mut self, log: &mut Log, source: &mut dyn LoggedState<K>) -> Result<()> {
         source.forget();
         let stripes: Vec<usize> = self.spans.iter().map(|span| span.0).collect();
         let were_joined = self.spans.iter().any(|span| span.2);
@@ -367,9 +372,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             bytes = self.batch.bytes();
             source.forget();
             self.put_back();
-            self.dissolve();
+            self.split_group();
         }
-        source.parted(bytes);
+        source.batch_split(bytes);
         // Split each stripe into as many batches as needed. A crash may lose some of them, but an
         // oversized batch could never be logged.
         let committer = self.committer;
@@ -394,7 +399,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     }
 
     /// Drops the atomicity of a group that exceeds the size limit of a batch.
-    fn dissolve(&mut self) {
+    fn split_group(&mut self) {
         let committer = self.committer;
         for (_, stripe) in self.hold_joined(&mut committer.joined.lock()) {
             stripe.borrow_mut().joined = false;
@@ -406,7 +411,7 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
     ///
     /// Keys that other writers marked stay in the stripes for this round, except for keys of the
     /// same ids.
-    fn take_units(&mut self, source: &mut dyn Source<K>) {
+    fn take_units(&mut self, source: &mut dyn LoggedState<K>) {
         let committer = self.committer;
         let mut joined = committer.joined.lock();
         let stripes = self.hold_joined(&mut joined);
@@ -418,7 +423,9 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
             self.spare.sort_unstable();
             self.spare.dedup();
             let start = self.taken.len();
-            for of_one in self.spare.chunk_by(|before, after| !source.may_part(before, after)) {
+            for of_one in
+                self.spare.chunk_by(|before, after| !source.may_split_between(before, after))
+            {
                 let is_ours = of_one.iter().any(|key| self.units.binary_search(key).is_ok());
                 if is_ours { &mut self.taken } else { &mut stripe.keys }.extend_from_slice(of_one);
             }
@@ -466,12 +473,12 @@ impl<'a, K: Copy + Ord> Rounds<'a, K> {
 }
 
 /// Appends the state of `keys`. Splits an oversized batch in half, at a boundary that
-/// [`Source::may_part`] permits.
+/// [`LoggedState::may_split_between`] permits.
 fn append_halves<K>(
     keys: &[K],
     batch: &mut Batch,
     log: &mut Log,
-    source: &mut dyn Source<K>,
+    source: &mut dyn LoggedState<K>,
 ) -> Result<()> {
     if keys.is_empty() {
         return Ok(());
@@ -479,7 +486,7 @@ fn append_halves<K>(
     source.collect(keys);
     batch.clear();
     source.encode(batch)?;
-    let may_cut = |&at: &usize| source.may_part(&keys[at - 1], &keys[at]);
+    let may_cut = |&at: &usize| source.may_split_between(&keys[at - 1], &keys[at]);
     let middle = keys.len() / 2;
     let cut = (batch.bytes() > MAX_BODY_BYTES)
         .then(|| (middle.max(1)..keys.len()).chain((1..middle).rev()).find(may_cut))
@@ -498,8 +505,8 @@ fn append_halves<K>(
 impl<K: Copy + Ord> Committer<K> {
     /// Runs the commit thread until [`stop`](Committer::stop). After that, runs one more round,
     /// seals the log and returns it.
-    pub fn run(&self, mut log: Log, source: &mut dyn Source<K>) -> (Log, Result<()>) {
-        let _ends = Ends(self);
+    pub fn run(&self, mut log: Log, source: &mut dyn LoggedState<K>) -> (Log, Result<()>) {
+        let _ends = ExitNotifier(self);
         let mut rounds = Rounds::new(self);
         if log.has_failed() {
             // The log could not create a segment. Report the error now and retry before the first
@@ -510,7 +517,7 @@ impl<K: Copy + Ord> Committer<K> {
             let stop = self.sleep(&rounds);
             let last = rounds.turn(&mut log, source, time::now(), stop);
             if stop {
-                let seals = !self.orders.lock().unsealed;
+                let seals = !self.pending_requests.lock().unsealed;
                 let sealed =
                     last.and_then(|()| if seals { log.seal(source.now_ms()) } else { Ok(()) });
                 return (log, sealed);
@@ -520,26 +527,30 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Waits for work. Returns whether the thread must stop.
     fn sleep(&self, rounds: &Rounds<'_, K>) -> bool {
-        let mut orders = self.orders.lock();
-        let until = rounds.next_look();
+        let mut pending_requests = self.pending_requests.lock();
+        let until = rounds.next_round_at();
         // Marks do not wake the thread while the disk fails, because each attempt costs I/O.
-        while (rounds.is_failing() || !self.nudged.load(Ordering::SeqCst)) && !orders.stop {
+        while (rounds.is_failing() || !self.is_wake_pending.load(Ordering::SeqCst))
+            && !pending_requests.stop
+        {
             match until {
-                Some(until) if self.wake.wait_until(&mut orders, until).timed_out() => break,
+                Some(until) if self.wake.wait_until(&mut pending_requests, until).timed_out() => {
+                    break;
+                }
                 Some(_) => {}
-                None => self.wake.wait(&mut orders),
+                None => self.wake.wait(&mut pending_requests),
             }
         }
-        orders.stop
+        pending_requests.stop
     }
 }
 
 /// Notifies waiters when the commit thread returns or panics.
-struct Ends<'a, K>(&'a Committer<K>);
+struct ExitNotifier<'a, K>(&'a Committer<K>);
 
-impl<K> Drop for Ends<'_, K> {
+impl<K> Drop for ExitNotifier<'_, K> {
     fn drop(&mut self) {
-        self.0.orders.lock().ended = true;
+        self.0.pending_requests.lock().ended = true;
         self.0.progress.notify_all();
     }
 }

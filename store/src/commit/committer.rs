@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::source::{Health, Ticket};
-use super::stripe::{self, Aligned, Joined};
-use super::visibility::Sights;
+use super::stripe::{self, AlignedStripe, Joined};
+use super::visibility::VisibilityTable;
 use crate::error::{Error, Result};
 use crate::log::LogStats;
 use crate::time;
 
 /// Age in milliseconds of the oldest unsynced change that `everysec` allows.
-const LATE_MS: u64 = 1000;
+const MAX_UNSYNCED_MS: u64 = 1000;
 
 /// When the commit thread syncs an appended batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ impl Default for CommitOptions {
 /// State shared by writers, readers and the commit thread.
 pub struct Committer<K> {
     pub(super) options: CommitOptions,
-    pub(super) stripes: Box<[Aligned<K>]>,
-    pub(super) sights: Sights,
+    pub(super) stripes: Box<[AlignedStripe<K>]>,
+    pub(super) visibility_table: VisibilityTable,
     /// Stripes to read together. A thread that locks several stripes locks this first.
     pub(super) joined: Mutex<Joined<K>>,
     /// Bytes reserved for atomic groups that are not appended yet.
@@ -86,7 +86,7 @@ pub struct Committer<K> {
     pub(super) synced: AtomicU64,
     pub(super) failed: AtomicU64,
     /// Time of the oldest unsynced change, in milliseconds since `origin`.
-    pub(super) unsafe_since: AtomicU64,
+    pub(super) unsynced_since_ms: AtomicU64,
     pub(super) origin: Instant,
     pub(super) health: AtomicU8,
     pub(super) crowded: AtomicBool,
@@ -95,15 +95,15 @@ pub struct Committer<K> {
     /// The [`SyncPolicy`], as a number.
     pub(super) policy: AtomicU8,
     /// Set when the commit thread has work. Only the thread that sets it sends a notification.
-    pub(super) nudged: AtomicBool,
-    pub(super) orders: Mutex<Orders>,
+    pub(super) is_wake_pending: AtomicBool,
+    pub(super) pending_requests: Mutex<CommitRequests>,
     pub(super) wake: Condvar,
     pub(super) progress: Condvar,
     pub(super) stats: Mutex<CommitStats>,
 }
 
 #[derive(Default)]
-pub(super) struct Orders {
+pub(super) struct CommitRequests {
     pub(super) stop: bool,
     /// Whether `stop` leaves the log unsealed.
     pub(super) unsealed: bool,
@@ -146,19 +146,20 @@ impl<K> std::fmt::Debug for Committer<K> {
 
 impl<K> Committer<K> {
     /// Wakes the commit thread.
-    pub fn nudge(&self) {
-        if !self.nudged.swap(true, Ordering::SeqCst) {
-            // While this lock is held, the thread either has not read `nudged` yet or is waiting.
-            drop(self.orders.lock());
+    pub fn wake_commit_thread(&self) {
+        if !self.is_wake_pending.swap(true, Ordering::SeqCst) {
+            // While this lock is held, the thread either has not read `is_wake_pending` yet or is
+            // waiting.
+            drop(self.pending_requests.lock());
             self.wake.notify_one();
         }
     }
 
     /// Wakes the commit thread if the round of this ticket has not begun. Needed if no other thread
     /// requests that round.
-    pub fn hurry(&self, ticket: Ticket) {
+    pub fn begin_round_for(&self, ticket: Ticket) {
         if self.round.load(Ordering::SeqCst) <= ticket {
-            self.nudge();
+            self.wake_commit_thread();
         }
     }
 }
@@ -170,7 +171,7 @@ impl<K: Copy + Ord> Committer<K> {
         Committer {
             options,
             stripes: stripe::empty(options.stripes),
-            sights: Sights::new(options.stripes),
+            visibility_table: VisibilityTable::new(options.stripes),
             joined: Mutex::default(),
             reserved: AtomicUsize::new(0),
             dirty: (0..options.stripes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -180,14 +181,14 @@ impl<K: Copy + Ord> Committer<K> {
             durable: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             failed: AtomicU64::new(0),
-            unsafe_since: AtomicU64::new(0),
+            unsynced_since_ms: AtomicU64::new(0),
             origin: time::now(),
             health: AtomicU8::new(0),
             crowded: AtomicBool::new(false),
             queued: AtomicUsize::new(0),
             policy: AtomicU8::new(options.policy as u8),
-            nudged: AtomicBool::new(false),
-            orders: Mutex::new(Orders::default()),
+            is_wake_pending: AtomicBool::new(false),
+            pending_requests: Mutex::new(CommitRequests::default()),
             wake: Condvar::new(),
             progress: Condvar::new(),
             stats: Mutex::new(CommitStats::default()),
@@ -211,11 +212,11 @@ impl<K: Copy + Ord> Committer<K> {
         if policy == SyncPolicy::Always {
             // Changes made under the old policy may be unsynced, and the table of `visibility.rs`
             // lacks them (C9).
-            self.pass_all();
-            self.sights.raise_all(self.round.load(Ordering::SeqCst));
+            self.wait_for_stripe_writers();
+            self.visibility_table.raise_all(self.round.load(Ordering::SeqCst));
         }
         // The thread may be sleeping for the longer interval of the old policy.
-        self.nudge();
+        self.wake_commit_thread();
     }
 
     /// Returns a ticket that covers all marks made before this call by any thread.
@@ -250,11 +251,11 @@ impl<K: Copy + Ord> Committer<K> {
     /// [`is_late`](Committer::is_late) at a given time, for a simulated clock.
     pub fn is_late_at(&self, now: Instant) -> bool {
         self.policy() == SyncPolicy::EverySecond
-            && self.millis(now) >= self.unsafe_since.load(Ordering::Relaxed) + LATE_MS
+            && self.millis(now) >= self.unsynced_since_ms.load(Ordering::Relaxed) + MAX_UNSYNCED_MS
     }
 
-    pub(super) fn note_unsafe(&self, since: Instant) {
-        self.unsafe_since.store(self.millis(since), Ordering::Relaxed);
+    pub(super) fn record_unsynced_since(&self, since: Instant) {
+        self.unsynced_since_ms.store(self.millis(since), Ordering::Relaxed);
     }
 
     fn millis(&self, at: Instant) -> u64 {
@@ -276,7 +277,7 @@ impl<K: Copy + Ord> Committer<K> {
     /// [`Exclusive`](super::Exclusive) is held, possibly by this thread, joined keys are not
     /// counted.
     pub fn queue_bytes(&self) -> usize {
-        let room = |stripe: &Aligned<K>| stripe.lock.lock().borrow().keys.capacity();
+        let room = |stripe: &AlignedStripe<K>| stripe.lock.lock().borrow().keys.capacity();
         let stripes = self.stripes.iter().map(room).sum::<usize>();
         let units = self.joined.try_lock().map_or(0, |joined| joined.units.capacity());
         (stripes + units) * size_of::<K>()
@@ -300,11 +301,11 @@ impl<K: Copy + Ord> Committer<K> {
     /// Logs and syncs all changes of write guards that exist at this call, and waits for the sync.
     pub fn flush(&self) -> Result<Ticket> {
         // A writer may have changed state that the caller saw, and not marked it yet.
-        self.pass_all();
+        self.wait_for_stripe_writers();
         let ticket = self.round.load(Ordering::SeqCst);
-        let mut orders = self.orders.lock();
-        orders.flush = orders.flush.max(ticket);
-        self.nudged.store(true, Ordering::SeqCst);
+        let mut pending_requests = self.pending_requests.lock();
+        pending_requests.flush = pending_requests.flush.max(ticket);
+        self.is_wake_pending.store(true, Ordering::SeqCst);
         self.wake.notify_one();
         loop {
             if self.synced() >= ticket {
@@ -315,10 +316,10 @@ impl<K: Copy + Ord> Committer<K> {
                     "the log is not writable; see the server's log for the disk error".to_string(),
                 ));
             }
-            if orders.ended {
+            if pending_requests.ended {
                 return Err(Error::Refused("the commit thread has stopped".to_string()));
             }
-            time::wait_for(&self.progress, &mut orders, Duration::from_millis(100));
+            time::wait_for(&self.progress, &mut pending_requests, Duration::from_millis(100));
         }
     }
 
@@ -326,9 +327,9 @@ impl<K: Copy + Ord> Committer<K> {
     pub fn sync_soon(&self) {
         let ticket = self.round.load(Ordering::SeqCst);
         if self.written_to_sync() {
-            let mut orders = self.orders.lock();
-            orders.flush = orders.flush.max(ticket);
-            self.nudged.store(true, Ordering::SeqCst);
+            let mut pending_requests = self.pending_requests.lock();
+            pending_requests.flush = pending_requests.flush.max(ticket);
+            self.is_wake_pending.store(true, Ordering::SeqCst);
             self.wake.notify_one();
         }
     }
@@ -340,21 +341,22 @@ impl<K: Copy + Ord> Committer<K> {
     /// Prepares another [`run`](Committer::run). Before this call, waits for a commit fail
     /// immediately.
     pub fn reopen(&self) {
-        let mut orders = self.orders.lock();
-        (orders.stop, orders.unsealed, orders.ended) = (false, false, false);
+        let mut pending_requests = self.pending_requests.lock();
+        (pending_requests.stop, pending_requests.unsealed, pending_requests.ended) =
+            (false, false, false);
     }
 
     /// Stops the commit thread: [`run`](Committer::run) returns after one more round.
     pub fn stop(&self) {
-        let mut orders = self.orders.lock();
-        orders.stop = true;
-        self.nudged.store(true, Ordering::SeqCst);
+        let mut pending_requests = self.pending_requests.lock();
+        pending_requests.stop = true;
+        self.is_wake_pending.store(true, Ordering::SeqCst);
         self.wake.notify_one();
     }
 
     /// Like [`Committer::stop`], but does not seal the log, which then contains only client writes.
     pub fn step_down(&self) {
-        self.orders.lock().unsealed = true;
+        self.pending_requests.lock().unsealed = true;
         self.stop();
     }
 
@@ -372,11 +374,11 @@ impl<K: Copy + Ord> Committer<K> {
     /// that it has just read. `hash` is the id's hash, as for [`enter`](Committer::enter).
     ///
     /// Returns 0 if that round is synced or has failed, and [`Ticket::MAX`] while a writer changes
-    /// the id. After the caller has seen each stripe free ([`Committer::first_busy`]),
+    /// the id. After the caller has seen each stripe free ([`Committer::first_locked_stripe`]),
     /// [`Committer::ticket`] covers that writer. Meaningful only under `always`.
     #[inline]
     pub fn sight(&self, hash: u64) -> Ticket {
-        let round = self.sights.last_change(hash);
+        let round = self.visibility_table.last_change(hash);
         if round <= self.synced().max(self.failed()) { 0 } else { round }
     }
 }

@@ -36,9 +36,10 @@
 //!   Before its first change the writer of an atomic group reserves space for the group
 //!   ([`Committer::reserve`]), and waits until pending groups leave enough space. Changes of other
 //!   writers in the same stripes may exceed the remaining space. They then get batches of their
-//!   own, except for changes of the same ids ([`Source::may_part`]). Only a group without a
-//!   sufficient reservation is split, down to the units that [`Source::may_part`] keeps together. A
-//!   retry of an oversized batch would loop forever.
+//!   own, except for changes of the same ids ([`LoggedState::may_split_between`]). Only a group
+//!   without a sufficient reservation is split, down to the units that
+//!   [`LoggedState::may_split_between`] keeps together. A retry of an oversized batch would loop
+//!   forever.
 //! - **C9** Under `always`, a reader of a changed id learns from [`Committer::sight`] which round
 //!   its reply must wait for (`visibility.rs`).
 //!
@@ -61,5 +62,5 @@ mod visibility;
 
 pub use commit_loop::Rounds;
 pub use committer::{CommitOptions, CommitStats, Committer, SyncPolicy};
-pub use source::{Committed, Health, Source, Ticket};
-pub use stripes::{Exclusive, Reserved, WriteGuard};
+pub use source::{Committed, Health, LoggedState, Ticket};
+pub use stripes::{BatchReservation, Exclusive, WriteGuard};

@@ -49,7 +49,7 @@ pub struct Committed {
 }
 
 /// State that the commit thread logs. The server implements it.
-pub trait Source<K> {
+pub trait LoggedState<K> {
     /// Copies the current state of these keys (sorted, distinct). Runs under the stripe's lock, so
     /// it must be fast; `encode` does the slow work. Returns the approximate encoded size of all
     /// copies.
@@ -78,12 +78,12 @@ pub trait Source<K> {
     }
 
     /// Whether an oversized batch may be split between these two adjacent keys. Default: yes.
-    fn may_part(&self, _before: &K, _after: &K) -> bool {
+    fn may_split_between(&self, _before: &K, _after: &K) -> bool {
         true
     }
 
     /// Reports a batch of `_bytes` that was split (C8).
-    fn parted(&mut self, _bytes: usize) {}
+    fn batch_split(&mut self, _bytes: usize) {}
 
     /// Reports a failure of the log. A repeated error is reported once.
     fn failed(&mut self, _error: &Error) {}

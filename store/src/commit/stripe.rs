@@ -19,14 +19,14 @@ pub(super) struct Stripe<K> {
     /// Whether a key was marked since an [`Exclusive`](super::Exclusive) guard was created.
     pub(super) touched: bool,
     /// Whether `keys` was deduplicated, and so reordered, since that time.
-    pub(super) mixed: bool,
+    pub(super) is_reordered: bool,
     /// Whether the next round reads this stripe together with all other joined stripes (C6).
     pub(super) joined: bool,
 }
 
 /// Re-entrant, so that a thread with several locked stripes can enter one of them.
-type Lock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
-pub(super) type Guard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
+type StripeLock<K> = ReentrantMutex<RefCell<Stripe<K>>>;
+pub(super) type StripeGuard<'a, K> = ReentrantMutexGuard<'a, RefCell<Stripe<K>>>;
 
 /// Number of keys for which an empty stripe retains memory.
 const KEPT_KEYS: usize = 32;
@@ -36,10 +36,10 @@ pub(super) const FIRST_DEDUPE: usize = 256;
 
 /// A stripe on two cache lines of its own.
 #[repr(C, align(128))]
-pub(super) struct Aligned<K> {
+pub(super) struct AlignedStripe<K> {
     /// First byte of the two cache lines, for a prefetch. `end` is the last byte.
     pub(super) begin: AtomicBool,
-    pub(super) lock: Lock<K>,
+    pub(super) lock: StripeLock<K>,
     pub(super) end: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl<K> Stripe<K> {
     }
 }
 
-pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
+pub(super) fn empty<K>(stripes: usize) -> Box<[AlignedStripe<K>]> {
     let stripe = || {
         let empty = Stripe {
             keys: Vec::new(),
@@ -77,10 +77,10 @@ pub(super) fn empty<K>(stripes: usize) -> Box<[Aligned<K>]> {
             dedupe_at: FIRST_DEDUPE,
             counted: 0,
             touched: false,
-            mixed: false,
+            is_reordered: false,
             joined: false,
         };
-        Aligned {
+        AlignedStripe {
             begin: AtomicBool::new(false),
             lock: ReentrantMutex::new(RefCell::new(empty)),
             end: AtomicBool::new(false),

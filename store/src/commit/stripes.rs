@@ -10,7 +10,7 @@ use parking_lot::MutexGuard;
 
 use super::committer::{Committer, SyncPolicy};
 use super::source::Ticket;
-use super::stripe::{FIRST_DEDUPE, Guard, Joined, Stripe};
+use super::stripe::{FIRST_DEDUPE, Joined, Stripe, StripeGuard};
 use super::visibility::CHANGING;
 use crate::batch::MAX_BODY_BYTES;
 
@@ -23,11 +23,11 @@ const JOINED_KEYS: usize = 256;
 const RESERVED_BYTES: usize = MAX_BODY_BYTES / 32 * 31;
 
 /// Bytes of joined changes above which all writers wait for the log, so that no change joins them.
-const HEAVY_BYTES: usize = MAX_BODY_BYTES / 4;
+const MAX_JOINABLE_BYTES: usize = MAX_BODY_BYTES / 4;
 
 /// Bytes up to which the changes of a single stripe need not be [`Joined`]. One lock covers them,
 /// and they fit into any batch.
-const LIGHT_BYTES: usize = 64 << 10;
+const MAX_SINGLE_STRIPE_BYTES: usize = 64 << 10;
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -38,18 +38,18 @@ thread_local! {
 
 /// Space reserved in a batch for an atomic group ([`Committer::reserve`]). Released when the group
 /// is logged, or when dropped without use.
-pub struct Reserved<'a, K> {
+pub struct BatchReservation<'a, K> {
     committer: &'a Committer<K>,
     bytes: usize,
 }
 
-impl<K> Drop for Reserved<'_, K> {
+impl<K> Drop for BatchReservation<'_, K> {
     fn drop(&mut self) {
         self.committer.reserved.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 
-impl<'a, K: Copy + Ord> Reserved<'a, K> {
+impl<'a, K: Copy + Ord> BatchReservation<'a, K> {
     /// [`Committer::several`], for a group of at most the reserved size.
     pub fn several(self, hashes: impl IntoIterator<Item = u64>) -> Exclusive<'a, K> {
         let several = self.committer.several(hashes);
@@ -67,13 +67,13 @@ impl<'a, K: Copy + Ord> Reserved<'a, K> {
 /// dropped.
 pub struct WriteGuard<'a, K> {
     committer: &'a Committer<K>,
-    stripe: Guard<'a, K>,
+    stripe: StripeGuard<'a, K>,
     index: usize,
-    /// With `always`: the [`Sights`](super::visibility::Sights) entry of the id, and its previous
-    /// value.
+    /// With `always`: the [`VisibilityTable`](super::visibility::Sights) entry of the id, and its
+    /// previous value.
     sight: Option<(&'a AtomicU64, Ticket)>,
     has_marked: bool,
-    concerns_all: bool,
+    affects_all_ids: bool,
 }
 
 /// A writer's lock of several or all stripes. Other writers of these stripes wait, and all marks go
@@ -82,14 +82,14 @@ pub struct Exclusive<'a, K: Copy> {
     committer: &'a Committer<K>,
     joined: MutexGuard<'a, Joined<K>>,
     /// Index and lock of each stripe, and its number of keys when it was locked.
-    stripes: Vec<(usize, Guard<'a, K>, usize)>,
-    reserved: Option<Reserved<'a, K>>,
+    stripes: Vec<(usize, StripeGuard<'a, K>, usize)>,
+    reserved: Option<BatchReservation<'a, K>>,
     /// Whether the guard's changes may affect any id, so that readers of all ids wait for them.
-    concerns_all: std::cell::Cell<bool>,
+    affects_all_ids: std::cell::Cell<bool>,
 }
 
 impl<'a, K: Copy> Exclusive<'a, K> {
-    fn with(mut self, reserved: Reserved<'a, K>) -> Exclusive<'a, K> {
+    fn with(mut self, reserved: BatchReservation<'a, K>) -> Exclusive<'a, K> {
         self.reserved = Some(reserved);
         self
     }
@@ -100,10 +100,10 @@ impl<'a, K: Copy> Exclusive<'a, K> {
     pub fn join(&self) {
         for (_, stripe, _) in &self.stripes {
             let stripe = &mut *stripe.borrow_mut();
-            (stripe.touched, stripe.mixed) = (true, true);
+            (stripe.touched, stripe.is_reordered) = (true, true);
         }
-        self.committer.sights.begin_all();
-        self.concerns_all.set(true);
+        self.committer.visibility_table.begin_all();
+        self.affects_all_ids.set(true);
     }
 }
 
@@ -112,15 +112,15 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         #[cfg(debug_assertions)]
         HOLDS_SEVERAL.set(false);
         let committer = self.committer;
-        if self.concerns_all.get() {
-            committer.sights.end_all(committer.round.load(Ordering::SeqCst));
+        if self.affects_all_ids.get() {
+            committer.visibility_table.end_all(committer.round.load(Ordering::SeqCst));
         }
         let touched = || self.stripes.iter().filter(|(_, stripe, _)| stripe.borrow().touched);
         let bytes = self.reserved.as_ref().map_or(0, |reserved| reserved.bytes);
         match touched().take(2).count() {
             0 => return,
             // One lock covers a single stripe.
-            1 if bytes <= LIGHT_BYTES => return,
+            1 if bytes <= MAX_SINGLE_STRIPE_BYTES => return,
             _ => {}
         }
         let Joined { stripes, units, .. } = &mut *self.joined;
@@ -128,7 +128,7 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         for (index, stripe, before) in touched() {
             let mut stripe = stripe.borrow_mut();
             // After a deduplication our keys are unknown, so all keys are joined.
-            let ours = if stripe.mixed { 0 } else { *before };
+            let ours = if stripe.is_reordered { 0 } else { *before };
             units.extend_from_slice(&stripe.keys[ours..]);
             if !std::mem::replace(&mut stripe.joined, true) {
                 stripes.push(*index);
@@ -138,10 +138,10 @@ impl<K: Copy> Drop for Exclusive<'_, K> {
         // The commit thread releases the reservation.
         self.reserved.take().into_iter().for_each(std::mem::forget);
         self.joined.bytes += bytes;
-        if most >= JOINED_KEYS || self.joined.bytes > HEAVY_BYTES {
+        if most >= JOINED_KEYS || self.joined.bytes > MAX_JOINABLE_BYTES {
             // Writers wait until the group is logged.
             committer.crowded.store(true, Ordering::Relaxed);
-            committer.nudge();
+            committer.wake_commit_thread();
         }
     }
 }
@@ -162,7 +162,7 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
 
     /// If the next key's slot is allocated, passes its address to `hint`, for a prefetch.
     #[inline]
-    pub fn before_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
+    pub fn prefetch_mark(&mut self, hint: impl Fn(&MaybeUninit<K>)) {
         self.stripe.borrow_mut().keys.spare_capacity_mut().first().into_iter().for_each(hint);
     }
 
@@ -177,9 +177,9 @@ impl<K: Copy + Ord> WriteGuard<'_, K> {
     }
 
     /// Declares, before the change, that readers of all ids will see it (a schema, a ring).
-    pub fn concerns_all(&mut self) {
-        self.committer.sights.begin_all();
-        self.concerns_all = true;
+    pub fn affects_all_ids(&mut self) {
+        self.committer.visibility_table.begin_all();
+        self.affects_all_ids = true;
     }
 
     /// Releases the guard. The ticket covers all its marks.
@@ -192,7 +192,7 @@ impl<K> Drop for WriteGuard<'_, K> {
     /// Runs under the stripe's lock, so the marks are in this round or an earlier one.
     #[inline]
     fn drop(&mut self) {
-        if self.sight.is_none() && !self.concerns_all {
+        if self.sight.is_none() && !self.affects_all_ids {
             return;
         }
         let round = self.committer.round.load(Ordering::SeqCst);
@@ -204,8 +204,8 @@ impl<K> Drop for WriteGuard<'_, K> {
                 sight.store(before, Ordering::Release);
             }
         }
-        if self.concerns_all {
-            self.committer.sights.end_all(round);
+        if self.affects_all_ids {
+            self.committer.visibility_table.end_all(round);
         }
     }
 }
@@ -235,7 +235,7 @@ impl<K: Copy + Ord> Committer<K> {
         self.set_dirty(index);
         // With `always` a reply waits for this round.
         if self.policy() == SyncPolicy::Always {
-            self.nudge();
+            self.wake_commit_thread();
         }
     }
 
@@ -243,7 +243,7 @@ impl<K: Copy + Ord> Committer<K> {
     fn dedupe(&self, stripe: &mut Stripe<K>) {
         stripe.keys.sort_unstable();
         stripe.keys.dedup();
-        stripe.mixed = true;
+        stripe.is_reordered = true;
         // The number of keys must at least double before the next deduplication, so a mark costs
         // O(log n) amortised.
         let keys = stripe.keys.len();
@@ -254,7 +254,7 @@ impl<K: Copy + Ord> Committer<K> {
         let most = if stripe.joined { JOINED_KEYS } else { self.options.crowded_keys };
         if keys >= most || queued >= self.options.queued_keys {
             self.crowded.store(true, Ordering::Relaxed);
-            self.nudge();
+            self.wake_commit_thread();
         }
     }
 
@@ -271,8 +271,16 @@ impl<K: Copy + Ord> Committer<K> {
             "a writer that holds several stripes must not lock another"
         );
         let stripe = self.stripes[index].lock.lock();
-        let sight = (self.policy() == SyncPolicy::Always).then(|| self.sights.begin(hash));
-        WriteGuard { committer: self, stripe, index, sight, has_marked: false, concerns_all: false }
+        let sight =
+            (self.policy() == SyncPolicy::Always).then(|| self.visibility_table.begin(hash));
+        WriteGuard {
+            committer: self,
+            stripe,
+            index,
+            sight,
+            has_marked: false,
+            affects_all_ids: false,
+        }
     }
 
     #[inline]
@@ -302,7 +310,7 @@ impl<K: Copy + Ord> Committer<K> {
         let enter = |index: usize| {
             let guard = self.stripes[index].lock.lock();
             let mut stripe = guard.borrow_mut();
-            (stripe.touched, stripe.mixed) = (false, false);
+            (stripe.touched, stripe.is_reordered) = (false, false);
             // Makes the next mark push its key, even if it equals the last one.
             stripe.last = None;
             let keys = stripe.keys.len();
@@ -317,7 +325,7 @@ impl<K: Copy + Ord> Committer<K> {
             joined,
             stripes,
             reserved: None,
-            concerns_all: std::cell::Cell::new(false),
+            affects_all_ids: std::cell::Cell::new(false),
         }
     }
 
@@ -325,10 +333,10 @@ impl<K: Copy + Ord> Committer<K> {
     /// (C8). Returns `None` until enough pending groups are logged or released. Callers reserve
     /// before they enter stripes, because a caller that retries waits for the disk and must hold no
     /// lock.
-    pub fn reserve(&self, bytes: usize) -> Option<Reserved<'_, K>> {
+    pub fn reserve(&self, bytes: usize) -> Option<BatchReservation<'_, K>> {
         let room = |reserved: usize| self.fits(reserved, bytes).then(|| reserved + bytes);
         self.reserved.fetch_update(Ordering::SeqCst, Ordering::SeqCst, room).ok()?;
-        Some(Reserved { committer: self, bytes })
+        Some(BatchReservation { committer: self, bytes })
     }
 
     /// Whether [`reserve`](Committer::reserve) would succeed now.
@@ -352,7 +360,7 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Waits until all current guards are dropped. The thread must have no guard, or have locked
     /// all stripes.
-    pub fn pass_all(&self) {
+    pub fn wait_for_stripe_writers(&self) {
         for stripe in &self.stripes {
             drop(stripe.lock.lock());
         }
@@ -360,7 +368,7 @@ impl<K: Copy + Ord> Committer<K> {
 
     /// Returns the first busy stripe from index `from` on. A caller without a lock polls until it
     /// has seen each stripe free.
-    pub fn first_busy(&self, from: usize) -> Option<usize> {
+    pub fn first_locked_stripe(&self, from: usize) -> Option<usize> {
         let busy = (from..self.stripes.len()).find(|&index| self.stripes[index].lock.is_locked());
         // Makes the changes in the free stripes visible to this thread.
         fence(Ordering::Acquire);

@@ -25,16 +25,16 @@ const SIGHTS: usize = 1 << 16;
 pub(super) const CHANGING: Ticket = Ticket::MAX;
 
 /// Rounds of the last changes, by group of ids.
-pub(super) struct Sights {
+pub(super) struct VisibilityTable {
     groups: Box<[AtomicU64]>,
     /// Round of the last change that affects all ids.
     all: AtomicU64,
 }
 
-impl Sights {
-    pub(super) fn new(stripes: usize) -> Sights {
+impl VisibilityTable {
+    pub(super) fn new(stripes: usize) -> VisibilityTable {
         let groups = (0..SIGHTS.max(stripes)).map(|_| AtomicU64::new(0)).collect();
-        Sights { groups, all: AtomicU64::new(0) }
+        VisibilityTable { groups, all: AtomicU64::new(0) }
     }
 
     fn of(&self, hash: u64) -> &AtomicU64 {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::SimDisk;
-use super::state::{Change, Inode, NameChange, State, apply, arrive, dead, draw_fate};
+use super::state::{Inode, NameChange, State, UnsyncedChange, apply, arrive, dead, draw_fate};
 use crate::disk::{Disk, DiskFile};
 
 fn eio() -> io::Error {
@@ -218,7 +218,7 @@ impl DiskFile for SimFile {
             let file = state.file(inode);
             file.live.resize(size, 0);
             file.allocated = file.allocated.min(size as u64);
-            file.unsynced.push(Change::Size(size));
+            file.unsynced.push(UnsyncedChange::Size(size));
         };
         if state.dies(resize) {
             return Err(dead());
@@ -242,8 +242,10 @@ impl DiskFile for SimFile {
             let file = state.file(inode);
             for change in std::mem::take(&mut file.unsynced) {
                 match change {
-                    Change::Write { offset, bytes } => apply(&mut file.durable, offset, &bytes),
-                    Change::Size(size) => file.durable.resize(size, 0),
+                    UnsyncedChange::Write { offset, bytes } => {
+                        apply(&mut file.durable, offset, &bytes)
+                    }
+                    UnsyncedChange::Size(size) => file.durable.resize(size, 0),
                 }
             }
         };
@@ -286,8 +288,8 @@ impl DiskFile for SimFile {
         let mut image = file.durable.clone();
         for change in &file.unsynced {
             match change {
-                Change::Write { offset, bytes } => apply(&mut image, *offset, bytes),
-                Change::Size(size) => image.resize(*size, 0),
+                UnsyncedChange::Write { offset, bytes } => apply(&mut image, *offset, bytes),
+                UnsyncedChange::Size(size) => image.resize(*size, 0),
             }
         }
         file.live = image;

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use state::Faults;
-use state::{Inode, Meanwhile, Random, State, dead};
+use state::{ConcurrentAction, Inode, Random, State, dead};
 
 /// A simulated disk. Clones share its state.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl SimDisk {
             crashed: false,
             generation: 0,
             locked: false,
-            meanwhile: Meanwhile::default(),
+            meanwhile: ConcurrentAction::default(),
         };
         SimDisk { state: Arc::new(Mutex::new(state)), generation: 0 }
     }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failed_sync_the_next_one_succeeds_and_the_bytes_are_gone() {
+    fn sync_after_a_failed_sync_succeeds_though_bytes_are_lost() {
         let lies = (0..100)
             .filter(|&seed| {
                 let disk = SimDisk::new(seed);

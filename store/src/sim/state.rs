@@ -32,7 +32,7 @@ pub(super) fn dead() -> io::Error {
 
 /// What happens to unsynced bytes on a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum CrashOutcome {
     Nothing,
     Everything,
     Prefix,
@@ -40,7 +40,7 @@ pub(super) enum Fate {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Change {
+pub(super) enum UnsyncedChange {
     Write { offset: usize, bytes: Vec<u8> },
     Size(usize),
 }
@@ -49,7 +49,7 @@ pub(super) enum Change {
 pub(super) struct Inode {
     pub(super) live: Vec<u8>,
     pub(super) durable: Vec<u8>,
-    pub(super) unsynced: Vec<Change>,
+    pub(super) unsynced: Vec<UnsyncedChange>,
     pub(super) allocated: u64,
 }
 
@@ -62,9 +62,9 @@ pub(super) enum NameChange {
 
 /// Activity of other threads while a file is synced.
 #[derive(Clone, Default)]
-pub(super) struct Meanwhile(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
+pub(super) struct ConcurrentAction(pub(super) Option<Arc<dyn Fn() + Send + Sync>>);
 
-impl std::fmt::Debug for Meanwhile {
+impl std::fmt::Debug for ConcurrentAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0.is_some() { "Meanwhile(..)" } else { "Meanwhile" })
     }
@@ -85,7 +85,7 @@ pub(super) struct State {
     pub(super) crashed: bool,
     pub(super) generation: u64,
     pub(super) locked: bool,
-    pub(super) meanwhile: Meanwhile,
+    pub(super) meanwhile: ConcurrentAction,
 }
 
 impl State {
@@ -149,10 +149,10 @@ impl State {
         let kept = (random.below(changes.len() as u64 + 1)) as usize;
         for (i, change) in changes.into_iter().enumerate() {
             let arrives = match fate {
-                Fate::Nothing => false,
-                Fate::Everything => true,
-                Fate::Prefix => i < kept,
-                Fate::Sectors => random.below(2) == 0,
+                CrashOutcome::Nothing => false,
+                CrashOutcome::Everything => true,
+                CrashOutcome::Prefix => i < kept,
+                CrashOutcome::Sectors => random.below(2) == 0,
             };
             if !arrives {
                 continue;
@@ -188,35 +188,40 @@ impl State {
     pub(super) fn write(&mut self, inode: u64, offset: usize, bytes: &[u8]) {
         let file = self.file(inode);
         apply(&mut file.live, offset, bytes);
-        file.unsynced.push(Change::Write { offset, bytes: bytes.to_vec() });
+        file.unsynced.push(UnsyncedChange::Write { offset, bytes: bytes.to_vec() });
     }
 }
 
-pub(super) fn draw_fate(random: &mut Random) -> Fate {
+pub(super) fn draw_fate(random: &mut Random) -> CrashOutcome {
     match random.below(8) {
-        0 => Fate::Nothing,
-        1 => Fate::Everything,
-        2..=4 => Fate::Prefix,
-        _ => Fate::Sectors,
+        0 => CrashOutcome::Nothing,
+        1 => CrashOutcome::Everything,
+        2..=4 => CrashOutcome::Prefix,
+        _ => CrashOutcome::Sectors,
     }
 }
 
 /// Applies the surviving part of the changes to a durable image.
-pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, random: &mut Random) {
+pub(super) fn arrive(
+    image: &mut Vec<u8>,
+    changes: Vec<UnsyncedChange>,
+    fate: CrashOutcome,
+    random: &mut Random,
+) {
     let whole = random.below(changes.len() as u64 + 1) as usize;
     for (i, change) in changes.into_iter().enumerate() {
         let (all, some) = match fate {
-            Fate::Nothing => (false, false),
-            Fate::Everything => (true, true),
-            Fate::Prefix => (i < whole, i <= whole),
-            Fate::Sectors => (random.below(4) == 0, true),
+            CrashOutcome::Nothing => (false, false),
+            CrashOutcome::Everything => (true, true),
+            CrashOutcome::Prefix => (i < whole, i <= whole),
+            CrashOutcome::Sectors => (random.below(4) == 0, true),
         };
         match change {
-            Change::Size(size) if all => image.resize(size, 0),
-            Change::Size(_) => {}
-            Change::Write { offset, bytes } if all => apply(image, offset, &bytes),
-            Change::Write { offset, bytes } if some => {
-                if fate == Fate::Prefix {
+            UnsyncedChange::Size(size) if all => image.resize(size, 0),
+            UnsyncedChange::Size(_) => {}
+            UnsyncedChange::Write { offset, bytes } if all => apply(image, offset, &bytes),
+            UnsyncedChange::Write { offset, bytes } if some => {
+                if fate == CrashOutcome::Prefix {
                     let cut = random.below(bytes.len() as u64 + 1) as usize;
                     apply(image, offset, &bytes[..cut]);
                     continue;
@@ -239,7 +244,7 @@ pub(super) fn arrive(image: &mut Vec<u8>, changes: Vec<Change>, fate: Fate, rand
                     at = next;
                 }
             }
-            Change::Write { .. } => {}
+            UnsyncedChange::Write { .. } => {}
         }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::basics::{LINEAGE, batch, options};
 use store::{
-    ARCHIVE, Archive, Backup, BackupProgress, Error, Log, Plan, Position, RealDisk, Result,
-    Severity, Store, Tag, Until, back_up, backups_in, check, dump, newest_in, plan, remove,
-    restore,
+    ARCHIVE, Archive, Backup, BackupProgress, Error, Log, Position, RealDisk, RestorePlan,
+    RestoreTarget, Result, Severity, Store, Tag, back_up, backups_in, check, dump,
+    newest_backup_in, plan, remove, restore,
 };
 
 /// A store whose state is the number of its records: the n-th record and a snapshot contain n.
@@ -125,11 +125,11 @@ impl BackupProgress for Node {
     }
 }
 
-fn planned(folder: &Path, archives: &[PathBuf], until: Until) -> Result<Plan> {
+fn planned(folder: &Path, archives: &[PathBuf], until: RestoreTarget) -> Result<RestorePlan> {
     plan(folder, archives, until, &|_| Ok(()))
 }
 
-fn restored(plan: &Plan, to: &Path) -> u64 {
+fn restored(plan: &RestorePlan, to: &Path) -> u64 {
     restore(plan, to, |term| term + 1, &|_| Ok(())).unwrap();
     assert!(check(&RealDisk::open(to).unwrap()).unwrap().severity() <= Severity::Good);
     let (store, log, state) = open(to);
@@ -158,7 +158,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
                 }
                 2 => {
                     let there = root.join(format!("b{step:03}"));
-                    let previous = newest_in(&root, LINEAGE).map(|(path, _)| path);
+                    let previous = newest_backup_in(&root, LINEAGE).map(|(path, _)| path);
                     let backup = back_up(&node.store, &there, previous.as_deref(), &node).unwrap();
                     assert_eq!(Backup::of(&there).as_ref(), Some(&backup));
                     let found = check(&RealDisk::open(&there).unwrap()).unwrap();
@@ -177,35 +177,37 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
         let archives = [root.join(ARCHIVE)];
         for (there, backup) in &backups {
             let to = folder.path().join("restored");
-            let state = restored(&planned(there, &archives, Until::Backup).unwrap(), &to);
+            let state = restored(&planned(there, &archives, RestoreTarget::Backup).unwrap(), &to);
             assert_eq!(state, node.before(|w| w.0 <= backup.position.offset));
             std::fs::remove_dir_all(&to).unwrap();
 
-            let plan = planned(there, &archives, Until::Latest).unwrap();
+            let plan = planned(there, &archives, RestoreTarget::Latest).unwrap();
             assert_eq!((plan.end.offset, plan.goes_on), (end, false));
             assert_eq!(restored(&plan, &to), all.len() as u64);
             std::fs::remove_dir_all(&to).unwrap();
 
             let offset = rng.u64(backup.from..=end);
-            let plan = planned(there, &archives, Until::Offset(offset)).unwrap();
+            let plan = planned(there, &archives, RestoreTarget::Offset(offset)).unwrap();
             assert_eq!(restored(&plan, &to), node.before(|w| w.0 <= offset), "offset {offset}");
             std::fs::remove_dir_all(&to).unwrap();
 
             let time = rng.u64(backup.from_ms..=node.now_ms.max(backup.from_ms));
-            let plan = planned(there, &archives, Until::Time(time)).unwrap();
+            let plan = planned(there, &archives, RestoreTarget::Time(time)).unwrap();
             let least = node.before(|w| w.0 <= backup.from);
             let expected = node.before(|w| w.1 <= time).max(least);
             assert_eq!(restored(&plan, &to), expected, "time {time}");
             assert_eq!(plan.goes_on, expected < all.len() as u64);
             std::fs::remove_dir_all(&to).unwrap();
 
-            for early in [Until::Offset(backup.from.wrapping_sub(1)), Until::Time(0)] {
+            for early in
+                [RestoreTarget::Offset(backup.from.wrapping_sub(1)), RestoreTarget::Time(0)]
+            {
                 let is_early = backup.from > 0 && backup.from_ms > 0;
                 let refused = planned(there, &archives, early).err().map(|e| e.to_string());
                 let is_refused = refused.is_some_and(|why| why.contains("Use an older backup"));
                 assert!(!is_early || is_refused);
             }
-            let refused = planned(there, &archives, Until::Offset(end + 1));
+            let refused = planned(there, &archives, RestoreTarget::Offset(end + 1));
             assert!(matches!(refused, Err(Error::Refused(_))));
         }
         // Backups do not depend on removed backups.
@@ -214,7 +216,7 @@ fn any_backup_is_restored_to_any_place_that_its_log_has() {
             assert_eq!(backups_in(&root).len(), backups.len() - 1);
         }
         for (there, _) in backups.iter().skip(1) {
-            planned(there, &archives, Until::Latest).unwrap();
+            planned(there, &archives, RestoreTarget::Latest).unwrap();
         }
     }
 }
@@ -255,11 +257,11 @@ fn files_that_never_change_are_shared() {
         let pair = ["one", "two"].map(|name| inode(other.path().join(name).join(&file.name)));
         assert_eq!(pair[0], pair[1]);
     }
-    planned(&other.path().join("two"), &[], Until::Backup).unwrap();
+    planned(&other.path().join("two"), &[], RestoreTarget::Backup).unwrap();
 }
 
 #[test]
-fn any_changed_byte_of_a_backup_is_found_before_anything_is_written() {
+fn restore_detects_any_changed_byte_before_it_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (node, mut rng) = node_with_files(&folder.path().join("data"));
     let there = folder.path().join("backup");
@@ -281,13 +283,13 @@ fn any_changed_byte_of_a_backup_is_found_before_anything_is_written() {
         for bytes in damaged {
             std::fs::remove_file(&path).unwrap();
             std::fs::write(&path, bytes).unwrap();
-            let refused = planned(&there, &[], Until::Backup).err().unwrap().to_string();
+            let refused = planned(&there, &[], RestoreTarget::Backup).err().unwrap().to_string();
             assert!(refused.contains(&name), "{name}: {refused}");
             let found = check(&disk).unwrap();
             assert!(found.severity() == Severity::Damage, "{name}: {found:#?}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(planned(&there, &[], Until::Backup).is_err(), "{name} is missing");
+        assert!(planned(&there, &[], RestoreTarget::Backup).is_err(), "{name} is missing");
         std::fs::write(&path, whole).unwrap();
     }
     assert_eq!(check(&disk).unwrap().severity(), Severity::Good);
@@ -297,7 +299,7 @@ fn any_changed_byte_of_a_backup_is_found_before_anything_is_written() {
 }
 
 #[test]
-fn a_backup_is_no_data_folder_and_a_folder_with_files_no_place_for_a_restore() {
+fn open_refuses_a_backup_and_restore_a_nonempty_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (node, _) = node_with_files(&folder.path().join("data"));
     let there = folder.path().join("backup");
@@ -305,7 +307,7 @@ fn a_backup_is_no_data_folder_and_a_folder_with_files_no_place_for_a_restore() {
     let refused = Store::open(Arc::new(RealDisk::open(&there).unwrap()), options(400)).unwrap_err();
     assert!(refused.to_string().contains("tidemark restore"), "{refused}");
 
-    let plan = planned(&there, &[], Until::Backup).unwrap();
+    let plan = planned(&there, &[], RestoreTarget::Backup).unwrap();
     let to = folder.path().join("to");
     std::fs::create_dir(&to).unwrap();
     std::fs::write(to.join("a file"), "of others").unwrap();
@@ -338,38 +340,40 @@ fn a_hole_in_the_archive_is_no_end_of_the_log() {
     let end = node.log.get_mut().durable();
     Archive::new(&root).follow(&node.store, end, &|_| Ok(())).unwrap();
     let archives = [root.join(ARCHIVE)];
-    assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
+    assert_eq!(planned(&there, &archives, RestoreTarget::Latest).unwrap().end, end);
 
     let name = format!("log-{:016}.tlog", before.segment + 2);
     let path = archives[0].join(format!("{LINEAGE}-{:016x}", 0)).join(name);
     let whole = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    for until in [Until::Latest, Until::Time(node.now_ms), Until::Offset(end.offset)] {
+    for until in
+        [RestoreTarget::Latest, RestoreTarget::Time(node.now_ms), RestoreTarget::Offset(end.offset)]
+    {
         let refused = planned(&there, &archives, until).err().unwrap().to_string();
         assert!(refused.contains("segments before it are missing"), "{until:?}: {refused}");
     }
-    planned(&there, &archives, Until::Offset(before.offset + 1)).unwrap();
+    planned(&there, &archives, RestoreTarget::Offset(before.offset + 1)).unwrap();
     let mut bytes = whole.clone();
     bytes[200] ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    let refused = planned(&there, &archives, Until::Latest).err().unwrap();
+    let refused = planned(&there, &archives, RestoreTarget::Latest).err().unwrap();
     assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
     // The data folder has the segment.
     let archives = [node.dir.clone()];
-    assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
+    assert_eq!(planned(&there, &archives, RestoreTarget::Latest).unwrap().end, end);
 }
 
 /// The log of another term does not continue a history that was abandoned before the end of the
 /// backup.
 #[test]
-fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
+fn restore_does_not_follow_an_abandoned_history() {
     let folder = tempfile::tempdir().unwrap();
     let (mut node, mut rng) = node_with_files(&folder.path().join("data"));
     let root = folder.path().join("backups");
     let early = root.join("early");
     back_up(&node.store, &early, None, &node).unwrap();
     let fork = node.log.get_mut().durable();
-    let plan = planned(&early, &[], Until::Backup).unwrap();
+    let plan = planned(&early, &[], RestoreTarget::Backup).unwrap();
     let won = folder.path().join("won");
     assert_eq!(restored(&plan, &won), node.written.len() as u64);
     // Both histories continue, with different terms.
@@ -387,11 +391,11 @@ fn a_history_that_was_given_up_is_not_taken_for_the_one_that_won() {
     let mut archive = Archive::new(&root);
     archive.follow(&store, end, &|_| Ok(())).unwrap();
     let archives = [root.join(ARCHIVE)];
-    let plan = planned(&early, &archives, Until::Latest).unwrap();
+    let plan = planned(&early, &archives, RestoreTarget::Latest).unwrap();
     assert_eq!(plan.end, end, "the later promotion wins");
-    let plan = planned(&late, &archives, Until::Backup).unwrap();
+    let plan = planned(&late, &archives, RestoreTarget::Backup).unwrap();
     assert_eq!(restored(&plan, &folder.path().join("to")), node.written.len() as u64);
-    let latest = planned(&late, &archives, Until::Latest);
+    let latest = planned(&late, &archives, RestoreTarget::Latest);
     let is_own = latest.as_ref().is_ok_and(|plan| plan.end == backup.position);
     assert!(is_own || latest.is_err(), "nothing of the other history");
 }
@@ -430,11 +434,11 @@ fn an_archive_keeps_what_is_not_old_and_the_newest() {
     assert_eq!(archive.trim(now - hour).unwrap(), 5);
     assert_eq!(names(), all[4..]);
     let archives = [root.join(ARCHIVE)];
-    assert_eq!(planned(&there, &archives, Until::Latest).unwrap().end, end);
+    assert_eq!(planned(&there, &archives, RestoreTarget::Latest).unwrap().end, end);
     // The newest segment stays even if it is old.
     assert_eq!(archive.trim(now + hour).unwrap() as usize, all.len() - 5);
     assert_eq!(names(), all[all.len() - 1..]);
-    let refused = planned(&there, &archives, Until::Latest).err().unwrap().to_string();
+    let refused = planned(&there, &archives, RestoreTarget::Latest).err().unwrap().to_string();
     assert!(refused.contains("segments before it are missing"), "{refused}");
     // The whole folder of an abandoned history is removed.
     assert_eq!(Archive::new(&root).trim(now + hour).unwrap(), 1);

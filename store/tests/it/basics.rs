@@ -157,7 +157,7 @@ fn a_second_process_is_refused() {
 }
 
 #[test]
-fn a_snapshot_replaces_the_log_before_it_and_carries_unchanged_tables_over() {
+fn snapshot_replaces_earlier_log_and_reuses_unchanged_tables() {
     let disk = SimDisk::new(1);
     let (store, mut log, _, _) = start(&disk, options(300)).unwrap();
     for i in 0..20u8 {

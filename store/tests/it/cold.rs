@@ -293,7 +293,7 @@ fn rows_of_version_2_are_read_and_written() {
 /// After a failed replacement either manifest may be on disk. Files of both must stay until a
 /// replacement succeeds.
 #[test]
-fn nothing_is_removed_while_two_manifests_may_be_the_one_on_the_disk() {
+fn files_stay_while_either_manifest_may_be_on_disk() {
     let (mut old_ones, mut new_ones) = (0, 0);
     for seed in 0..60 {
         let is_snapshot = seed % 2 == 0;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use store::{
-    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, Rounds, SimDisk,
-    Source, SyncPolicy, Ticket,
+    Batch, CommitOptions, Committed, Committer, Error, Faults, Health, Log, LoggedState, Rounds,
+    SimDisk, SyncPolicy, Ticket,
 };
 
 use crate::basics::{open, options};
@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Source<u32> for Reader<'_> {
+impl LoggedState<u32> for Reader<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         assert!(keys.is_sorted_by(|a, b| a < b), "sorted and distinct");
         for &key in keys {
@@ -158,7 +158,7 @@ impl Meeting {
         self.by_hand_with(Reader::alone(&self.engine))
     }
 
-    fn by_hand_with<S: Source<u32>>(&self, source: S) -> ByHand<'_, S> {
+    fn by_hand_with<S: LoggedState<u32>>(&self, source: S) -> ByHand<'_, S> {
         ByHand { log: recover(&self.disk).0, source, rounds: Rounds::new(&self.committer) }
     }
 
@@ -191,7 +191,7 @@ struct ByHand<'a, S> {
     rounds: Rounds<'a, u32>,
 }
 
-impl<S: Source<u32>> ByHand<'_, S> {
+impl<S: LoggedState<u32>> ByHand<'_, S> {
     fn round(&mut self) -> Result<(), Error> {
         self.round_at(Instant::now())
     }
@@ -395,7 +395,7 @@ fn an_idle_log_is_sealed_once() {
 }
 
 #[test]
-fn every_second_is_late_when_a_change_of_a_second_ago_may_not_be_synced() {
+fn everysec_is_late_when_a_change_is_unsynced_for_a_second() {
     let every_second =
         CommitOptions { policy: SyncPolicy::EverySecond, stripes: 4, ..CommitOptions::default() };
     let meeting = Meeting::new(1, every_second);
@@ -432,7 +432,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     // During a change its round is unknown.
     let mut turn = committer.enter(1);
     assert_eq!(sights(), [Ticket::MAX, 0, 0]);
-    assert_eq!(committer.first_busy(0), Some(1));
+    assert_eq!(committer.first_locked_stripe(0), Some(1));
     meeting.engine.counters[1].store(7, Ordering::Release);
     turn.mark(1);
     // Earlier rounds do not contain the change.
@@ -440,7 +440,7 @@ fn a_reader_learns_which_round_to_wait_for() {
     assert_eq!(sights(), [Ticket::MAX, 0, 0], "a nested turn without changes");
     let ticket = turn.leave();
     assert_eq!(sights(), [ticket, 0, 0]);
-    assert_eq!(committer.first_busy(0), None);
+    assert_eq!(committer.first_locked_stripe(0), None);
     thread.round().unwrap();
     assert_eq!(sights(), [0; 3]);
 
@@ -465,7 +465,7 @@ fn a_reader_learns_which_round_to_wait_for() {
 
     // Changes that affect all ids.
     let mut turn = committer.enter(0);
-    turn.concerns_all();
+    turn.affects_all_ids();
     assert_eq!(sights(), [Ticket::MAX; 3]);
     turn.mark(0);
     let ticket = turn.leave();

@@ -412,7 +412,7 @@ fn a_run_replays_exactly() {
 /// Crashes at each step of a first startup, a commit and a snapshot, with several outcomes for
 /// unsynced bytes.
 #[test]
-fn a_crash_at_each_step_of_a_first_start_a_commit_and_a_snapshot() {
+fn crash_at_each_step_of_start_commit_and_snapshot_recovers() {
     let options = StoreOptions {
         log: LogOptions { segment_bytes: 200, unsynced_bytes: 4000 },
         keep_log_bytes: 0,

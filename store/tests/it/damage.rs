@@ -50,7 +50,7 @@ fn prefix(batches: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_log_cut_at_every_byte_of_its_last_three_batches_loads_the_exact_prefix() {
+fn log_cut_inside_its_last_batches_loads_whole_batches() {
     let (disk, ends) = small_log(8, |_| true, false);
     let whole = disk.contents(NAME).unwrap();
     for cut in ends[5]..=ends[8] {
@@ -215,7 +215,7 @@ fn refusal(disk: &SimDisk) -> String {
 }
 
 #[test]
-fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
+fn missing_duplicate_swapped_or_foreign_segments_are_refused() {
     let disk = many_segments(1);
     disk.take(&segment(3));
     assert!(refusal(&disk).contains(
@@ -279,7 +279,7 @@ fn missing_doubled_swapped_and_foreign_segments_are_refused_by_name() {
 }
 
 #[test]
-fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
+fn log_shorter_than_the_durable_offset_is_refused() {
     let disk = SimDisk::new(4);
     let (store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
     log.append(&batch(&[b"one"]), 0).unwrap();
@@ -297,7 +297,7 @@ fn a_log_that_lost_what_a_snapshot_knew_to_be_durable_is_refused() {
 /// A log that ends before the replay position is damaged, regardless of the durable offset. Startup
 /// and the check report the same file and offset.
 #[test]
-fn a_log_cut_anywhere_below_the_replay_position_is_refused_with_file_and_offset() {
+fn log_cut_below_replay_position_is_refused_with_offset() {
     let disk = SimDisk::new(4);
     let (store, mut log, _, _) = start(&disk, options(1 << 20)).unwrap();
     let header = log.written().byte;

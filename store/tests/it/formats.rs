@@ -47,7 +47,7 @@ fn written_today() -> SimDisk {
     log.roll(1).unwrap();
     record(&mut log, u32::MAX, 255, b"", 1_700_000_002_000);
     log.seal(1_700_000_003_000).unwrap();
-    store.note_durable(&log).unwrap();
+    store.record_durable(&log).unwrap();
     drop((store, log));
     disk.kill()
 }

@@ -26,7 +26,7 @@ fn follow(tail: &mut Tail, limit: Position) -> Vec<(u64, Vec<u8>)> {
 }
 
 #[test]
-fn a_follower_gets_every_durable_batch_once_through_rolls_and_failed_syncs() {
+fn tail_returns_each_durable_batch_once() {
     let mut healed = 0;
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);

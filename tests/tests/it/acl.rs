@@ -828,7 +828,7 @@ fn strangers_from_other_machines_are_denied() {
         tidemark_server::start(config, std::net::TcpListener::bind("0.0.0.0:0").unwrap()).unwrap();
     let connect = |ip: std::net::IpAddr| {
         let stream = std::net::TcpStream::connect((ip, server.port())).unwrap();
-        stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(tidemark_tests::DEFAULT_TIMEOUT)).unwrap();
         Raw { stream }
     };
     assert!(connect(own.ip()).rest().starts_with("-DENIED Tidemark is running in protected mode"));

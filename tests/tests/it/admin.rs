@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
+use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, eventually, listener};
 
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -52,7 +52,7 @@ pub(crate) fn get(address: SocketAddr, path: &str, headers: &[&str]) -> Answer {
 
 fn ask(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("the admin port listens");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(DEFAULT_TIMEOUT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -124,7 +124,9 @@ fn info_and_metrics_agree() {
         let differing: Vec<String> = metrics::all()
             .iter()
             .filter(|m| !m.field.is_empty() && !MOVING.contains(&m.field))
-            .flat_map(|m| told(m, &info).into_iter().map(move |told| (m, told)))
+            .flat_map(|m| {
+                info_values(m, &info).into_iter().map(move |info_values| (m, info_values))
+            })
             .filter(|(m, (name, value))| {
                 let is = |all: &BTreeMap<String, f64>| {
                     let exposed = all.get(name).unwrap_or_else(|| panic!("{name} is not there"));
@@ -141,20 +143,20 @@ fn info_and_metrics_agree() {
         if differing.is_empty() {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "{differing:#?}");
+        assert!(started.elapsed() < DEFAULT_TIMEOUT, "{differing:#?}");
     }
     // Values that change are present in both and nearly equal.
     let info: String = cmd("INFO").query(&mut c).unwrap();
     let all = samples(&get(address, "/metrics", &[]).body);
     for field in ["total_commands_processed", "used_memory_rss", "connected_clients"] {
         let metric = metrics::all().into_iter().find(|m| m.field == field).unwrap();
-        let [(name, value)] = &told(&metric, &info)[..] else { panic!("{field}") };
+        let [(name, value)] = &info_values(&metric, &info)[..] else { panic!("{field}") };
         assert!((all[name] / value - 1.0).abs() < 0.2, "{name}: {} {value}", all[name]);
     }
 }
 
 /// Returns INFO's values for a metric, with the names of its samples in `/metrics`.
-fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
+fn info_values(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
     let number = |text: &str| text.parse::<f64>().unwrap_or_else(|_| panic!("{metric:?}: {text}"));
     let prefix = match () {
         () if metric.name.starts_with("tidemark_counters_") => "counter_",
@@ -185,7 +187,7 @@ fn told(metric: &metrics::Described, info: &str) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn metrics_come_in_the_format_that_is_accepted_and_cover_each_family() {
+fn metrics_use_the_accepted_format_and_cover_each_family() {
     let (server, address) = with_admin(of_each_kind);
     some_traffic(&server);
     let plain = get(address, "/metrics", &[]);
@@ -256,9 +258,9 @@ fn promtool_has_nothing_to_say_of_the_metrics() {
     assert!(said.status.success() && out.is_empty() && err.is_empty(), "{out}{err}");
 }
 
-struct Killed(std::process::Child);
+struct KillOnDrop(std::process::Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -335,7 +337,7 @@ fn prometheus_scrapes_it_and_knows_every_expression() {
     std::fs::write(&file, config).unwrap();
     let own = listener().local_addr().unwrap();
     let said = std::fs::File::create(folder.path().join("said")).unwrap();
-    let _prometheus = Killed(
+    let _prometheus = KillOnDrop(
         Command::new("prometheus")
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
@@ -392,7 +394,7 @@ fn readiness_says_what_is_missing() {
 }
 
 #[test]
-fn a_taken_admin_port_is_no_reason_not_to_start_and_0_switches_it_off() {
+fn server_starts_without_admin_if_port_is_taken_or_0() {
     let (first, address) = with_admin(|_| {});
     let second = TestServer::with(|config| config.admin.port = address.port());
     assert_eq!(second.server().admin(), None);
@@ -515,7 +517,7 @@ fn slow_clients_do_not_keep_others_out() {
     let mut slow: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
     for stream in &mut slow {
         stream.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(DEFAULT_TIMEOUT)).unwrap();
     }
     assert_eq!(get(address, "/healthz", &[]).status, 200);
     let mut rest = Vec::new();

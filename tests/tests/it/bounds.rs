@@ -38,7 +38,7 @@ fn settle(c: &mut Connection, space: &str) {
 }
 
 #[test]
-fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
+fn unlike_beyond_max_revoked_changes_no_flag_or_counter() {
     // Only spaces without a ledger have this limit.
     let server = TestServer::with(|config| {
         let liked = &mut config.existence[0];
@@ -97,7 +97,7 @@ fn unlikes_beyond_the_bound_are_refused_and_change_neither_flag_nor_counter() {
 }
 
 #[test]
-fn ids_too_far_ahead_are_refused_if_so_configured_and_else_kept_aside() {
+fn ids_beyond_max_ahead_are_refused_or_become_outliers() {
     let server = TestServer::with(|config| {
         config.existence[0].max_ahead = 1 << 20;
     });

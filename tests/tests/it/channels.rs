@@ -3,7 +3,7 @@
 //! as well.
 
 use std::time::{Duration, Instant};
-use tidemark_tests::{PATIENCE, Raw, TestServer, eventually};
+use tidemark_tests::{DEFAULT_TIMEOUT, Raw, TestServer, eventually};
 
 fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
@@ -203,7 +203,7 @@ fn a_subscriber_that_does_not_read_is_disconnected() {
         if got == ":1" {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "the client was not disconnected");
+        assert!(started.elapsed() < DEFAULT_TIMEOUT, "the client was not disconnected");
     }
     // The client receives what was written before the disconnect.
     deaf.rest();

@@ -1,7 +1,7 @@
 //! A server without cluster mode: a cluster of one shard for cluster clients, a standalone server
 //! for others.
 
-use crate::replication::{follow, in_step};
+use crate::replication::{follow, wait_for_sync};
 use tidemark_tests::{Raw, TestServer, eventually};
 
 fn text(raw: &mut Raw, words: &[&str]) -> String {
@@ -84,7 +84,7 @@ fn keys_of_a_slot_are_counted_and_listed() {
 fn replicas_are_nodes_of_the_shard() {
     let (master, replica) = (TestServer::start(), TestServer::start());
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let ids = |server: &TestServer| text(&mut server.raw(), &["CLUSTER", "MYID"]);
     let (of_master, of_replica) = (ids(&master), ids(&replica));
     let lines = |server: &TestServer| {

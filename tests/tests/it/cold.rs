@@ -45,7 +45,7 @@ pub(crate) fn lines(server: &TestServer, text: &str) -> String {
 }
 
 /// Overwrites part of a file to simulate disk corruption.
-pub(crate) fn spoil(path: &std::path::Path, at: u64, bytes: usize) {
+pub(crate) fn damage_file(path: &std::path::Path, at: u64, bytes: usize) {
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &vec![0x55; bytes], at).unwrap();
 }
@@ -91,11 +91,11 @@ pub(crate) fn verify(server: &TestServer, truth: &Truth, absent: &[u64]) {
 
 /// Sends idempotent changes and retries after OOM errors: with a small limit the next table may
 /// briefly have no room.
-pub(crate) fn patiently(pipe: &redis::Pipeline, connection: &mut Connection) {
+pub(crate) fn retry_after_oom(pipe: &redis::Pipeline, connection: &mut Connection) {
     let mut told = pipe.query::<Value>(connection);
     let started = std::time::Instant::now();
     while told.as_ref().is_err_and(|error| error.to_string().contains("OOM")) {
-        assert!(started.elapsed() < tidemark_tests::PATIENCE, "{told:?}");
+        assert!(started.elapsed() < tidemark_tests::DEFAULT_TIMEOUT, "{told:?}");
         std::thread::sleep(std::time::Duration::from_millis(5));
         told = pipe.query(connection);
     }
@@ -109,7 +109,7 @@ pub(crate) fn fill(connection: &mut Connection, n: u64, truth: &mut Truth) {
 pub(crate) fn fill_from(connection: &mut Connection, from: u64, n: u64, truth: &mut Truth) {
     let ids: Vec<u64> = (from..from + n).collect();
     for ids in ids.chunks(500) {
-        patiently(&rows(ids.iter().copied(), truth), connection);
+        retry_after_oom(&rows(ids.iter().copied(), truth), connection);
     }
 }
 
@@ -253,7 +253,7 @@ fn rows_above_those_on_the_disk_are_counted_after_a_crash() {
 
 /// Cold rows are counted and listed, even after spilling was turned off.
 #[test]
-fn spilled_rows_are_counted_and_listed_and_stay_when_spilling_is_switched_off() {
+fn cold_rows_are_counted_and_listed_after_spilling_is_off() {
     let server = TestServer::with(small);
     let mut connection = server.connection();
     let mut truth = Truth::new();
@@ -618,7 +618,7 @@ fn a_limit_too_small_for_the_tables_makes_smaller_tables() {
 /// A replica receives cold files unchanged, reads them, spills by its own limit, and can be
 /// promoted.
 #[test]
-fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
+fn replica_reads_cold_files_spills_and_can_be_promoted() {
     let master = TestServer::with(small);
     let mut connection = master.connection();
     let mut truth = Truth::new();
@@ -637,7 +637,7 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
     }
     let replica = TestServer::with(small);
     super::replication::follow(&replica, &master);
-    super::replication::in_step(&master, &replica);
+    super::replication::wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_rows") > 4_000);
     verify(&replica, &truth, gone);
     // The replica receives more than its memory holds, including changes of rows that are cold
@@ -653,14 +653,14 @@ fn a_replica_has_the_spilled_rows_spills_by_itself_and_is_promoted() {
         let _: i64 = call(&mut connection, &format!("DEL post:{}", id + 37 * 100_000)).unwrap();
         truth.remove(&(id + 37 * 100_000));
     }
-    super::replication::in_step(&master, &replica);
+    super::replication::wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "spilled_tables") > 0, "by itself");
     assert_eq!(info(&mut replica.connection(), "spill_failures"), 0);
     verify(&replica, &truth, &[]);
     // A snapshot with its own cold files, and a restart from both.
     let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();
-    super::replication::in_step(&master, &replica);
+    super::replication::wait_for_sync(&master, &replica);
     verify(&replica, &truth, &[]);
     let _: Value = call(&mut replica.connection(), "REPLICAOF NO ONE").unwrap();
     let mut connection = replica.connection();

@@ -1,7 +1,7 @@
 //! Cold rows on a full or corrupted disk.
 
 use super::cold::{
-    FIELDS, Truth, call, fill, fill_from, info, likes, lines, small, spoil, tight, verify,
+    FIELDS, Truth, call, damage_file, fill, fill_from, info, likes, lines, small, tight, verify,
     was_read_ahead,
 };
 use redis::{Connection, Value};
@@ -11,7 +11,7 @@ use tidemark_tests::TestServer;
 /// Cold files have their own size limit, which simulates a disk that fills up during a spill or a
 /// merge while the log still has room.
 #[test]
-fn without_room_for_cold_files_new_rows_are_refused_nothing_is_lost_and_it_goes_on_with_room() {
+fn rows_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {
         tight(config);
         // Room for two and a half files.
@@ -127,7 +127,7 @@ fn a_spoiled_block_is_an_error_and_never_a_no() {
     for entry in std::fs::read_dir(server.folder()).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().ends_with(".tcold") {
             // The first block of rows follows the header's block.
-            spoil(&entry.path(), 4096, 4096);
+            damage_file(&entry.path(), 4096, 4096);
         }
     }
     let [spoiled, other] = [ids[0], ids[11_999]];
@@ -194,7 +194,7 @@ fn a_damaged_file_keeps_no_other_from_being_merged() {
     let field =
         |name: &str| redis::from_redis_value::<String>(whole.unwrap()[name].clone()).unwrap();
     let (low, last): (u64, u64) = (field("low").parse().unwrap(), field("last").parse().unwrap());
-    spoil(&server.folder().join(field("file")), 4096, 4096);
+    damage_file(&server.folder().join(field("file")), 4096, 4096);
     let ids: Vec<u64> = truth.range(low..=last).map(|(&id, _)| id).collect();
     let told = call::<Value>(&mut connection, &format!("HGET post:{} like", ids[0]))
         .unwrap_err()
@@ -264,7 +264,7 @@ fn scrubbing_finds_what_the_disk_has_spoiled() {
     // Corrupts the second and third block.
     let paths: Vec<_> = kinds.iter().map(|file| server.folder().join(&file.name)).collect();
     let before: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    paths.iter().for_each(|path| spoil(path, 8192 + 100, 4096));
+    paths.iter().for_each(|path| damage_file(path, 8192 + 100, 4096));
     assert_eq!(info(&mut connection, "scrub_passes"), 0);
     let _: Value = call(&mut connection, "CONFIG SET spill.scrub_rate 1000000000").unwrap();
     tidemark_tests::eventually("a pass", || info(&mut connection, "scrub_passes") == 1);

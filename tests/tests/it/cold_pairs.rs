@@ -1,8 +1,8 @@
 //! Cold flags: spilled pairs are tested, set, cleared, merged and restored like pairs in memory,
 //! without false negatives.
 
-use super::cold::{call, info, lines, patiently, spoil, was_read_ahead};
-use super::replication::{follow, in_step};
+use super::cold::{call, damage_file, info, lines, retry_after_oom, was_read_ahead};
+use super::replication::{follow, wait_for_sync};
 use redis::{Connection, Value, cmd};
 use std::collections::BTreeMap;
 use tidemark_server::config::{Config, LedgerMode};
@@ -43,7 +43,7 @@ fn fill_some(connection: &mut Connection, posts: Vec<u64>, truth: &mut Truth) {
                 truth.insert((FIRST + post, viewer), true);
             }
         }
-        patiently(&pipe, connection);
+        retry_after_oom(&pipe, connection);
     }
 }
 
@@ -270,7 +270,7 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
         if entry.file_name().to_string_lossy().ends_with(".tcold") {
             let bytes = std::fs::read(entry.path()).unwrap();
             let pages = u64::from_le_bytes(bytes[72..80].try_into().unwrap());
-            (1..=pages).for_each(|page| spoil(&entry.path(), page * 4096 + 512, 100));
+            (1..=pages).for_each(|page| damage_file(&entry.path(), page * 4096 + 512, 100));
         }
     }
     // The second post is newer than all cold tables.
@@ -307,7 +307,7 @@ fn a_spoiled_page_is_an_error_and_never_a_no() {
 /// Without room for cold files, the newest table grows until writes are refused with a clear error.
 /// No pair is lost, and spilling resumes once there is room.
 #[test]
-fn without_room_for_cold_files_nothing_is_lost_and_it_goes_on_with_room() {
+fn pairs_survive_and_spilling_resumes_after_cold_files_are_full() {
     let server = TestServer::with(|config| {
         small(config);
         config.spill.max_bytes = 1;
@@ -368,20 +368,20 @@ fn a_replica_has_the_spilled_flags_and_is_promoted() {
     let _: Value = call(&mut connection, "SAVE").unwrap();
     let replica = TestServer::with(small);
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert!(info(&mut replica.connection(), "cold_pairs") > 5_000);
     verify(&replica, &truth);
     let before = info(&mut replica.connection(), "cold_files");
     fill(&mut connection, 6_000, 12_000, &mut truth);
     change(&mut connection, &mut truth, 1);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     eventually("the replica spills in the background", || {
         info(&mut replica.connection(), "cold_files") > before
     });
     verify(&replica, &truth);
     let _: Value = call(&mut replica.connection(), "SAVE").unwrap();
     let replica = replica.stopped().started();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     verify(&replica, &truth);
     let _: Value = call(&mut replica.connection(), "REPLICAOF NO ONE").unwrap();
     let mut connection = replica.connection();

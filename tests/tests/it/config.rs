@@ -1,7 +1,7 @@
 //! CONFIG on a running server: SET takes effect immediately, and REWRITE persists it.
 
 use tidemark_server::config::{Config, Fsync};
-use tidemark_tests::{PATIENCE, TestServer, eventually};
+use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, eventually};
 
 fn config(server: &TestServer, args: &[&str]) -> redis::RedisResult<redis::Value> {
     let mut command = redis::cmd("CONFIG");
@@ -46,7 +46,7 @@ fn limits_take_effect_for_connections_that_are_there() {
     kept[0].request(&["CONFIG", "SET", "timeout", "1"]).expect("+OK\r\n");
     let started = std::time::Instant::now();
     assert_eq!(kept[1].rest(), "");
-    assert!(started.elapsed() < PATIENCE / 2);
+    assert!(started.elapsed() < DEFAULT_TIMEOUT / 2);
 }
 
 /// A keepalive value that the kernel rejects is refused, and accepted values lock no client out.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tidemark_tests::{PATIENCE, TestServer, cannot, eventually, listener};
+use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, cannot, eventually, listener};
 
 /// Opens the dashboard and waits for its first values.
 fn open(browser: &Browser, address: SocketAddr) {
@@ -88,7 +88,7 @@ const NOT_OF_INFO: [&str; 6] = [
 ];
 
 #[test]
-fn the_dashboard_shows_what_info_tells_and_fits_a_desk_and_a_phone() {
+fn dashboard_agrees_with_info_and_fits_desktop_and_phone() {
     let Some(browser) = Browser::start() else { return };
     let backups = tempfile::tempdir().unwrap();
     let (server, address) = with_admin(|config| {
@@ -164,7 +164,7 @@ fn the_dashboard_shows_what_is_empty_busy_rolls_and_spills() {
         // Pages and likes of ever newer posts.
         scope.spawn(|| {
             let mut c = server.connection();
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + DEFAULT_TIMEOUT;
             for id in (1..).take_while(|_| !is_over.load(Relaxed) && Instant::now() < until) {
                 let mut pipe = redis::pipe();
                 for id in 20 * id..20 * id + 20 {

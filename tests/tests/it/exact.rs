@@ -38,7 +38,7 @@ fn replies(raw: &mut Raw, requests: &[Vec<u8>]) -> String {
 
 fn raw(port: u16) -> Raw {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(tidemark_tests::DEFAULT_TIMEOUT)).unwrap();
     Raw { stream }
 }
 

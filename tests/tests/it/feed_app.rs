@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use tidemark_tests::{PATIENCE, TestServer, eventually, listener};
+use tidemark_tests::{DEFAULT_TIMEOUT, TestServer, eventually, listener};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -50,7 +50,7 @@ impl App {
     /// Sends a request; returns the header and the body.
     fn request(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(DEFAULT_TIMEOUT)).unwrap();
         let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
         for header in headers {
             text += &format!("{header}\r\n");

@@ -1,7 +1,7 @@
 //! Full sync over a link that is cut repeatedly: received files are not fetched again, and either
 //! side may fail at any time.
 
-use crate::replication::{follow, in_step, info, number};
+use crate::replication::{follow, info, number, wait_for_sync};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tidemark_server::config::Config;
 use tidemark_tests::{TestServer, eventually};
 
 /// Proxy that cuts each connection after a number of bytes from the server.
-struct ShortLink {
+struct CuttingProxy {
     port: u16,
     to: Arc<AtomicU16>,
     /// Bytes received from the server, on all connections.
@@ -34,10 +34,10 @@ fn carry(mut from: TcpStream, mut to: TcpStream, limit: u64, passed: &AtomicU64)
     }
 }
 
-fn short_link(server: u16, limit: u64) -> ShortLink {
+fn cutting_proxy(server: u16, limit: u64) -> CuttingProxy {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let link = ShortLink {
+    let link = CuttingProxy {
         port,
         to: Arc::new(server.into()),
         passed: Arc::default(),
@@ -103,7 +103,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     call("SAVE");
     let bytes = bytes_of_snapshot(&master);
     assert!(bytes > 4 << 20, "{bytes} bytes");
-    let link = short_link(master.port(), bytes / 6);
+    let link = cutting_proxy(master.port(), bytes / 6);
     let replica = TestServer::with(sized);
     // A single FORCE makes the replica discard its own data, even across a restart.
     redis::cmd("HSET")
@@ -120,7 +120,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
     call("SAVE");
     eventually("the link is cut again", || link.cuts.load(SeqCst) >= 3);
     let replica = replica.stopped().started();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let (passed, cuts) = (link.passed.load(SeqCst), link.cuts.load(SeqCst));
     println!("{bytes} bytes of snapshot, {passed} passed, {cuts} cuts");
     assert!(cuts >= 5, "{cuts} cuts");
@@ -150,7 +150,7 @@ fn a_full_sync_goes_on_where_it_was_cut() {
 /// Regression test: the master was demoted while its replica loaded the data of a full sync. No
 /// node could be promoted afterwards, and Sentinel had no candidate.
 #[test]
-fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
+fn replica_is_promotable_if_master_is_lost_after_full_sync() {
     let master = TestServer::start();
     let mut connection = master.connection();
     redis::cmd("HSET").arg("post:1").arg(&["like", "3"]).query::<()>(&mut connection).unwrap();
@@ -181,7 +181,7 @@ fn a_replica_whose_master_is_lost_behind_a_full_sync_can_be_promoted() {
 /// REPLICAOF NO ONE during a full sync: the replica keeps its old data and removes the received
 /// files.
 #[test]
-fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
+fn aborted_full_sync_keeps_old_data_and_removes_staged_files() {
     let sized = |config: &mut Config| {
         config.durability.snapshot_every_s = 0;
         config.existence.iter_mut().for_each(|space| space.pairs_per_table = 8 << 20);
@@ -198,7 +198,7 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
         .arg(&["like", "1"])
         .query::<()>(&mut replica.connection())
         .unwrap();
-    let link = short_link(master.port(), bytes_of_snapshot(&master) / 4);
+    let link = cutting_proxy(master.port(), bytes_of_snapshot(&master) / 4);
     let staged = || {
         let names =
             std::fs::read_dir(replica.folder()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -225,9 +225,9 @@ fn a_full_sync_that_is_called_off_leaves_what_was_there_and_nothing_else() {
 
 /// FORCE discards a replica's data once. A later empty server at the master's address is refused.
 #[test]
-fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica() {
+fn empty_master_is_refused_after_an_earlier_force() {
     let [master, empty, replica] = [(); 3].map(|()| TestServer::start());
-    let link = short_link(master.port(), u64::MAX);
+    let link = cutting_proxy(master.port(), u64::MAX);
     for (server, likes) in [(&master, 5), (&replica, 9)] {
         redis::cmd("HSET")
             .arg("post:1")
@@ -237,7 +237,7 @@ fn a_master_that_comes_back_empty_is_refused_though_it_was_forced_on_its_replica
     }
     let words = ["127.0.0.1", &link.port.to_string(), "FORCE"];
     redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     link.to.store(empty.port(), SeqCst);
     drop(master);
     let mut connection = replica.connection();
@@ -271,7 +271,7 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     eventually("the error names the reason", || {
         info(&mut connection, "master_link_error").is_some_and(|e| e.contains("checksum"))
     });
-    less_and_less_often(&mut attempts, 4);
+    assert_retries_slow_down(&mut attempts, 4);
     let left_s = |connection: &mut _| {
         info(connection, "master_link_retry_seconds").and_then(|s| s.parse::<u64>().ok())
     };
@@ -290,7 +290,7 @@ fn what_is_damaged_is_asked_for_less_and_less_often() {
     assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
     bytes[last] ^= 1;
     std::fs::write(&largest, &bytes).unwrap();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
 }
 
 /// Counts connections to a server from now on.
@@ -307,7 +307,7 @@ fn attempts_at(master: &TestServer) -> impl FnMut() -> u64 {
 }
 
 /// Checks delays of one second, then two, then four.
-fn less_and_less_often(attempts: &mut impl FnMut() -> u64, most: u64) {
+fn assert_retries_slow_down(attempts: &mut impl FnMut() -> u64, most: u64) {
     let began = Instant::now();
     for count in 2..=most {
         eventually("another attempt", || attempts() == count);
@@ -346,9 +346,9 @@ fn a_replica_takes_its_masters_spaces_over() {
         }
         let words = ["127.0.0.1", &master.port().to_string(), "FORCE"];
         redis::cmd("REPLICAOF").arg(&words).query::<()>(&mut replica.connection()).unwrap();
-        in_step(&master, &replica);
+        wait_for_sync(&master, &replica);
         let replica = replica.stopped().started();
-        in_step(&master, &replica);
+        wait_for_sync(&master, &replica);
         assert_eq!(ask(&replica, &["HGET", "shop:1", "like"]).unwrap(), 5, "saved: {is_saved}");
         assert!(
             ask(&replica, &["HSET", "post:1", "share", "1"]).is_err(),
@@ -407,7 +407,7 @@ fn clients_of_a_replica_stay_connected_through_a_full_sync() {
     let began = Instant::now();
     let mut seen = std::collections::BTreeSet::new();
     while !seen.contains("7") {
-        assert!(began.elapsed() < tidemark_tests::PATIENCE, "{seen:?}");
+        assert!(began.elapsed() < tidemark_tests::DEFAULT_TIMEOUT, "{seen:?}");
         let line = busy.ask(&["HGET", "post:1", "like"]);
         let said = if line.starts_with('$') { busy.line() } else { line };
         let code = said.split(' ').next().unwrap().to_owned();

@@ -1,9 +1,9 @@
 //! Every collection that a peer can grow has a limit: docs/limits.md lists each collection of the
 //! server under the limit that applies to it.
 //!
-//! A collection is a field of a struct or variant, or a static, whose type contains one of `GROWS`
-//! or an alias of such a type in the same crate. For references the owner is listed. Local
-//! variables, test code and fuzzing code are excluded.
+//! A collection is a field of a struct or variant, or a static, whose type contains one of
+//! `COLLECTION_TYPES` or an alias of such a type in the same crate. For references the owner is
+//! listed. Local variables, test code and fuzzing code are excluded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 const CRATES: &str =
     "counter dataset ledger node phantom rdb replication resp rolling server store";
 
-const GROWS: &str = "BTreeMap BTreeSet BinaryHeap BytesMut Cache DashMap HashMap HashSet HashTable \
-                     LinkedList Slab SmallVec UnboundedReceiver UnboundedSender Vec VecDeque";
+const COLLECTION_TYPES: &str = "BTreeMap BTreeSet BinaryHeap BytesMut Cache DashMap HashMap \
+    HashSet HashTable LinkedList Slab SmallVec UnboundedReceiver UnboundedSender Vec VecDeque";
 
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -239,7 +239,7 @@ fn module(path: &str) -> PathBuf {
 /// Returns the collections declared in one crate's files, as `path: Name.field`.
 fn collections(files: &[(String, String)]) -> BTreeSet<String> {
     let declared: Vec<_> = files.iter().map(|(path, text)| (path, Declared::of(text))).collect();
-    let mut names: BTreeSet<&str> = GROWS.split_whitespace().collect();
+    let mut names: BTreeSet<&str> = COLLECTION_TYPES.split_whitespace().collect();
     let aliases = || declared.iter().flat_map(|(_, all)| &all.aliases);
     while let Some((name, _)) = aliases().find(|(n, of)| !names.contains(n) && grows(of, &names)) {
         names.insert(name);

@@ -507,7 +507,7 @@ fn bf_info_and_bf_card_tell_the_figures_of_the_space() {
 /// A deleted post that is recreated can be liked again. A filter cannot clear the flags of viewers
 /// that liked the old post.
 #[test]
-fn an_action_counts_where_the_row_was_deleted_though_the_flag_is_set() {
+fn like_counts_after_row_deletion_despite_set_flag() {
     let server = TestServer::start();
     let script = [
         ("FEED.ACT like 77 5", "*1\r\n:1\r\n"),

@@ -1,7 +1,7 @@
 //! Two services share a space, with ids 2^52 apart: no write is refused, tables of both ranges
 //! roll, and a restart, a crash and a replica reproduce tables and rows.
 
-use crate::replication::{follow, in_step};
+use crate::replication::{follow, wait_for_sync};
 use redis::{Connection, cmd};
 use std::collections::HashMap;
 use tidemark_server::config::Config;
@@ -93,7 +93,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
     assert!(lower > 20 && upper > 1, "{lower} and {upper} tables of rows");
     let (lower, upper) = ends(&pairs);
     assert!(lower > 15 && upper > 1, "{lower} and {upper} tables of pairs");
-    in_step(&server, &replica);
+    wait_for_sync(&server, &replica);
     assert_eq!(verify(&mut replica.connection(), 60_000, "replica")[1], pairs);
     let killed = server.killed();
     assert_eq!(verify(&mut killed.connection(), 60_000, "killed")[1], pairs);
@@ -116,7 +116,7 @@ fn two_ranges_of_ids_are_served_side_by_side_for_ever() {
 /// Two services start among outliers in a nearly full space. After a restart, rows of tables are
 /// still in tables and take no more memory, although the batches of the log are sorted by id.
 #[test]
-fn a_restart_brings_back_ranges_that_were_opened_for_want_of_memory() {
+fn restart_restores_ranges_opened_under_memory_pressure() {
     const ROWS: u64 = 10_000;
     let server = TestServer::with(|config| {
         let post = &mut config.counter[0];

@@ -49,7 +49,7 @@ pub(crate) fn detach(replica: &TestServer) {
 }
 
 /// Waits until the replica has everything that the master has synced.
-pub(crate) fn in_step(master: &TestServer, replica: &TestServer) {
+pub(crate) fn wait_for_sync(master: &TestServer, replica: &TestServer) {
     eventually("the replica has caught up", || {
         let link = redis::Client::open(replica.url()).unwrap().get_connection().ok();
         let up = link.and_then(|mut c| info(&mut c, "master_link_status")).as_deref() == Some("up");

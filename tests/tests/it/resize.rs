@@ -8,7 +8,7 @@ use tidemark_tests::{TestServer, number, tables};
 const POSTS: u64 = 2000;
 const LATE_VIEWERS: u64 = 30;
 /// A table is quiet after 10 seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESIZE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sets the flags of a viewer on all posts, in random order.
 fn like_all(connection: &mut Connection, viewer: u64, rng: &mut fastrand::Rng) {
@@ -34,7 +34,7 @@ fn verify(connection: &mut Connection) {
 
 /// Waits until each table has one filter, and the oldest one a filter of its size.
 fn wait_for_resize(connection: &mut Connection) {
-    within(PATIENCE, "the old table has one filter of its size", || {
+    within(RESIZE_TIMEOUT, "the old table has one filter of its size", || {
         let tables = tables(connection, "liked");
         let oldest = &tables[0];
         let [pairs, capacity] = ["pairs", "capacity"].map(|name| number(oldest, name));

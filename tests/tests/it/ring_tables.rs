@@ -1,7 +1,7 @@
 //! Tables of a ring on several nodes, and queries of sets and filters that a filter cannot answer.
 
 use crate::commands::check;
-use crate::replication::{follow, in_step};
+use crate::replication::{follow, wait_for_sync};
 use std::collections::HashMap;
 use tidemark_server::config::{Fsync, LedgerMode};
 use tidemark_tests::TestServer;
@@ -51,7 +51,7 @@ fn the_tables_of_a_log_are_the_same_everywhere() {
     redis::cmd("SAVE").query::<()>(&mut master.connection()).unwrap();
     some(&master, 2001, &mut now);
     follow(&late, &master);
-    [&replica, &behind, &late].into_iter().for_each(|server| in_step(&master, server));
+    [&replica, &behind, &late].into_iter().for_each(|server| wait_for_sync(&master, server));
     let tables = layout(&master);
     let master = master.killed();
     for server in [&master, &replica, &behind, &late] {

@@ -321,15 +321,15 @@ fn schemas_change_under_traffic() {
     let server = always_whole();
     let stop = AtomicBool::new(false);
     /// Stops the writers even if this thread panics.
-    struct AtEnd<'a>(&'a AtomicBool);
-    impl Drop for AtEnd<'_> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Relaxed);
         }
     }
     const ROWS: u64 = 200;
     let expected: Vec<Vec<i64>> = std::thread::scope(|scope| {
-        let at_end = AtEnd(&stop);
+        let at_end = StopOnDrop(&stop);
         let writers: Vec<_> = (0..2u64)
             .map(|writer| {
                 let (server, stop) = (&server, &stop);

@@ -298,7 +298,7 @@ fn counters_work_behind_twemproxy() {
         port,
     );
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(tidemark_tests::DEFAULT_TIMEOUT)).unwrap();
     let mut raw = tidemark_tests::Raw { stream };
     for (request, reply) in [
         ("INCR post:1:like", ":1\r\n"),
@@ -343,7 +343,7 @@ fn twemproxy_keeps_a_post_together_by_hash_tags() {
         port,
     );
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(tidemark_tests::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(tidemark_tests::DEFAULT_TIMEOUT)).unwrap();
     let mut raw = tidemark_tests::Raw { stream };
     for id in 1..=64 {
         raw.request(&["HINCRBY", &format!("post:{{{id}}}"), "comment", "3"]).expect(":3\r\n");

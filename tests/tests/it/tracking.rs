@@ -4,7 +4,7 @@
 //! Each check ends with a PING of the tracking client, which reveals both missing and excess
 //! messages.
 
-use crate::replication::{follow, in_step};
+use crate::replication::{follow, wait_for_sync};
 use std::time::{Duration, Instant};
 use tidemark_tests::{Raw, TestServer, eventually};
 
@@ -304,7 +304,7 @@ fn run_quietly(raw: &mut Raw, words: &[&str]) {
 }
 
 #[test]
-fn broadcasts_name_all_keys_of_a_changed_id_that_have_the_prefix() {
+fn broadcast_lists_all_keys_of_an_id_with_the_prefix() {
     let server = TestServer::start();
     let mut writer = server.raw();
     let mut every = tracker(&server, &["BCAST"]);
@@ -580,7 +580,7 @@ fn ids_below_the_horizon_are_invalidated() {
 fn readers_of_a_replica_are_told_what_its_master_sends() {
     let (master, replica) = (TestServer::start(), TestServer::start());
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let mut writer = master.raw();
     let mut reader = tracker(&replica, &[]);
     let mut all = tracker(&replica, &["BCAST", "PREFIX", "liked:"]);
@@ -620,7 +620,7 @@ fn a_full_sync_invalidates_everything() {
         .query::<()>(&mut replica.connection())
         .unwrap();
     reader.expect(ALL_KEYS);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     reader.request(&["GET", "post:7:like"]).expect("$1\r\n5\r\n");
     run(&mut master.raw(), &[&["HSET", "post:7", "like", "6"]]);
     reader.expect(&invalidate(&["post:7:like"]));

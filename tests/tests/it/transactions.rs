@@ -395,7 +395,7 @@ fn a_transaction_that_answers_too_much_is_still_done_as_a_whole() {
 
 /// A group of changes must fit into one log batch.
 #[test]
-fn changes_that_fit_no_batch_of_the_log_are_refused_before_the_first_is_made() {
+fn changes_too_large_for_a_log_batch_are_refused_whole() {
     const ROWS: usize = 100_000;
     let server = TestServer::with(|config| config.server.max_transaction_bytes = 64 << 20);
     let mut c = server.connection();

@@ -30,18 +30,18 @@ pub(crate) struct Traffic {
 const POSTS: usize = 32;
 const AMONG: u64 = 4000;
 /// Duration of a phase without other activity.
-const CALM: Duration = Duration::from_secs(8);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const IDLE_PHASE_DURATION: Duration = Duration::from_secs(8);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Phases by concurrent activity.
 const PHASES: [&str; 3] = ["no other work", "a snapshot", "dd of the same size"];
 const CALM_AT: usize = 0;
 const SNAPSHOT_AT: usize = 1;
-const STRANGER_AT: usize = 2;
-const OVER: usize = usize::MAX;
+const FOREIGN_WRITE_PHASE: usize = 2;
+const PHASES_ENDED: usize = usize::MAX;
 
 /// A server with its name and its commands.
-struct Manner {
+struct ServerCommands {
     name: &'static str,
     /// Sends the commands of a page and returns the number of replies.
     page: fn(&mut Client, &[Vec<u8>]) -> usize,
@@ -72,7 +72,7 @@ fn page_of_redis(client: &mut Client, ids: &[Vec<u8>]) -> usize {
 
 /// Measurements of one server.
 #[derive(Default)]
-struct Seen {
+struct ServerResults {
     /// Page latencies in microseconds, by round and phase.
     pages: Vec<[Vec<f64>; 3]>,
     /// Duration of each snapshot in seconds.
@@ -105,7 +105,7 @@ fn stranger(args: &Args, bytes: u64) -> io::Result<()> {
 /// latency of the pages that it delays.
 fn read(
     server: &Server,
-    manner: &Manner,
+    manner: &ServerCommands,
     every: Duration,
     stage: &AtomicUsize,
 ) -> io::Result<Vec<[Vec<f64>; 3]>> {
@@ -114,7 +114,7 @@ fn read(
     let mut due = Instant::now();
     loop {
         let now = stage.load(Relaxed);
-        if now == OVER {
+        if now == PHASES_ENDED {
             return Ok(pages);
         }
         due += every;
@@ -135,10 +135,15 @@ fn read(
     }
 }
 
-fn write(server: &Server, manner: &Manner, every: Duration, stage: &AtomicUsize) -> io::Result<()> {
+fn write(
+    server: &Server,
+    manner: &ServerCommands,
+    every: Duration,
+    stage: &AtomicUsize,
+) -> io::Result<()> {
     let (mut client, mut rng) = (server.client()?, fastrand::Rng::with_seed(8));
     let mut due = Instant::now();
-    while stage.load(Relaxed) != OVER {
+    while stage.load(Relaxed) != PHASES_ENDED {
         due += every;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let replies = (manner.like)(&mut client, post(rng.u64(0..manner.rows)), rng.u64(..1 << 40));
@@ -154,9 +159,9 @@ fn control(
     traffic: &Traffic,
     files: &str,
     stage: &AtomicUsize,
-) -> io::Result<Seen> {
+) -> io::Result<ServerResults> {
     let mut client = server.client()?;
-    let mut seen = Seen::default();
+    let mut seen = ServerResults::default();
     // Send the same INFO requests in every phase.
     let mut watch = |until: &mut dyn FnMut(bool) -> bool| -> io::Result<f64> {
         let mut most = 0.0f64;
@@ -166,14 +171,14 @@ fn control(
             if until(saving) {
                 return Ok(most);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     };
     for round in 0..traffic.rounds as usize {
         let enter = |phase: usize| stage.store(round * PHASES.len() + phase, Relaxed);
         enter(CALM_AT);
         let begun = Instant::now();
-        watch(&mut |_| begun.elapsed() >= CALM)?;
+        watch(&mut |_| begun.elapsed() >= IDLE_PHASE_DURATION)?;
         let before = server.memory_mib();
         enter(SNAPSHOT_AT);
         let begun = Instant::now();
@@ -181,7 +186,7 @@ fn control(
         let most = watch(&mut |saving| !saving)?;
         seen.took.push(begun.elapsed().as_secs_f64());
         seen.extra.push(most - before);
-        enter(STRANGER_AT);
+        enter(FOREIGN_WRITE_PHASE);
         std::thread::scope(|s| {
             let dd = s.spawn(|| stranger(args, server.bytes_of(files)));
             watch(&mut |_| dd.is_finished())?;
@@ -195,26 +200,26 @@ fn control(
 fn run(
     args: &Args,
     server: &Server,
-    manner: &Manner,
+    manner: &ServerCommands,
     traffic: &Traffic,
     files: &str,
-) -> io::Result<Seen> {
+) -> io::Result<ServerResults> {
     let stage = AtomicUsize::new(CALM_AT);
     let every = |per_second: u64| Duration::from_secs_f64(1.0 / per_second as f64);
     std::thread::scope(|s| {
         let reader = s.spawn(|| read(server, manner, every(traffic.pages), &stage));
         let writer = s.spawn(|| write(server, manner, every(traffic.likes), &stage));
         let seen = control(args, server, traffic, files, &stage);
-        stage.store(OVER, Relaxed);
+        stage.store(PHASES_ENDED, Relaxed);
         let panicked = |_| io::Error::other("a client panicked");
         writer.join().map_err(panicked)??;
         let pages = reader.join().map_err(panicked)??;
-        seen.map(|seen| Seen { pages, ..seen })
+        seen.map(|seen| ServerResults { pages, ..seen })
     })
 }
 
 /// Prints latencies and their ratios.
-fn print(manner: &Manner, seen: &mut Seen) {
+fn print(manner: &ServerCommands, seen: &mut ServerResults) {
     println!(
         "{:>10} {:>14} {:>9} {:>9} {:>9} {:>9} {:>9}   microseconds",
         manner.name, "during", "pages", "p50", "p99", "p99.9", "p99.99"
@@ -234,16 +239,16 @@ fn print(manner: &Manner, seen: &mut Seen) {
         let name = format!("round {round}");
         let calm = line(&name, CALM_AT, &mut phases[CALM_AT]);
         ratios[CALM_AT].push(1.0);
-        for phase in [SNAPSHOT_AT, STRANGER_AT] {
+        for phase in [SNAPSHOT_AT, FOREIGN_WRITE_PHASE] {
             ratios[phase].push(line(&name, phase, &mut phases[phase]) / calm);
         }
     }
-    let all = [CALM_AT, SNAPSHOT_AT, STRANGER_AT].map(|phase| {
+    let all = [CALM_AT, SNAPSHOT_AT, FOREIGN_WRITE_PHASE].map(|phase| {
         let mut values: Vec<f64> =
             seen.pages.iter().flat_map(|phases| phases[phase].iter().copied()).collect();
         line("all", phase, &mut values)
     });
-    for phase in [SNAPSHOT_AT, STRANGER_AT] {
+    for phase in [SNAPSHOT_AT, FOREIGN_WRITE_PHASE] {
         let each: Vec<String> = ratios[phase].iter().map(|ratio| format!("{ratio:.2}")).collect();
         println!(
             "p99.9 during {}: {:.2} times the value without it, all pages; by round {}, median \
@@ -264,8 +269,12 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
         println!("loaded; press Enter to start the measurement");
         io::stdin().read_line(&mut String::new())?;
     }
-    let manner =
-        Manner { name: "tidemark", page: page_of_tidemark, like: like_tidemark, rows: size.rows };
+    let manner = ServerCommands {
+        name: "tidemark",
+        page: page_of_tidemark,
+        like: like_tidemark,
+        rows: size.rows,
+    };
     let mut seen = run(args, &ours, &manner, traffic, ".tsnap")?;
     print(&manner, &mut seen);
     println!(
@@ -275,8 +284,12 @@ pub(crate) fn measure(args: &Args, size: &Size, traffic: &Traffic) -> io::Result
         ours.bytes_of(".tsnap") as f64 / (1 << 20) as f64,
         seen.extra.iter().copied().fold(0.0, f64::max)
     );
-    let manner =
-        Manner { name: "redis", page: page_of_redis, like: like_redis, rows: size.redis_rows };
+    let manner = ServerCommands {
+        name: "redis",
+        page: page_of_redis,
+        like: like_redis,
+        rows: size.redis_rows,
+    };
     let mut seen = run(args, &redis, &manner, traffic, ".rdb")?;
     print(&manner, &mut seen);
     println!(

@@ -70,7 +70,7 @@ impl Liked {
 
 /// Distribution of the posts of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
+pub(crate) enum PostDistribution {
     /// The newest 20,000 posts, and newer ones more often.
     Hot,
     /// All posts, uniformly.
@@ -97,9 +97,9 @@ impl Data {
     /// reposts and comments. Two flags in five are likes. `order` determines the posts.
     pub(crate) fn new(posts: u64, flags: u64, order: Order, rng: &mut Rng) -> Data {
         let newest = |rng: &mut Rng| match order {
-            Order::Time if rng.bool() => pick(From::Hot, posts, rng),
+            Order::Time if rng.bool() => pick(PostDistribution::Hot, posts, rng),
             Order::Random if rng.u8(..10) < 7 => (posts - 1 - rng.u64(..posts.div_ceil(10))) as u32,
-            _ => pick(From::Uniform, posts, rng),
+            _ => pick(PostDistribution::Uniform, posts, rng),
         };
         let counts = (0..posts)
             .map(|_| {
@@ -155,14 +155,20 @@ impl Data {
     }
 
     /// Returns `number` pages of `size` posts. On average the viewer has liked or read two of them.
-    pub(crate) fn pages(&self, number: usize, size: usize, from: From, rng: &mut Rng) -> Vec<Page> {
+    pub(crate) fn pages(
+        &self,
+        number: usize,
+        size: usize,
+        from: PostDistribution,
+        rng: &mut Rng,
+    ) -> Vec<Page> {
         let posts = self.counts.len() as u64;
         (0..number)
             .map(|_| {
                 let viewer = rng.usize(..self.flags.len());
                 let own = &self.flags[viewer];
                 let one = |rng: &mut Rng| match rng.u8(0..20) {
-                    side @ 0..2 if from == From::Uniform => {
+                    side @ 0..2 if from == PostDistribution::Uniform => {
                         *rng.choice(&own[usize::from(side)]).unwrap_or(&0)
                     }
                     _ => pick(from, posts, rng),
@@ -173,10 +179,10 @@ impl Data {
     }
 }
 
-fn pick(from: From, posts: u64, rng: &mut Rng) -> u32 {
+fn pick(from: PostDistribution, posts: u64, rng: &mut Rng) -> u32 {
     let index = match from {
-        From::Hot => posts - 1 - (rng.f64().powi(3) * HOT.min(posts) as f64) as u64,
-        From::Uniform => rng.u64(..posts),
+        PostDistribution::Hot => posts - 1 - (rng.f64().powi(3) * HOT.min(posts) as f64) as u64,
+        PostDistribution::Uniform => rng.u64(..posts),
     };
     index as u32
 }

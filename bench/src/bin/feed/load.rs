@@ -21,7 +21,7 @@ use tidemark_bench::server::Server;
 /// Warm-up time before a measurement.
 const WARM: Duration = Duration::from_millis(150);
 /// A run fails after this time without a reply.
-const PATIENCE: Duration = Duration::from_secs(20);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Conn {
     stream: TcpStream,
@@ -39,12 +39,12 @@ impl Conn {
             self.unsent.extend_from_slice(&bytes[written..]);
         } else {
             self.unsent.extend_from_slice(bytes);
-            self.go_on()?;
+            self.send_unsent()?;
         }
         Ok(())
     }
 
-    fn go_on(&mut self) -> io::Result<()> {
+    fn send_unsent(&mut self) -> io::Result<()> {
         self.sent += write(&mut self.stream, &self.unsent[self.sent..])?;
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Conns {
     fn ready(&mut self, now: Instant) -> io::Result<()> {
         for conn in &mut self.all {
             if conn.sent < conn.unsent.len() {
-                conn.go_on()?;
+                conn.send_unsent()?;
             }
         }
         self.events.clear();
@@ -109,7 +109,7 @@ impl Conns {
         )?;
         if !self.events.is_empty() {
             self.heard = now;
-        } else if now.duration_since(self.heard) > PATIENCE {
+        } else if now.duration_since(self.heard) > IDLE_TIMEOUT {
             return Err(io::Error::other("the server does not reply"));
         }
         Ok(())

@@ -32,7 +32,7 @@ mod table;
 mod tail;
 
 use clap::Parser;
-use data::{Data, From, Liked, Order};
+use data::{Data, Liked, Order, PostDistribution};
 use layout::Layout;
 use load::{Likes, closed, open};
 use pool::Pool;
@@ -218,8 +218,13 @@ impl Bench {
     }
 
     /// Returns pages with their checked replies, which are cached until a like changes the data.
-    fn pool(&mut self, subject: usize, size: usize, from: From) -> io::Result<Rc<Pool>> {
-        let key = (subject, size, from == From::Hot);
+    fn pool(
+        &mut self,
+        subject: usize,
+        size: usize,
+        from: PostDistribution,
+    ) -> io::Result<Rc<Pool>> {
+        let key = (subject, size, from == PostDistribution::Hot);
         if let Some(pool) = self.pools.get(&key) {
             return Ok(pool.clone());
         }
@@ -318,7 +323,7 @@ impl Bench {
         load: Load,
         round: usize,
     ) -> io::Result<()> {
-        let bytes = self.pool(0, 20, From::Uniform)?.bytes();
+        let bytes = self.pool(0, 20, PostDistribution::Uniform)?.bytes();
         // Request and reply together have as many bytes as those of the page, including protocol
         // overhead.
         let text = "x".repeat(((bytes.0 + bytes.1 - 40.0) / 2.0) as usize);
@@ -349,7 +354,7 @@ impl Bench {
     fn mixed(&mut self, pipeline: usize, round: usize) -> io::Result<()> {
         let load = Load::base(pipeline);
         for subject in self.subjects("90/10", load, round) {
-            let (pool, time) = (self.pool(subject, 20, From::Uniform)?, self.time());
+            let (pool, time) = (self.pool(subject, 20, PostDistribution::Uniform)?, self.time());
             let Subject { name, server, layout } = &self.subjects[subject];
             let (liked, server, layout) =
                 (&mut self.liked[*server], &self.servers[*server], *layout);
@@ -397,7 +402,7 @@ impl Bench {
     /// throughput.
     fn latencies(&mut self) -> io::Result<()> {
         for subject in 0..self.subjects.len() {
-            let pool = self.pool(subject, 20, From::Uniform)?;
+            let pool = self.pool(subject, 20, PostDistribution::Uniform)?;
             let server = &self.servers[self.subjects[subject].server];
             let most = closed(server, &pool, None, 8, 1, self.time())?.per_s();
             for rate in [5_000.0, 10_000.0, most * 0.66] {
@@ -433,7 +438,7 @@ impl Bench {
             Layout::Feed.load_posts(&self.data, &mut client)?;
             Layout::Feed.load_flags(&self.data, &mut client)?;
             let mut rng = fastrand::Rng::with_seed(self.args.seed + 20);
-            let pages = self.data.pages(POOL, 20, From::Uniform, &mut rng);
+            let pages = self.data.pages(POOL, 20, PostDistribution::Uniform, &mut rng);
             let (pool, _) =
                 Pool::of_pages(&server, Layout::Feed, (&self.data, &Liked::default()), &pages)?;
             both.push((workers, server, pool));
@@ -495,7 +500,7 @@ impl Bench {
                     for connections in [1, 64] {
                         self.pages(Load { connections, ..base }, round)?;
                     }
-                    self.pages(Load { from: From::Hot, ..base }, round)?;
+                    self.pages(Load { from: PostDistribution::Hot, ..base }, round)?;
                     for size in [32, 50] {
                         self.pages(Load { size, ..base }, round)?;
                     }

@@ -1,6 +1,6 @@
 //! Results of all rounds, and their ratios to other servers and to the targets.
 
-use crate::data::From;
+use crate::data::PostDistribution;
 use crate::load::{Latency, Throughput};
 use crate::pool::Checked;
 use std::fmt;
@@ -10,7 +10,7 @@ use tidemark_bench::play::median;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) size: usize,
-    pub(crate) from: From,
+    pub(crate) from: PostDistribution,
     pub(crate) connections: usize,
     pub(crate) pipeline: usize,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Load {
 impl Load {
     /// The load to which the targets apply: pages of 20 uniform posts over 8 connections.
     pub(crate) fn base(pipeline: usize) -> Load {
-        Load { size: 20, from: From::Uniform, connections: 8, pipeline }
+        Load { size: 20, from: PostDistribution::Uniform, connections: 8, pipeline }
     }
 }
 
@@ -230,7 +230,7 @@ impl Report {
         Some(cell.over(self.find(
             server,
             what,
-            Load { size: 0, from: From::Uniform, ..cell.load },
+            Load { size: 0, from: PostDistribution::Uniform, ..cell.load },
         )?))
     }
 

@@ -1,6 +1,6 @@
 //! Formats the report as Markdown.
 
-use crate::data::From;
+use crate::data::PostDistribution;
 use crate::load::Latency;
 use crate::report::{Latencies, Report, Spread};
 use std::fmt::{self, Write};
@@ -120,8 +120,8 @@ fn cells(report: &Report, out: &mut String) -> fmt::Result {
         let times = if cell.is_ours() && cell.load.size > 0 { report.times(cell) } else { None };
         let posts = match (cell.load.size, cell.load.from) {
             (0, _) => "",
-            (_, From::Hot) => "hot",
-            (_, From::Uniform) => "uniform",
+            (_, PostDistribution::Hot) => "hot",
+            (_, PostDistribution::Uniform) => "uniform",
         };
         writeln!(
             out,

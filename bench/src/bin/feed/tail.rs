@@ -24,17 +24,17 @@ const CONNECTIONS: usize = 8;
 /// Pause between two snapshots, rolls and so on. Short enough that the work affects the slowest
 /// thousandth of the pages, and long enough that one core can do the work and serve the pages.
 const PAUSE: Duration = Duration::from_millis(400);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Rows of a table that is rolled or spilled, and rows per request.
 const ROWS: u64 = 10_000;
 const ROWS_AT_ONCE: u64 = 100;
 /// Indices of Redis's PING, and of Tidemark's pages without other work.
 const PING: usize = 0;
-const CALM: usize = 1;
+const IDLE_WORKLOAD: usize = 1;
 
 /// Concurrent work.
 #[derive(Clone, Copy)]
-enum Beside {
+enum BackgroundWork {
     Nothing,
     Snapshots,
     Rolls,
@@ -43,14 +43,14 @@ enum Beside {
     FullSyncs,
 }
 
-const ALL: [(&str, Beside); 7] = [
-    ("Redis: PING", Beside::Nothing),
-    ("none", Beside::Nothing),
-    ("snapshots", Beside::Snapshots),
-    ("rolls of a table", Beside::Rolls),
-    ("spills of 10,000 rows", Beside::Spills),
-    ("a field added, and dropped", Beside::SchemaChanges),
-    ("full syncs of a replica", Beside::FullSyncs),
+const WORKLOADS: [(&str, BackgroundWork); 7] = [
+    ("Redis: PING", BackgroundWork::Nothing),
+    ("none", BackgroundWork::Nothing),
+    ("snapshots", BackgroundWork::Snapshots),
+    ("rolls of a table", BackgroundWork::Rolls),
+    ("spills of 10,000 rows", BackgroundWork::Spills),
+    ("a field added, and dropped", BackgroundWork::SchemaChanges),
+    ("full syncs of a replica", BackgroundWork::FullSyncs),
 ];
 
 impl Bench {
@@ -58,17 +58,17 @@ impl Bench {
     pub(crate) fn tail(&mut self) -> io::Result<String> {
         self.start_all()?;
         let pings = Pool::of(b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n", POOL);
-        let pages = self.pool(0, 20, data::From::Uniform)?;
+        let pages = self.pool(0, 20, data::PostDistribution::Uniform)?;
         let peer = on_server_core(|| redis(Path::new("redis-server"), &self.args.dir))?;
         let ours = &self.servers[0];
         let time = self.time() * 4;
         let rate = closed(ours, &pages, None, CONNECTIONS, 1, time)?.per_s() * SHARE;
-        told(ours, &["TM.SPACE", "CREATE", "bulk", "COUNTER", "fields", "like:16 read:16"])?;
+        run_command(ours, &["TM.SPACE", "CREATE", "bulk", "COUNTER", "fields", "like:16 read:16"])?;
         let mut replica = Replica { program: self.args.tidemark.clone(), server: None };
         let mut rows = 0;
-        let mut seen: Vec<Vec<(Latency, u64)>> = vec![Vec::new(); ALL.len()];
+        let mut seen: Vec<Vec<(Latency, u64)>> = vec![Vec::new(); WORKLOADS.len()];
         for _ in 0..self.args.rounds {
-            for (at, (name, beside)) in ALL.into_iter().enumerate() {
+            for (at, (name, beside)) in WORKLOADS.into_iter().enumerate() {
                 let (server, pool) = if at == PING { (&peer, &pings) } else { (ours, &*pages) };
                 let over = AtomicBool::new(false);
                 let (latency, times) = std::thread::scope(|scope| {
@@ -125,16 +125,16 @@ impl Replica {
                 self.server.insert(Server::new(dir, start)?)
             }
         };
-        told(server, &["REPLICAOF", "127.0.0.1", &master.to_string()])?;
+        run_command(server, &["REPLICAOF", "127.0.0.1", &master.to_string()])?;
         while server.info("master_link_status")? != "up" {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 }
 
 /// Runs a command that must succeed.
-fn told(server: &Server, words: &[&str]) -> io::Result<()> {
+fn run_command(server: &Server, words: &[&str]) -> io::Result<()> {
     let mut client = server.client()?;
     client.push(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
     take_all(&mut client)
@@ -143,40 +143,40 @@ fn told(server: &Server, words: &[&str]) -> io::Result<()> {
 /// Triggers the work until `over` is set. Returns how often it succeeded.
 fn orders(
     server: &Server,
-    beside: Beside,
+    beside: BackgroundWork,
     (rows, replica, dir): (&mut u64, &mut Replica, &Path),
     over: &AtomicBool,
 ) -> io::Result<u64> {
-    let is_sync = matches!(beside, Beside::FullSyncs);
+    let is_sync = matches!(beside, BackgroundWork::FullSyncs);
     pin(if is_sync { CLIENT_CORE } else { SERVER_CORE })?;
     let mut times = 0;
     while !over.load(Relaxed) {
         match beside {
-            Beside::Nothing => {
-                std::thread::sleep(LOOK_EVERY);
+            BackgroundWork::Nothing => {
+                std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
-            Beside::Snapshots => {
-                told(server, &["BGSAVE"])?;
+            BackgroundWork::Snapshots => {
+                run_command(server, &["BGSAVE"])?;
                 while server.info("rdb_bgsave_in_progress")? != "0" {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
-            Beside::Rolls => {
+            BackgroundWork::Rolls => {
                 write(server, rows, ROWS_AT_ONCE)?;
-                told(server, &["TM.ROLL", "bulk"])?;
+                run_command(server, &["TM.ROLL", "bulk"])?;
             }
-            Beside::Spills => {
+            BackgroundWork::Spills => {
                 write(server, rows, ROWS)?;
-                told(server, &["TM.ROLL", "bulk"])?;
-                told(server, &["TM.SPILL", "bulk"])?;
+                run_command(server, &["TM.ROLL", "bulk"])?;
+                run_command(server, &["TM.SPILL", "bulk"])?;
             }
-            Beside::SchemaChanges => {
-                told(server, &["TM.SPACE", "ALTER", "post", "ADD", "spare:8"])?;
+            BackgroundWork::SchemaChanges => {
+                run_command(server, &["TM.SPACE", "ALTER", "post", "ADD", "spare:8"])?;
                 std::thread::sleep(PAUSE / 2);
-                told(server, &["TM.SPACE", "ALTER", "post", "DROP", "spare"])?;
+                run_command(server, &["TM.SPACE", "ALTER", "post", "DROP", "spare"])?;
             }
-            Beside::FullSyncs => replica.sync(dir, server.port())?,
+            BackgroundWork::FullSyncs => replica.sync(dir, server.port())?,
         }
         times += 1;
         std::thread::sleep(PAUSE);
@@ -222,7 +222,7 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
          |---|---|---|---|---|---|---|\n",
         seen[PING].len()
     );
-    for ((name, _), rounds) in ALL.iter().zip(seen) {
+    for ((name, _), rounds) in WORKLOADS.iter().zip(seen) {
         let ratio = |to: usize| {
             let pairs = rounds.iter().zip(&seen[to]);
             let all: Vec<f64> = pairs.map(|((one, _), (other, _))| one.p999 / other.p999).collect();
@@ -238,7 +238,7 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
             of(rounds, |l| l.p99),
             of(rounds, |l| l.p999),
             ratio(PING),
-            ratio(CALM)
+            ratio(IDLE_WORKLOAD)
         )
         .map_err(io::Error::other)?;
     }
@@ -246,7 +246,7 @@ fn table(seen: &[Vec<(Latency, u64)>], rate: f64) -> io::Result<String> {
 }
 
 fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
-    let line = |((name, _), rounds): (&(&str, Beside), &Vec<(Latency, u64)>)| {
+    let line = |((name, _), rounds): (&(&str, BackgroundWork), &Vec<(Latency, u64)>)| {
         let points = [
             (0.3, of(rounds, |l| l.p50)),
             (2.0, of(rounds, |l| l.p99)),
@@ -254,7 +254,7 @@ fn draw(seen: &[Vec<(Latency, u64)>], rate: f64, out: &Path) -> io::Result<()> {
         ];
         ((*name).to_owned(), points.to_vec())
     };
-    let lines: Vec<_> = ALL.iter().zip(seen).map(line).collect();
+    let lines: Vec<_> = WORKLOADS.iter().zip(seen).map(line).collect();
     plot::draw(
         &out.join("tail.svg"),
         &format!("Pages of 20 during other work, and PING: {rate:.0} per second, open loop"),

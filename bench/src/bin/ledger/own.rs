@@ -36,7 +36,7 @@ impl Pairs {
         loop {
             match answer {
                 Answer::Known(set) => return Ok(set),
-                Answer::Asks(question) => {
+                Answer::NeedsBlock(question) => {
                     self.reads.set(self.reads.get() + 1);
                     answer = question.read()?;
                 }

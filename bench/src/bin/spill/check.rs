@@ -1,25 +1,25 @@
 //! Checks of all rows.
 
-use crate::node::{Link, Node};
+use crate::node::{CheckedConnection, Node};
 use crate::rows::{Rows, SPACE, STRIDE, id, reply, request};
 use std::io;
 use std::time::{Duration, Instant};
 
 /// Rows per request. They are consecutive, so that most are in the same block.
-const TOGETHER: u64 = 1000;
+const ROWS_PER_REQUEST: u64 = 1000;
 /// Number of pending requests.
-const AHEAD: usize = 4;
+const MAX_PENDING_REQUESTS: usize = 4;
 /// Number of connections.
-const LINKS: u64 = 2;
+const CONNECTIONS: u64 = 2;
 
 /// Checks that every row of `0..rows` has its value after `rounds` rounds of changes. Returns the
 /// duration.
 pub(crate) fn every_row(node: &Node, all: &Rows, rows: u64, rounds: u64) -> io::Result<Duration> {
-    one_in(node, all, rows, rounds, 1)
+    sampled_pages(node, all, rows, rounds, 1)
 }
 
 /// [`every_row`] for one in `pages` pages of consecutive rows.
-pub(crate) fn one_in(
+pub(crate) fn sampled_pages(
     node: &Node,
     all: &Rows,
     rows: u64,
@@ -27,9 +27,9 @@ pub(crate) fn one_in(
     pages: u64,
 ) -> io::Result<Duration> {
     let began = Instant::now();
-    let part = rows.div_ceil(LINKS);
+    let part = rows.div_ceil(CONNECTIONS);
     std::thread::scope(|scope| {
-        let parts = (0..LINKS).map(|n| (n * part)..((n + 1) * part).min(rows));
+        let parts = (0..CONNECTIONS).map(|n| (n * part)..((n + 1) * part).min(rows));
         let threads: Vec<_> = parts
             .map(|range| scope.spawn(move || some_rows(node, all, range, rounds, pages)))
             .collect();
@@ -62,15 +62,15 @@ fn pages_of(
     range: std::ops::Range<u64>,
     rounds: u64,
     pages: u64,
-    mut look: impl FnMut(&mut Link, u64, &[u8]) -> io::Result<bool>,
+    mut look: impl FnMut(&mut CheckedConnection, u64, &[u8]) -> io::Result<bool>,
 ) -> io::Result<()> {
     let mut link = node.connect()?;
     let (mut bytes, mut ids) = (Vec::new(), Vec::new());
     let mut expected = std::collections::VecDeque::new();
     let mut from = range.start;
     while from < range.end || !expected.is_empty() {
-        if from < range.end && expected.len() < AHEAD {
-            let to = (from + TOGETHER).min(range.end);
+        if from < range.end && expected.len() < MAX_PENDING_REQUESTS {
+            let to = (from + ROWS_PER_REQUEST).min(range.end);
             ids.clear();
             ids.extend((from..to).map(id));
             bytes.clear();
@@ -79,7 +79,7 @@ fn pages_of(
             let mut text = format!("*{}\r\n", ids.len()).into_bytes();
             (from..to).for_each(|number| reply(all.after(number, rounds), &mut text));
             expected.push_back((from, text));
-            from += TOGETHER * pages;
+            from += ROWS_PER_REQUEST * pages;
         } else if let Some((first, text)) = expected.pop_front()
             && !look(&mut link, first, &text)?
         {
@@ -98,13 +98,13 @@ pub(crate) fn whole_or_absent(node: &Node, all: &Rows, from: u64, to: u64) -> io
     pages_of(node, all, from..to, 0, 1, |link, first, text| {
         let same = link.differs(text)?.is_none();
         if same {
-            whole = (first + TOGETHER).min(to);
+            whole = (first + ROWS_PER_REQUEST).min(to);
         }
         Ok(same)
     })?;
     let mut there = whole - from;
-    for first in (whole..to).step_by(TOGETHER as usize) {
-        let numbers: Vec<u64> = (first..(first + TOGETHER).min(to)).collect();
+    for first in (whole..to).step_by(ROWS_PER_REQUEST as usize) {
+        let numbers: Vec<u64> = (first..(first + ROWS_PER_REQUEST).min(to)).collect();
         let ids: Vec<String> = numbers.iter().map(|&number| id(number).to_string()).collect();
         let words: Vec<&[u8]> = [&b"CNT.GET"[..], SPACE.as_bytes()]
             .into_iter()
@@ -138,7 +138,8 @@ pub(crate) fn change(node: &Node, all: &Rows, rows: u64, round: u64) -> io::Resu
     let mut link = node.connect()?;
     let with = |at: u64| -> Vec<u64> { (at..rows).step_by(STRIDE as usize).collect() };
     let (raised, deleted) = (with(round), with(STRIDE - 1 - round));
-    for (raised, deleted) in raised.chunks(TOGETHER as usize).zip(deleted.chunks(TOGETHER as usize))
+    for (raised, deleted) in
+        raised.chunks(ROWS_PER_REQUEST as usize).zip(deleted.chunks(ROWS_PER_REQUEST as usize))
     {
         let (mut bytes, mut text) = (Vec::new(), Vec::new());
         let mut words = vec!["CNT.MINCRBY".to_owned(), SPACE.to_owned()];

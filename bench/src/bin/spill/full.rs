@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Requests sent together.
-const TOGETHER: usize = 100;
+const REQUESTS_PER_BATCH: usize = 100;
 /// Size of the disk.
 const DISK_MIB: u64 = 512;
 
@@ -65,8 +65,8 @@ fn set(node: &Node, all: &Rows, from: u64, to: u64) -> io::Result<(u64, Option<S
     use redis_protocol::resp2::types::OwnedFrame::Error;
     let mut client = node.client()?;
     let names = ["like", "repost", "comment", "read"];
-    for first in (from..to).step_by(TOGETHER) {
-        let numbers = first..(first + TOGETHER as u64).min(to);
+    for first in (from..to).step_by(REQUESTS_PER_BATCH) {
+        let numbers = first..(first + REQUESTS_PER_BATCH as u64).min(to);
         for number in numbers.clone() {
             let mut words = vec!["CNT.SET".to_owned(), SPACE.to_owned(), id(number).to_string()];
             let row = all.row(number);

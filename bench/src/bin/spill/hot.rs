@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Posts per page.
 const PAGE: u64 = 32;
 /// Number of connections for hot pages. The same number of connections request cold pages.
-const LINKS: u64 = 4;
+const CONNECTIONS: u64 = 4;
 
 /// Load of a measurement.
 pub(crate) struct Load {
@@ -39,8 +39,8 @@ pub(crate) fn pages(
             let mut link = node.connect()?;
             let mut rng = fastrand::Rng::with_seed(seed << 16 | of << 8 | number);
             let (mut bytes, mut text, mut ns) = (Vec::new(), Vec::new(), Vec::new());
-            let step = Duration::from_secs_f64(LINKS as f64 / rate);
-            let mut due = began + step.mul_f64(number as f64 / LINKS as f64);
+            let step = Duration::from_secs_f64(CONNECTIONS as f64 / rate);
+            let mut due = began + step.mul_f64(number as f64 / CONNECTIONS as f64);
             while due < began + load.time && !over.load(Relaxed) {
                 let numbers: Vec<u64> = (0..PAGE).map(|_| rng.u64(from.clone())).collect();
                 bytes.clear();
@@ -65,10 +65,10 @@ pub(crate) fn pages(
         let hot = |n| {
             scope.spawn(move || ask(n, 0, load.hot.clone(), load.rate as f64 * (1.0 - cold_share)))
         };
-        let hot: Vec<_> = (0..LINKS).map(hot).collect();
+        let hot: Vec<_> = (0..CONNECTIONS).map(hot).collect();
         let cold = |n| scope.spawn(move || ask(n, 1, 0..load.cold, load.rate as f64 * cold_share));
         let cold: Vec<_> =
-            if cold_share > 0.0 { (0..LINKS).map(cold).collect() } else { Vec::new() };
+            if cold_share > 0.0 { (0..CONNECTIONS).map(cold).collect() } else { Vec::new() };
         let mut all = Vec::new();
         let panicked = |_| io::Error::other("a reader panicked");
         for thread in hot {

@@ -112,7 +112,7 @@ fn main() -> io::Result<()> {
 }
 
 /// Maximum accepted ratio of resident to planned memory.
-const MOST: f64 = 1.1;
+const MAX_MEMORY_RATIO: f64 = 1.1;
 /// Unsynced batches and pending changes: `LogOptions::unsynced_bytes` and
 /// `CommitOptions::queued_keys`.
 const LOG_MIB: f64 = 16.0 + 24.0;
@@ -181,7 +181,7 @@ fn check(
     sample: u64,
     when: &str,
 ) -> io::Result<()> {
-    let took = check::one_in(node, all, rows, rounds, sample)?;
+    let took = check::sampled_pages(node, all, rows, rounds, sample)?;
     let of = if sample == 1 { "all".to_owned() } else { format!("one in {sample}") };
     println!("  {of} of {rows} rows correct {when} ({:.0} s)", took.as_secs_f64());
     Ok(())
@@ -314,8 +314,10 @@ fn fill(dir: &Path, setup: &Setup, rows: u64, sample: u64) -> io::Result<()> {
         bytes / cold,
         node.stop()?.as_secs_f64()
     );
-    if worst > MOST {
-        return Err(error(format!("used {worst:.2} of the planned memory, more than {MOST}")));
+    if worst > MAX_MEMORY_RATIO {
+        return Err(error(format!(
+            "used {worst:.2} of the planned memory, more than {MAX_MEMORY_RATIO}"
+        )));
     }
     println!("  used at most {worst:.2} of the planned memory");
     println!(

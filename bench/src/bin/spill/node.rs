@@ -186,10 +186,10 @@ impl Node {
         }
     }
 
-    pub(crate) fn connect(&self) -> io::Result<Link> {
+    pub(crate) fn connect(&self) -> io::Result<CheckedConnection> {
         let stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_nodelay(true)?;
-        Ok(Link { stream, buffer: Vec::new() })
+        Ok(CheckedConnection { stream, buffer: Vec::new() })
     }
 
     pub(crate) fn client(&self) -> io::Result<Client> {
@@ -310,12 +310,12 @@ pub(crate) fn proc_of(process: u32, file: &str, name: &str) -> f64 {
 }
 
 /// A connection that compares replies with expected ones.
-pub(crate) struct Link {
+pub(crate) struct CheckedConnection {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
-impl Link {
+impl CheckedConnection {
     pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }

@@ -1,10 +1,11 @@
 //! Simulates splits and moves of shards. A seed determines which nodes and commands are killed, and
 //! which messages are delayed or lost.
 //!
-//! The simulation uses the real command ([`grow`]), hand-over steps ([`node::cluster::handover`]),
-//! topologies with their rules ([`node::cluster::Cluster`]) and topology files. It replaces the
-//! network, the clock (tokio's, paused), the log (a list of writes) and replication. A simulated
-//! node can be killed at each point where the real node waits for its disk.
+//! The simulation uses the real command ([`move_slots`]), hand-over steps
+//! ([`node::cluster::handover`]), topologies with their rules ([`node::cluster::Cluster`]) and
+//! topology files. It replaces the network, the clock (tokio's, paused), the log (a list of writes)
+//! and replication. A simulated node can be killed at each point where the real node waits for its
+//! disk.
 //!
 //! Invariants:
 //!
@@ -26,7 +27,7 @@ use super::remote;
 use node::cluster::slot::{SLOTS, write_range};
 use node::cluster::{Cluster, Topology};
 use node::runtime::pause::Paused;
-use operator::{Outside, operate};
+use operator::{ExternalNetwork, operate};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
@@ -39,10 +40,10 @@ const NODES: usize = 6;
 const FIRST_PORT: u16 = 7000;
 /// Slots that the clients write to.
 const SLOTS_USED: [u16; 8] = [0, 1500, 3000, 4500, 6000, 9000, 12_000, 16_000];
-const TROUBLE: Duration = Duration::from_secs(8);
+const FAULT_PERIOD: Duration = Duration::from_secs(8);
 /// Maximum simulated time from the last fault until the cluster has converged.
-const CALM: Duration = Duration::from_secs(300);
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(300);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Write = (u64, u16);
 
@@ -71,7 +72,7 @@ struct Process {
     paused: Cell<Paused>,
     fenced: Cell<bool>,
     /// Stage of the current hand-over at which to kill the process.
-    doomed: Cell<Option<Stage>>,
+    kill_stage: Cell<Option<Stage>>,
     /// Number of writes that each replica has acknowledged.
     fed: RefCell<BTreeMap<usize, usize>>,
     tasks: RefCell<Vec<AbortHandle>>,
@@ -96,7 +97,7 @@ const STAGES: [Stage; 8] = {
 
 /// Event counts of one or several runs.
 #[derive(Debug, Default)]
-struct Met {
+struct SimCounts {
     writes: u64,
     done: u64,
     failed: u64,
@@ -119,7 +120,7 @@ struct World {
     acknowledged: RefCell<BTreeSet<(u16, u64)>>,
     next_write: Cell<u64>,
     calm: Cell<bool>,
-    met: RefCell<Met>,
+    sim_counts: RefCell<SimCounts>,
     told: bool,
 }
 
@@ -142,8 +143,8 @@ fn ranges(topology: &Topology, id: &str) -> String {
 }
 
 /// Waits until all nodes have the newest topology and serve all slots, then checks for lost writes.
-async fn settle(world: &Rc<World>) {
-    let end = Instant::now() + CALM;
+async fn wait_for_convergence(world: &Rc<World>) {
+    let end = Instant::now() + CONVERGENCE_TIMEOUT;
     loop {
         let known: Vec<_> = (0..NODES)
             .filter_map(|number| Some(world.process(number)?.cluster.topology()))
@@ -166,16 +167,16 @@ async fn settle(world: &Rc<World>) {
             "without any fault: versions {versions:?}, slots without a master {slots:?}"
         );
         // An operator or a controller sends the newest topology to all nodes.
-        let outside = Outside { world: world.clone(), first: 0 };
+        let outside = ExternalNetwork { world: world.clone(), first: 0 };
         match remote::newest(&outside).await {
             Ok(newest) => {
-                let _ = super::growth::spread(&outside, &newest).await;
-                world.give_again(&newest).await;
+                let _ = super::growth::send_topology_to_all(&outside, &newest).await;
+                world.repeat_handover(&newest).await;
             }
             // The controller and the command made conflicting topologies. No slot had two masters,
             // and only an operator can choose the valid topology.
             Err(why) if why.contains("different topologies") => {
-                world.met.borrow_mut().conflicts += 1;
+                world.sim_counts.borrow_mut().conflicts += 1;
                 return;
             }
             Err(_) => {}
@@ -184,7 +185,7 @@ async fn settle(world: &Rc<World>) {
     }
 }
 
-fn run(seed: u64) -> Met {
+fn run(seed: u64) -> SimCounts {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -217,11 +218,11 @@ fn run(seed: u64) -> Met {
         let writing = spawn_local(world.clone().write());
         let operating: Vec<_> =
             (0..world.draw(1..3)).map(|_| spawn_local(operate(world.clone()))).collect();
-        world.clone().trouble().await;
+        world.clone().inject_faults().await;
         for operator in operating {
             operator.await.unwrap();
         }
-        settle(&world).await;
+        wait_for_convergence(&world).await;
         let end = Instant::now() + Duration::from_secs(1);
         tokio::time::sleep_until(end).await;
         assert!(!writing.is_finished(), "a client has seen what must not be");
@@ -231,32 +232,35 @@ fn run(seed: u64) -> Met {
     for machine in &world.machines {
         machine.process.take();
     }
-    world.met.take()
+    world.sim_counts.take()
 }
 
 /// Seeds that once led to two masters of a slot, or to none: docs/testing/journal.md.
-const FOUND: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
+const REGRESSION_SEEDS: [u64; 9] = [234, 517, 1068, 5590, 9598, 14_144, 51_043, 55_525, 62_636];
 
 #[test]
 fn slots_have_one_master_whatever_is_killed() {
     let seeds = seeds::seeds_at_least(60, 300);
     let runs = seeds.end - seeds.start;
-    let mut sum = Met::default();
-    let found = FOUND.into_iter().filter(|seed| !seeds::is_replay() && *seed >= runs);
+    let mut sum = SimCounts::default();
+    let found = REGRESSION_SEEDS.into_iter().filter(|seed| !seeds::is_replay() && *seed >= runs);
     for seed in seeds.chain(found) {
-        let met = std::panic::catch_unwind(|| run(seed)).unwrap_or_else(|cause| {
+        let sim_counts = std::panic::catch_unwind(|| run(seed)).unwrap_or_else(|cause| {
             println!("TIDEMARK_SEED={seed}");
             std::panic::resume_unwind(cause)
         });
-        sum.writes += met.writes;
-        sum.done += met.done;
-        sum.failed += met.failed;
-        sum.killed_commands += met.killed_commands;
-        sum.handed_over += met.handed_over;
-        sum.failovers += met.failovers;
-        sum.conflicts += met.conflicts;
-        sum.kills += met.kills;
-        met.kills_in.into_iter().for_each(|(at, n)| *sum.kills_in.entry(at).or_default() += n);
+        sum.writes += sim_counts.writes;
+        sum.done += sim_counts.done;
+        sum.failed += sim_counts.failed;
+        sum.killed_commands += sim_counts.killed_commands;
+        sum.handed_over += sim_counts.handed_over;
+        sum.failovers += sim_counts.failovers;
+        sum.conflicts += sim_counts.conflicts;
+        sum.kills += sim_counts.kills;
+        sim_counts
+            .kills_in
+            .into_iter()
+            .for_each(|(at, n)| *sum.kills_in.entry(at).or_default() += n);
     }
     println!("{runs} runs: {sum:?}");
     if !seeds::is_replay() {

@@ -1,9 +1,9 @@
 //! Simulated operators: they split and move shards with the real command.
 
 use super::world::killed;
-use super::{PATIENCE, World, address, number_of};
-use crate::cluster::growth::GrowthArgs;
-use crate::cluster::growth::{Wanted, grow};
+use super::{REPLY_TIMEOUT, World, address, number_of};
+use crate::cluster::growth::SlotMoveArgs;
+use crate::cluster::growth::{SlotSelection, move_slots};
 use crate::cluster::remote::Net;
 use node::client::connect::within;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -14,12 +14,12 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 /// Simulated network as seen from outside the cluster.
-pub(super) struct Outside {
+pub(super) struct ExternalNetwork {
     pub(super) world: Rc<World>,
     pub(super) first: usize,
 }
 
-impl Net for Outside {
+impl Net for ExternalNetwork {
     type Conn = usize;
 
     fn first(&self) -> String {
@@ -40,16 +40,17 @@ impl Net for Outside {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         let asked =
             async { self.world.request(None, *conn, words).await.map_err(io::Error::other) };
-        within(PATIENCE, asked).await.map_err(|e| e.to_string())
+        within(REPLY_TIMEOUT, asked).await.map_err(|e| e.to_string())
     }
 
-    fn say(&self, text: &str) {
+    fn print_progress(&self, text: &str) {
         self.world.tell(|| text.to_owned());
     }
 }
 
 /// Substrings of errors after which the operator repeats the command.
-const PASSING: [&str; 7] = ["refused", "closed", "answer", "timed out", "again", "retry", "not"];
+const RETRYABLE_ERRORS: [&str; 7] =
+    ["refused", "closed", "answer", "timed out", "again", "retry", "not"];
 
 /// Substring of errors that a repetition does not resolve: a node does not have the required role.
 const FINAL: &str = "is not a ";
@@ -62,8 +63,12 @@ pub(super) async fn operate(world: Rc<World>) {
         let is_move = world.chance(3);
         for _ in 0..15 {
             let first = world.draw(0..4) as usize;
-            let given =
-                spawn_local(give(Outside { world: world.clone(), first }, from, to, is_move));
+            let given = spawn_local(give(
+                ExternalNetwork { world: world.clone(), first },
+                from,
+                to,
+                is_move,
+            ));
             if !world.calm.get() && world.chance(3) {
                 let (killer, later) = (given.abort_handle(), world.draw(0..1_500));
                 spawn_local(async move {
@@ -76,16 +81,18 @@ pub(super) async fn operate(world: Rc<World>) {
             match ended {
                 Err(ended) => {
                     killed(ended, "");
-                    world.met.borrow_mut().killed_commands += 1;
+                    world.sim_counts.borrow_mut().killed_commands += 1;
                 }
                 Ok(Ok(_)) => {
-                    world.met.borrow_mut().done += 1;
+                    world.sim_counts.borrow_mut().done += 1;
                     break;
                 }
                 Ok(Err(why)) => {
-                    world.met.borrow_mut().failed += 1;
+                    world.sim_counts.borrow_mut().failed += 1;
                     // Any other error means that another command has changed the cluster.
-                    if !PASSING.iter().any(|word| why.contains(word)) || why.contains(FINAL) {
+                    if !RETRYABLE_ERRORS.iter().any(|word| why.contains(word))
+                        || why.contains(FINAL)
+                    {
                         break;
                     }
                 }
@@ -95,7 +102,18 @@ pub(super) async fn operate(world: Rc<World>) {
     }
 }
 
-async fn give(net: Outside, from: usize, to: usize, is_move: bool) -> Result<String, String> {
-    let nodes = GrowthArgs { from: address(from), to_node: address(to), plan: false, timeout: 20 };
-    grow(&net, &nodes, if is_move { Wanted::Shard } else { Wanted::Slots(None) }).await
+async fn give(
+    net: ExternalNetwork,
+    from: usize,
+    to: usize,
+    is_move: bool,
+) -> Result<String, String> {
+    let nodes =
+        SlotMoveArgs { from: address(from), to_node: address(to), plan: false, timeout: 20 };
+    move_slots(
+        &net,
+        &nodes,
+        if is_move { SlotSelection::Shard } else { SlotSelection::Slots(None) },
+    )
+    .await
 }

@@ -1,10 +1,10 @@
 //! A simulated server process: its replies, its replication and its hand-overs.
 
 use super::world::killed;
-use super::{Machine, PATIENCE, Process, STAGES, Stage, World, number_of, ranges};
+use super::{Machine, Process, REPLY_TIMEOUT, STAGES, Stage, World, number_of, ranges};
 use node::client::connect::within;
 use node::cluster::confirm::{confirm, is_final};
-use node::cluster::handover::{Giver, hand_over};
+use node::cluster::handover::{HandoverSource, hand_over};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Role, Server, Topology};
 use node::command::error::{Refusal, refuse};
@@ -20,7 +20,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 /// Interval between the checks of a fenced node.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const FENCE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Process {
     pub(super) fn world(&self) -> Rc<World> {
@@ -117,7 +117,7 @@ impl Process {
             ["CLUSTERX", "SETNODEID", id, "NX"] => {
                 self.busy().await;
                 self.cluster.set_own_id(&dir, id, true).map_err(|e| e.to_string())?;
-                self.obey(true).await.map_err(said)?;
+                self.apply_topology(true).await.map_err(said)?;
                 ok
             }
             ["CLUSTERX", "SETNODES", text, version, option @ ..] => {
@@ -129,7 +129,7 @@ impl Process {
                         self.spawn(async move { hand_over(&Own(own), &text, version).await });
                     let handed = work.await.map_err(|ended| killed(ended, "closed"))?;
                     handed.map_err(said)?;
-                    self.world().met.borrow_mut().handed_over += 1;
+                    self.world().sim_counts.borrow_mut().handed_over += 1;
                     return ok;
                 }
                 let lacks_data = self.machine(|it| {
@@ -145,12 +145,12 @@ impl Process {
                 }
                 if self.fenced.get() {
                     let next = Topology::parse(text, version, &topology.own_id)?;
-                    self.refuse_what_others_refuse(&next).await.map_err(said)?;
+                    self.confirm_with_other_nodes(&next).await.map_err(said)?;
                 }
                 let set = self.cluster.set_nodes(&dir, &nodes, is_here);
                 let is_news = set.map_err(|e| e.to_string())?;
                 self.world().tell(|| format!("{} has {version}, new: {is_news}", self.number));
-                self.obey(is_news).await.map_err(said)?;
+                self.apply_topology(is_news).await.map_err(said)?;
                 ok
             }
             ["CLUSTER", "NODES"] => bulk(lines(&topology)),
@@ -173,7 +173,7 @@ impl Process {
     }
 
     /// Asks the other nodes whether they refuse the topology, as a fenced node does.
-    pub(super) async fn refuse_what_others_refuse(&self, next: &Topology) -> Outcome {
+    pub(super) async fn confirm_with_other_nodes(&self, next: &Topology) -> Outcome {
         let (world, text, version) = (self.world(), next.describe(), next.version.to_string());
         let words = ["CLUSTERX", "SETNODES", &text, &version, "CHECK"];
         let confirmed = confirm(next, async |member| {
@@ -185,27 +185,27 @@ impl Process {
     }
 
     /// Lifts the fence like `roles/peer.rs` of the real node.
-    pub(super) async fn rule(self: Rc<Process>) {
+    pub(super) async fn lift_fence_if_confirmed(self: Rc<Process>) {
         let mut refused = None;
         loop {
-            sleep(LOOK_EVERY).await;
+            sleep(FENCE_CHECK_INTERVAL).await;
             let topology = self.cluster.topology();
             let is_refused = refused.as_ref().is_some_and(|it| Arc::ptr_eq(it, &topology));
-            if !self.fenced.get() || is_refused || !self.has_word(&topology) {
+            if !self.fenced.get() || is_refused || !self.may_lift_fence(&topology) {
                 continue;
             }
-            if let Err(refusal) = self.refuse_what_others_refuse(&topology).await {
+            if let Err(refusal) = self.confirm_with_other_nodes(&topology).await {
                 refused = Some(topology).filter(|_| is_final(&refusal));
                 continue;
             }
             let is_same = Arc::ptr_eq(&topology, &self.cluster.topology());
-            if is_same && self.has_word(&topology) && self.fenced.replace(false) {
+            if is_same && self.may_lift_fence(&topology) && self.fenced.replace(false) {
                 self.world().tell(|| format!("the fence of {} is lifted", self.number));
             }
         }
     }
 
-    fn has_word(&self, topology: &Topology) -> bool {
+    fn may_lift_fence(&self, topology: &Topology) -> bool {
         let world = self.world();
         let follows = |number: usize| {
             world.process(number).is_some()
@@ -217,15 +217,15 @@ impl Process {
             number.is_some_and(|it| self.fed.borrow().contains_key(&it) && follows(it))
         };
         self.machine(|it| it.disk.borrow().follows.is_none())
-            && !self.cluster.is_giving()
-            && (self.cluster.rules_alone() || replicas.any(is_fed))
+            && !self.cluster.has_unconfirmed_handover()
+            && (self.cluster.is_sole_owner() || replicas.any(is_fed))
     }
 
     pub(super) async fn busy(&self) {
         sleep(Duration::from_micros(self.world().draw(10..4_000))).await;
     }
 
-    pub(super) async fn obey(&self, is_news: bool) -> Outcome {
+    pub(super) async fn apply_topology(&self, is_news: bool) -> Outcome {
         self.busy().await;
         let topology = self.cluster.topology();
         let master = match topology.own_role() {
@@ -279,9 +279,9 @@ impl Link {
     }
 }
 
-impl Giver for Own {
+impl HandoverSource for Own {
     type Link = Link;
-    type Fed = usize;
+    type ConnectedReplica = usize;
 
     fn cluster(&self) -> &Cluster {
         &self.0.cluster
@@ -294,7 +294,7 @@ impl Giver for Own {
         }
         let world = self.0.world();
         let stage = STAGES[world.draw(0..STAGES.len() as u64) as usize];
-        self.0.doomed.set(Some(stage).filter(|_| !world.chance(3)));
+        self.0.kill_stage.set(Some(stage).filter(|_| !world.chance(3)));
         Ok(())
     }
 
@@ -303,7 +303,7 @@ impl Giver for Own {
         world.stage(self.0.number, Stage::Reach).await;
         let to = number_of(member.port).ok_or(io::ErrorKind::NotFound)?;
         let link = Link { world, from: self.0.number, to };
-        match within(PATIENCE, link.ask(&["CLUSTERX", "MYID"])).await? {
+        match within(REPLY_TIMEOUT, link.ask(&["CLUSTERX", "MYID"])).await? {
             OwnedFrame::BulkString(id) if id == member.id.as_bytes() => Ok(link),
             _ => Err(io::Error::other(format!("the node there is not {}", member.id))),
         }
@@ -368,6 +368,6 @@ impl Giver for Own {
         self.0.busy().await;
         let dir = self.0.machine(|it| it.folder.path().to_owned());
         self.0.cluster.gave(&dir, version)?;
-        self.0.obey(true).await
+        self.0.apply_topology(true).await
     }
 }

@@ -1,7 +1,7 @@
 //! Machines that crash and restart, a network, clients, a controller, and the checks of the
 //! invariants.
 
-use super::{Machine, NODES, Process, SLOTS_USED, Stage, TROUBLE, World, id_of, number_of};
+use super::{FAULT_PERIOD, Machine, NODES, Process, SLOTS_USED, Stage, World, id_of, number_of};
 use crate::cluster::growth::Draft;
 use node::client::connect::within;
 use node::cluster::topology::VERSION;
@@ -35,7 +35,7 @@ impl World {
             acknowledged: RefCell::default(),
             next_write: Cell::default(),
             calm: Cell::default(),
-            met: RefCell::default(),
+            sim_counts: RefCell::default(),
             told: std::env::var_os("TIDEMARK_TRACE").is_some(),
         })
     }
@@ -89,14 +89,14 @@ impl World {
             cluster,
             paused: Cell::new(Paused::Nothing),
             fenced: Cell::new(is_fenced),
-            doomed: Cell::default(),
+            kill_stage: Cell::default(),
             fed: RefCell::default(),
             tasks: RefCell::default(),
         });
         *machine.process.borrow_mut() = Some(process.clone());
         self.tell(|| format!("{number} starts, fenced: {is_fenced}"));
         process.spawn(process.clone().follow());
-        process.spawn(process.clone().rule());
+        process.spawn(process.clone().lift_fence_if_confirmed());
     }
 
     /// Kills the process like `kill -9`. The disk retains everything that was written.
@@ -104,17 +104,17 @@ impl World {
         let Some(process) = self.machines[number].process.take() else { return };
         process.tasks.borrow().iter().for_each(AbortHandle::abort);
         self.tell(|| format!("{number} is killed"));
-        self.met.borrow_mut().kills += 1;
+        self.sim_counts.borrow_mut().kills += 1;
     }
 
     /// Enters a stage of a hand-over. Kills the master if the stage was selected for that.
     pub(super) async fn stage(self: &Rc<World>, number: usize, stage: Stage) {
-        let is_doomed = self.process(number).is_some_and(|it| it.doomed.get() == Some(stage));
+        let is_doomed = self.process(number).is_some_and(|it| it.kill_stage.get() == Some(stage));
         // A hand-over may enter some stages several times.
         if self.calm.get() || !is_doomed || self.chance(3) {
             return;
         }
-        *self.met.borrow_mut().kills_in.entry(stage).or_default() += 1;
+        *self.sim_counts.borrow_mut().kills_in.entry(stage).or_default() += 1;
         self.tell(|| format!("{number} in {stage:?}"));
         self.kill(number);
         let (world, later) = (self.clone(), self.draw(0..2_000));
@@ -222,15 +222,15 @@ impl World {
                 self.next_write.set(write + 1);
                 self.machines[number].disk.borrow_mut().log.push((write, slot));
                 self.acknowledged.borrow_mut().insert((slot, write));
-                self.met.borrow_mut().writes += 1;
+                self.sim_counts.borrow_mut().writes += 1;
             }
         }
     }
 
     // Faults.
 
-    pub(super) async fn trouble(self: Rc<World>) {
-        let end = Instant::now() + TROUBLE;
+    pub(super) async fn inject_faults(self: Rc<World>) {
+        let end = Instant::now() + FAULT_PERIOD;
         while Instant::now() < end {
             sleep(Duration::from_millis(self.draw(1..3_000))).await;
             let (a, b) = (self.draw(0..NODES as u64) as usize, self.draw(0..NODES as u64) as usize);
@@ -263,10 +263,10 @@ impl World {
 
     /// Repeats the last hand-over command at masters that do not know whether the new master has
     /// the slots.
-    pub(super) async fn give_again(self: &Rc<World>, newest: &Topology) {
+    pub(super) async fn repeat_handover(self: &Rc<World>, newest: &Topology) {
         let (text, version) = (newest.describe(), newest.version.to_string());
         for number in 0..NODES {
-            if self.process(number).is_some_and(|it| it.cluster.is_giving()) {
+            if self.process(number).is_some_and(|it| it.cluster.has_unconfirmed_handover()) {
                 let words = ["CLUSTERX", "SETNODES", &text, &version, "HANDOVER"];
                 let _ = self.request(None, number, words.map(str::to_owned).into()).await;
             }
@@ -309,7 +309,7 @@ impl World {
         self.acknowledged
             .borrow_mut()
             .retain(|(slot, write)| !slots.contains(slot) || has.contains(write));
-        self.met.borrow_mut().failovers += 1;
+        self.sim_counts.borrow_mut().failovers += 1;
         let (text, version) = (told.describe(), told.version.to_string());
         let others = [at].into_iter().chain((0..NODES).filter(|&it| it != number && it != at));
         for other in others {

@@ -1,6 +1,6 @@
 //! Finds masters of a Redis Cluster that are missing among the sources.
 
-use super::source::{Remote, bytes};
+use super::source::{BlockingConnection, bytes};
 use crate::cluster_nodes::nodes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub(super) struct Known {
 
 impl Known {
     /// Asks a source for its cluster nodes. Ignores errors, such as a missing permission.
-    pub(super) fn note(&mut self, remote: &mut Remote) {
+    pub(super) fn note(&mut self, remote: &mut BlockingConnection) {
         let nodes = remote.ask(&[b"CLUSTER", b"NODES"]).ok().and_then(bytes).unwrap_or_default();
         self.read(&String::from_utf8_lossy(&nodes));
     }

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 #[derive(Default)]
-pub(super) struct Divided {
+pub(super) struct DividedRows {
     /// Ids by space.
     ids: HashMap<String, HashSet<u64>>,
     /// Whether an earlier attempt, whose rows are unknown, may have read divided rows. If so, any
@@ -18,9 +18,9 @@ pub(super) struct Divided {
     may_be_any: bool,
 }
 
-impl Divided {
-    pub(super) fn new(may_be_any: bool) -> Divided {
-        Divided { ids: HashMap::new(), may_be_any }
+impl DividedRows {
+    pub(super) fn new(may_be_any: bool) -> DividedRows {
+        DividedRows { ids: HashMap::new(), may_be_any }
     }
 
     pub(super) fn note(&mut self, layout: &Layout, items: &[Item]) {
@@ -39,9 +39,9 @@ impl Divided {
         match item {
             Item::Row(_, values) => Cow::Borrowed(values),
             Item::Hash(id, values) => {
-                Cow::Owned(layout.with_lacking(values, self.has(&layout.space, *id)))
+                Cow::Owned(layout.with_zeros_for_lacking(values, self.has(&layout.space, *id)))
             }
-            Item::Gone(_) | Item::Missing(_) | Item::Member(..) | Item::Unset(_) => {
+            Item::RowKeyDeleted(_) | Item::Missing(_) | Item::Member(..) | Item::Unset(_) => {
                 Cow::Borrowed(&[])
             }
         }

@@ -7,7 +7,7 @@
 //! which send no keyspace notification but do invalidate client-side caches.
 
 use super::layout::{Layout, fits};
-use super::source::{Remote, Source, bytes};
+use super::source::{BlockingConnection, RedisSource, bytes};
 use parking_lot::Mutex;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::{HashMap, VecDeque};
@@ -16,24 +16,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum number of pending changed keys. With more keys, a new scan is cheaper.
-const MOST_KEYS: usize = 1 << 20;
+const MAX_PENDING_KEYS: usize = 1 << 20;
 /// Interval between pings of an idle source.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Silence of a source after which the import prints a warning. `DEAD`: silence after which the
-/// import gives up the connection.
-pub(crate) const SILENT: Duration = Duration::from_secs(3);
-const DEAD: Duration = Duration::from_secs(60);
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+/// Silence of a source after which the import prints a warning. `SILENCE_TIMEOUT`: silence after
+/// which the import gives up the connection.
+pub(crate) const SILENCE_WARNING_AGE: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(crate) struct Changes(Mutex<Waiting>);
+pub(crate) struct ChangeQueue(Mutex<PendingChanges>);
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Changed {
+pub(crate) struct ChangedKey {
     pub(crate) key: Vec<u8>,
     /// Whether members or fields may have been removed.
     pub(crate) removed: bool,
 }
 
-struct Waiting {
+struct PendingChanges {
     /// Time of the first pending change of each key, and whether members or fields may have been
     /// removed.
     keys: HashMap<Vec<u8>, (Instant, bool)>,
@@ -49,9 +49,9 @@ struct Waiting {
     heard: Instant,
 }
 
-impl Changes {
-    fn new() -> Changes {
-        Changes(Mutex::new(Waiting {
+impl ChangeQueue {
+    fn new() -> ChangeQueue {
+        ChangeQueue(Mutex::new(PendingChanges {
             keys: HashMap::new(),
             order: VecDeque::new(),
             broken: None,
@@ -68,9 +68,9 @@ impl Changes {
         waiting.removals += u64::from(removes);
         if let Some((_, removed)) = waiting.keys.get_mut(&key) {
             *removed |= may_remove;
-        } else if waiting.keys.len() >= MOST_KEYS {
+        } else if waiting.keys.len() >= MAX_PENDING_KEYS {
             waiting.broken = Some(format!(
-                "too many pending changed keys ({MOST_KEYS}); notifications were lost"
+                "too many pending changed keys ({MAX_PENDING_KEYS}); notifications were lost"
             ));
         } else {
             waiting.keys.insert(key.clone(), (waiting.last, may_remove));
@@ -84,7 +84,7 @@ impl Changes {
 
     /// Removes up to `most` keys, oldest first, and returns them with the time of the first change.
     /// Fails if notifications were lost.
-    pub(crate) fn take(&self, most: usize) -> io::Result<(Vec<Changed>, Option<Instant>)> {
+    pub(crate) fn take(&self, most: usize) -> io::Result<(Vec<ChangedKey>, Option<Instant>)> {
         let waiting = &mut *self.0.lock();
         if let Some(why) = &waiting.broken {
             return Err(io::Error::other(why.clone()));
@@ -95,7 +95,7 @@ impl Changes {
         let changed = |key: Vec<u8>| {
             let (noted, removed) = known.remove(&key)?;
             since = Some(since.map_or(noted, |since| since.min(noted)));
-            Some(Changed { key, removed })
+            Some(ChangedKey { key, removed })
         };
         let changed = waiting.order.drain(..count).filter_map(changed).collect();
         Ok((changed, since))
@@ -125,10 +125,13 @@ impl Changes {
 }
 
 /// Subscribes to notifications. No change after the call returns is missed.
-pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<Arc<Changes>> {
+pub(crate) fn listen(
+    source: &RedisSource,
+    layouts: &Arc<Vec<Layout>>,
+) -> io::Result<Arc<ChangeQueue>> {
     let mut remote = source.open()?;
     check_setting(&mut remote, layouts, true)?;
-    hear_of_flushes(&mut remote);
+    track_flushes(&mut remote);
     let start = format!("__keyspace@{}__:", source.db);
     for layout in layouts.iter() {
         let pattern = format!("{start}{}", layout.glob);
@@ -141,18 +144,18 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
             _ => error,
         })?;
     }
-    let changes = Arc::new(Changes::new());
+    let changes = Arc::new(ChangeQueue::new());
     let (told, layouts) = (changes.clone(), layouts.clone());
-    let hear = move || {
+    let handle_message = move || {
         let broken = loop {
-            match remote.message(ASK_EVERY) {
+            match remote.message(PING_INTERVAL) {
                 Err(error) => break error.to_string(),
                 Ok(Some(message)) => {
                     told.0.lock().heard = Instant::now();
-                    hear(message, &start, &layouts, &told);
+                    handle_message(message, &start, &layouts, &told);
                 }
-                Ok(None) if told.silent() >= DEAD => {
-                    break format!("no reply from the source for {} s", DEAD.as_secs());
+                Ok(None) if told.silent() >= SILENCE_TIMEOUT => {
+                    break format!("no reply from the source for {} s", SILENCE_TIMEOUT.as_secs());
                 }
                 Ok(None) => {
                     // The reply arrives between the other messages.
@@ -164,13 +167,13 @@ pub(crate) fn listen(source: &Source, layouts: &Arc<Vec<Layout>>) -> io::Result<
         };
         told.end(format!("notifications were lost: {broken}"));
     };
-    std::thread::Builder::new().name("notifications".to_owned()).spawn(hear)?;
+    std::thread::Builder::new().name("notifications".to_owned()).spawn(handle_message)?;
     Ok(changes)
 }
 
 /// Enables client tracking without caching any key. Only FLUSHALL and FLUSHDB then send
 /// invalidations, and they go to this connection.
-fn hear_of_flushes(remote: &mut Remote) {
+fn track_flushes(remote: &mut BlockingConnection) {
     let mut ask = || {
         let id = match remote.ask(&[b"CLIENT", b"ID"])? {
             OwnedFrame::Integer(id) => id.to_string(),
@@ -186,7 +189,7 @@ fn hear_of_flushes(remote: &mut Remote) {
 /// Checks that the source sends notifications for all relevant changes. If `is_first`, reports when
 /// the import cannot read the setting.
 pub(crate) fn check_setting(
-    remote: &mut Remote,
+    remote: &mut BlockingConnection,
     layouts: &[Layout],
     is_first: bool,
 ) -> io::Result<()> {
@@ -231,7 +234,7 @@ pub(crate) fn check_setting(
 
 /// Handles a notification (`pmessage`, pattern, channel, event) or an invalidation (`message`,
 /// channel, null if all keys are gone).
-fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
+fn handle_message(message: OwnedFrame, start: &str, layouts: &[Layout], told: &ChangeQueue) {
     let OwnedFrame::Array(mut parts) = message else { return };
     let (event, channel) = (parts.pop().and_then(bytes), parts.pop().and_then(bytes));
     let (event, channel) = match (event, channel) {
@@ -256,13 +259,13 @@ fn hear(message: OwnedFrame, start: &str, layouts: &[Layout], told: &Changes) {
 mod tests {
     use super::*;
 
-    fn keys(changed: &[Changed]) -> Vec<(&[u8], bool)> {
+    fn keys(changed: &[ChangedKey]) -> Vec<(&[u8], bool)> {
         changed.iter().map(|one| (&one.key[..], one.removed)).collect()
     }
 
     #[test]
     fn key_waits_once_for_all_its_changes() {
-        let changes = Changes::new();
+        let changes = ChangeQueue::new();
         for key in ["a", "b", "a"] {
             changes.note(key.into(), key == "b", key == "b");
         }

@@ -8,7 +8,7 @@ pub(crate) enum Item {
     /// are 0, unless another key has them.
     Hash(u64, Vec<(usize, Option<i64>)>),
     /// The only key of the row was deleted.
-    Gone(u64),
+    RowKeyDeleted(u64),
     /// No key has counters of the row.
     Missing(u64),
     /// All members of the id are to be unset. Its present members follow as further items.
@@ -20,7 +20,9 @@ impl Item {
     /// Returns the id, if this is a row.
     pub(crate) fn row(&self) -> Option<u64> {
         match *self {
-            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => Some(id),
+            Item::Row(id, _) | Item::Hash(id, _) | Item::RowKeyDeleted(id) | Item::Missing(id) => {
+                Some(id)
+            }
             Item::Member(..) | Item::Unset(_) => None,
         }
     }
@@ -28,7 +30,9 @@ impl Item {
     pub(crate) fn id(&self) -> u64 {
         match *self {
             Item::Member(id, _) | Item::Unset(id) => id,
-            Item::Row(id, _) | Item::Hash(id, _) | Item::Gone(id) | Item::Missing(id) => id,
+            Item::Row(id, _) | Item::Hash(id, _) | Item::RowKeyDeleted(id) | Item::Missing(id) => {
+                id
+            }
         }
     }
 }

@@ -20,7 +20,7 @@
 use super::packed::Format;
 use crate::import::spaces::check_field;
 use counter::Field;
-use dataset::key_patterns::{Kind, Match, Pattern};
+use dataset::key_patterns::{KeyMatch, Kind, Pattern};
 use node::runtime::glob;
 
 /// Type of a key, and its meaning.
@@ -76,13 +76,13 @@ pub(crate) struct Layout {
     /// Whether [`Layout::fields`] contains all counters of the space.
     pub(crate) has_all: bool,
     /// Counters that a layout without named fields leaves to the layouts that name them.
-    pub(super) others: Vec<Other>,
+    pub(super) others: Vec<DelegatedCounter>,
     /// For keys with one counter: pattern of the hash that may hold other counters of the row.
     pub(super) row: Option<Pattern>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Other {
+pub(super) struct DelegatedCounter {
     /// Index in [`Layout::fields`].
     pub(super) at: usize,
     is_cell: bool,
@@ -275,11 +275,11 @@ impl Layout {
     pub(crate) fn refusal(&self, key: &[u8]) -> Option<String> {
         let space = &self.space;
         match self.pattern.as_ref()?.read(key) {
-            Match::IdPadded => Some(format!(
+            KeyMatch::IdPadded => Some(format!(
                 "the id has leading zeros, which the space '{space}' does not accept (padded_ids)"
             )),
-            Match::IdTooBig => Some("the id is greater than 18446744073709551615".to_owned()),
-            Match::Yes(..) | Match::No => None,
+            KeyMatch::IdTooBig => Some("the id is greater than 18446744073709551615".to_owned()),
+            KeyMatch::Yes(..) | KeyMatch::No => None,
         }
     }
 
@@ -313,7 +313,7 @@ impl Layout {
             let names = |other: &&Layout| !other.all_fields && other.has(&self.space, field);
             if let Some(other) = others.iter().find(names) {
                 let text = Some(other.text.clone()).filter(|_| !other.has_one());
-                self.others.push(Other { at, is_cell: other.is_cell(), text });
+                self.others.push(DelegatedCounter { at, is_cell: other.is_cell(), text });
             }
         }
     }
@@ -339,7 +339,7 @@ impl Layout {
     }
 
     /// Returns whether another layout may hold a counter that this key lacks.
-    pub(super) fn is_elsewhere(&self, at: usize) -> bool {
+    pub(super) fn may_be_in_other_layout(&self, at: usize) -> bool {
         // Single-counter keys are excluded, because their existence is checked per row.
         self.others.iter().any(|other| other.at == at && !other.is_cell)
     }
@@ -347,7 +347,7 @@ impl Layout {
     /// Parses a key of this layout. Returns the id, or the bucket number, and the field.
     pub(crate) fn read<'k>(&self, key: &'k [u8]) -> Option<(u64, &'k [u8])> {
         match self.pattern.as_ref().map(|pattern| pattern.read(key)) {
-            Some(Match::Yes(id, name)) if self.takes(name) => Some((id, name)),
+            Some(KeyMatch::Yes(id, name)) if self.takes(name) => Some((id, name)),
             None if self.key.as_bytes() == key => Some((0, &[])),
             _ => None,
         }
@@ -639,11 +639,11 @@ mod tests {
     fn a_hash_leaves_what_other_keys_have() {
         let mut hash = layout("hash key=post:{id} space=post");
         hash.declare(&fields("like:8 read:8")).unwrap();
-        assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7), (0, 0)]);
-        assert_eq!(hash.gone(3, b""), Some(Item::Gone(3)));
+        assert_eq!(hash.with_zeros_for_lacking(&[(1, Some(7))], false), [(1, 7), (0, 0)]);
+        assert_eq!(hash.gone(3, b""), Some(Item::RowKeyDeleted(3)));
         let (plain, mut like) = (hash.clone(), layout("string key=l:{id} space=post fields=like"));
         hash.note_others(std::slice::from_ref(&like));
-        assert_eq!(hash.with_lacking(&[(1, Some(7))], false), [(1, 7)]);
+        assert_eq!(hash.with_zeros_for_lacking(&[(1, Some(7))], false), [(1, 7)]);
         assert_eq!(hash.gone(3, b""), Some(Item::Row(3, vec![(1, 0)])));
         // A single-counter key is compared with the hash.
         like.note_others(std::slice::from_ref(&plain));
@@ -673,9 +673,9 @@ mod tests {
         let hash = layout("hash key=p:{id} space=post fields=likes>like,read");
         let given = pairs(&[("likes", "5"), ("color", "red")]);
         assert_eq!(read(&hash, 7, "", &[given]).0, [Item::Hash(7, vec![(0, Some(5))])]);
-        assert_eq!(hash.with_lacking(&[(0, Some(5))], false), [(0, 5), (1, 0)]);
-        assert_eq!(hash.with_lacking(&[(0, Some(5))], true), [(0, 5)]);
-        assert_eq!(hash.with_lacking(&[(0, None)], false), [(1, 0)]);
+        assert_eq!(hash.with_zeros_for_lacking(&[(0, Some(5))], false), [(0, 5), (1, 0)]);
+        assert_eq!(hash.with_zeros_for_lacking(&[(0, Some(5))], true), [(0, 5)]);
+        assert_eq!(hash.with_zeros_for_lacking(&[(0, None)], false), [(1, 0)]);
         assert_eq!(read(&hash, 7, "", &[pairs(&[("color", "red")])]), (vec![], String::new(), 0));
         let (items, why, _) = read(&hash, 7, "", &[pairs(&[("read", "1.5"), ("likes", "2")])]);
         assert_eq!(items, [Item::Hash(7, vec![(1, None), (0, Some(2))])]);

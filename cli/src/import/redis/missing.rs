@@ -7,8 +7,8 @@
 
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
-use super::reader::{Rate, is_elsewhere};
-use super::source::{Remote, Source};
+use super::reader::{RateLimiter, is_redirect};
+use super::source::{BlockingConnection, RedisSource};
 use crate::import::rows::{AllRows, Row};
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Ids whose keys do not follow from the id, by layout: keys with leading zeros, and ids in buckets
 /// that hold any id. The scan collects them.
 #[derive(Default)]
-pub(crate) struct Untold(HashMap<usize, HashSet<u64>>);
+pub(crate) struct AmbiguousIds(HashMap<usize, HashSet<u64>>);
 
-impl Untold {
+impl AmbiguousIds {
     pub(crate) fn note(&mut self, layouts: &[Layout], read: &Read) {
         let layout = &layouts[read.layout];
         let ids: Vec<u64> = match layout.container {
@@ -56,11 +56,11 @@ pub(crate) struct Missing {
 
 pub(crate) struct Finder {
     ours: AllRows,
-    theirs: Vec<Remote>,
+    theirs: Vec<BlockingConnection>,
     layouts: Arc<Vec<Layout>>,
     /// Counters of each space, in the order of CNT.GET replies.
     order: HashMap<String, Vec<String>>,
-    rate: Option<Rate>,
+    rate: Option<RateLimiter>,
 }
 
 struct Probe {
@@ -71,22 +71,22 @@ struct Probe {
 
 /// Reply of the sources about a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Said {
-    There,
-    NotThere,
+enum KeyPresence {
+    Present,
+    Absent,
     /// The key belongs to another node of the cluster, so the reply does not count.
-    Nothing,
+    OnOtherNode,
 }
 
 impl Finder {
     pub(crate) fn open(
         ours: AllRows,
-        sources: &[Source],
+        sources: &[RedisSource],
         layouts: Arc<Vec<Layout>>,
         order: HashMap<String, Vec<String>>,
-        rate: Option<Rate>,
+        rate: Option<RateLimiter>,
     ) -> io::Result<Finder> {
-        let theirs = sources.iter().map(Source::open).collect::<io::Result<_>>()?;
+        let theirs = sources.iter().map(RedisSource::open).collect::<io::Result<_>>()?;
         Ok(Finder { ours, theirs, layouts, order, rate })
     }
 
@@ -107,7 +107,7 @@ impl Finder {
         &mut self,
         space: &str,
         rows: &[Row],
-        untold: &Untold,
+        ambiguous_ids: &AmbiguousIds,
     ) -> io::Result<Vec<Missing>> {
         if let Some(rate) = &mut self.rate {
             rate.take(rows.len());
@@ -116,7 +116,8 @@ impl Finder {
         let layouts = self.layouts.clone();
         let is_of_space = |of: &Layout| of.space == space && !of.is_flags();
         let Some(first) = layouts.iter().position(is_of_space) else { return Ok(Vec::new()) };
-        let (lacking, is_gone) = self.lacking(space, rows, &order, untold)?;
+        let (absent_counters, is_gone) =
+            self.absent_counters(space, rows, &order, ambiguous_ids)?;
         // Layout and index of each counter.
         let holder = |name: &String| {
             layouts.iter().enumerate().find_map(|(layout, of)| {
@@ -128,7 +129,7 @@ impl Finder {
         let found = rows.iter().enumerate().map(|(row, (id, values))| {
             let used: Vec<usize> = (0..order.len()).filter(|at| values[*at] != 0).collect();
             let counter = |&at: &usize| {
-                let (layout, position) = holders[at].filter(|_| lacking[row][at])?;
+                let (layout, position) = holders[at].filter(|_| absent_counters[row][at])?;
                 Some((layout, position, values[at]))
             };
             let is_whole = is_gone[row] && used.iter().all(|at| holders[*at].is_some());
@@ -141,14 +142,14 @@ impl Finder {
     /// Returns the counters that no key has, for each row in the order of the space, and the rows
     /// without any key. Queries single-counter keys only if the other keys of the row are
     /// incomplete.
-    fn lacking(
+    fn absent_counters(
         &mut self,
         space: &str,
         rows: &[Row],
         order: &[String],
-        untold: &Untold,
+        ambiguous_ids: &AmbiguousIds,
     ) -> io::Result<(Vec<Vec<bool>>, Vec<bool>)> {
-        let mut lacking = vec![vec![true; order.len()]; rows.len()];
+        let mut absent_counters = vec![vec![true; order.len()]; rows.len()];
         let mut is_gone = vec![true; rows.len()];
         let layouts = self.layouts.clone();
         for cells in [false, true] {
@@ -156,7 +157,8 @@ impl Finder {
             let of_these =
                 |of: &Layout| of.space == space && !of.is_flags() && of.is_cell() == cells;
             for (row, (_, values)) in rows.iter().enumerate() {
-                let is_lacking = (0..order.len()).any(|at| values[at] != 0 && lacking[row][at]);
+                let is_lacking =
+                    (0..order.len()).any(|at| values[at] != 0 && absent_counters[row][at]);
                 let may_be_gone = is_gone[row] && values.iter().all(|value| *value == 0);
                 if !is_lacking && !may_be_gone {
                     continue;
@@ -171,18 +173,18 @@ impl Finder {
                     }
                 }
             }
-            let said = self.ask(&probes, untold, |probe| rows[probe.row].0)?;
+            let said = self.probe_sources(&probes, ambiguous_ids, |probe| rows[probe.row].0)?;
             for (probe, said) in probes.iter().zip(said) {
                 let fields = &layouts[probe.layout].fields;
                 let told = probe.positions.iter().zip(said);
-                for (position, _) in told.filter(|(_, said)| *said != Said::NotThere) {
+                for (position, _) in told.filter(|(_, said)| *said != KeyPresence::Absent) {
                     is_gone[probe.row] = false;
                     let at = order.iter().position(|name| *name == fields[*position].1);
-                    at.into_iter().for_each(|at| lacking[probe.row][at] = false);
+                    at.into_iter().for_each(|at| absent_counters[probe.row][at] = false);
                 }
             }
         }
-        Ok((lacking, is_gone))
+        Ok((absent_counters, is_gone))
     }
 
     /// Converts missing rows to items to write. Also requests the sets of rows that are missing
@@ -190,7 +192,7 @@ impl Finder {
     pub(crate) fn reads(
         &mut self,
         missing: Vec<Missing>,
-        untold: &Untold,
+        ambiguous_ids: &AmbiguousIds,
     ) -> io::Result<Vec<Read>> {
         let layouts = self.layouts.clone();
         let mut reads = Vec::new();
@@ -213,12 +215,12 @@ impl Finder {
             let rows = 0..whole.len();
             probes.extend(rows.map(|row| Probe { row, layout, positions: vec![0] }));
         }
-        let said = self.ask(&probes, untold, |probe| whole[probe.row])?;
+        let said = self.probe_sources(&probes, ambiguous_ids, |probe| whole[probe.row])?;
         let mut gone: BTreeMap<(usize, &str), (usize, bool)> = BTreeMap::new();
         for (probe, said) in probes.iter().zip(said) {
             let space = &layouts[probe.layout].space[..];
             let (_, is_gone) = gone.entry((probe.row, space)).or_insert((probe.layout, true));
-            *is_gone &= said[0] == Said::NotThere;
+            *is_gone &= said[0] == KeyPresence::Absent;
         }
         for ((row, _), (layout, _)) in gone.into_iter().filter(|(_, (_, is_gone))| *is_gone) {
             let (id, key) = (whole[row], layouts[layout].key(whole[row], b"").unwrap_or_default());
@@ -229,18 +231,20 @@ impl Finder {
 
     /// Sends the probes to all sources. Returns a reply for each position of each probe. A key is
     /// missing if at least one source replies that it does not exist, and none has it.
-    fn ask(
+    fn probe_sources(
         &mut self,
         probes: &[Probe],
-        untold: &Untold,
+        ambiguous_ids: &AmbiguousIds,
         id_of: impl Fn(&Probe) -> u64,
-    ) -> io::Result<Vec<Vec<Said>>> {
-        let mut said: Vec<Vec<Said>> =
-            probes.iter().map(|probe| vec![Said::Nothing; probe.positions.len()]).collect();
+    ) -> io::Result<Vec<Vec<KeyPresence>>> {
+        let mut said: Vec<Vec<KeyPresence>> = probes
+            .iter()
+            .map(|probe| vec![KeyPresence::OnOtherNode; probe.positions.len()])
+            .collect();
         let mut requests = Vec::new();
         for (probe, said) in probes.iter().zip(&mut said) {
-            if untold.has(probe.layout, id_of(probe)) {
-                said.fill(Said::There);
+            if ambiguous_ids.has(probe.layout, id_of(probe)) {
+                said.fill(KeyPresence::Present);
             }
             request(&self.layouts[probe.layout], id_of(probe), &probe.positions, &mut requests);
         }
@@ -248,12 +252,14 @@ impl Finder {
             let mut at = said.iter_mut();
             theirs.batch(&requests, probes.len(), |reply| {
                 let Some(said) = at.next() else { return };
-                let values = answers(reply, said.len());
+                let values = parse_presence(reply, said.len());
                 for (said, now) in said.iter_mut().zip(values) {
                     *said = match (*said, now) {
-                        (Said::There, _) | (_, Said::There) => Said::There,
-                        (Said::NotThere, _) | (_, Said::NotThere) => Said::NotThere,
-                        _ => Said::Nothing,
+                        (KeyPresence::Present, _) | (_, KeyPresence::Present) => {
+                            KeyPresence::Present
+                        }
+                        (KeyPresence::Absent, _) | (_, KeyPresence::Absent) => KeyPresence::Absent,
+                        _ => KeyPresence::OnOtherNode,
                     };
                 }
             })?;
@@ -265,7 +271,7 @@ impl Finder {
 fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
     let name = |at: &usize| layout.fields.get(*at).map_or(&b""[..], |(from, _)| from.as_bytes());
     let field = positions.first().map_or(&b""[..], name);
-    // All ids of such a bucket are in `untold`; the PING takes the place of a request.
+    // All ids of such a bucket are in `ambiguous_ids`; the PING takes the place of a request.
     let Some(keys) = layout.keys(id, field) else { return put_command(out, &[b"PING"]) };
     let key = &keys[0];
     match layout.container {
@@ -287,16 +293,16 @@ fn request(layout: &Layout, id: u64, positions: &[usize], out: &mut Vec<u8>) {
 
 /// Interprets a reply for `count` counters. An unexpected reply, such as one about a key of another
 /// type, counts as present, so that nothing is deleted.
-fn answers(reply: OwnedFrame, count: usize) -> Vec<Said> {
-    let is_not = |is: bool| if is { Said::NotThere } else { Said::There };
+fn parse_presence(reply: OwnedFrame, count: usize) -> Vec<KeyPresence> {
+    let is_not = |is: bool| if is { KeyPresence::Absent } else { KeyPresence::Present };
     match reply {
         OwnedFrame::Array(values) => {
             values.iter().map(|value| is_not(matches!(value, OwnedFrame::Null))).collect()
         }
         OwnedFrame::Integer(n) => vec![is_not(n == 0); count],
         // Reply to the PING for a bucket that holds any id.
-        OwnedFrame::SimpleString(_) => vec![Said::NotThere; count],
-        elsewhere if is_elsewhere(&elsewhere) => vec![Said::Nothing; count],
-        _ => vec![Said::There; count],
+        OwnedFrame::SimpleString(_) => vec![KeyPresence::Absent; count],
+        elsewhere if is_redirect(&elsewhere) => vec![KeyPresence::OnOtherNode; count],
+        _ => vec![KeyPresence::Present; count],
     }
 }

@@ -26,22 +26,22 @@ mod writer;
 use super::args::ImportArgs;
 use super::lanes::Lanes;
 use super::lines::rate;
-use super::pipe::{Pipe, Verb};
+use super::pipe::{CommandKind, Pipe};
 use super::spaces::{Cluster, Spaces};
 use crate::import::redis::source::bytes;
 use crate::import::rows::AllRows;
 use dataset::key_patterns::Kind;
-use divided::Divided;
-use follow::Changes;
+use divided::DividedRows;
+use follow::ChangeQueue;
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use items::{Item, Read};
 use layout::Layout;
 use parking_lot::Mutex;
-use reader::Seen;
-use reading::{Deletes, Reading, Told};
+use reader::ScanStats;
+use reading::{MissingRowDeletes, ReaderMessage, ReaderParams};
 use redis_protocol::resp2::types::OwnedFrame;
-use source::{Remote, Side, Source};
-use state::{Place, SETTLED, State, StateFile};
+use source::{BlockingConnection, RedisSource, Side};
+use state::{ImportState, MIN_ACK_AGE, ScanPosition, StateFile};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
@@ -52,19 +52,20 @@ use std::time::{Duration, Instant};
 use writer::{Failure, Writer};
 
 const MESSAGES: usize = 16;
-const LOOK: Duration = Duration::from_millis(100);
-/// Interval between writes of the state. `SAY`: interval between progress lines without a terminal.
-const WRITE: Duration = Duration::from_secs(1);
-const SAY: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(500);
+const PROGRESS_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between writes of the state. `PROGRESS_LINE_INTERVAL`: interval between progress lines
+/// without a terminal.
+const STATE_WRITE_INTERVAL: Duration = Duration::from_secs(1);
+const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time without progress after which an import that is stopping exits immediately.
 const STUCK: Duration = Duration::from_secs(5);
 /// Divisor: a source with less than a tenth of its former keys has lost its data.
-const LOST: u64 = 10;
+const LOSS_FACTOR: u64 = 10;
 
 #[derive(Default)]
-struct Summary {
-    seen: Seen,
+struct CopySummary {
+    seen: ScanStats,
     rows: u64,
     flags: u64,
     unknown: u64,
@@ -74,12 +75,12 @@ struct Summary {
 }
 
 #[derive(Default)]
-struct Progress {
-    place: Place,
+struct SourceProgress {
+    place: ScanPosition,
     /// Scan positions that were sent, each with the number of the last key before it.
-    sent: VecDeque<(u64, Place)>,
+    sent: VecDeque<(u64, ScanPosition)>,
     /// Acknowledged scan positions with the time of the acknowledgement.
-    settling: VecDeque<(Instant, Place)>,
+    settling: VecDeque<(Instant, ScanPosition)>,
     /// Batches of changed keys, each with the number of its last key and the time of its first
     /// change.
     following: VecDeque<(u64, Instant)>,
@@ -87,9 +88,9 @@ struct Progress {
     acknowledged: Arc<AtomicU64>,
 }
 
-struct Import<'a> {
+struct RedisImport<'a> {
     args: &'a ImportArgs,
-    sources: Vec<Source>,
+    sources: Vec<RedisSource>,
     layouts: Arc<Vec<Layout>>,
     name: Vec<String>,
     /// Lineage of the server's data set, as in the state file.
@@ -104,7 +105,7 @@ struct Import<'a> {
     sets: HashMap<usize, HashSet<u64>>,
     /// Whether a source has been flushed. The next attempt then first unsets the members of `sets`.
     is_flushed: bool,
-    summary: Summary,
+    summary: CopySummary,
     /// Whether any key was acknowledged since the last failure.
     advanced: bool,
     /// Whether all readers have run to the end.
@@ -118,14 +119,14 @@ struct Import<'a> {
 pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     let started = Instant::now();
     let cacert = args.from_cacert.as_deref();
-    let sources = args.from.iter().map(|url| Source::parse(Side::From, url, cacert));
-    let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
+    let sources = args.from.iter().map(|url| RedisSource::parse(Side::From, url, cacert));
+    let sources: Vec<RedisSource> = sources.collect::<Result<_, _>>()?;
     let cannot = |e: io::Error| format!("cannot import into {}: {e}", args.connect.address());
     let (mut remote, spaces) = Spaces::open(&args.connect).map_err(cannot)?;
     spaces.cluster.check()?;
     let layouts = Arc::new(layouts(args, &spaces, &mut remote)?);
     let target = AllRows::open(&args.connect).map_err(cannot)?.0.lineage();
-    let mut import = Import {
+    let mut import = RedisImport {
         args,
         name: sources
             .iter()
@@ -142,7 +143,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
         moves: Arc::new(AtomicU64::new(0)),
         sets: HashMap::new(),
         is_flushed: false,
-        summary: Summary::default(),
+        summary: CopySummary::default(),
         advanced: false,
         is_all: true,
         is_resumed: false,
@@ -156,7 +157,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
     if !args.only_verify {
         stop_on_signals(&import)?;
         import.copy()?;
-        import.say(started);
+        import.print_summary(started);
         if !import.is_all {
             return Err(format!(
                 "stopped; run the same command to resume ({})",
@@ -176,7 +177,7 @@ pub(super) fn main(args: &ImportArgs) -> Result<(), String> {
 
 /// Warns about data that a source cannot provide, and refuses an incomplete cluster. A cluster node
 /// has only the keys of its own slots. A Tidemark server cannot list its sets.
-fn check_source(import: &Import<'_>) -> Result<(), String> {
+fn check_source(import: &RedisImport<'_>) -> Result<(), String> {
     let mut known = cluster::Known::default();
     for source in &import.sources {
         source.resolve()?;
@@ -205,7 +206,11 @@ fn check_source(import: &Import<'_>) -> Result<(), String> {
 
 /// Returns the layouts of the options, or those of the server's own key patterns, with the
 /// declarations of their counters.
-fn layouts(args: &ImportArgs, spaces: &Spaces, remote: &mut Remote) -> Result<Vec<Layout>, String> {
+fn layouts(
+    args: &ImportArgs,
+    spaces: &Spaces,
+    remote: &mut BlockingConnection,
+) -> Result<Vec<Layout>, String> {
     let named =
         |text: &String| Layout::parse_all(text).map_err(|e| format!("--layout \"{text}\": {e}"));
     let layouts = args.layout.iter().map(named).collect::<Result<Vec<_>, _>>()?;
@@ -273,7 +278,7 @@ fn check_conflicts(layouts: &[Layout]) -> Result<(), String> {
     Ok(())
 }
 
-fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
+fn setting(remote: &mut BlockingConnection, name: &str) -> Result<Option<String>, String> {
     let reply = remote
         .ask(&[b"CONFIG", b"GET", name.as_bytes()])
         .map_err(|e| format!("cannot read the key patterns of the server: {e}. Use --layout"))?;
@@ -283,7 +288,7 @@ fn setting(remote: &mut Remote, name: &str) -> Result<Option<String>, String> {
 
 /// The first signal requests a stop; the second signal exits immediately. The process also exits
 /// after the first signal if there is no progress, for example because a peer hangs.
-fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
+fn stop_on_signals(import: &RedisImport<'_>) -> Result<(), String> {
     let (stop, moves, state) = (import.stop.clone(), import.moves.clone(), import.file.name());
     let wait = move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
@@ -298,7 +303,7 @@ fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
             };
             let stuck = async {
                 while !stop.load(Relaxed) {
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(PROGRESS_POLL_INTERVAL).await;
                 }
                 let mut before = moves.load(Relaxed);
                 loop {
@@ -332,7 +337,7 @@ fn stop_on_signals(import: &Import<'_>) -> Result<(), String> {
     spawned.map(|_| ()).map_err(|error| error.to_string())
 }
 
-impl Import<'_> {
+impl RedisImport<'_> {
     /// Runs attempts until one succeeds, or until none has made progress for `--retry` seconds.
     fn copy(&mut self) -> Result<(), String> {
         let mut failing: Option<Instant> = None;
@@ -340,7 +345,7 @@ impl Import<'_> {
             self.advanced = false;
             match self.attempt() {
                 Ok(()) => return Ok(()),
-                Err(Failure::Final(reason)) => return Err(reason),
+                Err(Failure::Permanent(reason)) => return Err(reason),
                 Err(Failure::Broken(reason)) => {
                     if self.advanced {
                         failing = None;
@@ -353,10 +358,10 @@ impl Import<'_> {
                             self.file.name()
                         ));
                     }
-                    if self.advanced || since.elapsed() < PAUSE {
+                    if self.advanced || since.elapsed() < RETRY_INTERVAL {
                         eprintln!("{reason}; retrying for {} s", self.args.retry);
                     }
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
             }
         }
@@ -381,12 +386,12 @@ impl Import<'_> {
         // An attempt that resumes does not read the keys of the earlier scan again.
         let may_be_any = progress.iter().any(|of| of.place.cursor != 0 || of.place.done);
         self.is_resumed |= may_be_any;
-        let divided = Divided::new(may_be_any);
-        let bar = bar(&self.args.from);
+        let divided = DividedRows::new(may_be_any);
+        let progress_bar = progress_bar(&self.args.from);
         let executed = pipe.executed();
         let (layouts, deletes) = (self.layouts.clone(), self.args.delete_missing);
         let report = self.report.clone();
-        let mut writer = Writer::new(pipe, layouts, deletes, divided, report, bar.clone());
+        let mut writer = Writer::new(pipe, layouts, deletes, divided, report, progress_bar.clone());
         self.unset_flushed(&mut writer);
         let received = self.receive(&told, &mut progress, &mut writer, &changes);
         self.summary.removals += writer.lost;
@@ -396,13 +401,13 @@ impl Import<'_> {
             Ok(()) => writer.finish(),
             Err(failure) => (writer.abandon(), Err(failure)),
         };
-        bar.finish_and_clear();
+        progress_bar.finish_and_clear();
         self.summary.bad += bad;
-        self.summary.rows += executed.of(Verb::Row);
-        self.summary.flags += executed.of(Verb::Flag);
-        self.summary.deleted += executed.of(Verb::Delete);
+        self.summary.rows += executed.of(CommandKind::Row);
+        self.summary.flags += executed.of(CommandKind::Flag);
+        self.summary.deleted += executed.of(CommandKind::Delete);
         if !self.args.delete_missing {
-            let removals = |changes: &Arc<Changes>| changes.removals();
+            let removals = |changes: &Arc<ChangeQueue>| changes.removals();
             self.summary.removals += changes.iter().map(removals).sum::<u64>();
         }
         self.summary.unknown += unknown?;
@@ -423,7 +428,7 @@ impl Import<'_> {
         if [&now, &self.target].into_iter().any(String::is_empty) || now == self.target {
             return Ok(());
         }
-        Err(Failure::Final(format!(
+        Err(Failure::Permanent(format!(
             "the data set of {} has changed, and the copied data are gone; delete {} and start \
              over",
             connect.address(),
@@ -462,14 +467,14 @@ impl Import<'_> {
         let had = self.had[source];
         self.had[source] = had.max(keys);
         let deletes = self.args.delete_missing && !self.args.allow_loss && !self.is_flushed;
-        if !deletes || keys * LOST >= had && keys > 0 {
+        if !deletes || keys * LOSS_FACTOR >= had && keys > 0 {
             return Ok(());
         }
         let before = match had {
             0 => String::new(),
             had => format!(", but had {} before", HumanCount(had)),
         };
-        Err(Failure::Final(format!(
+        Err(Failure::Permanent(format!(
             "{} has {} keys{before}: --delete-missing would delete the others on the server. If \
              this is intended, start over with --allow-loss",
             self.sources[source],
@@ -478,36 +483,37 @@ impl Import<'_> {
     }
 
     /// Returns the start position of each source.
-    fn progress(&self) -> Result<Vec<Progress>, Failure> {
-        let state = self.file.read(&self.name, &self.target).map_err(Failure::Final)?;
-        let begin = |source: &Source| {
+    fn progress(&self) -> Result<Vec<SourceProgress>, Failure> {
+        let state = self.file.read(&self.name, &self.target).map_err(Failure::Permanent)?;
+        let begin = |source: &RedisSource| {
             let name = source.to_string();
             let known = state.iter().flat_map(|state| &state.places).find(|p| p.source == name);
             // With --follow, changes before the subscription are unknown. With --delete-missing,
             // all keys must be read. Both require a full scan.
             let known = known.filter(|_| !self.args.follow && !self.args.delete_missing);
-            let place = known.cloned().unwrap_or(Place { source: name, ..Place::default() });
-            Progress { place, ..Progress::default() }
+            let place =
+                known.cloned().unwrap_or(ScanPosition { source: name, ..ScanPosition::default() });
+            SourceProgress { place, ..SourceProgress::default() }
         };
         Ok(self.sources.iter().map(begin).collect())
     }
 
     fn start_readers(
         &self,
-        progress: &[Progress],
-        changes: &[Arc<Changes>],
-        tell: &SyncSender<(usize, Told)>,
+        progress: &[SourceProgress],
+        changes: &[Arc<ChangeQueue>],
+        tell: &SyncSender<(usize, ReaderMessage)>,
     ) -> Result<(), Failure> {
         let deletes = self.args.delete_missing.then(|| {
-            Arc::new(Deletes {
+            Arc::new(MissingRowDeletes {
                 connect: self.args.connect.clone(),
                 sources: self.sources.clone(),
-                untold: Mutex::default(),
+                ambiguous_ids: Mutex::default(),
                 scanning: AtomicUsize::new(self.sources.len()),
             })
         });
         for (number, of) in progress.iter().enumerate() {
-            let reading = Reading {
+            let reading = ReaderParams {
                 number,
                 sources: self.sources.clone(),
                 layouts: self.layouts.clone(),
@@ -523,7 +529,7 @@ impl Import<'_> {
             };
             let spawned =
                 std::thread::Builder::new().name("reader".to_owned()).spawn(move || reading.run());
-            spawned.map_err(|error| Failure::Final(error.to_string()))?;
+            spawned.map_err(|error| Failure::Permanent(error.to_string()))?;
         }
         Ok(())
     }
@@ -539,73 +545,86 @@ impl Import<'_> {
 
     fn receive(
         &mut self,
-        told: &Receiver<(usize, Told)>,
-        progress: &mut [Progress],
+        told: &Receiver<(usize, ReaderMessage)>,
+        progress: &mut [SourceProgress],
         writer: &mut Writer,
-        changes: &[Arc<Changes>],
+        changes: &[Arc<ChangeQueue>],
     ) -> Result<(), Failure> {
         let (mut looked, mut written, mut said) = (Instant::now(), Instant::now(), Instant::now());
         let mut totals = vec![0; progress.len()];
         loop {
-            match told.recv_timeout(LOOK) {
+            match told.recv_timeout(PROGRESS_POLL_INTERVAL) {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 // The queue is idle, so do not wait for full chunks.
                 Err(RecvTimeoutError::Timeout) => writer.pipe.flush(),
                 Ok((source, told)) => {
                     self.moves.fetch_add(1, Relaxed);
-                    if let Told::Begins(keys, _) = &told {
+                    if let ReaderMessage::Started(keys, _) = &told {
                         self.check_loss(source, *keys)?;
                     }
-                    if let Told::Read(reads) = &told {
+                    if let ReaderMessage::Read(reads) = &told {
                         self.note_sets(reads);
                     }
                     let of = &mut progress[source];
                     match told {
-                        Told::Begins(keys, place) => {
+                        ReaderMessage::Started(keys, place) => {
                             totals[source] = keys;
-                            writer.bar.set_length(totals.iter().sum());
-                            writer.bar.inc(place.keys);
+                            writer.progress_bar.set_length(totals.iter().sum());
+                            writer.progress_bar.inc(place.keys);
                             of.place = place;
                         }
-                        Told::Read(reads) => reads.into_iter().for_each(|read| writer.push(read)),
-                        Told::Scanned(place, seen) => {
-                            writer.bar.inc(seen.keys);
+                        ReaderMessage::Read(reads) => {
+                            reads.into_iter().for_each(|read| writer.push(read))
+                        }
+                        ReaderMessage::ScanStepDone(place, seen) => {
+                            writer.progress_bar.inc(seen.keys);
                             self.summary.seen.merge(seen);
                             if place.done && self.args.follow {
                                 let source = &self.sources[source];
-                                writer.bar.suspend(|| {
+                                writer.progress_bar.suspend(|| {
                                     eprintln!("{source}: read all keys; following changes")
                                 });
                             }
                             of.sent.push_back((writer.number, place));
                         }
-                        Told::Followed(since) => of.following.push_back((writer.number, since)),
-                        Told::Ended(Ok(is_all)) => self.is_all &= is_all,
-                        Told::Ended(Err(error)) => {
+                        ReaderMessage::ChangesRead(since) => {
+                            of.following.push_back((writer.number, since))
+                        }
+                        ReaderMessage::Ended(Ok(is_all)) => self.is_all &= is_all,
+                        ReaderMessage::Ended(Err(error)) => {
                             return Err(Failure::of(&self.sources[source], &error));
                         }
                     }
                 }
             }
-            if looked.elapsed() < LOOK {
+            if looked.elapsed() < PROGRESS_POLL_INTERVAL {
                 continue;
             }
             looked = Instant::now();
             writer.events()?;
-            self.look(progress, writer, changes);
-            if written.elapsed() >= WRITE {
+            self.update_progress(progress, writer, changes);
+            if written.elapsed() >= STATE_WRITE_INTERVAL {
                 written = Instant::now();
                 self.write(progress)?;
             }
-            if said.elapsed() >= SAY && writer.bar.is_hidden() {
+            if said.elapsed() >= PROGRESS_LINE_INTERVAL && writer.progress_bar.is_hidden() {
                 said = Instant::now();
-                eprintln!("{} keys. {}", HumanCount(self.summary.seen.keys), writer.bar.message());
+                eprintln!(
+                    "{} keys. {}",
+                    HumanCount(self.summary.seen.keys),
+                    writer.progress_bar.message()
+                );
             }
         }
     }
 
     /// Updates the progress from the acknowledged keys.
-    fn look(&mut self, progress: &mut [Progress], writer: &mut Writer, changes: &[Arc<Changes>]) {
+    fn update_progress(
+        &mut self,
+        progress: &mut [SourceProgress],
+        writer: &mut Writer,
+        changes: &[Arc<ChangeQueue>],
+    ) {
         let answered = writer.answered;
         let (mut behind, mut since) = (0, None);
         for of in progress {
@@ -617,7 +636,7 @@ impl Import<'_> {
                 of.following.pop_front();
                 of.acknowledged.fetch_add(1, Relaxed);
             }
-            while of.settling.front().is_some_and(|(when, _)| when.elapsed() >= SETTLED) {
+            while of.settling.front().is_some_and(|(when, _)| when.elapsed() >= MIN_ACK_AGE) {
                 of.place = of.settling.pop_front().map(|(_, place)| place).unwrap_or_default();
                 self.advanced = true;
             }
@@ -634,25 +653,25 @@ impl Import<'_> {
             let lag = since.map_or(0, |since: Instant| since.elapsed().as_millis());
             let mut text = format!("{behind} changed keys to read, lag {lag} ms");
             // If the source is silent, an empty queue does not show that the import is up to date.
-            if silent >= follow::SILENT {
+            if silent >= follow::SILENCE_WARNING_AGE {
                 text = format!("no reply from the source for {} s; {text}", silent.as_secs());
             }
-            writer.bar.set_message(text);
+            writer.progress_bar.set_message(text);
         }
     }
 
-    fn write(&self, progress: &[Progress]) -> Result<(), Failure> {
+    fn write(&self, progress: &[SourceProgress]) -> Result<(), Failure> {
         if self.args.follow {
             return Ok(());
         }
         let places = progress.iter().map(|of| of.place.clone()).collect();
         let (import, target) = (self.name.clone(), self.target.clone());
-        let state = State { import, target, places };
-        self.file.write(&state).map_err(Failure::Final)
+        let state = ImportState { import, target, places };
+        self.file.write(&state).map_err(Failure::Permanent)
     }
 
-    fn say(&self, started: Instant) {
-        let Summary { ref seen, rows, flags, unknown, bad, removals, deleted } = self.summary;
+    fn print_summary(&self, started: Instant) {
+        let CopySummary { ref seen, rows, flags, unknown, bad, removals, deleted } = self.summary;
         let keys = seen.keys;
         let seconds = started.elapsed();
         let rate = keys as f64 / seconds.as_secs_f64().max(0.001);
@@ -683,7 +702,7 @@ impl Import<'_> {
             );
         }
         let left = [
-            (&seen.unfit, "keys match no pattern"),
+            (&seen.unmatched_keys, "keys match no pattern"),
             (&seen.foreign, "fields are not counters of their space (use fields= to rename them)"),
             (&seen.expiring, "keys have an expiration, which is not copied"),
         ];
@@ -696,7 +715,7 @@ impl Import<'_> {
 
     /// Fails if the import copied nothing, because the patterns or the address must be wrong.
     fn check_that_something_was_set(&self) -> Result<(), String> {
-        let Summary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
+        let CopySummary { ref seen, rows, flags, deleted, bad, .. } = self.summary;
         let keys = seen.keys;
         // A resumed import, or one that waits for the first key, may have nothing to copy.
         let is_begun = self.is_resumed || (self.args.follow && keys == 0);
@@ -721,9 +740,9 @@ impl Import<'_> {
         })
     }
 
-    fn verify(&self, ours: Remote, spaces: &Spaces) -> Result<(), String> {
+    fn verify(&self, ours: BlockingConnection, spaces: &Spaces) -> Result<(), String> {
         let started = Instant::now();
-        let progress = bar(&self.args.from);
+        let progress = progress_bar(&self.args.from);
         let all = AllRows::open(&self.args.connect).map(|(all, _)| all);
         let all = all.map_err(|error| format!("cannot verify: {error}"))?;
         let verify = verify::Verify {
@@ -731,8 +750,8 @@ impl Import<'_> {
             layouts: self.layouts.clone(),
             order: &spaces.fields,
             progress,
-            divided: Divided::default(),
-            untold: missing::Untold::default(),
+            divided: DividedRows::default(),
+            ambiguous_ids: missing::AmbiguousIds::default(),
             is_after_copy: !self.args.only_verify,
             allow_extra: self.args.allow_extra,
             told: 0,
@@ -760,7 +779,7 @@ impl Import<'_> {
     }
 }
 
-fn bar(from: &[String]) -> ProgressBar {
+fn progress_bar(from: &[String]) -> ProgressBar {
     let template = "{wide_bar} {percent:>3} %  {human_pos} keys, {rate}, {eta} left  {msg}";
     let style = ProgressStyle::with_template(template);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate);

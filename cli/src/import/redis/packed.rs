@@ -119,7 +119,7 @@ pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
         Some(&first @ 0x80..=0x8f) => (b'm', usize::from(first & 0xf)),
         Some(&first @ 0x90..=0x9f) => (b'l', usize::from(first & 0xf)),
         Some(0xdc | 0xde) => {
-            let count = unsigned(value.get(1..3).ok_or(CUT)?) as usize;
+            let count = unsigned(value.get(1..3).ok_or(TRUNCATED)?) as usize;
             (if value[0] == 0xde { b'm' } else { b'l' }, count)
         }
         _ => (b'n', usize::MAX),
@@ -129,7 +129,7 @@ pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
         Some(0xdc | 0xde) => 3,
         _ => 1,
     };
-    rest = rest.get(head..).ok_or(CUT)?;
+    rest = rest.get(head..).ok_or(TRUNCATED)?;
     let (mut list, mut map) = (Vec::new(), Vec::new());
     while !rest.is_empty() && list.len() + map.len() < count {
         if kind == b'm' {
@@ -144,12 +144,12 @@ pub(crate) fn msgpack(value: &[u8]) -> Result<Unpacked, String> {
         }
     }
     if !rest.is_empty() || kind != b'n' && list.len() + map.len() < count {
-        return Err(CUT.to_owned());
+        return Err(TRUNCATED.to_owned());
     }
     Ok(if kind == b'm' { Unpacked::Map(map) } else { Unpacked::List(list) })
 }
 
-const CUT: &str = "msgpack: the value is truncated, or has more than one table";
+const TRUNCATED: &str = "msgpack: the value is truncated, or has more than one table";
 
 enum Scalar<'a> {
     Integer(i64),
@@ -174,7 +174,7 @@ fn unsigned(bytes: &[u8]) -> u64 {
 
 fn scalar<'a>(rest: &mut &'a [u8]) -> Result<Scalar<'a>, String> {
     let mut take = |count: usize| {
-        let (taken, left) = rest.split_at_checked(count).ok_or(CUT)?;
+        let (taken, left) = rest.split_at_checked(count).ok_or(TRUNCATED)?;
         *rest = left;
         Ok::<&[u8], String>(taken)
     };

@@ -1,10 +1,10 @@
 //! Reads the keys of the layouts from a Redis: by SCAN, or by name.
 
-use super::follow::{Changed, check_setting};
+use super::follow::{ChangedKey, check_setting};
 use super::items::{Item, Read};
 use super::layout::{Container, Layout};
 use super::shapes::Shapes;
-use super::source::{Remote, Source, bytes};
+use super::source::{BlockingConnection, RedisSource, bytes};
 use node::client::connect::put_command;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::collections::HashSet;
@@ -18,20 +18,20 @@ const BITS_BYTES: usize = 64 << 10;
 
 /// Number of scanned keys, and names of keys and fields that are not copied.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct ScanStats {
     pub(crate) keys: u64,
     /// Keys that match no layout.
-    pub(crate) unfit: Shapes,
+    pub(crate) unmatched_keys: Shapes,
     /// Fields of hashes and buckets that are not counters.
     pub(crate) foreign: Shapes,
     /// Keys of the layouts that have an expiry.
     pub(crate) expiring: Shapes,
 }
 
-impl Seen {
-    pub(crate) fn merge(&mut self, other: Seen) {
+impl ScanStats {
+    pub(crate) fn merge(&mut self, other: ScanStats) {
         self.keys += other.keys;
-        self.unfit.merge(other.unfit);
+        self.unmatched_keys.merge(other.unmatched_keys);
         self.foreign.merge(other.foreign);
         self.expiring.merge(other.expiring);
     }
@@ -45,21 +45,21 @@ struct Job {
     /// Counter or shard in the key's name.
     field: Vec<u8>,
     /// Whether to unset the present members before they are set again.
-    anew: bool,
+    unset_first: bool,
     /// Whether the key is read only because another key of the same id has changed. Such a key may
     /// not exist.
     beside: bool,
 }
 
-pub(crate) struct Rate {
+pub(crate) struct RateLimiter {
     per_s: f64,
     since: Instant,
     taken: f64,
 }
 
-impl Rate {
-    pub(crate) fn new(per_s: f64) -> Rate {
-        Rate { per_s, since: Instant::now(), taken: 0.0 }
+impl RateLimiter {
+    pub(crate) fn new(per_s: f64) -> RateLimiter {
+        RateLimiter { per_s, since: Instant::now(), taken: 0.0 }
     }
 
     /// Waits until `keys` more keys may be read. Unused capacity expires after one second.
@@ -73,37 +73,37 @@ impl Rate {
     }
 }
 
-pub(crate) struct Reader {
-    remote: Remote,
+pub(crate) struct KeyReader {
+    remote: BlockingConnection,
     /// The other sources. In a cluster, another source may hold a key that this one lacks.
-    others: Vec<Other>,
+    others: Vec<OtherSource>,
     layouts: Arc<Vec<Layout>>,
-    rate: Option<Rate>,
+    rate: Option<RateLimiter>,
     /// With --renew-sets: sets that were read, by layout and id. The first read of a set, by the
     /// scan or after a change, unsets all of its members.
     renewed: Option<HashSet<(usize, u64)>>,
     has_expiries: bool,
 }
 
-impl Reader {
+impl KeyReader {
     /// Connects to the source at index `number`.
     pub(crate) fn open(
-        sources: &[Source],
+        sources: &[RedisSource],
         number: usize,
         layouts: Arc<Vec<Layout>>,
-        rate: Option<Rate>,
+        rate: Option<RateLimiter>,
         renews: bool,
-    ) -> io::Result<Reader> {
+    ) -> io::Result<KeyReader> {
         let others = sources.iter().enumerate().filter(|(other, _)| *other != number);
-        let others = others.map(|(_, source)| Other { source: source.clone(), remote: None });
+        let others = others.map(|(_, source)| OtherSource { source: source.clone(), remote: None });
         let (remote, others) = (sources[number].open()?, others.collect());
         let renewed = renews.then(HashSet::new);
-        Ok(Reader { remote, others, layouts, rate, renewed, has_expiries: false })
+        Ok(KeyReader { remote, others, layouts, rate, renewed, has_expiries: false })
     }
 
     /// Returns the number of keys and the run id of the server process. A SCAN cursor is a position
     /// in a hash table, and the order differs in another process.
-    pub(crate) fn about(&mut self) -> io::Result<(u64, String)> {
+    pub(crate) fn source_info(&mut self) -> io::Result<(u64, String)> {
         let keys = match self.remote.ask(&[b"DBSIZE"])? {
             OwnedFrame::Integer(keys) => keys.unsigned_abs(),
             _ => 0,
@@ -139,27 +139,29 @@ impl Reader {
         &mut self,
         cursor: u64,
         give: &mut dyn FnMut(Read),
-    ) -> io::Result<(u64, Seen)> {
+    ) -> io::Result<(u64, ScanStats)> {
         let cursor = cursor.to_string();
         let args: [&[u8]; 4] = [b"SCAN", cursor.as_bytes(), b"COUNT", COUNT];
-        let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else { return Err(strange()) };
-        let (Some(OwnedFrame::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
-            return Err(strange());
+        let OwnedFrame::Array(mut reply) = self.remote.ask(&args)? else {
+            return Err(unexpected_reply());
         };
-        let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(strange)?;
+        let (Some(OwnedFrame::Array(keys)), Some(next)) = (reply.pop(), reply.pop()) else {
+            return Err(unexpected_reply());
+        };
+        let next = bytes(next).as_deref().and_then(resp::natural).ok_or_else(unexpected_reply)?;
         let keys: Vec<Vec<u8>> = keys.into_iter().filter_map(bytes).collect();
-        let mut seen = Seen { keys: keys.len() as u64, ..Seen::default() };
+        let mut seen = ScanStats { keys: keys.len() as u64, ..ScanStats::default() };
         if self.has_expiries {
             self.count_expiries(&keys, &mut seen.expiring)?;
         }
-        let Seen { unfit, foreign, .. } = &mut seen;
-        let changed = |key| Changed { key, removed: false };
-        let unfit = &mut |key: Vec<u8>| unfit.add(&key);
+        let ScanStats { unmatched_keys, foreign, .. } = &mut seen;
+        let changed = |key| ChangedKey { key, removed: false };
+        let unmatched_keys = &mut |key: Vec<u8>| unmatched_keys.add(&key);
         let give = &mut |mut read: Read| {
             read.foreign.drain(..).for_each(|name| foreign.add(&name));
             give(read);
         };
-        self.read(keys.into_iter().map(changed), false, unfit, give)?;
+        self.read(keys.into_iter().map(changed), false, unmatched_keys, give)?;
         Ok((next, seen))
     }
 
@@ -176,26 +178,34 @@ impl Reader {
         })
     }
 
-    /// Reads the keys. `unfit` receives keys that match no layout. `tell_gone` also reports keys
-    /// that no longer exist.
+    /// Reads the keys. `unmatched_keys` receives keys that match no layout. `tell_gone` also
+    /// reports keys that no longer exist.
     pub(crate) fn read(
         &mut self,
-        keys: impl Iterator<Item = Changed>,
+        keys: impl Iterator<Item = ChangedKey>,
         tell_gone: bool,
-        unfit: &mut dyn FnMut(Vec<u8>),
+        unmatched_keys: &mut dyn FnMut(Vec<u8>),
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         let layouts = self.layouts.clone();
         let mut jobs = Vec::new();
-        for Changed { key, removed } in keys {
+        for ChangedKey { key, removed } in keys {
             let before = jobs.len();
             for (layout, one) in layouts.iter().enumerate() {
                 if let Some((id, field)) = one.read(&key) {
                     let is_first = one.is_flags()
                         && self.renewed.as_mut().is_some_and(|sets| sets.insert((layout, id)));
-                    let (field, anew) = (field.to_vec(), is_first || removed && one.is_flags());
-                    jobs.push(Job { key: key.clone(), layout, id, field, anew, beside: false });
-                    if anew {
+                    let (field, unset_first) =
+                        (field.to_vec(), is_first || removed && one.is_flags());
+                    jobs.push(Job {
+                        key: key.clone(),
+                        layout,
+                        id,
+                        field,
+                        unset_first,
+                        beside: false,
+                    });
+                    if unset_first {
                         jobs.extend(Job::beside(&layouts, &one.space, id, &key));
                     }
                 }
@@ -208,7 +218,7 @@ impl Reader {
                         read.reject(why);
                         give(read);
                     }
-                    None => unfit(key),
+                    None => unmatched_keys(key),
                 }
             }
         }
@@ -232,24 +242,24 @@ impl Reader {
             }
             replied.next();
             let parts = std::mem::take(&mut parts);
-            if job.beside && parts.iter().any(is_elsewhere) {
+            if job.beside && parts.iter().any(is_redirect) {
                 elsewhere.push((job, parts));
             } else if let Some(next) = job.take(&layouts[job.layout], 0, parts, tell_gone, give) {
                 rest.push((job, next));
             }
         })?;
         for (job, next) in rest {
-            job.read_rest(&layouts[job.layout], next, &mut self.remote, give)?;
+            job.read_remaining_parts(&layouts[job.layout], next, &mut self.remote, give)?;
         }
         for (job, parts) in elsewhere {
-            self.read_elsewhere(job, &layouts[job.layout], parts, give)?;
+            self.read_after_redirect(job, &layouts[job.layout], parts, give)?;
         }
         Ok(())
     }
 
     /// Reads a set that this node does not have, from the cluster node that has it. `refusal` is
     /// the reply of this node to the same request.
-    fn read_elsewhere(
+    fn read_after_redirect(
         &mut self,
         job: &Job,
         layout: &Layout,
@@ -266,10 +276,10 @@ impl Reader {
             let mut found = None;
             remote.batch(&request, 1, |reply| found = Some(reply))?;
             match found {
-                Some(reply) if is_elsewhere(&reply) => refusal = vec![reply],
+                Some(reply) if is_redirect(&reply) => refusal = vec![reply],
                 Some(reply) => {
                     if let Some(next) = job.take(layout, 0, vec![reply], false, give) {
-                        job.read_rest(layout, next, remote, give)?;
+                        job.read_remaining_parts(layout, next, remote, give)?;
                     }
                     return Ok(());
                 }
@@ -283,17 +293,17 @@ impl Reader {
 }
 
 /// Another source, connected on first use.
-struct Other {
-    source: Source,
-    remote: Option<Remote>,
+struct OtherSource {
+    source: RedisSource,
+    remote: Option<BlockingConnection>,
 }
 
 /// Returns whether the reply redirects to another node of the cluster.
-pub(crate) fn is_elsewhere(reply: &OwnedFrame) -> bool {
+pub(crate) fn is_redirect(reply: &OwnedFrame) -> bool {
     matches!(reply, OwnedFrame::Error(why) if why.starts_with("MOVED ") || why.starts_with("ASK "))
 }
 
-fn strange() -> io::Error {
+fn unexpected_reply() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "unexpected reply to SCAN")
 }
 
@@ -310,7 +320,8 @@ impl Job {
         let others = all.filter(move |(_, other)| other.is_flags() && other.space == space);
         others.flat_map(move |(layout, other)| {
             let keys = other.keys(id, b"").unwrap_or_default().into_iter();
-            let job = move |key| Job { key, layout, id, field: vec![], anew: false, beside: true };
+            let job =
+                move |key| Job { key, layout, id, field: vec![], unset_first: false, beside: true };
             keys.filter(move |other| *other != key).map(job)
         })
     }
@@ -345,11 +356,11 @@ impl Job {
     }
 
     /// Reads the rest of a large key, starting at `next`.
-    fn read_rest(
+    fn read_remaining_parts(
         &self,
         layout: &Layout,
         mut next: u64,
-        remote: &mut Remote,
+        remote: &mut BlockingConnection,
         give: &mut dyn FnMut(Read),
     ) -> io::Result<()> {
         loop {
@@ -377,7 +388,7 @@ impl Job {
         // A scan finds every shard, but the row must be read only once, namely at its first
         // existing shard.
         let own = layout.shard(&self.field).unwrap_or(0);
-        if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_there) {
+        if !tell_gone && layout.is_sum() && parts[..own].iter().any(is_present) {
             return None;
         }
         let mut read = Read::of(self.key.clone(), self.layout, Vec::new());
@@ -389,7 +400,7 @@ impl Job {
             Container::Set | Container::Bits | Container::Buckets(_) => match parts.pop() {
                 Some(OwnedFrame::Error(reason)) => read.reject(reason),
                 reply => {
-                    if self.anew && from == 0 {
+                    if self.unset_first && from == 0 {
                         read.items.push(Item::Unset(self.id));
                     }
                     next = self.take_members(layout, from, reply, &mut read);
@@ -442,11 +453,11 @@ impl Job {
     }
 }
 
-fn is_there(reply: &OwnedFrame) -> bool {
+fn is_present(reply: &OwnedFrame) -> bool {
     match reply {
         OwnedFrame::Null | OwnedFrame::Integer(0) => false,
         OwnedFrame::Array(all) => !all.is_empty(),
-        reply => !is_elsewhere(reply),
+        reply => !is_redirect(reply),
     }
 }
 
@@ -470,7 +481,7 @@ mod tests {
 
     #[test]
     fn rate_is_kept() {
-        let (mut rate, started) = (Rate::new(1000.0), Instant::now());
+        let (mut rate, started) = (RateLimiter::new(1000.0), Instant::now());
         (0..10).for_each(|_| rate.take(20));
         let took = started.elapsed();
         assert!(took >= Duration::from_millis(195), "{took:?}");

@@ -1,12 +1,12 @@
 //! Thread that reads one source: first all keys, then changed keys.
 
-use super::follow::{Changed, Changes};
+use super::follow::{ChangeQueue, ChangedKey};
 use super::items::Read;
 use super::layout::{Ids, Layout};
-use super::missing::{Finder, Untold};
-use super::reader::{Rate, Reader, Seen};
-use super::source::Source;
-use super::state::Place;
+use super::missing::{AmbiguousIds, Finder};
+use super::reader::{KeyReader, RateLimiter, ScanStats};
+use super::source::RedisSource;
+use super::state::ScanPosition;
 use crate::import::rows::{AllRows, Cursor, Row};
 use node::client::connect::ConnectArgs;
 use parking_lot::Mutex;
@@ -22,27 +22,27 @@ const CHANGED_KEYS: usize = 500;
 /// Number of ids that one check for missing rows covers.
 const IDS: u64 = 1000;
 /// Interval between checks that the source still sends notifications.
-const SETTING_EVERY: Duration = Duration::from_secs(5);
+const SETTING_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Pause between polls for changed keys.
-const PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-pub(super) enum Told {
+pub(super) enum ReaderMessage {
     /// The scan begins: number of keys, and start position.
-    Begins(u64, Place),
+    Started(u64, ScanPosition),
     Read(Vec<Read>),
     /// All keys before this position have been sent.
-    Scanned(Place, Seen),
+    ScanStepDone(ScanPosition, ScanStats),
     /// All keys that had changed by this time have been sent.
-    Followed(Instant),
+    ChangesRead(Instant),
     /// The reader has ended: `true` if it read all keys, `false` if it was stopped.
     Ended(io::Result<bool>),
 }
 
 /// State that all readers share to delete rows that are missing at the sources.
-pub(super) struct Deletes {
+pub(super) struct MissingRowDeletes {
     pub(super) connect: ConnectArgs,
-    pub(super) sources: Vec<Source>,
-    pub(super) untold: Mutex<Untold>,
+    pub(super) sources: Vec<RedisSource>,
+    pub(super) ambiguous_ids: Mutex<AmbiguousIds>,
     /// Number of readers that have not finished their scan.
     pub(super) scanning: AtomicUsize,
 }
@@ -54,29 +54,29 @@ struct Suspects {
     ids: Ids,
 }
 
-pub(super) struct Reading {
+pub(super) struct ReaderParams {
     pub(super) number: usize,
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<RedisSource>,
     pub(super) layouts: Arc<Vec<Layout>>,
-    pub(super) place: Place,
+    pub(super) place: ScanPosition,
     pub(super) rate: Option<f64>,
-    pub(super) changes: Option<Arc<Changes>>,
-    pub(super) deletes: Option<Arc<Deletes>>,
+    pub(super) changes: Option<Arc<ChangeQueue>>,
+    pub(super) deletes: Option<Arc<MissingRowDeletes>>,
     /// Whether to unset the members of a set before the set is copied.
     pub(super) renews: bool,
     /// Number of acknowledged batches of changed keys.
     pub(super) acknowledged: Arc<AtomicU64>,
     pub(super) until_idle: Option<Duration>,
     pub(super) stop: Arc<AtomicBool>,
-    pub(super) tell: SyncSender<(usize, Told)>,
+    pub(super) tell: SyncSender<(usize, ReaderMessage)>,
 }
 
 /// The receiver has ended, so the reader must end as well.
-struct Gone;
+struct ReceiverGone;
 
-struct Work {
-    reading: Reading,
-    reader: Reader,
+struct ReaderThread {
+    reading: ReaderParams,
+    reader: KeyReader,
     /// Connections to look for missing rows, opened on first use.
     finder: Option<Finder>,
     suspects: VecDeque<Suspects>,
@@ -84,26 +84,27 @@ struct Work {
     told: u64,
 }
 
-impl Reading {
+impl ReaderParams {
     pub(super) fn run(self) {
         let (number, tell) = (self.number, self.tell.clone());
         if let Ok(outcome) = self.read() {
-            let _ = tell.send((number, Told::Ended(outcome)));
+            let _ = tell.send((number, ReaderMessage::Ended(outcome)));
         }
     }
 
-    fn tell(&self, told: Told) -> Result<(), Gone> {
-        self.tell.send((self.number, told)).map_err(|_| Gone)
+    fn tell(&self, told: ReaderMessage) -> Result<(), ReceiverGone> {
+        self.tell.send((self.number, told)).map_err(|_| ReceiverGone)
     }
 
     /// Returns whether the reader read all keys.
-    fn read(mut self) -> Result<io::Result<bool>, Gone> {
-        let rate = self.rate.map(Rate::new);
+    fn read(mut self) -> Result<io::Result<bool>, ReceiverGone> {
+        let rate = self.rate.map(RateLimiter::new);
         let begin = || {
             let layouts = self.layouts.clone();
-            let mut reader = Reader::open(&self.sources, self.number, layouts, rate, self.renews)?;
-            let about = reader.about()?;
-            io::Result::Ok((reader, about))
+            let mut reader =
+                KeyReader::open(&self.sources, self.number, layouts, rate, self.renews)?;
+            let source_info = reader.source_info()?;
+            io::Result::Ok((reader, source_info))
         };
         let (reader, (keys, run_id)) = match begin() {
             Ok(begun) => begun,
@@ -111,11 +112,11 @@ impl Reading {
         };
         if self.place.run_id != run_id || run_id.is_empty() {
             let source = self.place.source.clone();
-            self.place = Place { source, run_id, ..Place::default() };
+            self.place = ScanPosition { source, run_id, ..ScanPosition::default() };
         }
-        self.tell(Told::Begins(keys, self.place.clone()))?;
+        self.tell(ReaderMessage::Started(keys, self.place.clone()))?;
         let suspects = VecDeque::new();
-        Work { reading: self, reader, finder: None, suspects, told: 0 }.run()
+        ReaderThread { reading: self, reader, finder: None, suspects, told: 0 }.run()
     }
 }
 
@@ -129,8 +130,8 @@ macro_rules! whole {
     };
 }
 
-impl Work {
-    fn run(&mut self) -> Result<io::Result<bool>, Gone> {
+impl ReaderThread {
+    fn run(&mut self) -> Result<io::Result<bool>, ReceiverGone> {
         while !self.reading.place.done {
             if self.is_stopped() {
                 return Ok(Ok(false));
@@ -149,7 +150,7 @@ impl Work {
         let Some(changes) = self.reading.changes.clone() else { return Ok(Ok(true)) };
         let mut asked = Instant::now();
         loop {
-            if asked.elapsed() >= SETTING_EVERY {
+            if asked.elapsed() >= SETTING_CHECK_INTERVAL {
                 asked = Instant::now();
                 whole!(self.reader.check_setting());
             }
@@ -158,14 +159,14 @@ impl Work {
             }
             let is_idle = self.reading.until_idle.is_some_and(|most| changes.idle() >= most);
             // If another source was stopped during its scan, discard the suspects.
-            let is_scanning = |deletes: &Arc<Deletes>| deletes.scanning.load(Relaxed) > 0;
+            let is_scanning = |deletes: &Arc<MissingRowDeletes>| deletes.scanning.load(Relaxed) > 0;
             let is_done =
                 self.suspects.is_empty() || self.reading.deletes.as_ref().is_some_and(is_scanning);
             if (is_idle || self.is_stopped()) && is_done {
                 whole!(self.reader.check_setting());
                 return Ok(Ok(true));
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -173,12 +174,12 @@ impl Work {
         self.reading.stop.load(Relaxed)
     }
 
-    fn scan(&mut self) -> Result<io::Result<()>, Gone> {
-        let Work { reading, reader, .. } = self;
-        let mut sender = Sender::new(reading);
+    fn scan(&mut self) -> Result<io::Result<()>, ReceiverGone> {
+        let ReaderThread { reading, reader, .. } = self;
+        let mut sender = BatchSender::new(reading);
         let scanned = reader.scan(reading.place.cursor, &mut |read| {
             if let Some(deletes) = &reading.deletes {
-                deletes.untold.lock().note(&reading.layouts, &read);
+                deletes.ambiguous_ids.lock().note(&reading.layouts, &read);
             }
             sender.push(read);
         });
@@ -189,17 +190,17 @@ impl Work {
         place.keys += seen.keys;
         place.done = next == 0;
         let place = place.clone();
-        reading.tell(Told::Scanned(place, seen))?;
+        reading.tell(ReaderMessage::ScanStepDone(place, seen))?;
         Ok(Ok(()))
     }
 
     /// Reads a batch of changed keys, or checks a suspect. Returns whether there was work.
-    fn changed(&mut self) -> Result<io::Result<bool>, Gone> {
-        if whole!(self.read_changed()?) { Ok(Ok(true)) } else { self.look_for_suspects() }
+    fn changed(&mut self) -> Result<io::Result<bool>, ReceiverGone> {
+        if whole!(self.read_changed()?) { Ok(Ok(true)) } else { self.check_oldest_suspect() }
     }
 
     /// Reads a batch of changed keys and records suspects. Returns whether there was a batch.
-    fn read_changed(&mut self) -> Result<io::Result<bool>, Gone> {
+    fn read_changed(&mut self) -> Result<io::Result<bool>, ReceiverGone> {
         let Some(changes) = &self.reading.changes else { return Ok(Ok(false)) };
         let (mut keys, since) = whole!(changes.take(CHANGED_KEYS));
         let Some(since) = since else { return Ok(Ok(false)) };
@@ -207,7 +208,7 @@ impl Work {
             keys.iter_mut().for_each(|changed| changed.removed = false);
         }
         self.told += 1;
-        for Changed { key, .. } in keys.iter().filter(|changed| changed.removed) {
+        for ChangedKey { key, .. } in keys.iter().filter(|changed| changed.removed) {
             for layout in self.reading.layouts.iter() {
                 let Some(ids) = layout.ids(key) else { continue };
                 let space = layout.space.clone();
@@ -218,18 +219,18 @@ impl Work {
                 self.suspects.push_back(Suspects { told: self.told, space, ids });
             }
         }
-        let mut sender = Sender::new(&self.reading);
+        let mut sender = BatchSender::new(&self.reading);
         let keys = keys.into_iter();
         let read = self.reader.read(keys, true, &mut |_| {}, &mut |read| sender.push(read));
         sender.end()?;
         whole!(read);
-        self.reading.tell(Told::Followed(since))?;
+        self.reading.tell(ReaderMessage::ChangesRead(since))?;
         Ok(Ok(true))
     }
 
     /// Checks the oldest suspect if its batch of changed keys has been acknowledged. Returns
     /// whether it checked one.
-    fn look_for_suspects(&mut self) -> Result<io::Result<bool>, Gone> {
+    fn check_oldest_suspect(&mut self) -> Result<io::Result<bool>, ReceiverGone> {
         let acknowledged = self.reading.acknowledged.load(Relaxed);
         let is_ripe = self.suspects.front().is_some_and(|some| some.told <= acknowledged);
         let (true, Some(deletes)) = (is_ripe, self.reading.deletes.clone()) else {
@@ -262,23 +263,27 @@ impl Work {
         }
     }
 
-    fn finder(&mut self, deletes: &Deletes) -> io::Result<&mut Finder> {
+    fn finder(&mut self, deletes: &MissingRowDeletes) -> io::Result<&mut Finder> {
         if self.finder.is_none() {
             let (ours, spaces) = AllRows::open(&deletes.connect)?;
-            let (layouts, rate) = (self.reading.layouts.clone(), self.reading.rate.map(Rate::new));
+            let (layouts, rate) =
+                (self.reading.layouts.clone(), self.reading.rate.map(RateLimiter::new));
             self.finder = Some(Finder::open(ours, &deletes.sources, layouts, spaces.fields, rate)?);
         }
         self.finder.as_mut().ok_or_else(|| io::Error::other("no finder"))
     }
 
     /// Reports all rows that are missing at the sources. Returns false if the reader was stopped.
-    fn delete_missing(&mut self, deletes: &Deletes) -> Result<io::Result<bool>, Gone> {
+    fn delete_missing(
+        &mut self,
+        deletes: &MissingRowDeletes,
+    ) -> Result<io::Result<bool>, ReceiverGone> {
         while deletes.scanning.load(Relaxed) > 0 {
             if self.is_stopped() {
                 return Ok(Ok(false));
             }
             whole!(self.changed()?);
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         for space in whole!(self.finder(deletes)).spaces() {
             if !whole!(self.delete_of(deletes, &space, true)?) {
@@ -290,10 +295,10 @@ impl Work {
 
     fn delete_of(
         &mut self,
-        deletes: &Deletes,
+        deletes: &MissingRowDeletes,
         space: &str,
         may_stop: bool,
-    ) -> Result<io::Result<bool>, Gone> {
+    ) -> Result<io::Result<bool>, ReceiverGone> {
         let mut cursor = Some(Cursor::default());
         while let Some(at) = cursor {
             if may_stop && self.is_stopped() {
@@ -310,32 +315,32 @@ impl Work {
 
     fn delete(
         &mut self,
-        deletes: &Deletes,
+        deletes: &MissingRowDeletes,
         space: &str,
         rows: &[Row],
-    ) -> Result<io::Result<()>, Gone> {
+    ) -> Result<io::Result<()>, ReceiverGone> {
         let finder = whole!(self.finder(deletes));
-        let untold = deletes.untold.lock();
-        let missing = whole!(finder.missing(space, rows, &untold));
-        let reads = whole!(finder.reads(missing, &untold));
-        drop(untold);
-        let mut sender = Sender::new(&self.reading);
+        let ambiguous_ids = deletes.ambiguous_ids.lock();
+        let missing = whole!(finder.missing(space, rows, &ambiguous_ids));
+        let reads = whole!(finder.reads(missing, &ambiguous_ids));
+        drop(ambiguous_ids);
+        let mut sender = BatchSender::new(&self.reading);
         reads.into_iter().for_each(|read| sender.push(read));
         sender.end()?;
         Ok(Ok(()))
     }
 }
 
-struct Sender<'a> {
-    reading: &'a Reading,
+struct BatchSender<'a> {
+    reading: &'a ReaderParams,
     reads: Vec<Read>,
     items: usize,
     gone: bool,
 }
 
-impl<'a> Sender<'a> {
-    fn new(reading: &'a Reading) -> Sender<'a> {
-        Sender { reading, reads: Vec::new(), items: 0, gone: false }
+impl<'a> BatchSender<'a> {
+    fn new(reading: &'a ReaderParams) -> BatchSender<'a> {
+        BatchSender { reading, reads: Vec::new(), items: 0, gone: false }
     }
 
     fn push(&mut self, read: Read) {
@@ -349,13 +354,13 @@ impl<'a> Sender<'a> {
     fn send(&mut self) {
         self.items = 0;
         let reads = std::mem::take(&mut self.reads);
-        self.gone |= self.reading.tell(Told::Read(reads)).is_err();
+        self.gone |= self.reading.tell(ReaderMessage::Read(reads)).is_err();
     }
 
-    fn end(mut self) -> Result<(), Gone> {
+    fn end(mut self) -> Result<(), ReceiverGone> {
         if !self.reads.is_empty() {
             self.send();
         }
-        if self.gone { Err(Gone) } else { Ok(()) }
+        if self.gone { Err(ReceiverGone) } else { Ok(()) }
     }
 }

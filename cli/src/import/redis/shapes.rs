@@ -2,7 +2,7 @@
 //! have the shape `session:*`. A summary shows the most frequent shapes.
 
 use super::layout::shown;
-use crate::import::summary::SHOWN;
+use crate::import::summary::MAX_SHOWN_ERRORS;
 use indicatif::HumanCount;
 use std::collections::HashMap;
 use std::fmt;
@@ -51,8 +51,8 @@ impl fmt::Display for Shapes {
             1 => shown(first),
             _ => format!("{} {}", shown(shape), HumanCount(*count)),
         };
-        let some: Vec<String> = all.iter().take(SHOWN).map(text).collect();
-        let counted: u64 = all.iter().take(SHOWN).map(|(_, (count, _))| count).sum();
+        let some: Vec<String> = all.iter().take(MAX_SHOWN_ERRORS).map(text).collect();
+        let counted: u64 = all.iter().take(MAX_SHOWN_ERRORS).map(|(_, (count, _))| count).sum();
         let more = if counted < self.total { ", ..." } else { "" };
         write!(f, "{}{more}", some.join(", "))
     }

@@ -1,6 +1,6 @@
 //! A Redis as a source or target: its URL and its connections.
 
-use node::client::connect::{ConnectArgs, Link, is_of_rights, put_command, refused, timely};
+use node::client::connect::{ConnectArgs, Link, is_permission_error, put_command, refused, timely};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct RedisSource {
     connect: ConnectArgs,
     pub(crate) db: u32,
     side: Side,
@@ -40,7 +40,7 @@ impl Side {
 }
 
 /// Prints the URL without the password.
-impl fmt::Display for Source {
+impl fmt::Display for RedisSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.connect.tls { "rediss" } else { "redis" };
         write!(f, "{scheme}://{}", self.connect.address())?;
@@ -48,9 +48,13 @@ impl fmt::Display for Source {
     }
 }
 
-impl Source {
+impl RedisSource {
     /// Parses `redis://[[user]:password@]host[:port][/db]`, or `rediss://` for TLS.
-    pub(crate) fn parse(side: Side, url: &str, cacert: Option<&str>) -> Result<Source, String> {
+    pub(crate) fn parse(
+        side: Side,
+        url: &str,
+        cacert: Option<&str>,
+    ) -> Result<RedisSource, String> {
         let wrong = |why: &str| {
             // The error must not contain the password.
             let option = side.option();
@@ -92,7 +96,7 @@ impl Source {
         };
         let pass = pass.or_else(|| std::env::var(side.variable()).ok().filter(|p| !p.is_empty()));
         let cacert = cacert.filter(|_| tls).map(str::to_owned);
-        Ok(Source {
+        Ok(RedisSource {
             connect: ConnectArgs { host, port, user, pass, tls, cacert, ..ConnectArgs::default() },
             db,
             side,
@@ -108,7 +112,7 @@ impl Source {
         }
     }
 
-    pub(crate) fn open(&self) -> io::Result<Remote> {
+    pub(crate) fn open(&self) -> io::Result<BlockingConnection> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let link = runtime.block_on(async {
             let tls = self.connect.tls()?;
@@ -116,7 +120,7 @@ impl Source {
             let advice = format!("Use {option} redis://user:password@..., or set {variable}.");
             self.connect.open_as(tls.as_ref(), self.connect.pass.clone(), &advice).await
         })?;
-        let mut remote = Remote { runtime, link };
+        let mut remote = BlockingConnection { runtime, link };
         if self.db > 0 {
             let db = self.db.to_string();
             // `InvalidInput` prevents retries, because another attempt would fail in the same way.
@@ -147,17 +151,17 @@ fn unescaped(text: &str) -> Option<String> {
 }
 
 /// Connection with blocking calls.
-pub(crate) struct Remote {
+pub(crate) struct BlockingConnection {
     runtime: Runtime,
     link: Link,
 }
 
-impl Remote {
-    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<Remote> {
+impl BlockingConnection {
+    pub(crate) fn open(connect: &ConnectArgs) -> io::Result<BlockingConnection> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let tls = connect.tls()?;
         let link = runtime.block_on(connect.open(tls.as_ref()))?;
-        Ok(Remote { runtime, link })
+        Ok(BlockingConnection { runtime, link })
     }
 
     pub(crate) fn run<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> T) -> T {
@@ -177,7 +181,7 @@ impl Remote {
             timely(link.send(requests)).await?;
             for _ in 0..count {
                 match timely(link.next()).await? {
-                    OwnedFrame::Error(reason) if is_of_rights(&reason) => {
+                    OwnedFrame::Error(reason) if is_permission_error(&reason) => {
                         return Err(refused(reason));
                     }
                     reply => take(reply),
@@ -217,7 +221,7 @@ pub(crate) fn bytes(frame: OwnedFrame) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Side, Source};
+    use super::{RedisSource, Side};
 
     #[test]
     fn addresses_are_read_and_shown_without_the_password() {
@@ -228,13 +232,13 @@ mod tests {
             ("redis://u@a", "redis://a:6379", Some("u"), None),
             ("redis://u:a@b@[::1]:7", "redis://::1:7", Some("u"), Some("a@b")),
         ] {
-            let source = Source::parse(Side::From, url, None).unwrap();
+            let source = RedisSource::parse(Side::From, url, None).unwrap();
             assert_eq!(source.to_string(), shown);
             assert_eq!(source.connect.user.as_deref(), user);
             assert_eq!(source.connect.pass.as_deref(), pass);
         }
         for bad in ["a:1", "http://a", "redis://", "redis://a:b", "redis://a/b", "redis://u:%4@a"] {
-            let error = Source::parse(Side::From, bad, None).unwrap_err();
+            let error = RedisSource::parse(Side::From, bad, None).unwrap_err();
             assert!(error.starts_with("--from: "), "{bad}: {error}");
         }
     }

@@ -1,8 +1,8 @@
 //! Stores the progress of an import in a small file, so that the import can resume after a crash.
 //!
 //! The import stores a cursor once all rows and flags before it have been acknowledged for
-//! [`SETTLED`]. A server with `fsync = "everysec"` can lose the writes of the last second when it
-//! crashes.
+//! [`MIN_ACK_AGE`]. A server with `fsync = "everysec"` can lose the writes of the last second when
+//! it crashes.
 
 use node::runtime::atomic_file;
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Minimum age of an acknowledgement before the cursor is stored.
-pub(crate) const SETTLED: Duration = Duration::from_secs(2);
+pub(crate) const MIN_ACK_AGE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct ScanPosition {
     pub(crate) source: String,
     /// Run id of the server process that issued the cursor.
     pub(crate) run_id: String,
@@ -25,13 +25,13 @@ pub(crate) struct Place {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct ImportState {
     /// Identity of the import: sources, layouts and target. Each import needs its own state file.
     pub(crate) import: Vec<String>,
     /// Lineage of the server's data set; empty if unknown.
     #[serde(default)]
     pub(crate) target: String,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<ScanPosition>,
 }
 
 pub(crate) struct StateFile(PathBuf);
@@ -43,13 +43,17 @@ impl StateFile {
 
     /// Reads the state; returns `None` if there is no file. Fails if the file belongs to another
     /// import.
-    pub(crate) fn read(&self, import: &[String], target: &str) -> Result<Option<State>, String> {
+    pub(crate) fn read(
+        &self,
+        import: &[String],
+        target: &str,
+    ) -> Result<Option<ImportState>, String> {
         let text = match std::fs::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.failed("cannot be read", &error)),
             Ok(text) => text,
         };
-        let state: State = serde_json::from_slice(&text).map_err(|error| {
+        let state: ImportState = serde_json::from_slice(&text).map_err(|error| {
             let io = io::Error::other(error);
             self.failed("is not the state file of an import (delete it to start over)", &io)
         })?;
@@ -70,7 +74,7 @@ impl StateFile {
         Ok(Some(state))
     }
 
-    pub(crate) fn write(&self, state: &State) -> Result<(), String> {
+    pub(crate) fn write(&self, state: &ImportState) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(state).unwrap_or_default();
         atomic_file::replace(&self.0, &text).map_err(|e| self.failed("cannot be written", &e))
     }
@@ -99,10 +103,13 @@ mod tests {
         let import = vec!["a".to_owned()];
         let read = |import: &[String]| file.read(import, "b");
         assert_eq!(read(&import), Ok(None));
-        let place =
-            Place { source: "redis://a:1".to_owned(), cursor: u64::MAX, ..Place::default() };
+        let place = ScanPosition {
+            source: "redis://a:1".to_owned(),
+            cursor: u64::MAX,
+            ..ScanPosition::default()
+        };
         let (import_of, target) = (import.clone(), "b".to_owned());
-        let state = State { import: import_of, target, places: vec![place] };
+        let state = ImportState { import: import_of, target, places: vec![place] };
         file.write(&state).unwrap();
         assert_eq!(read(&import), Ok(Some(state)));
         assert!(file.read(&import, "c").unwrap_err().contains("data set of the server differs"));

@@ -3,7 +3,7 @@
 use super::items::{Item, Read};
 use super::layout::{Container, Layout, Packing, decimal, in_field, shown};
 use super::packed::{self, Checked};
-use dataset::key_patterns::Match;
+use dataset::key_patterns::KeyMatch;
 use redis_protocol::resp2::types::OwnedFrame;
 
 /// State of reading a row. Values of several shards are summed.
@@ -73,14 +73,14 @@ impl Layout {
 
     /// Returns the values of a hash. Adds 0 for counters that it lacks and that no other key may
     /// hold.
-    pub(crate) fn with_lacking(
+    pub(crate) fn with_zeros_for_lacking(
         &self,
         values: &[(usize, Option<i64>)],
         others_have: bool,
     ) -> Vec<(usize, i64)> {
         let has = |at| values.iter().any(|value| value.0 == at);
-        let is_elsewhere = |at| others_have || self.is_elsewhere(at);
-        let lacking = (0..self.fields.len()).filter(|at| !is_elsewhere(*at) && !has(*at));
+        let may_be_in_other_layout = |at| others_have || self.may_be_in_other_layout(at);
+        let lacking = (0..self.fields.len()).filter(|at| !may_be_in_other_layout(*at) && !has(*at));
         let there = values.iter().filter_map(|&(at, value)| Some((at, value?)));
         there.chain(lacking.map(|at| (at, 0))).collect()
     }
@@ -203,7 +203,7 @@ impl Layout {
             _ => 0,
         };
         if let Some((pattern, text)) = &self.entry {
-            let Match::Yes(id, name) = pattern.read(field) else {
+            let KeyMatch::Yes(id, name) = pattern.read(field) else {
                 return Err(format!("it does not match {text}"));
             };
             return match per > 0 && id / per != bucket {
@@ -223,15 +223,16 @@ impl Layout {
 
     /// Returns the item for a deleted key if its former contents are known.
     pub(crate) fn gone(&self, id: u64, field: &[u8]) -> Option<Item> {
-        let is_row = self.has_all && !(0..self.fields.len()).any(|at| self.is_elsewhere(at));
+        let is_row =
+            self.has_all && !(0..self.fields.len()).any(|at| self.may_be_in_other_layout(at));
         match self.container {
             Container::String if self.names_field() => {
                 let at = self.position(field).filter(|at| self.leaves(*at).is_ok())?;
                 Some(Item::Row(id, vec![(at, 0)]))
             }
-            Container::Hash | Container::String if is_row => Some(Item::Gone(id)),
+            Container::Hash | Container::String if is_row => Some(Item::RowKeyDeleted(id)),
             Container::Hash | Container::String | Container::Card | Container::Ones => {
-                Some(Item::Row(id, self.with_lacking(&[], false)))
+                Some(Item::Row(id, self.with_zeros_for_lacking(&[], false)))
             }
             // The former ids or members are unknown.
             Container::Set | Container::Bits | Container::Buckets(_) => None,

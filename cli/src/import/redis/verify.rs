@@ -3,13 +3,13 @@
 //! A key counts as different only if several more readings confirm it, because concurrent writes
 //! reach the two sides at different times.
 
-use super::divided::Divided;
-use super::follow::Changed;
+use super::divided::DividedRows;
+use super::follow::ChangedKey;
 use super::items::{Item, Read};
 use super::layout::{Layout, printable, shown};
-use super::missing::{Finder, Missing, Untold};
-use super::reader::Reader;
-use super::source::{Remote, Source};
+use super::missing::{AmbiguousIds, Finder, Missing};
+use super::reader::KeyReader;
+use super::source::{BlockingConnection, RedisSource};
 use crate::import::rows::{AllRows, Cursor};
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
@@ -20,14 +20,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-const AT_ONCE: usize = 1000;
+const ITEMS_PER_BATCH: usize = 1000;
 /// Maximum number of keys that are read again.
-const MOST_AGAIN: usize = 100_000;
-/// Number of comparisons of a key before it counts as different. `BETWEEN`: pause between two
-/// comparisons.
+const MAX_RECHECKED_KEYS: usize = 100_000;
+/// Number of comparisons of a key before it counts as different. `ROUND_INTERVAL`: pause between
+/// two comparisons.
 const ROUNDS: usize = 5;
-const BETWEEN: Duration = Duration::from_millis(500);
-const SHOWN: usize = 10;
+const ROUND_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_SHOWN_DIFFERENCES: usize = 10;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
@@ -42,14 +42,14 @@ pub(crate) struct Report {
 }
 
 pub(crate) struct Verify<'a> {
-    pub(crate) ours: Remote,
+    pub(crate) ours: BlockingConnection,
     pub(crate) layouts: Arc<Vec<Layout>>,
     /// Counters of each space, in the order of CNT.GET replies.
     pub(crate) order: &'a HashMap<String, Vec<String>>,
     pub(crate) progress: ProgressBar,
     /// Rows for which missing counters of a hash are not compared.
-    pub(super) divided: Divided,
-    pub(super) untold: Untold,
+    pub(super) divided: DividedRows,
+    pub(super) ambiguous_ids: AmbiguousIds,
     /// Whether the copy has already written the rejected keys to the report.
     pub(crate) is_after_copy: bool,
     /// Whether rows that exist only in the server are not counted as differences.
@@ -66,7 +66,7 @@ struct One {
 
 /// Runs `look` up to [`ROUNDS`] times, and returns the suspects that every run confirms. Concurrent
 /// writes cause temporary differences.
-fn each_time<T>(
+fn keep_persistent_differences<T>(
     mut suspects: Vec<T>,
     mut look: impl FnMut(&[T]) -> io::Result<Vec<T>>,
 ) -> io::Result<Vec<T>> {
@@ -75,7 +75,7 @@ fn each_time<T>(
             break;
         }
         if round > 0 {
-            std::thread::sleep(BETWEEN);
+            std::thread::sleep(ROUND_INTERVAL);
         }
         suspects = look(&suspects)?;
     }
@@ -87,62 +87,66 @@ impl Verify<'_> {
     pub(crate) fn run(
         mut self,
         all: AllRows,
-        sources: &[Source],
+        sources: &[RedisSource],
         out: Option<&File>,
     ) -> io::Result<Report> {
         for number in 0..sources.len() {
-            let mut reader = Reader::open(sources, number, self.layouts.clone(), None, false)?;
+            let mut reader = KeyReader::open(sources, number, self.layouts.clone(), None, false)?;
             let suspects = self.scan(&mut reader, out)?;
             for line in self.read_again(&mut reader, suspects)? {
-                self.tell(&line, out)?;
+                self.report_difference(&line, out)?;
             }
         }
         if !self.allow_extra {
-            for line in self.here_only(all, sources)? {
-                self.tell(&line, out)?;
+            for line in self.find_extra_rows(all, sources)? {
+                self.report_difference(&line, out)?;
             }
         }
         self.progress.finish_and_clear();
         Ok(self.report)
     }
 
-    fn tell(&mut self, line: &str, out: Option<&File>) -> io::Result<()> {
+    fn report_difference(&mut self, line: &str, out: Option<&File>) -> io::Result<()> {
         if let Some(mut out) = out {
             writeln!(out, "{line}")?;
         }
         self.told += 1;
-        if self.told <= SHOWN {
+        if self.told <= MAX_SHOWN_DIFFERENCES {
             self.progress.suspend(|| eprintln!("differs: {line}"));
         }
         Ok(())
     }
 
     /// Scans all keys. Returns the keys with differences.
-    fn scan(&mut self, reader: &mut Reader, out: Option<&File>) -> io::Result<BTreeSet<Vec<u8>>> {
+    fn scan(
+        &mut self,
+        reader: &mut KeyReader,
+        out: Option<&File>,
+    ) -> io::Result<BTreeSet<Vec<u8>>> {
         let (mut cursor, mut suspects) = (0, BTreeSet::new());
         loop {
             let mut some = Vec::new();
             let (next, seen) = reader.scan(cursor, &mut |read| some.push(read))?;
             self.progress.inc(seen.keys);
             for read in &some {
-                self.untold.note(&self.layouts, read);
+                self.ambiguous_ids.note(&self.layouts, read);
                 let Some(reason) = &read.bad else { continue };
                 self.report.unreadable += 1;
                 let line = format!("{}: {}", shown(&read.key), printable(reason));
                 if let Some(mut out) = out.filter(|_| !self.is_after_copy) {
                     writeln!(out, "{line}")?;
                 }
-                if self.report.unreadable <= SHOWN as u64 {
+                if self.report.unreadable <= MAX_SHOWN_DIFFERENCES as u64 {
                     self.progress.suspend(|| eprintln!("{line}"));
                 }
             }
             for (key, what) in self.compare(some, true)? {
                 // With more suspects than this, concurrent writes are not the cause.
-                if suspects.len() < MOST_AGAIN {
+                if suspects.len() < MAX_RECHECKED_KEYS {
                     suspects.insert(key);
                 } else {
                     self.report.differ += 1;
-                    self.tell(&format!("{}: {what}", shown(&key)), out)?;
+                    self.report_difference(&format!("{}: {what}", shown(&key)), out)?;
                 }
             }
             cursor = next;
@@ -154,18 +158,18 @@ impl Verify<'_> {
 
     fn read_again(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut KeyReader,
         suspects: BTreeSet<Vec<u8>>,
     ) -> io::Result<Vec<String>> {
         let keys_of = |differences: &[(Vec<u8>, String)]| -> BTreeSet<Vec<u8>> {
             differences.iter().map(|(key, _)| key.clone()).collect()
         };
         let suspects = suspects.into_iter().map(|key| (key, String::new())).collect();
-        let differences = each_time(suspects, |suspects| {
+        let differences = keep_persistent_differences(suspects, |suspects| {
             let mut differences = Vec::new();
-            for keys in keys_of(suspects).into_iter().collect::<Vec<_>>().chunks(AT_ONCE) {
+            for keys in keys_of(suspects).into_iter().collect::<Vec<_>>().chunks(ITEMS_PER_BATCH) {
                 let mut some = Vec::new();
-                let keys = keys.iter().map(|key| Changed { key: key.clone(), removed: false });
+                let keys = keys.iter().map(|key| ChangedKey { key: key.clone(), removed: false });
                 reader.read(keys, false, &mut |_| {}, &mut |read| some.push(read))?;
                 differences.extend(self.compare(some, false)?);
             }
@@ -176,7 +180,11 @@ impl Verify<'_> {
     }
 
     /// Returns a description of each row of the server that no source has.
-    fn here_only(&mut self, ours: AllRows, sources: &[Source]) -> io::Result<Vec<String>> {
+    fn find_extra_rows(
+        &mut self,
+        ours: AllRows,
+        sources: &[RedisSource],
+    ) -> io::Result<Vec<String>> {
         let (layouts, order) = (self.layouts.clone(), self.order.clone());
         let mut finder = Finder::open(ours, sources, layouts, order, None)?;
         let mut lines = Vec::new();
@@ -184,20 +192,20 @@ impl Verify<'_> {
             let (mut suspects, mut cursor) = (Vec::new(), Some(Cursor::default()));
             while let Some(at) = cursor {
                 let (rows, next) = finder.ours().page(&space, at)?;
-                suspects.extend(finder.missing(&space, &rows, &self.untold)?);
-                if suspects.len() > MOST_AGAIN {
-                    let told = suspects.drain(MOST_AGAIN..);
+                suspects.extend(finder.missing(&space, &rows, &self.ambiguous_ids)?);
+                if suspects.len() > MAX_RECHECKED_KEYS {
+                    let told = suspects.drain(MAX_RECHECKED_KEYS..);
                     self.report.missing += told.len() as u64;
                     lines.extend(told.map(|one| self.line(&space, &one)));
                 }
                 cursor = next;
             }
-            let suspects = each_time(suspects, |suspects| {
+            let suspects = keep_persistent_differences(suspects, |suspects| {
                 let mut still = Vec::new();
-                for some in suspects.chunks(AT_ONCE) {
+                for some in suspects.chunks(ITEMS_PER_BATCH) {
                     let ids: Vec<u64> = some.iter().map(|missing| missing.id).collect();
                     let rows = finder.ours().get(&space, &ids)?;
-                    still.extend(finder.missing(&space, &rows, &self.untold)?);
+                    still.extend(finder.missing(&space, &rows, &self.ambiguous_ids)?);
                 }
                 Ok(still)
             })?;
@@ -229,7 +237,7 @@ impl Verify<'_> {
             all.extend(read.items.into_iter().map(|item| One { key: key.clone(), layout, item }));
         }
         let mut differences = Vec::new();
-        for some in all.chunks(AT_ONCE) {
+        for some in all.chunks(ITEMS_PER_BATCH) {
             let mut requests = Vec::new();
             some.iter().for_each(|one| self.request(one, &mut requests));
             let mut replies = Vec::with_capacity(some.len());
@@ -264,7 +272,7 @@ impl Verify<'_> {
         }
         let layout = &self.layouts[one.layout];
         match &one.item {
-            Item::Gone(_) | Item::Missing(_) | Item::Unset(_) => None,
+            Item::RowKeyDeleted(_) | Item::Missing(_) | Item::Unset(_) => None,
             Item::Member(_, member) => {
                 self.report.flags += u64::from(count);
                 match reply {

@@ -1,10 +1,10 @@
 //! Converts items to commands and processes the replies.
 
-use super::divided::Divided;
+use super::divided::DividedRows;
 use super::items::{Item, Read};
 use super::layout::{Layout, printable, shown};
-use crate::import::pipe::{Event, Pipe, Verb};
-use crate::import::summary::SHOWN;
+use crate::import::pipe::{CommandKind, Event, Pipe};
+use crate::import::summary::MAX_SHOWN_ERRORS;
 use indicatif::ProgressBar;
 use node::client::connect::put_command;
 use std::collections::{BTreeSet, VecDeque};
@@ -16,7 +16,7 @@ pub(super) enum Failure {
     /// Failure that a retry may resolve.
     Broken(String),
     /// Failure that a retry cannot resolve.
-    Final(String),
+    Permanent(String),
 }
 
 impl Failure {
@@ -26,14 +26,14 @@ impl Failure {
         use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
         let text = format!("{whose}: {}", printable(&error.to_string()));
         match error.kind() {
-            InvalidData | InvalidInput | PermissionDenied | Unsupported => Failure::Final(text),
+            InvalidData | InvalidInput | PermissionDenied | Unsupported => Failure::Permanent(text),
             _ => Failure::Broken(text),
         }
     }
 }
 
 /// Prefixes of temporary errors of the server.
-const PASSING: [&str; 9] = [
+const TRANSIENT_ERROR_PREFIXES: [&str; 9] = [
     "LOADING ",
     "MASTERDOWN ",
     "READONLY ",
@@ -51,7 +51,7 @@ pub(super) struct Bad {
     /// Numbers of unacknowledged bad keys, for which more errors may arrive.
     keys: BTreeSet<u64>,
     report: Option<Arc<File>>,
-    bar: ProgressBar,
+    progress_bar: ProgressBar,
 }
 
 impl Bad {
@@ -63,13 +63,13 @@ impl Bad {
         if let Some(mut report) = self.report.as_deref()
             && let Err(error) = writeln!(report, "{}: {}", shown(key), printable(reason))
         {
-            self.bar.suspend(|| eprintln!("--report: {error}"));
+            self.progress_bar.suspend(|| eprintln!("--report: {error}"));
             self.report = None;
         }
-        if self.count <= SHOWN as u64 {
-            self.bar.suspend(|| eprintln!("{}: {}", shown(key), printable(reason)));
-        } else if self.count == SHOWN as u64 + 1 {
-            self.bar.suspend(|| eprintln!("further bad keys are counted but not shown"));
+        if self.count <= MAX_SHOWN_ERRORS as u64 {
+            self.progress_bar.suspend(|| eprintln!("{}: {}", shown(key), printable(reason)));
+        } else if self.count == MAX_SHOWN_ERRORS as u64 + 1 {
+            self.progress_bar.suspend(|| eprintln!("further bad keys are counted but not shown"));
         }
     }
 
@@ -82,11 +82,11 @@ impl Bad {
                 Ok(())
             }
             Event::Refused { reason, .. }
-                if PASSING.iter().any(|start| reason.starts_with(start)) =>
+                if TRANSIENT_ERROR_PREFIXES.iter().any(|start| reason.starts_with(start)) =>
             {
                 Err(Failure::Broken(format!("the server rejected: {}", printable(&reason))))
             }
-            Event::Refused { reason, .. } => Err(Failure::Final(printable(&reason))),
+            Event::Refused { reason, .. } => Err(Failure::Permanent(printable(&reason))),
             Event::Broken(error) => Err(Failure::Broken(error.to_string())),
         }
     }
@@ -107,8 +107,8 @@ pub(super) struct Writer {
     /// Whether the import deletes missing rows. If so, it searches for the former contents of
     /// deleted keys.
     pub(super) deletes: bool,
-    pub(super) divided: Divided,
-    pub(super) bar: ProgressBar,
+    pub(super) divided: DividedRows,
+    pub(super) progress_bar: ProgressBar,
 }
 
 impl Writer {
@@ -116,13 +116,25 @@ impl Writer {
         pipe: Pipe,
         layouts: Arc<Vec<Layout>>,
         deletes: bool,
-        divided: Divided,
+        divided: DividedRows,
         report: Option<Arc<File>>,
-        bar: ProgressBar,
+        progress_bar: ProgressBar,
     ) -> Writer {
-        let bad = Bad { count: 0, keys: BTreeSet::new(), report, bar: bar.clone() };
+        let bad =
+            Bad { count: 0, keys: BTreeSet::new(), report, progress_bar: progress_bar.clone() };
         let names = VecDeque::new();
-        Writer { pipe, layouts, number: 0, names, answered: 0, bad, lost: 0, deletes, divided, bar }
+        Writer {
+            pipe,
+            layouts,
+            number: 0,
+            names,
+            answered: 0,
+            bad,
+            lost: 0,
+            deletes,
+            divided,
+            progress_bar,
+        }
     }
 
     pub(super) fn push(&mut self, read: Read) {
@@ -137,7 +149,7 @@ impl Writer {
         self.divided.note(layout, &read.items);
         for item in &read.items {
             let id = item.id();
-            if matches!(item, Item::Gone(_)) && self.divided.has(&layout.space, id) {
+            if matches!(item, Item::RowKeyDeleted(_)) && self.divided.has(&layout.space, id) {
                 self.lost += u64::from(!is_found);
                 continue;
             }
@@ -148,10 +160,10 @@ impl Writer {
             let text = id.to_string();
             let id_text = text.as_bytes();
             let verb = match item {
-                Item::Row(..) | Item::Hash(..) | Item::Gone(_) => Verb::Row,
-                Item::Missing(_) => Verb::Delete,
-                Item::Unset(_) => Verb::Unset,
-                Item::Member(..) => Verb::Flag,
+                Item::Row(..) | Item::Hash(..) | Item::RowKeyDeleted(_) => CommandKind::Row,
+                Item::Missing(_) => CommandKind::Delete,
+                Item::Unset(_) => CommandKind::Unset,
+                Item::Member(..) => CommandKind::Flag,
             };
             self.pipe.push(id, self.number, verb, |out| match item {
                 Item::Row(..) | Item::Hash(..) => {
@@ -162,7 +174,7 @@ impl Writer {
                     }
                     put_command(out, &args);
                 }
-                Item::Gone(_) | Item::Missing(_) => {
+                Item::RowKeyDeleted(_) | Item::Missing(_) => {
                     put_command(out, &[b"CNT.DEL", space, id_text]);
                 }
                 Item::Unset(_) => put_command(out, &[b"TM.FORGET", space, id_text]),

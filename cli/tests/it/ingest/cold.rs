@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Number of rows, many times more than fit into memory.
 const POSTS: u64 = 300_000;
-const TOGETHER: u64 = 100;
+const EVENTS_PER_MESSAGE: u64 = 100;
 /// Number of events for old posts, which follow the events that create the posts.
 const LATE: u64 = 20_000;
 
@@ -62,9 +62,9 @@ fn rows_and_flags_on_the_disk_are_read_before_a_step() {
     let broker = brokers.start(&folder.path().join("broker"));
     let events = 2 * POSTS + LATE;
     let mut pipe = redis::pipe();
-    for from in (0..events).step_by(TOGETHER as usize) {
+    for from in (0..events).step_by(EVENTS_PER_MESSAGE as usize) {
         let mut lines = String::new();
-        (from..from + TOGETHER).for_each(|n| line(n, &mut lines));
+        (from..from + EVENTS_PER_MESSAGE).for_each(|n| line(n, &mut lines));
         pipe.cmd("XADD").arg(Redis::STREAM).arg("*").arg("payload").arg(lines).ignore();
     }
     pipe.query::<()>(&mut Redis::connection(broker.port).unwrap()).unwrap();
@@ -75,7 +75,7 @@ fn rows_and_flags_on_the_disk_are_read_before_a_step() {
     );
     let server = serve_as(&folder.path().join("here"), 0, &source);
     within(Duration::from_secs(120), "all messages are processed", || {
-        field(&server, "messages") == (events / TOGETHER).to_string()
+        field(&server, "messages") == (events / EVENTS_PER_MESSAGE).to_string()
     });
     assert_eq!(offsets(&server).len(), 1);
     assert_eq!((field(&server, "poison"), field(&server, "unknown")), ("0".into(), "0".into()));

@@ -2,7 +2,9 @@
 //! halt. Otherwise it would only count the messages after its own offset.
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis, Running};
-use super::gaps::{add, asked, counter, like, produce, redis_cmd, send, source, until, until_is};
+use super::gaps::{
+    add, asked, counter, like, produce, redis_cmd, send, source, until, wait_for_field,
+};
 use super::{field, listed, offsets, serve};
 use std::path::Path;
 use std::process::Command;
@@ -36,7 +38,7 @@ fn redis_stream_with_other_entries_halts() {
     until("all messages are read", || offsets(&server) == ["0-6"]);
     // The same stream continues after a pause.
     asked(&server, "TM.INGEST PAUSE events");
-    until_is(&server, "state", "paused");
+    wait_for_field(&server, "state", "paused");
     add(&broker, 6, &like(6));
     asked(&server, "TM.INGEST RESUME events");
     until("the event is counted", || counter(&server, "like") == "6");
@@ -45,7 +47,7 @@ fn redis_stream_with_other_entries_halts() {
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     (1..=9).for_each(|id| add(&broker, id, &like(100 + id)));
     let server = serve(&dir, 0, &config);
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     let words = "the message at 0-6 differs from the one that was read there";
     assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     assert_eq!(counter(&server, "like"), "6");
@@ -53,11 +55,11 @@ fn redis_stream_with_other_entries_halts() {
     until("the other stream is read completely", || counter(&server, "like") == "15");
     // A stream without the last read entry, although its first id is higher.
     asked(&server, "TM.INGEST PAUSE events");
-    until_is(&server, "state", "paused");
+    wait_for_field(&server, "state", "paused");
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
     add(&broker, 20, &like(20));
     asked(&server, "TM.INGEST RESUME events");
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     assert!(field(&server, "last_error").contains("the message at 0-9 differs"));
 }
 
@@ -70,13 +72,13 @@ fn message_taken_in_part_is_compared() {
     let (dir, config) = (folder.path().join("here"), source(&broker, "poison = \"stop\""));
     let server = serve(&dir, 0, &config);
     add(&broker, 1, &format!("{}\nno event\n", like(1)));
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     assert_eq!(counter(&server, "like"), "1");
     let resume = || {
         asked(&server, "TM.INGEST PAUSE events");
-        until_is(&server, "state", "paused");
+        wait_for_field(&server, "state", "paused");
         asked(&server, "TM.INGEST RESUME events");
-        until_is(&server, "state", "halted");
+        wait_for_field(&server, "state", "halted");
         field(&server, "last_error")
     };
     assert!(resume().contains("poison event 1 of message 0-1"), "another message was reported");
@@ -99,11 +101,11 @@ fn jetstream_that_lost_its_end_halts() {
         send(port, "events.a", 3..6);
         until("six events are counted", || counter(&server, "like") == "6");
         asked(&server, "TM.INGEST PAUSE events");
-        until_is(&server, "state", "paused");
+        wait_for_field(&server, "state", "paused");
     };
     forget(&broker, loses, || send(port, "events.a", 20..28));
     asked(&server, "TM.INGEST RESUME events");
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     let words = "the message at 6 differs from the one that was read there";
     assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     assert_eq!(counter(&server, "like"), "6");
@@ -132,11 +134,11 @@ mod full {
             publish(3..6);
             until("six events are counted", || counter(&server, "like") == "6");
             asked(&server, "TM.INGEST PAUSE events");
-            until_is(&server, "state", "paused");
+            wait_for_field(&server, "state", "paused");
         };
         forget(&broker, loses, || publish(20..28));
         asked(&server, "TM.INGEST RESUME events");
-        until_is(&server, "state", "halted");
+        wait_for_field(&server, "state", "halted");
         let words = "the message at 5 differs from the one that was read there";
         assert!(field(&server, "last_error").contains(words), "{:?}", listed(&server));
     }

@@ -37,7 +37,7 @@ pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, holds);
 }
 
-pub(crate) fn until_is(program: &Program, name: &str, value: &str) {
+pub(crate) fn wait_for_field(program: &Program, name: &str, value: &str) {
     until(&format!("{name} is {value}"), || field(program, name) == value);
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn asked(program: &Program, words: &str) {
 fn is_a_gap_when_entries_are_deleted(broker: &Running<Redis>, server: &Program) {
     redis_cmd(broker, &["XDEL", Redis::STREAM, "0-5"]);
     asked(server, "TM.INGEST PAUSE events");
-    until_is(server, "state", "paused");
+    wait_for_field(server, "state", "paused");
     for id in ["0-55", "0-56", "0-57", "0-58"] {
         redis_cmd(broker, &["XADD", Redis::STREAM, id, "payload", ""]);
     }
@@ -71,12 +71,12 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     let config = source(&broker, "");
     let dir = folder.path().join("here");
     let server = serve(&dir, 0, &config);
-    until_is(&server, "state", "running");
+    wait_for_field(&server, "state", "running");
     (1..=3).for_each(|id| add(&broker, id, &like(id)));
     until("three events are counted", || counter(&server, "like") == "3");
     // Two entries are trimmed while the source is paused; one of them is unread.
     asked(&server, "TM.INGEST PAUSE events");
-    until_is(&server, "state", "paused");
+    wait_for_field(&server, "state", "paused");
     add(&broker, 4, &like(4));
     add(&broker, 5, &like(5));
     redis_cmd(&broker, &["XTRIM", Redis::STREAM, "MAXLEN", "1"]);
@@ -108,13 +108,13 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
     until("all messages are read", || offsets(&server) == ["0-68"]);
     // Apply all events again: likes that are already set count as repeated.
     asked(&server, "TM.INGEST SETOFFSET events 0 0-66");
-    until_is(&server, "repeated", "1");
+    wait_for_field(&server, "repeated", "1");
     assert_eq!(counter(&server, "like"), "5");
     // Creates another stream with the same name.
     redis_cmd(&broker, &["DEL", Redis::STREAM]);
-    until_is(&server, "state", "failing");
+    wait_for_field(&server, "state", "failing");
     add(&broker, 1, &like(9));
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     assert!(
         field(&server, "last_error").contains("it was replaced or truncated"),
         "{:?}",
@@ -142,7 +142,7 @@ fn a_stream_of_redis_that_lost_entries_says_so_and_goes_on() {
 }
 
 #[test]
-fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
+fn poison_message_halts_source_until_operator_skips_it() {
     let Some(brokers) = Brokers::<Redis>::here() else { return };
     let folder = tempfile::tempdir().unwrap();
     let broker = brokers.start(&folder.path().join("broker"));
@@ -152,14 +152,14 @@ fn poison_halts_a_source_that_is_to_stop_and_is_passed_over_by_an_operator() {
     asked(&server, "TM.INGEST PAUSE events");
     add(&broker, 1, &format!("{before}\nno event\n{after}"));
     asked(&server, "TM.INGEST RESUME events");
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     // The message that halts the source counts as lag.
     assert_eq!(field(&server, "lag"), "1");
     asked(&server, "TM.INGEST PAUSE events");
-    until_is(&server, "state", "paused");
+    wait_for_field(&server, "state", "paused");
     assert_eq!(field(&server, "lag"), "1");
     asked(&server, "TM.INGEST RESUME events");
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     let said = field(&server, "last_error");
     assert!(said.contains("poison event 1 of message 0-1") && said.contains("SETOFFSET"), "{said}");
     assert_eq!(counter(&server, "like"), "1", "the messages before it are processed");
@@ -188,7 +188,7 @@ fn dead_letters_are_bounded() {
             .to_owned();
         command.query::<redis::Value>(&mut connection).unwrap();
     }
-    until_is(&server, "poison", "30");
+    wait_for_field(&server, "poison", "30");
     let file = std::fs::read_to_string(dir.join("data/events.dead")).unwrap();
     let lines = file.lines().count() as u64;
     assert!(file.len() <= 1000 && lines >= 3, "{file}");
@@ -204,14 +204,14 @@ fn a_pause_of_writes_holds_events_back() {
     let folder = tempfile::tempdir().unwrap();
     let broker = brokers.start(&folder.path().join("broker"));
     let server = serve(&folder.path().join("here"), 0, &source(&broker, ""));
-    until_is(&server, "state", "running");
+    wait_for_field(&server, "state", "running");
     asked(&server, "CLIENT PAUSE 60000 WRITE");
     add(&broker, 1, &like(1));
-    until_is(&server, "state", "waiting");
+    wait_for_field(&server, "state", "waiting");
     assert_eq!(counter(&server, "like"), "-");
     asked(&server, "CLIENT UNPAUSE");
     until("the event is counted", || counter(&server, "like") == "1");
-    until_is(&server, "state", "running");
+    wait_for_field(&server, "state", "running");
 }
 
 pub(crate) fn nats<R>(work: impl AsyncFnOnce(async_nats::jetstream::Context) -> R, port: u16) -> R {
@@ -244,7 +244,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     until("the messages of the subject are counted", || counter(&server, "like") == "4");
     assert_eq!(offsets(&server), ["7"]);
     asked(&server, "TM.INGEST PAUSE events");
-    until_is(&server, "state", "paused");
+    wait_for_field(&server, "state", "paused");
     send(port, "events.a", 20..25);
     nats(
         async |context| {
@@ -261,7 +261,7 @@ fn a_stream_of_jetstream_that_lost_messages_says_how_many() {
     let deleted = nats(async |context| context.delete_stream(Nats::STREAM).await.unwrap(), port);
     assert!(deleted.success);
     Nats::prepare(port);
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     send(port, "events.a", 40..41);
     let zero = call(&mut server.client(), "TM.INGEST SETOFFSET events 0 0");
     assert!(refusal(&zero).contains("Invalid offset '0': offsets of this source"), "{zero:?}");
@@ -314,7 +314,7 @@ fn a_broker_that_is_not_there_is_said_and_waited_for() {
     add(&broker, 1, &like(1));
     broker.down();
     let server = serve(Path::new(&folder.path().join("here")), 0, &source(&broker, ""));
-    until_is(&server, "state", "failing");
+    wait_for_field(&server, "state", "failing");
     assert!(field(&server, "last_error").contains("refused"), "{:?}", listed(&server));
     broker.kill_and_start();
     until("the event is counted", || counter(&server, "like") == "1");
@@ -351,7 +351,7 @@ mod full {
         until("increments and sets are counted", || {
             (counter(&server, "read"), counter(&server, "comment")) == ("3".into(), "42".into())
         });
-        until_is(&server, "poison", "1");
+        wait_for_field(&server, "poison", "1");
         until("each partition is read", || offsets(&server) == ["1", "1", "1"]);
         let unlike = events(&[(1, 9)]);
         produce(broker.port, &[Vec::new(), unlike]);

@@ -48,8 +48,8 @@ enum Event {
 /// Number of events per message. After each start, the Kafka broker checks every message, which
 /// takes minutes if there are very many.
 fn together() -> u64 {
-    static TOGETHER: OnceLock<u64> = OnceLock::new();
-    *TOGETHER.get_or_init(|| match seeds::given("TIDEMARK_RUNS") {
+    static SENT_TOGETHER: OnceLock<u64> = OnceLock::new();
+    *SENT_TOGETHER.get_or_init(|| match seeds::given("TIDEMARK_RUNS") {
         Some(10_000..) => 40,
         _ => 4,
     })
@@ -184,7 +184,7 @@ fn follow(dir: &Path, master: &Program, sources: &str) -> Program {
     let program = serve_as(dir, 0, &format!("{}{sources}", SPACES.replace("[replication]", &of)));
     // A former master has another role in its folder.
     call(&mut program.client(), &format!("REPLICAOF 127.0.0.1 {}", master.port));
-    until_long("the replica is connected", || program.info("master_link_status") == "up");
+    wait_long("the replica is connected", || program.info("master_link_status") == "up");
     program
 }
 
@@ -315,7 +315,7 @@ fn exactly_once<B: Broker>() {
     let blows = blows(events);
     for (place, blow) in blows.iter().enumerate() {
         let due = all * (place as u64 + 1) / (blows.len() as u64 + 1);
-        until_long(&format!("{due} messages are processed"), || progress(&master) >= due);
+        wait_long(&format!("{due} messages are processed"), || progress(&master) >= due);
         match blow {
             Blow::Server => {
                 let port = master.port;
@@ -328,9 +328,9 @@ fn exactly_once<B: Broker>() {
                 let replica = follow(&dirs[at], &master, &sources);
                 used.push(dirs[at].clone());
                 let now = progress(&master);
-                until_long("the master continues", || progress(&master) > now || now == all);
+                wait_long("the master continues", || progress(&master) > now || now == all);
                 // A former master may still be opening its connection to the broker.
-                until_long("a replica is idle", || field(&replica, "state") == "idle");
+                wait_long("a replica is idle", || field(&replica, "state") == "idle");
                 master.sigkill();
                 let order = call(&mut replica.client(), "REPLICAOF NO ONE");
                 assert_eq!(refusal(&order), "");
@@ -339,7 +339,7 @@ fn exactly_once<B: Broker>() {
         }
     }
     publisher.join().unwrap();
-    until_long("all messages are processed", || progress(&master) == all);
+    wait_long("all messages are processed", || progress(&master) == all);
     let took = began.elapsed();
     let expected = expected(events);
     let found = rows(&master);
@@ -352,7 +352,7 @@ fn exactly_once<B: Broker>() {
     master.sigkill();
     let master = serve(&dirs[at], port, &sources);
     // The server ingests events again that were not in its log at the kill.
-    until_long("all messages are processed", || progress(&master) == all);
+    wait_long("all messages are processed", || progress(&master) == all);
     assert_eq!(rows(&master), expected);
     let again = take_again::<B>(&master, all, events);
     used.sort();
@@ -386,7 +386,7 @@ fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
         let order = format!("TM.INGEST SETOFFSET events {partition} {first}");
         assert_eq!(refusal(&call(&mut master.client(), &order)), "");
     }
-    until_long("all messages are processed again", || progress() == all);
+    wait_long("all messages are processed again", || progress() == all);
     let (took, cpu) = (began.elapsed().as_secs_f64(), (ticks() - before) as f64 / 100.0);
     let events = events as f64;
     format!(
@@ -396,7 +396,7 @@ fn take_again<B: Broker>(master: &Program, all: u64, events: u64) -> String {
     )
 }
 
-fn until_long(what: &str, mut holds: impl FnMut() -> bool) {
+fn wait_long(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < Duration::from_secs(1800), "{what}: timed out");

@@ -3,7 +3,7 @@
 
 use super::brokers::{Broker, Brokers, Kafka, Nats, Redis};
 use super::gaps::{
-    add, asked, counter, like, nats, produce, redis_cmd, send, source, until, until_is,
+    add, asked, counter, like, nats, produce, redis_cmd, send, source, until, wait_for_field,
 };
 use super::{field, follow, offsets, serve};
 use harness::program::Program;
@@ -26,7 +26,7 @@ fn a_jetstream_made_anew_halts_its_source() {
     send(port, "events.a", 0..5);
     until("the events are counted", || counter(&server, "like") == "5");
     anew(100..110);
-    until_is(&server, "state", "halted");
+    wait_for_field(&server, "state", "halted");
     assert!(field(&server, "last_error").contains("was deleted and created again"));
     assert_eq!((counter(&server, "like"), offsets(&server)), ("5".into(), vec!["6".into()]));
     asked(&server, "TM.INGEST SETOFFSET events 0 1");
@@ -40,7 +40,7 @@ fn a_jetstream_made_anew_halts_its_source() {
     let server = serve(&dir, 0, &source(&broker, ""));
     asked(&replica, "REPLICAOF NO ONE");
     for server in [&server, &replica] {
-        until_is(server, "state", "halted");
+        wait_for_field(server, "state", "halted");
         assert_eq!(counter(server, "like"), "15");
     }
 }
@@ -101,7 +101,7 @@ fn a_stream_of_redis_that_is_trimmed_to_nothing_has_no_gap() {
     asked(&server, "WAITAOF 1 0 0");
     server.kill();
     let server = serve(&dir, 0, &config);
-    until_is(&server, "state", "running");
+    wait_for_field(&server, "state", "running");
     add(&broker, 4, &like(4));
     until("the next event is counted", || counter(&server, "like") == "4");
     assert_eq!(field(&server, "gaps"), "0");
@@ -115,7 +115,7 @@ fn events_of_an_action_that_is_not_there_wait_for_it() {
     let broker = brokers.start(&folder.path().join("broker"));
     let more = "events = [\"like = act cheer\"]";
     let server = serve(&folder.path().join("here"), 0, &source(&broker, more));
-    until_is(&server, "state", "waiting");
+    wait_for_field(&server, "state", "waiting");
     let said = field(&server, "last_error");
     assert!(said.contains("no such action 'cheer'"), "{said}");
     add(&broker, 1, &like(1));
@@ -131,7 +131,7 @@ mod full {
     use super::*;
 
     #[test]
-    fn a_batch_above_the_size_of_a_fetch_is_asked_for_with_more_room() {
+    fn kafka_batch_above_fetch_size_is_fetched_with_larger_limit() {
         let Some(brokers) = Brokers::<Kafka>::here() else { return };
         let folder = tempfile::tempdir().unwrap();
         let broker = brokers.start(&folder.path().join("broker"));
@@ -156,7 +156,7 @@ mod full {
         let options = ["--config", config.to_str().unwrap()];
         let dir = folder.path().join("data");
         let (server, lines) = Program::start_until(&[], &dir, &options, "ready to accept").unwrap();
-        until_is(&server, "state", "failing");
+        wait_for_field(&server, "state", "failing");
         std::thread::sleep(std::time::Duration::from_secs(5));
         assert!(field(&server, "last_error").starts_with("partition 0: Kafka"));
         server.kill();

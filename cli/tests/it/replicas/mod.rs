@@ -57,7 +57,7 @@ fn fill(program: &Program, tables: u64) {
         }
     }
     (0..client.waiting()).for_each(|_| assert_eq!(refusal(&client.reply().unwrap()), ""));
-    fine(program, "SAVE");
+    assert_ok(program, "SAVE");
 }
 
 fn staged(dir: &Path) -> usize {
@@ -67,7 +67,7 @@ fn staged(dir: &Path) -> usize {
         .count()
 }
 
-fn fine(program: &Program, words: &str) {
+fn assert_ok(program: &Program, words: &str) {
     assert_eq!(refusal(&call(&mut program.client(), words)), "", "{words}");
 }
 
@@ -80,10 +80,10 @@ fn bulk(n: u64) -> OwnedFrame {
 }
 
 fn follow(replica: &Program, master: &Program) {
-    fine(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
+    assert_ok(replica, &format!("REPLICAOF 127.0.0.1 {}", master.port));
 }
 
-fn in_step(replica: &Program, master: &Program) {
+fn wait_for_sync(replica: &Program, master: &Program) {
     until("the replica has all data", || {
         replica.info("master_link_status") == "up"
             && replica.info("slave_repl_offset") == master.info("master_repl_offset")
@@ -91,32 +91,32 @@ fn in_step(replica: &Program, master: &Program) {
 }
 
 #[test]
-fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() {
+fn branch_is_kept_if_master_removed_the_diverging_segment() {
     const FIRST_SEGMENT: &str = "log-0000000000000001.tlog";
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [old, new] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
-    fine(&old, &format!("CNT.SET post {FIRST} like 1"));
+    assert_ok(&old, &format!("CNT.SET post {FIRST} like 1"));
     follow(&new, &old);
-    in_step(&new, &old);
+    wait_for_sync(&new, &old);
     // The link of `new` is down, so both nodes are masters.
-    fine(&new, "REPLICAOF 127.0.0.1 1");
-    fine(&new, "REPLICAOF NO ONE");
-    fine(&new, &format!("CNT.SET post {FIRST} like 2"));
+    assert_ok(&new, "REPLICAOF 127.0.0.1 1");
+    assert_ok(&new, "REPLICAOF NO ONE");
+    assert_ok(&new, &format!("CNT.SET post {FIRST} like 2"));
     for i in 1..6 {
-        fine(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
+        assert_ok(&old, &format!("CNT.SET post {} like 1{i}", FIRST + i * 4096));
     }
     // This history is longer. It would cover the position of the other node if the segment still
     // existed.
     for i in 100..130 {
-        fine(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
+        assert_ok(&new, &format!("CNT.SET post {} like 3", FIRST + i * 4096));
     }
     let alone = std::fs::read(folders[0].path().join(FIRST_SEGMENT)).unwrap();
-    fine(&new, "SAVE");
+    assert_ok(&new, "SAVE");
     until("the shared segment is removed", || !folders[1].path().join(FIRST_SEGMENT).exists());
 
     follow(&old, &new);
     until("the node has the writes of the other node", || like_of(&old, FIRST) == bulk(2));
-    in_step(&old, &new);
+    wait_for_sync(&old, &new);
     assert_eq!(like_of(&old, FIRST + 4096), OwnedFrame::Null);
     let kept: Vec<_> = std::fs::read_dir(folders[0].path())
         .unwrap()
@@ -131,15 +131,15 @@ fn a_branch_is_kept_though_the_master_has_removed_the_segment_where_it_parted() 
 }
 
 #[test]
-fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
+fn replica_with_full_disk_serves_reads_and_resumes_with_room() {
     let Some(disk) = SmallDisk::mount(16) else {
         return cannot("requires permission to mount a tmpfs");
     };
     let folder = tempfile::tempdir().unwrap();
     let (master, replica) = (start(folder.path(), SPACES), start(disk.path(), SPACES));
-    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 7"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     let full_syncs = replica.info("repl_full_syncs");
     disk.fill(256 << 10);
 
@@ -167,43 +167,43 @@ fn a_replica_with_a_full_disk_answers_reads_and_goes_on_when_there_is_room() {
     }
     assert!(replica.info("master_link_error").contains("disk full"));
     disk.make_room();
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(reads(last), bulk(5));
     assert_eq!(replica.info("repl_full_syncs"), full_syncs, "the replica did a full sync");
     replica.kill();
     let replica = start(disk.path(), SPACES);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(like_of(&replica, last), bulk(5));
 }
 
 /// If the configuration file names a new space, an existing data folder does not get it. A replica
 /// that was down gets a new space from its master's catalogue.
 #[test]
-fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_replica() {
+fn new_space_comes_from_master_and_not_from_the_config_file() {
     let more = format!(
         "{SPACES}[[counter]]\nname = \"extra\"\nfields = \"a:8\"\nrows = \"extra:{{id}}\"\n"
     );
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
-    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 7"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert!(master.terminate().success());
     let master = start(folders[0].path(), &more);
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     until("the master takes writes", || {
         refusal(&call(&mut master.client(), "CNT.SET post 1 like 5")).is_empty()
     });
     let missing = call(&mut master.client(), "CNT.SET extra 1 a 5");
     assert_eq!(refusal(&missing), "ERR no such counter space 'extra'");
     assert!(replica.terminate().success());
-    fine(&master, "TM.SPACE CREATE extra COUNTER fields a:8 rows extra:{id}");
-    fine(&master, "CNT.SET extra 1 a 5");
+    assert_ok(&master, "TM.SPACE CREATE extra COUNTER fields a:8 rows extra:{id}");
+    assert_ok(&master, "CNT.SET extra 1 a 5");
 
     let replica = start(folders[1].path(), SPACES);
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(like_of(&replica, FIRST), bulk(7));
     assert_eq!(call(&mut replica.client(), "HGET extra:1 a"), bulk(5));
     assert_eq!(replica.info("repl_full_syncs"), "0", "the replica did a full sync");
@@ -215,13 +215,13 @@ fn a_space_of_the_file_is_only_warned_of_and_one_of_the_master_comes_to_the_repl
 /// Deleting all rows is a change like any other. An older state of the master must not restore the
 /// rows.
 #[test]
-fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_that() {
+fn emptied_replica_refuses_master_that_lost_the_deletions() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
     let old = tempfile::tempdir().unwrap();
-    fine(&master, &format!("CNT.SET post {FIRST} like 5"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 5"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     // The copy of the folder holds the master's earlier state.
     assert!(master.terminate().success());
     for entry in std::fs::read_dir(folders[0].path()).unwrap() {
@@ -229,11 +229,11 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
         std::fs::copy(entry.path(), old.path().join(entry.file_name())).unwrap();
     }
     let master = start(folders[0].path(), SPACES);
-    fine(&master, "REPLICAOF NO ONE");
+    assert_ok(&master, "REPLICAOF NO ONE");
     follow(&replica, &master);
-    in_step(&replica, &master);
-    fine(&master, &format!("DEL post:{FIRST}"));
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
+    assert_ok(&master, &format!("DEL post:{FIRST}"));
+    wait_for_sync(&replica, &master);
     assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
     let full_syncs = replica.info("repl_full_syncs");
     master.kill();
@@ -248,7 +248,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
         (OwnedFrame::Null, full_syncs)
     );
     // An operator can force this; the replica saves the data that it discards.
-    fine(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
+    assert_ok(&replica, &format!("REPLICAOF 127.0.0.1 {} FORCE", master.port));
     until("the replica has the old writes", || like_of(&replica, FIRST) == bulk(5));
     let names =
         std::fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -256,7 +256,7 @@ fn a_replica_whose_rows_were_all_deleted_does_not_obey_a_master_that_has_lost_th
 }
 
 #[test]
-fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
+fn full_sync_without_room_is_retried_with_backoff() {
     let Some(disk) = SmallDisk::mount(16) else {
         return cannot("requires permission to mount a tmpfs");
     };
@@ -288,14 +288,14 @@ fn a_full_sync_for_which_there_is_no_room_is_asked_for_less_and_less_often() {
     assert!(left > 0, "the received part was not kept");
     disk.make_room();
     until("the next attempt, after four seconds", || attempts() > 3);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(like_of(&replica, FIRST), bulk(5));
 }
 
 /// A full sync resumes with files of an earlier link, after the replica has verified them. On a
 /// slow disk, the verification takes longer than the master's timeout.
 #[test]
-fn a_full_sync_goes_on_though_what_is_there_takes_long_to_look_at() {
+fn full_sync_survives_slow_verification_of_staged_files() {
     if std::process::Command::new("strace").arg("-V").output().is_err() {
         return cannot("requires strace");
     }
@@ -366,7 +366,7 @@ fn what_a_master_says_is_one_line_of_info() {
     });
     let folder = tempfile::tempdir().unwrap();
     let replica = start(folder.path(), SPACES);
-    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    assert_ok(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
     for said in ["TM.REPLICATE failed: -ERR no", "the peer refused: frames no"] {
         until("the link error names the reason", || {
             replica.info("master_link_error").contains(said)
@@ -387,36 +387,38 @@ fn what_a_master_says_is_one_line_of_info() {
 fn a_node_told_to_follow_itself_keeps_its_master() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
-    fine(&master, &format!("CNT.SET post {FIRST} like 7"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 7"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     follow(&replica, &replica);
     until("the replica notices that the peer has no master", || {
         replica.info("master_link_error").contains("NOMASTERLINK")
     });
     assert_eq!(replica.info("master_link_status"), "down");
-    fine(&master, &format!("CNT.SET post {FIRST} like 8"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 8"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(
         (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
         (bulk(8), "1".to_owned())
     );
 }
 
-fn in_step_with(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
-    in_step_as(|_| more.to_owned())
+fn synced_pair_with_config(more: &str) -> ([tempfile::TempDir; 2], Program, Program) {
+    synced_pair_with_config_of(|_| more.to_owned())
 }
 
 /// Starts a master and a replica that is in sync; the replica's configuration depends on the
 /// master.
-fn in_step_as(more: impl FnOnce(&Program) -> String) -> ([tempfile::TempDir; 2], Program, Program) {
+fn synced_pair_with_config_of(
+    more: impl FnOnce(&Program) -> String,
+) -> ([tempfile::TempDir; 2], Program, Program) {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let master = start(folders[0].path(), SPACES);
     let replica = start(folders[1].path(), &format!("{SPACES}[replication]\n{}\n", more(&master)));
-    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 3"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     until("the master lists the replica", || master.info("slave0").contains("lag_bytes=0"));
     (folders, master, replica)
 }

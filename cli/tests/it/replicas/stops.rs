@@ -1,7 +1,10 @@
 //! A master that shuts down waits for its replicas, and for a replica that takes over, up to the
 //! configured timeout.
 
-use super::{SPACES, bulk, fine, follow, in_step, in_step_with, is_master, like_of, start};
+use super::{
+    SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,
+    wait_for_sync,
+};
 use harness::program::{FIRST, Program, SmallDisk, call, cannot, refusal, until};
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io::{Read, Write};
@@ -50,10 +53,7 @@ fn told(program: &Program, words: &str) -> std::thread::JoinHandle<Option<OwnedF
 }
 
 /// Stops the server. Returns the reply to SHUTDOWN; `None` if it was stopped by a signal.
-fn told_to_stop(
-    program: &Program,
-    how: &str,
-) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
+fn begin_stop(program: &Program, how: &str) -> Option<std::thread::JoinHandle<Option<OwnedFrame>>> {
     if how == "SIGTERM" {
         program.sigterm();
         return None;
@@ -63,7 +63,7 @@ fn told_to_stop(
 
 /// A master that is shutting down and waits for a replica. The gate has blocked its last write,
 /// which sets the counter to 3. Writers wait until the shutdown ends.
-struct Leaving {
+struct StoppingMaster {
     folders: [tempfile::TempDir; 2],
     master: Program,
     replica: Program,
@@ -75,29 +75,29 @@ struct Leaving {
     paused: std::thread::JoinHandle<Option<OwnedFrame>>,
 }
 
-impl Leaving {
-    fn by(how: &str) -> Leaving {
+impl StoppingMaster {
+    fn by(how: &str) -> StoppingMaster {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
         let (port, gate) = gate_to(master.port);
-        fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
-        in_step(&replica, &master);
-        fine(&master, "CONFIG SET shutdown-timeout 600");
+        assert_ok(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+        wait_for_sync(&replica, &master);
+        assert_ok(&master, "CONFIG SET shutdown-timeout 600");
         gate.store(true, SeqCst);
-        fine(&master, &format!("CNT.SET post {FIRST} like 3"));
-        let asked = told_to_stop(&master, how);
-        until("the master waits for its replica", || is_leaving(&master));
+        assert_ok(&master, &format!("CNT.SET post {FIRST} like 3"));
+        let asked = begin_stop(&master, how);
+        until("the master waits for its replica", || is_stopping(&master));
         let paused = told(&master, &format!("CNT.SET post {FIRST} read 8"));
         let is_sent = |line: &str| line.contains(" qbuf=") && !line.contains(" qbuf=0 ");
         until("the write has reached the master", || match master.ask("CLIENT LIST") {
             OwnedFrame::BulkString(list) => String::from_utf8(list).unwrap().lines().any(is_sent),
             other => panic!("{other:?}"),
         });
-        Leaving { folders, master, replica, gate, asked, paused }
+        StoppingMaster { folders, master, replica, gate, asked, paused }
     }
 }
 
-fn is_leaving(master: &Program) -> bool {
+fn is_stopping(master: &Program) -> bool {
     master.info("shutdown_in_milliseconds").parse::<u64>().is_ok_and(|ms| ms > 0)
 }
 
@@ -119,10 +119,10 @@ fn ends(program: &mut Program) {
 
 /// A planned restart under Sentinel: the replica that takes over must have all acknowledged writes.
 #[test]
-fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
+fn stopping_master_sends_last_writes_to_replicas() {
     for how in ["SIGTERM", "SHUTDOWN", "SHUTDOWN NOSAVE"] {
-        let Leaving { mut master, replica, gate, asked, paused, folders: _folders } =
-            Leaving::by(how);
+        let StoppingMaster { mut master, replica, gate, asked, paused, folders: _folders } =
+            StoppingMaster::by(how);
         assert_eq!(like_of(&master, FIRST), bulk(3), "reads continue while the master waits");
         assert_eq!(like_of(&replica, FIRST), OwnedFrame::Null);
         let waiting = if asked.is_some() { "2" } else { "1" };
@@ -145,8 +145,8 @@ fn a_master_that_is_told_to_stop_gives_its_replicas_what_was_written_last() {
 
 #[test]
 fn a_stop_that_waits_can_be_taken_back() {
-    let Leaving { mut master, replica, gate, asked, paused, folders: _folders } =
-        Leaving::by("SHUTDOWN");
+    let StoppingMaster { mut master, replica, gate, asked, paused, folders: _folders } =
+        StoppingMaster::by("SHUTDOWN");
     let also = told(&master, "SHUTDOWN NOW");
     until("as in Redis, both wait, beside the writer", || master.info("blocked_clients") == "3");
     // As in Redis 7.2; earlier versions crashed.
@@ -155,7 +155,7 @@ fn a_stop_that_waits_can_be_taken_back() {
     for words in ["SHUTDOWN ABORT NOW", "SHUTDOWN NOSAVE ABORT", "SHUTDOWN SAVE NOSAVE"] {
         assert_eq!(refusal(&master.ask(words)), "ERR syntax error", "{words}");
     }
-    fine(&master, "SHUTDOWN ABORT ABORT");
+    assert_ok(&master, "SHUTDOWN ABORT ABORT");
     for reply in [asked.unwrap(), also] {
         until("SHUTDOWN's client is told", || reply.is_finished());
         assert_eq!(
@@ -169,12 +169,12 @@ fn a_stop_that_waits_can_be_taken_back() {
         Some(""),
         "the write was rejected instead of delayed"
     );
-    assert_eq!((master.info("blocked_clients"), is_leaving(&master)), ("0".to_owned(), false));
+    assert_eq!((master.info("blocked_clients"), is_stopping(&master)), ("0".to_owned(), false));
     assert_eq!(refusal(&master.ask("SHUTDOWN ABORT")), "ERR No shutdown in progress.");
-    fine(&master, &format!("CNT.SET post {FIRST} like 4"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 4"));
 
     master.sigterm();
-    until("the master waits again", || is_leaving(&master));
+    until("the master waits again", || is_stopping(&master));
     gate.store(false, SeqCst);
     ends(&mut master);
     assert_eq!(like_of(&replica, FIRST), bulk(4));
@@ -198,21 +198,21 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
         let started = Program::start_until(&[], folders[0].path(), &options, "ready to accept");
         let (mut master, said) = started.unwrap_or_else(|said| panic!("{said:#?}"));
         let said = std::thread::spawn(|| said.map_while(Result::ok).collect::<Vec<_>>());
-        fine(&master, "REPLICAOF NO ONE");
+        assert_ok(&master, "REPLICAOF NO ONE");
         follow(&replica, &master);
-        in_step(&replica, &master);
+        wait_for_sync(&replica, &master);
         replica.freeze(true);
-        fine(&master, &format!("HINCRBY post:{FIRST} like 1"));
+        assert_ok(&master, &format!("HINCRBY post:{FIRST} like 1"));
         let (began, mut asked) = (Instant::now(), None);
         match how {
             "SIGTERM" => master.sigterm(),
             // A SIGTERM waits, even a second one. SIGINT, an operator's second Ctrl-C, does not.
             "SIGINT" => {
                 master.sigterm();
-                until("the client is blocked", || is_leaving(&master));
+                until("the client is blocked", || is_stopping(&master));
                 master.sigterm();
                 std::thread::sleep(Duration::from_millis(300));
-                assert!(is_leaving(&master), "a second SIGTERM changes nothing");
+                assert!(is_stopping(&master), "a second SIGTERM changes nothing");
                 let pid = rustix::process::Pid::from_child(&master.child);
                 rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
             }
@@ -242,29 +242,30 @@ fn a_replica_that_lags_keeps_a_stop_no_longer_than_is_wanted() {
 fn a_server_without_replicas_stops_at_once() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [mut master, replica] = [0, 1].map(|n: usize| start(folders[n].path(), SPACES));
-    fine(&master, "CONFIG SET shutdown-timeout 600");
+    assert_ok(&master, "CONFIG SET shutdown-timeout 600");
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     replica.kill();
     until("the replica is disconnected", || master.info("connected_slaves") == "0");
-    fine(&master, &format!("CNT.SET post {FIRST} like 1"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 1"));
     master.sigterm();
     ends(&mut master);
 }
 
 #[test]
 fn a_master_that_is_killed_while_it_waits_loses_nothing() {
-    let Leaving { mut master, replica, gate, paused, folders, asked: _ } = Leaving::by("SIGTERM");
+    let StoppingMaster { mut master, replica, gate, paused, folders, asked: _ } =
+        StoppingMaster::by("SIGTERM");
     master.sigkill();
     assert_eq!(paused.join().unwrap(), None);
     gate.store(false, SeqCst);
     let master = start(folders[0].path(), SPACES);
     assert_eq!(like_of(&master, FIRST), bulk(3));
-    assert!(!is_leaving(&master));
-    fine(&master, "REPLICAOF NO ONE");
-    fine(&master, &format!("CNT.SET post {FIRST} read 9"));
+    assert!(!is_stopping(&master));
+    assert_ok(&master, "REPLICAOF NO ONE");
+    assert_ok(&master, &format!("CNT.SET post {FIRST} read 9"));
     follow(&replica, &master);
-    in_step(&replica, &master);
+    wait_for_sync(&replica, &master);
     assert_eq!(
         (like_of(&replica, FIRST), replica.info("repl_full_syncs")),
         (bulk(3), "1".to_owned())
@@ -274,10 +275,10 @@ fn a_master_that_is_killed_while_it_waits_loses_nothing() {
 /// Starts a hand-over to a frozen replica, which has not read the request. The parameter is the
 /// shutdown timeout in seconds.
 fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program) {
-    let (folders, old, new) = in_step_with("");
-    fine(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
+    let (folders, old, new) = synced_pair_with_config("");
+    assert_ok(&old, &format!("CONFIG SET shutdown-timeout {shutdown_timeout_s}"));
     new.freeze(true);
-    fine(&old, "FAILOVER");
+    assert_ok(&old, "FAILOVER");
     until("the replica is asked to take over", || old.info("role") == "slave");
     assert_eq!(old.info("master_failover_state"), "failover-in-progress");
     (folders, old, new)
@@ -288,8 +289,8 @@ fn handing(shutdown_timeout_s: u32) -> ([tempfile::TempDir; 2], Program, Program
 fn a_stop_waits_for_the_replica_that_is_to_take_over() {
     for how in ["SIGTERM", "SHUTDOWN"] {
         let (_folders, mut old, new) = handing(600);
-        let asked = told_to_stop(&old, how);
-        until("the old master waits for the new master", || is_leaving(&old));
+        let asked = begin_stop(&old, how);
+        until("the old master waits for the new master", || is_stopping(&old));
         new.freeze(false);
         ends(&mut old);
         assert_eq!(asked.and_then(|asked| asked.join().unwrap()), None, "no reply");
@@ -300,9 +301,9 @@ fn a_stop_waits_for_the_replica_that_is_to_take_over() {
 #[test]
 fn a_failover_while_a_master_stops_leaves_a_master() {
     for how in ["SIGTERM", "SHUTDOWN"] {
-        let Leaving { mut master, replica, gate, asked: _, paused, folders: _folders } =
-            Leaving::by(how);
-        fine(&master, "FAILOVER");
+        let StoppingMaster { mut master, replica, gate, asked: _, paused, folders: _folders } =
+            StoppingMaster::by(how);
+        assert_ok(&master, "FAILOVER");
         assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
         gate.store(false, SeqCst);
         ends(&mut master);
@@ -318,12 +319,12 @@ fn a_failover_while_a_master_stops_leaves_a_master() {
 /// After a restart, the old master is either the master again, or repeats its request to the
 /// replica.
 #[test]
-fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
+fn unfinished_failover_delays_stop_until_timeout_or_abort() {
     for is_aborted in [true, false] {
         let (folders, mut old, new) = handing(if is_aborted { 600 } else { 1 });
         old.sigterm();
         if is_aborted {
-            until("the old master waits for the new master", || is_leaving(&old));
+            until("the old master waits for the new master", || is_stopping(&old));
             // The server may exit before it replies.
             told(&old, "FAILOVER ABORT");
         }
@@ -345,7 +346,7 @@ fn a_failover_that_does_not_end_keeps_a_stop_no_longer_than_is_wanted() {
         };
         new.freeze(false);
         is_master(master, 3);
-        in_step(replica, master);
+        wait_for_sync(replica, master);
         assert_eq!(like_of(replica, FIRST), bulk(4));
     }
 }
@@ -358,12 +359,12 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     };
     let folder = tempfile::tempdir().unwrap();
     let [mut master, replica] = [disk.path(), folder.path()].map(|path| start(path, SPACES));
-    fine(&master, "CONFIG SET shutdown-timeout 600");
+    assert_ok(&master, "CONFIG SET shutdown-timeout 600");
     let (port, gate) = gate_to(master.port);
-    fine(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
-    in_step(&replica, &master);
+    assert_ok(&replica, &format!("REPLICAOF 127.0.0.1 {port}"));
+    wait_for_sync(&replica, &master);
     gate.store(true, SeqCst);
-    fine(&master, &format!("CNT.SET post {FIRST} like 3"));
+    assert_ok(&master, &format!("CNT.SET post {FIRST} like 3"));
     disk.fill(256 << 10);
     let (mut last, mut client) = (FIRST, master.client());
     let mut is_taken = || {
@@ -372,9 +373,9 @@ fn a_forced_stop_does_not_wait_for_a_disk_that_takes_nothing() {
     };
     while is_taken() {}
     let asked = told(&master, "SHUTDOWN FORCE");
-    until("the master waits for the replica", || is_leaving(&master));
+    until("the master waits for the replica", || is_stopping(&master));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(is_leaving(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
+    assert!(is_stopping(&master) && like_of(&replica, FIRST) == OwnedFrame::Null);
     gate.store(false, SeqCst);
     // The exit status shows whether acknowledged writes were not synced.
     ended(&mut master);

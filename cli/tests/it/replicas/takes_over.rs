@@ -2,7 +2,8 @@
 //! master. There must never be two masters.
 
 use super::{
-    SPACES, bulk, fine, follow, in_step, in_step_as, in_step_with, is_master, like_of, start,
+    SPACES, assert_ok, bulk, follow, is_master, like_of, start, synced_pair_with_config,
+    synced_pair_with_config_of, wait_for_sync,
 };
 use harness::program::{FIRST, Program, refusal, until};
 use std::io::{Read, Write};
@@ -14,18 +15,18 @@ use std::time::Duration;
 /// If a new master refused the old one as a replica, both would remain masters.
 #[test]
 fn a_replica_without_room_for_the_old_master_is_not_promoted() {
-    let (_folders, old, new) = in_step_with("max_replicas = 1");
+    let (_folders, old, new) = synced_pair_with_config("max_replicas = 1");
     let folder = tempfile::tempdir().unwrap();
     let last = start(folder.path(), SPACES);
     follow(&last, &new);
-    in_step(&last, &new);
-    fine(&old, "FAILOVER");
+    wait_for_sync(&last, &new);
+    assert_ok(&old, "FAILOVER");
     until("the failover has ended", || {
         old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
     });
     assert_eq!(new.info("role"), "slave");
     is_master(&old, 3);
-    in_step(&new, &old);
+    wait_for_sync(&new, &old);
     assert_eq!((like_of(&new, FIRST), new.info("role")), (bulk(4), "slave".to_owned()));
 }
 
@@ -35,7 +36,7 @@ const NOT_NOW: &str = "-NOMASTERLINK not now";
 /// A simulated replica, with its reply to TM.REPLICATE and the number of requests that it has
 /// received.
 #[derive(Default)]
-struct Played {
+struct SimulatedReplica {
     /// The reply; if it is empty, the replica closes the connection.
     says: Mutex<&'static str>,
     /// The reply to PING, unless it is +PONG.
@@ -43,21 +44,23 @@ struct Played {
     asked: AtomicUsize,
 }
 
-impl Played {
+impl SimulatedReplica {
     /// Starts a master and a replica in sync, which announces the address of the simulated replica.
     fn instead_of_a_replica(
         greets: &'static str,
         says: &'static str,
-    ) -> (Arc<Played>, [tempfile::TempDir; 2], Program, Program) {
+    ) -> (Arc<SimulatedReplica>, [tempfile::TempDir; 2], Program, Program) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, played) = (listener.local_addr().unwrap().port(), Arc::new(Played::default()));
+        let (port, played) =
+            (listener.local_addr().unwrap().port(), Arc::new(SimulatedReplica::default()));
         played.greets(greets);
         played.says(says);
         let plays = played.clone();
         std::thread::spawn(move || {
             listener.incoming().flatten().for_each(|stream| plays.answer(stream))
         });
-        let (folders, old, new) = in_step_with(&format!("replica_announce_port = {port}"));
+        let (folders, old, new) =
+            synced_pair_with_config(&format!("replica_announce_port = {port}"));
         (played, folders, old, new)
     }
 
@@ -89,7 +92,7 @@ impl Played {
 
     /// Runs FAILOVER, so that the master asks the simulated replica repeatedly.
     fn is_asked_by(&self, old: &Program) {
-        fine(old, "FAILOVER");
+        assert_ok(old, "FAILOVER");
         self.is_asked_again();
     }
 
@@ -103,7 +106,7 @@ impl Played {
 /// The replica may have taken over before its restart.
 #[test]
 fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
-    let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "-ERR no");
+    let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(LOADING, "-ERR no");
     played.is_asked_by(&old);
     assert_eq!(
         (old.info("role"), old.info("master_failover_state")),
@@ -117,9 +120,9 @@ fn a_replica_that_loads_is_asked_again_whether_it_takes_over() {
 /// A replica that did not reply may have taken over. Only a refusal by the replica itself, or an
 /// operator, can end the hand-over.
 #[test]
-fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
+fn handover_in_doubt_ends_only_by_refusal_or_operator() {
     for end in ["no", "NO ONE", "the same"] {
-        let (played, _folders, old, new) = Played::instead_of_a_replica("", "");
+        let (played, _folders, old, new) = SimulatedReplica::instead_of_a_replica("", "");
         played.is_asked_by(&old);
         let is_in_doubt = |says: &str| {
             let state = ["role", "master_failover_state"].map(|line| old.info(line));
@@ -153,15 +156,15 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
                 // The real replica still exists, and follows again.
                 new.freeze(false);
             }
-            "NO ONE" => fine(&old, "REPLICAOF NO ONE"),
+            "NO ONE" => assert_ok(&old, "REPLICAOF NO ONE"),
             _ => {
-                fine(&old, &format!("REPLICAOF 127.0.0.1 {}", old.info("master_port")));
+                assert_ok(&old, &format!("REPLICAOF 127.0.0.1 {}", old.info("master_port")));
                 assert_eq!(
                     old.info("master_failover_state"),
                     "no-failover",
                     "an operator knows that it has"
                 );
-                fine(&old, "REPLICAOF NO ONE");
+                assert_ok(&old, "REPLICAOF NO ONE");
             }
         }
         is_master(&old, 3);
@@ -173,7 +176,7 @@ fn a_replica_that_may_have_taken_over_is_not_overruled_by_chance() {
 #[test]
 fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     for says in ["-ERR max number of replicas reached", "-NOPERM no", "-NOFAILOVER no"] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica("", NOT_NOW);
+        let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica("", NOT_NOW);
         played.is_asked_by(&old);
         assert_eq!(old.info("role"), "slave");
         played.says(says);
@@ -182,9 +185,9 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
     // A replica that asks the master to retry later has not taken over. A server with too many
     // clients already refuses PING, and reads no further.
     for (greets, says) in [("", NOT_NOW), ("-ERR max number of clients reached", "")] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica(greets, says);
+        let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(greets, says);
         played.is_asked_by(&old);
-        fine(&old, "FAILOVER ABORT");
+        assert_ok(&old, "FAILOVER ABORT");
         is_master(&old, 3);
     }
 }
@@ -193,12 +196,12 @@ fn a_replica_that_was_asked_once_and_refuses_does_not_take_over() {
 #[test]
 fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
     for speaks in [false, true] {
-        let (played, _folders, old, _new) = Played::instead_of_a_replica(LOADING, "");
+        let (played, _folders, old, _new) = SimulatedReplica::instead_of_a_replica(LOADING, "");
         if speaks {
             // FAILOVER is refused under a single Sentinel.
             for sentinel in ["a", "b"].map(|name| name.repeat(40)) {
                 let hello = format!("127.0.0.1,26379,{sentinel},9,m,127.0.0.1,{},7", old.port);
-                fine(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
+                assert_ok(&old, &format!("PUBLISH __sentinel__:hello {hello}"));
             }
         }
         played.is_asked_by(&old);
@@ -220,8 +223,9 @@ fn sentinels_are_obeyed_while_a_replica_is_to_take_over() {
 /// The replica's configuration was copied, including its announced address.
 #[test]
 fn a_node_refuses_a_failover_to_itself() {
-    let (_folders, old, _new) = in_step_as(|old| format!("replica_announce_port = {}", old.port));
-    fine(&old, "FAILOVER");
+    let (_folders, old, _new) =
+        synced_pair_with_config_of(|old| format!("replica_announce_port = {}", old.port));
+    assert_ok(&old, "FAILOVER");
     until("the replica was asked", || {
         old.info("master_failover_state") == "no-failover" && old.info("role") == "master"
     });

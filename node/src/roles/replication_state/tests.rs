@@ -33,16 +33,16 @@ fn only_the_last_order_obeyed_opens_the_gate() {
         let kept = Role::read(&config.durability.dir).unwrap().map(|role| role.master);
         assert_eq!(kept, Some(to), "durable before any client sees it");
         assert!(replication.refusal().unwrap().starts_with("READONLY "));
-        assert!(!replication.is_settled());
+        assert!(!replication.log_matches_role());
     };
     // A replica becomes a master.
     give(Some(other(1)));
     give(None);
     assert!(!replication.settle(&config, false, 1));
-    assert!(!replication.is_settled());
+    assert!(!replication.log_matches_role());
     assert!(replication.refusal().is_some(), "the log is still a replica's");
     assert!(replication.settle(&config, true, 2));
-    assert!(replication.is_settled());
+    assert!(replication.log_matches_role());
     assert_eq!(replication.refusal(), None);
     // A master becomes a replica.
     give(Some(other(1)));
@@ -50,7 +50,7 @@ fn only_the_last_order_obeyed_opens_the_gate() {
     give(None);
     give(Some(other(2)));
     assert!(!replication.settle(&config, true, 3));
-    assert!(!replication.is_settled());
+    assert!(!replication.log_matches_role());
     assert!(replication.refusal().is_some(), "a master's log on a node that becomes a replica");
     // Evaluating the gate again changes nothing.
     replication.judge(&config);
@@ -156,7 +156,7 @@ fn what_sentinels_have_said_is_known_after_a_start() {
 /// Regression test from the soak. The node was down while two others were the master. Sentinel
 /// promotes it before sending it a hello.
 #[test]
-fn a_master_that_is_chosen_before_it_has_heard_of_others_begins_a_later_term() {
+fn promotion_before_the_first_sentinel_hello_skips_a_term() {
     let sentinels = vec![Epoch { name: "mymaster".to_owned(), epoch: 23 }];
     let role = Role { replicated: true, sentinels, ..Role::default() };
     let (replication, config, _folder) = started(role);
@@ -202,7 +202,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
         assert!(replication.master().is_none() && replication.is_fit() && replication.is_master());
         replication.judge(&config);
         replication.followed(&config, true);
-        assert!(replication.settle(&config, true, 1) && replication.is_settled());
+        assert!(replication.settle(&config, true, 1) && replication.log_matches_role());
         assert!(!replication.is_fenced() && !replication.is_replicated());
         replication
             .named(&config, &Hello { group: "m", is_ours: true, epoch: 5, address: String::new() });
@@ -215,7 +215,7 @@ fn reads_of_the_role_do_not_wait_for_the_disk() {
 
 /// FAILOVER with a crash before the replica has confirmed its promotion.
 #[test]
-fn a_role_that_was_being_handed_over_is_handed_over_after_a_start() {
+fn unconfirmed_handover_resumes_after_restart() {
     let (replication, config, folder) = master();
     let handing = Some(Handing { offset: 7, has_all: true });
     let order = Order { master: Some(other(1)), handing, ..Order::default() };
@@ -243,7 +243,7 @@ fn other(port: u16) -> Master {
 }
 
 #[test]
-fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
+fn node_with_diverged_or_discarded_data_is_not_promotable() {
     let master = Some(other(1));
     let (replication, config, folder) = started(Role { master, synced: true, ..Role::default() });
     let is_fit_after_a_start = || {
@@ -282,7 +282,7 @@ fn a_node_that_gives_its_data_up_or_does_not_fit_is_not_promotable() {
 }
 
 #[test]
-fn a_master_that_is_to_follow_is_fit_once_it_has_met_its_master() {
+fn a_demoted_master_is_promotable_after_its_first_sync() {
     let was_replica = Role { synced: true, ..Role::default() };
     let (replication, config, folder) = started(was_replica.clone());
     assert!(order(&replication, &config, Some(other(1))));

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_listed_once_and_live_ones_take_their_own_value_back() {
+    fn each_setting_is_listed_once_and_accepts_its_own_value() {
         let settings = Settings::new(Config::default());
         let all = list(&settings, &settings.now(), 7000, true);
         let mut names: Vec<&String> = all.iter().map(|(n, _)| n).collect();
@@ -390,7 +390,7 @@ mod tests {
 
     /// Metrics exporters and runbooks read and set these names.
     #[test]
-    fn settings_of_redis_alone_are_answered_and_those_that_mean_something_take_effect() {
+    fn redis_settings_are_answered_and_supported_ones_take_effect() {
         let settings = Settings::new(Config::default());
         let value = |name: &str| {
             let all = list(&settings, &settings.now(), 7000, true);

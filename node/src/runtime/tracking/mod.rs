@@ -41,7 +41,7 @@ use std::sync::atomic::{
     AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 use std::sync::{Arc, Weak};
-use table::{Table, Taken};
+use table::{RemovedKey, Table};
 
 impl ChangeListener for Tracking {
     fn changed(&self, engines: &Engines, place: Place) {
@@ -121,7 +121,7 @@ struct Changes {
     /// Client that made the changes, and the number of its tracker.
     client: Option<u64>,
     tracker: Option<u64>,
-    taken: Vec<Taken>,
+    taken: Vec<RemovedKey>,
     /// Changed places, for broadcasts.
     places: Vec<Place>,
     all: bool,
@@ -133,16 +133,16 @@ thread_local! {
 }
 
 /// An invalidation, encoded at most once per protocol.
-struct Message<'a> {
+struct Invalidation<'a> {
     /// Keys; `None` stands for all.
     pub keys: Option<&'a [&'a [u8]]>,
     push: Vec<u8>,
     channel: Vec<u8>,
 }
 
-impl<'a> Message<'a> {
-    fn of(keys: Option<&'a [&'a [u8]]>) -> Message<'a> {
-        Message { keys, push: Vec::new(), channel: Vec::new() }
+impl<'a> Invalidation<'a> {
+    fn of(keys: Option<&'a [&'a [u8]]>) -> Invalidation<'a> {
+        Invalidation { keys, push: Vec::new(), channel: Vec::new() }
     }
 
     fn bytes(&mut self, protocol: Protocol) -> &[u8] {
@@ -214,7 +214,7 @@ impl Tracking {
 
     /// Starts tracking for a client, or changes its options if it has a tracker `before`.
     /// Concurrent writers may not see the new tracker yet, so the caller must wait for them:
-    /// [`Engines::pass_writers`].
+    /// [`Engines::wait_for_writers`].
     pub fn start(
         &self,
         client: &Arc<Client>,
@@ -279,7 +279,7 @@ impl Tracking {
             self.table.clear()
         });
         drop(trackers);
-        all.into_iter().for_each(table::drop_elsewhere);
+        all.into_iter().for_each(table::drop_in_background);
     }
 
     /// Inserts a key that a client is about to read, with the spaces on which it depends.
@@ -305,7 +305,7 @@ impl Tracking {
     fn evict(&self) -> bool {
         let Some(taken) = self.table.evict() else { return false };
         self.evicted.fetch_add(taken.readers.len() as u64, Relaxed);
-        self.tell(None, |changes| changes.taken.push(taken));
+        self.collect_or_send(None, |changes| changes.taken.push(taken));
         true
     }
 
@@ -326,7 +326,7 @@ impl Tracking {
     }
 
     /// Adds to the collected changes, or sends the change immediately if none are being collected.
-    fn tell(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
+    fn collect_or_send(&self, engines: Option<&Engines>, add: impl FnOnce(&mut Changes)) {
         let alone = CHANGES.with_borrow_mut(|gathered| match gathered {
             Some(changes) => {
                 add(changes);
@@ -352,7 +352,7 @@ impl Tracking {
         if taken.is_empty() && !is_broadcast {
             return;
         }
-        self.tell(Some(engines), |changes| {
+        self.collect_or_send(Some(engines), |changes| {
             changes.taken.extend(taken);
             if is_broadcast && changes.places.last() != Some(&place) {
                 changes.places.push(place);
@@ -363,11 +363,11 @@ impl Tracking {
     /// Handles a change that may make any key stale, such as a schema change.
     #[cold]
     pub(crate) fn all_changed(&self) {
-        table::drop_elsewhere(self.table.clear());
+        table::drop_in_background(self.table.clear());
         for tracker in self.trackers.read().values() {
             tracker.items.store(0, Relaxed);
         }
-        self.tell(None, |changes| changes.all = true);
+        self.collect_or_send(None, |changes| changes.all = true);
     }
 
     /// Sends the messages. Returns whether the client that made the changes receives one.
@@ -375,14 +375,14 @@ impl Tracking {
         let mut own = false;
         let trackers = self.trackers.read();
         if changes.all {
-            let mut message = Message::of(None);
+            let mut message = Invalidation::of(None);
             for tracker in trackers.values() {
                 own |= self.deliver(tracker, &mut message, changes);
             }
         }
         for taken in &changes.taken {
             let keys = [&*taken.key];
-            let mut message = Message::of(Some(&keys));
+            let mut message = Invalidation::of(Some(&keys));
             for number in &taken.readers {
                 let Some(tracker) = trackers.get(number) else {
                     let less = |stale: usize| Some(stale.saturating_sub(1));
@@ -418,7 +418,7 @@ impl Tracking {
         places.iter().for_each(|&place| engines.names_of(place, &mut names));
         let mut own = false;
         for (numbers, keys) in self.prefixes.read().matching(&names) {
-            let mut message = Message::of(Some(&keys));
+            let mut message = Invalidation::of(Some(&keys));
             for tracker in numbers.iter().filter_map(|number| trackers.get(number)) {
                 if !(tracker.options.no_loop && changes.tracker == Some(tracker.number)) {
                     own |= self.deliver(tracker, &mut message, changes);
@@ -430,7 +430,12 @@ impl Tracking {
 
     /// Delivers a message to a tracker's client or to its redirection target. Returns whether the
     /// receiver made the changes.
-    fn deliver(&self, tracker: &Tracker, message: &mut Message<'_>, changes: &Changes) -> bool {
+    fn deliver(
+        &self,
+        tracker: &Tracker,
+        message: &mut Invalidation<'_>,
+        changes: &Changes,
+    ) -> bool {
         let most = self.most_push_bytes.load(Relaxed);
         let push = |client: &Client, bytes: &[u8]| {
             client.push(bytes, most);
@@ -484,7 +489,7 @@ impl Tracking {
     /// Handles a new horizon, below which pairs are unknown.
     fn recycled(&self, engines: &Engines, space: u32, horizon: u64) {
         let taken = self.table.take_below(space, horizon);
-        self.tell(Some(engines), |changes| changes.taken.extend(taken));
+        self.collect_or_send(Some(engines), |changes| changes.taken.extend(taken));
         // The table does not record the keys of clients in broadcast mode, so these clients discard
         // all keys.
         let numbers: BTreeSet<u64> = {
@@ -493,7 +498,7 @@ impl Tracking {
             prefixes.touching(&touched).flatten().copied().collect()
         };
         let trackers = self.trackers.read();
-        let mut message = Message::of(None);
+        let mut message = Invalidation::of(None);
         for tracker in numbers.iter().filter_map(|number| trackers.get(number)) {
             self.deliver(tracker, &mut message, &Changes::default());
         }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_by_each_of_its_prefixes_until_they_are_removed() {
+    fn key_matches_each_of_its_prefixes_until_removal() {
         let mut prefixes = Prefixes::default();
         for (prefix, number) in [("", 1), ("post:", 2), ("post:7", 3), ("liked:", 2), ("post:", 4)]
         {

@@ -74,7 +74,7 @@ impl Shard {
         index: usize,
         is_evicted: bool,
         is_taken: impl Fn(&Key) -> bool,
-        taken: &mut Vec<Taken>,
+        taken: &mut Vec<RemovedKey>,
     ) {
         let mut at = 0;
         while let Some(key) = self.ids[index].keys.get(at) {
@@ -84,7 +84,7 @@ impl Shard {
             }
             let key = self.ids[index].keys.swap_remove(at);
             self.count_out(&key);
-            taken.push(Taken { key: key.text, readers: key.readers, is_evicted });
+            taken.push(RemovedKey { key: key.text, readers: key.readers, is_evicted });
         }
         if self.ids[index].keys.is_empty() {
             let gone = self.ids.swap_remove(index);
@@ -152,7 +152,7 @@ impl Shard {
 
 /// A removed key, whose readers must be notified.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct RemovedKey {
     pub(crate) key: Box<[u8]>,
     pub(crate) readers: SmallVec<[u64; 2]>,
     /// Whether the key was evicted, rather than changed by a client.
@@ -210,7 +210,7 @@ impl Table {
     }
 
     /// Removes and returns the keys that depend on this place.
-    pub(crate) fn take(&self, (space, id): Place) -> Vec<Taken> {
+    pub(crate) fn take(&self, (space, id): Place) -> Vec<RemovedKey> {
         let mut taken = Vec::new();
         self.with(self.of(id), |shard| {
             if let Some(&index) = shard.at.get(&id) {
@@ -221,7 +221,7 @@ impl Table {
     }
 
     /// Removes and returns the keys that depend on this space, of ids below `end`.
-    pub(crate) fn take_below(&self, space: u32, end: u64) -> Vec<Taken> {
+    pub(crate) fn take_below(&self, space: u32, end: u64) -> Vec<RemovedKey> {
         let mut taken = Vec::new();
         for shard in &self.shards {
             self.with(shard, |shard| {
@@ -236,7 +236,7 @@ impl Table {
     }
 
     /// Removes and returns a random key.
-    pub(crate) fn evict(&self) -> Option<Taken> {
+    pub(crate) fn evict(&self) -> Option<RemovedKey> {
         let first = fastrand::usize(..SHARDS);
         let shards = self.shards[first..].iter().chain(&self.shards[..first]);
         let evict = |shard: &mut Shard| {
@@ -244,7 +244,7 @@ impl Table {
             let key = shard.ids.get_mut(index)?.keys.pop()?;
             shard.count_out(&key);
             shard.take_of(index, true, |_| false, &mut Vec::new());
-            Some(Taken { key: key.text, readers: key.readers, is_evicted: true })
+            Some(RemovedKey { key: key.text, readers: key.readers, is_evicted: true })
         };
         shards.map(|shard| self.with(shard, evict)).find(Option::is_some).flatten()
     }
@@ -256,14 +256,14 @@ impl Table {
         }
     }
 
-    /// Removes everything. Pass the result to [`drop_elsewhere`].
+    /// Removes everything. Pass the result to [`drop_in_background`].
     pub(crate) fn clear(&self) -> Vec<Shard> {
         self.shards.iter().map(|shard| self.with(shard, std::mem::take)).collect()
     }
 }
 
 /// Frees the content of a table, on another thread if it is large.
-pub(crate) fn drop_elsewhere(shards: Vec<Shard>) {
+pub(crate) fn drop_in_background(shards: Vec<Shard>) {
     if shards.iter().map(|shard| shard.ids.len()).sum::<usize>() > MANY_KEYS {
         // If no thread can be started, this thread frees it.
         let _ = std::thread::Builder::new().name("drop".to_owned()).spawn(move || drop(shards));
@@ -278,7 +278,7 @@ mod tests {
         Spaces::from_slice(all)
     }
 
-    fn keys(mut taken: Vec<Taken>) -> Vec<(String, Vec<u64>)> {
+    fn keys(mut taken: Vec<RemovedKey>) -> Vec<(String, Vec<u64>)> {
         taken.sort_by(|a, b| a.key.cmp(&b.key));
         let text = |key: &[u8]| String::from_utf8_lossy(key).into_owned();
         taken.iter().map(|taken| (text(&taken.key), taken.readers.to_vec())).collect()
@@ -352,7 +352,7 @@ mod tests {
         table.keep_readers(|_| false);
         assert!(is_empty(&table));
         table.remember(1, b"1", &spaces(&[1]), 1);
-        drop_elsewhere(table.clear());
+        drop_in_background(table.clear());
         assert!(is_empty(&table));
     }
 

@@ -82,7 +82,7 @@ fn deluser(call: &mut Call<'_>) -> Outcome {
     let deleted = call.node.acl.delete(&names).map_err(|e| refuse!("ERR {e}"))?;
     call.node.settings.touch();
     tracing::info!("ACL DELUSER by {}: deleted {deleted} users", call.session.client.peer);
-    client_admin::end_users(call, &names);
+    client_admin::disconnect_named_users(call, &names);
     call.reply.count(deleted);
     Ok(())
 }

@@ -52,17 +52,17 @@ fn stop(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-enum Said {
+enum ReplyValue {
     Text(String),
     Number(u64),
 }
 
 fn status(call: &mut Call<'_>) -> Outcome {
     let Status { running, copied, linked, expected, last, kept, .. } = call.node.backups.status();
-    let (text, number) = (|text: &str| Said::Text(text.to_owned()), Said::Number);
+    let (text, number) = (|text: &str| ReplyValue::Text(text.to_owned()), ReplyValue::Number);
     let mut said = vec![("state", text(if running.is_some() { "running" } else { "idle" }))];
     if let Some((folder, since)) = running {
-        said.push(("folder", Said::Text(folder.display().to_string())));
+        said.push(("folder", ReplyValue::Text(folder.display().to_string())));
         said.push(("seconds", number(since.elapsed().as_secs())));
         said.push(("bytes", number(copied + linked)));
         said.push(("bytes_expected", number(expected)));
@@ -70,7 +70,7 @@ fn status(call: &mut Call<'_>) -> Outcome {
     }
     if let Some(last) = last {
         said.push(("last_status", text(last.fate.name())));
-        said.push(("last_folder", Said::Text(last.folder.display().to_string())));
+        said.push(("last_folder", ReplyValue::Text(last.folder.display().to_string())));
         said.push(("last_ended", number(last.ended_s)));
         said.push(("last_seconds", number(last.took.as_secs())));
         match &last.fate {
@@ -96,8 +96,8 @@ fn status(call: &mut Call<'_>) -> Outcome {
     for (name, value) in said {
         call.reply.bulk(name.as_bytes());
         match value {
-            Said::Text(text) => call.reply.bulk(text.as_bytes()),
-            Said::Number(number) => call.reply.int(i64::try_from(number).unwrap_or(i64::MAX)),
+            ReplyValue::Text(text) => call.reply.bulk(text.as_bytes()),
+            ReplyValue::Number(number) => call.reply.int(i64::try_from(number).unwrap_or(i64::MAX)),
         }
     }
     Ok(())

@@ -162,13 +162,13 @@ fn named(name: &[u8]) -> Option<&'static Spec> {
 
 /// Maximum number of names per request. The description of a command is about a thousand times
 /// longer than its name.
-const MOST_NAMES: usize = 1024;
+const MAX_NAMES: usize = 1024;
 
 /// Returns the names given in a request, up to the limit.
 pub(crate) fn asked_names<'a>(call: &Call<'a>) -> Result<Args<'a>, Refusal> {
     let names = call.args.from(2);
-    if names.len() > MOST_NAMES {
-        Err(refuse!("ERR at most {MOST_NAMES} names are allowed"))
+    if names.len() > MAX_NAMES {
+        Err(refuse!("ERR at most {MAX_NAMES} names are allowed"))
     } else {
         Ok(names)
     }

@@ -49,11 +49,12 @@ fn get(call: &mut Call<'_>) -> Outcome {
     }
     // Only a user with all permissions sees passwords, because a password can give other users more
     // permissions.
-    let may_everything =
-        call.session.access.user.as_ref().is_some_and(|user| user.may_everything());
+    let has_all_permissions =
+        call.session.access.user.as_ref().is_some_and(|user| user.has_all_permissions());
     let mut config = Config::clone(&call.node.config());
     config.describe(&call.node.engines().catalogue());
-    let mut found = settings::list(&call.node.settings, &config, call.node.port(), may_everything);
+    let mut found =
+        settings::list(&call.node.settings, &config, call.node.port(), has_all_permissions);
     found.retain(|(name, _)| patterns.iter().any(|p| glob::matches(p, name.as_bytes(), true)));
     call.reply.map(found.len());
     for (name, value) in found {

@@ -10,7 +10,7 @@ use node::command::table::with_numbers;
 use std::time::Duration;
 
 const SERVER: Group = Group::new("server", "2.8.13", NO_KEYS);
-const LOOK: u32 = ALWAYS | flag::ADMIN;
+const READ_FLAGS: u32 = ALWAYS | flag::ADMIN;
 /// Command tips of reports that describe only the node that executes them.
 const REPORT_OF_EACH: &[&str] =
     &["request_policy:all_nodes", "response_policy:special", "nondeterministic_output"];
@@ -18,44 +18,44 @@ const REPORT_OF_EACH: &[&str] =
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Command] = &[
     SERVER.container("slowlog", "A container for commands about slow commands.", &[
-        SERVER.row("slowlog|get", -2, LOOK, "[count]", Once(slow_get),
+        SERVER.row("slowlog|get", -2, READ_FLAGS, "[count]", Once(slow_get),
             "Returns the newest entries (default 10, -1 for all): id, time, microseconds, \
              arguments, address and name of the client. Constant-time commands with few arguments \
              are timed only while slowlog-log-slower-than is below 10000.").since("2.2.12")
             .linear("entries").tips(&["request_policy:all_nodes", "nondeterministic_output"]),
         SERVER.help("slowlog|help").since("6.2.0"),
-        SERVER.row("slowlog|len", 2, LOOK, "", Once(slow_len),
+        SERVER.row("slowlog|len", 2, READ_FLAGS, "", Once(slow_len),
             "Returns the number of entries.").since("2.2.12")
             .tips(&["request_policy:all_nodes", "response_policy:agg_sum",
                 "nondeterministic_output"]),
-        SERVER.row("slowlog|reset", 2, LOOK, "", Once(slow_reset),
+        SERVER.row("slowlog|reset", 2, READ_FLAGS, "", Once(slow_reset),
             "Clears the slow log.").since("2.2.12").linear("entries")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]).since("2.2.12"),
     SERVER.container("latency", "A container for commands about latency.", &[
-        SERVER.row("latency|doctor", 2, LOOK, "", Once(latency_doctor),
+        SERVER.row("latency|doctor", 2, READ_FLAGS, "", Once(latency_doctor),
             "Summarizes the recorded latency events in words.")
             .tips(REPORT_OF_EACH),
         SERVER.help("latency|help"),
-        SERVER.row("latency|histogram", -2, LOOK,
+        SERVER.row("latency|histogram", -2, READ_FLAGS,
             "[command [command ...]]", Once(latency_histogram),
             "Returns for each command its calls and a cumulative histogram of their microseconds, \
              in powers of two. Of the constant-time commands one call in 64 is timed and counts \
              for all 64.").since("7.0.0").linear("timed commands")
             .tips(REPORT_OF_EACH),
-        SERVER.row("latency|history", 3, LOOK, "event", Once(latency_history),
+        SERVER.row("latency|history", 3, READ_FLAGS, "event", Once(latency_history),
             "Returns the times and milliseconds of an event (command, fast-command) that exceeded \
              latency-monitor-threshold.")
             .tips(REPORT_OF_EACH),
-        SERVER.row("latency|latest", 2, LOOK, "", Once(latency_latest),
+        SERVER.row("latency|latest", 2, READ_FLAGS, "", Once(latency_latest),
             "Returns for each event its name, the time and milliseconds of the latest occurrence, \
              and the maximum.")
             .tips(REPORT_OF_EACH),
-        SERVER.row("latency|reset", -2, LOOK, "[event [event ...]]", Once(latency_reset),
+        SERVER.row("latency|reset", -2, READ_FLAGS, "[event [event ...]]", Once(latency_reset),
             "Clears the given events, or all. Returns the number of cleared events.")
             .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
     ]),
-    SERVER.row("monitor", 1, LOOK | flag::NO_MULTI, "", Once(monitor),
+    SERVER.row("monitor", 1, READ_FLAGS | flag::NO_MULTI, "", Once(monitor),
         "Streams the commands of all clients, without administrative commands, until the \
          connection closes or sends RESET.").since("1.0.0")
         .cost("the cost of every command that the server processes"),
@@ -83,16 +83,16 @@ pub(crate) const COMMANDS: &[Command] = &[
     ]).since("4.0.0"),
     SERVER.container("debug", "A container for debugging commands.", &[
         SERVER.help("debug|help").since("1.0.0"),
-        SERVER.row("debug|object", 3, LOOK | flag::READONLY, "key", Once(debug_object),
+        SERVER.row("debug|object", 3, READ_FLAGS | flag::READONLY, "key", Once(debug_object),
             "Returns low-level information about a key, in the format of Redis.")
             .keys(SECOND_KEY).since("1.0.0"),
-        SERVER.row("debug|set-active-expire", 3, LOOK, "<0|1>", Once(debug_ok),
+        SERVER.row("debug|set-active-expire", 3, READ_FLAGS, "<0|1>", Once(debug_ok),
             "Returns OK and does nothing: nothing expires.").since("3.0.0"),
-        SERVER.row("debug|reload", -2, LOOK | flag::NO_MULTI,
+        SERVER.row("debug|reload", -2, READ_FLAGS | flag::NO_MULTI,
             "[option [option ...]]", Once(debug_reload),
             "Writes a snapshot and returns OK when it is complete. Does not reload the data.")
             .since("1.0.0"),
-        SERVER.row("debug|sleep", 3, LOOK | flag::NO_MULTI, "seconds", Once(debug_sleep),
+        SERVER.row("debug|sleep", 3, READ_FLAGS | flag::NO_MULTI, "seconds", Once(debug_sleep),
             "Replies after the given number of seconds (at most 3600). Blocks this connection \
              only.")
             .since("1.0.0"),
@@ -257,7 +257,7 @@ fn memory_usage(call: &mut Call<'_>) -> Outcome {
             }
         }
         None => call.reply.null(),
-        Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_COUNTED),
+        Some(KeyRef::Pair { .. }) => return Err(Refusal::NOT_LISTABLE),
     }
     Ok(())
 }

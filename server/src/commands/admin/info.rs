@@ -39,7 +39,8 @@ const SECTIONS: &[Section] = &[
 ];
 
 /// Sections included in `all`, or selected by name.
-const LONG: &[Section] = &[("Commandstats", commandstats), ("Latencystats", latencystats)];
+const EXTRA_SECTIONS: &[Section] =
+    &[("Commandstats", commandstats), ("Latencystats", latencystats)];
 /// Sections selected by name only. They scan every table and therefore run on another thread.
 const ON_DEMAND: &[Section] = &[("Tables", tables)];
 
@@ -53,11 +54,11 @@ pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
     let named = |(name, _): &&Section| is_wanted(&[name.as_bytes()]);
     let mut sections: Vec<&'static Section> =
         SECTIONS.iter().filter(|s| every || named(s)).collect();
-    sections.extend(LONG.iter().filter(|s| all || named(s)));
+    sections.extend(EXTRA_SECTIONS.iter().filter(|s| all || named(s)));
     let short = sections.len();
     sections.extend(ON_DEMAND.iter().filter(named));
     if sections.len() > short {
-        let may_flush = !call.session.in_exec || call.session.may_leave;
+        let may_flush = !call.session.in_exec || call.session.may_suspend;
         return call.answer_later(move |node, reply| {
             if may_flush && !node.durability.has_logged() {
                 // If the flush fails, the offsets in the reply show that the log is behind.
@@ -307,7 +308,7 @@ fn errorstats(Sample { node, .. }: &Sample, out: &mut String) {
 fn commandstats(Sample { node, .. }: &Sample, out: &mut String) {
     for (number, spec) in with_numbers() {
         let sums = node.calls.sums(number);
-        if !sums.is_nothing() {
+        if !sums.is_all_zero() {
             let _ = write!(
                 out,
                 "cmdstat_{}:calls={},usec={:.0},usec_per_call={:.2},rejected_calls={},failed_calls=\
@@ -382,7 +383,7 @@ fn spaces(Sample { node, .. }: &Sample, out: &mut String) {
 
 /// Formats the measured false-positive rate with its confidence interval. The filter meets its
 /// declared rate if `measured_at_least` is below `false_positive_rate`.
-fn measured(measured: phantom::Measured) -> String {
+fn measured(measured: phantom::CanaryCounts) -> String {
     let (least, most) = (measured.at_least(), measured.at_most());
     format!(
         "measured_rate={:.7},measured_at_least={least:.7},measured_at_most={most:.7},canaries={}",
@@ -391,7 +392,7 @@ fn measured(measured: phantom::Measured) -> String {
     )
 }
 
-const MOST_NAMED: usize = 16;
+const MAX_DAMAGED_SHOWN: usize = 16;
 
 fn cold(sample: &Sample, out: &mut String) {
     let Some(engines) = sample.node.loaded() else { return };
@@ -401,7 +402,7 @@ fn cold(sample: &Sample, out: &mut String) {
     let (hits, misses, reads) = (load(&figures.hits), load(&figures.misses), load(&figures.reads));
     let trouble = cold.trouble.lock().values().next().cloned();
     metrics::lines(metrics::COLD, sample, out);
-    let damaged = sample.damaged().iter().take(MOST_NAMED);
+    let damaged = sample.damaged().iter().take(MAX_DAMAGED_SHOWN);
     let damaged: Vec<&str> = damaged.map(|(file, _)| file.as_str()).collect();
     lines!(
         out,
@@ -417,7 +418,7 @@ fn cold(sample: &Sample, out: &mut String) {
 
 fn ingest(Sample { node, .. }: &Sample, out: &mut String) {
     for source in &node.ingest.sources {
-        let state = source.standing().state.name();
+        let state = source.ingest_progress().state.name();
         let _ = write!(out, "ingest_{}:state={state},", source.config.name);
         metrics::pairs(metrics::SOURCES, source, out);
         let _ =

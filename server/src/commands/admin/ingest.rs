@@ -6,7 +6,7 @@ use dataset::engines::events::Partition;
 use dataset::offsets::Offset;
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
-use node::runtime::ingest::{Source, Standing};
+use node::runtime::ingest::{IngestProgress, Source};
 use resp::Reply;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn set_offset(call: &mut Call<'_>) -> Outcome {
     let number = number.ok_or_else(|| {
         refuse!("ERR Invalid partition '{}': must be a number from 0", Printable(call.args.at(3)))
     })?;
-    if !source.may_have(number) {
+    if !source.may_have_partition(number) {
         return Err(refuse!("ERR source '{}' has no partition {number}", source.config.name));
     }
     let message = source.read_offset(call.args.at(4)).ok_or_else(|| {
@@ -79,9 +79,9 @@ fn list(call: &mut Call<'_>) -> Outcome {
     let engines = node.loaded();
     call.reply.array(node.ingest.sources.len());
     for source in &node.ingest.sources {
-        let mut partitions: BTreeMap<u32, (Standing, Option<Offset>)> = BTreeMap::new();
-        for (number, standing) in &*source.partitions.lock() {
-            partitions.entry(*number).or_default().0 = *standing;
+        let mut partitions: BTreeMap<u32, (IngestProgress, Option<Offset>)> = BTreeMap::new();
+        for (number, ingest_progress) in &*source.partitions.lock() {
+            partitions.entry(*number).or_default().0 = *ingest_progress;
         }
         let offsets = engines.map(|engines| engines.offsets.list()).unwrap_or_default();
         for (_, number, offset) in
@@ -97,15 +97,15 @@ fn list(call: &mut Call<'_>) -> Outcome {
 fn write(
     reply: &mut Reply<'_>,
     source: &Source,
-    partitions: &BTreeMap<u32, (Standing, Option<Offset>)>,
+    partitions: &BTreeMap<u32, (IngestProgress, Option<Offset>)>,
 ) {
-    let standing = source.standing();
+    let ingest_progress = source.ingest_progress();
     let last_error = source.last_error();
     let texts = [
         ("name", source.config.name.as_str()),
         ("url", &source.config.url),
         ("stream", &source.config.stream),
-        ("state", standing.state.name()),
+        ("state", ingest_progress.state.name()),
         ("last_error", &last_error),
     ];
     let count = |cell: &AtomicU64| cell.load(Relaxed);
@@ -126,20 +126,20 @@ fn write(
         reply.bulk(name.as_bytes());
         reply.bulk(text.as_bytes());
     }
-    write_lag(reply, standing);
+    write_lag(reply, ingest_progress);
     for (name, number) in numbers {
         reply.bulk(name.as_bytes());
         reply.int(i64::try_from(number).unwrap_or(i64::MAX));
     }
     reply.bulk(b"partitions");
     reply.array(partitions.len());
-    for (number, (standing, offset)) in partitions {
+    for (number, (ingest_progress, offset)) in partitions {
         reply.map(5);
         reply.bulk(b"partition");
         reply.int(i64::from(*number));
-        write_lag(reply, *standing);
+        write_lag(reply, *ingest_progress);
         reply.bulk(b"state");
-        reply.bulk(standing.state.name().as_bytes());
+        reply.bulk(ingest_progress.state.name().as_bytes());
         reply.bulk(b"offset");
         match offset {
             Some(offset) => reply.bulk(source.shown(offset.message).as_bytes()),
@@ -151,9 +151,9 @@ fn write(
 }
 
 /// Writes the lag, or nil if the broker has not reported it.
-fn write_lag(reply: &mut Reply<'_>, standing: Standing) {
+fn write_lag(reply: &mut Reply<'_>, ingest_progress: IngestProgress) {
     reply.bulk(b"lag");
-    match standing.lag {
+    match ingest_progress.lag {
         Some(lag) => reply.int(i64::try_from(lag).unwrap_or(i64::MAX)),
         None => reply.null(),
     }

@@ -24,9 +24,9 @@ pub(crate) const COMMANDS: &[Command] = &[
         "Returns the number of rows. Does not count pairs. In a space that spills, new and \
          deleted rows in the id range of a cold file count after the next merge.").linear("spaces")
         .tips(&["request_policy:all_shards", "response_policy:agg_sum"]),
-    SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
+    SERVER.row("flushall", -1, flag::WRITE, "[ASYNC|SYNC]", Once(refuse_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
-    SERVER.row("flushdb", -1, flag::WRITE, "[ASYNC|SYNC]", Once(no_flush),
+    SERVER.row("flushdb", -1, flag::WRITE, "[ASYNC|SYNC]", Once(refuse_flush),
         NO_FLUSH).tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
     SERVER.row("info", -1, ANYTIME, "[section [section ...]]", Once(info::info),
         "Returns information and statistics about the server.").linear("spaces")
@@ -66,7 +66,7 @@ fn dbsize(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn no_flush(call: &mut Call<'_>) -> Outcome {
+fn refuse_flush(call: &mut Call<'_>) -> Outcome {
     let option = call.args.at(1);
     let known = [&b"async"[..], b"sync"].iter().any(|word| option.eq_ignore_ascii_case(word));
     if call.args.len() > 2 || call.args.len() == 2 && !known {

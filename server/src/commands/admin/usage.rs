@@ -86,19 +86,19 @@ pub(crate) fn arguments(spec: &Spec) -> Vec<Argument> {
         .iter()
         .fold(spec.usage.to_owned(), |text, mark| text.replace(mark, &format!(" {mark} ")));
     let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
-    let mut reader = Reader { spec, words: &words, keys: 0 };
+    let mut reader = UsageParser { spec, words: &words, keys: 0 };
     let found = reader.alternatives();
     debug_assert!(reader.words.is_empty(), "{}: {}", spec.name, spec.usage);
     found
 }
 
-struct Reader<'a> {
+struct UsageParser<'a> {
     spec: &'a Spec,
     words: &'a [&'a str],
     keys: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> UsageParser<'a> {
     fn peek(&self) -> &'a str {
         self.words.first().copied().unwrap_or_default()
     }

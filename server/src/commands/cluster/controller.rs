@@ -5,12 +5,12 @@
 //! Every change is durable before the reply.
 
 use crate::commands::call::Call;
-use crate::commands::cluster::roles::{obey, refuse_alone};
+use crate::commands::cluster::roles::{obey, require_cluster};
 use crate::commands::cluster::{handover, trim};
 use crate::commands::command::{Command, Group, Run::Once};
 use crate::commands::replication::order;
-use node::cluster::topology::{MOST_TEXT, NODE_ID, is_id};
-use node::cluster::{Lease, MOST_HOLD_MS, MOST_LEASE_MS, Nodes, Topology, slot};
+use node::cluster::topology::{MAX_TOPOLOGY_BYTES, NODE_ID, is_id};
+use node::cluster::{Lease, MAX_HOLD_MS, MAX_LEASE_MS, Nodes, Topology, slot};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
 use node::roles::Order;
@@ -76,8 +76,8 @@ pub(crate) const CLUSTERX: Command =
     ]).since("0.1.0");
 
 /// Refuses commands of a controller when the topology comes from Sentinel.
-fn refuse_beside_sentinel(node: &Node) -> Outcome {
-    refuse_alone(node)?;
+fn refuse_under_sentinel(node: &Node) -> Outcome {
+    require_cluster(node)?;
     if !node.config().shard.is_empty() {
         return Err(refuse!(
             "ERR Sentinel manages the topology ([[shard]]): CLUSTERX cannot change it"
@@ -96,14 +96,14 @@ fn id_of(args: Args<'_>, at: usize, why: &str) -> Result<String, Refusal> {
 }
 
 fn version(call: &mut Call<'_>) -> Outcome {
-    refuse_alone(&call.node)?;
+    require_cluster(&call.node)?;
     let version = call.node.cluster.topology().version;
     call.reply.bulk(version.to_string().as_bytes());
     Ok(())
 }
 
 fn my_id(call: &mut Call<'_>) -> Outcome {
-    refuse_alone(&call.node)?;
+    require_cluster(&call.node)?;
     call.reply.bulk(call.node.cluster.topology().own_id.as_bytes());
     Ok(())
 }
@@ -114,7 +114,7 @@ fn set_node_id(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 4 || only_first && !call.args.at(3).eq_ignore_ascii_case(b"nx") {
         return Err(Refusal::SYNTAX);
     }
-    refuse_beside_sentinel(&call.node)?;
+    refuse_under_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         let dir = node.config().durability.dir.clone();
         node.cluster.set_own_id(&dir, &id, only_first)?;
@@ -139,9 +139,11 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
     if !is_check && !call.node.is_loaded() {
         return Err(Refusal::LOADING);
     }
-    refuse_beside_sentinel(&call.node)?;
-    if call.args.at(2).len() > MOST_TEXT {
-        return Err(refuse!("ERR Invalid cluster nodes info: more than {MOST_TEXT} bytes"));
+    refuse_under_sentinel(&call.node)?;
+    if call.args.at(2).len() > MAX_TOPOLOGY_BYTES {
+        return Err(refuse!(
+            "ERR Invalid cluster nodes info: more than {MAX_TOPOLOGY_BYTES} bytes"
+        ));
     }
     let text = word(call.args, 2);
     if hands_over {
@@ -161,7 +163,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
         }
         let before = node.cluster.topology();
         if node.replication.is_fenced() && !forced {
-            refuse_what_others_refuse(&node, &text, version)?;
+            confirm_with_others(&node, &text, version)?;
         }
         let is_news = node.cluster.set_nodes(&dir, &nodes, is_here)?;
         if is_news {
@@ -185,7 +187,7 @@ fn set_nodes(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Runs [`confirm_topology`] on a thread that may block.
-fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
+fn confirm_with_others(node: &Node, text: &str, version: i64) -> Outcome {
     let own_id = node.cluster.topology().own_id.clone();
     // The caller refuses an invalid topology with its own error.
     let Ok(next) = Topology::parse(text, version, &own_id) else { return Ok(()) };
@@ -203,7 +205,7 @@ fn refuse_what_others_refuse(node: &Node, text: &str, version: i64) -> Outcome {
 }
 
 fn migrate(call: &mut Call<'_>) -> Outcome {
-    refuse_beside_sentinel(&call.node)?;
+    refuse_under_sentinel(&call.node)?;
     Err(refuse!(
         "ERR CLUSTERX MIGRATE is not supported: move slots to a replica of their master with \
          `tidemark cluster split`"
@@ -225,7 +227,7 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
     if version < 0 {
         return Err(refuse!("ERR Invalid version"));
     }
-    refuse_beside_sentinel(&call.node)?;
+    refuse_under_sentinel(&call.node)?;
     call.answer_later(move |node, reply| {
         if node.replication.is_fenced() {
             return Err(refuse!(
@@ -244,10 +246,10 @@ fn set_slot(call: &mut Call<'_>) -> Outcome {
 /// CLUSTERX HOLD: serializes commands that change the cluster.
 fn hold(call: &mut Call<'_>) -> Outcome {
     let ms = resp::natural(call.args.at(3)).ok_or(Refusal::NOT_AN_INTEGER)?;
-    refuse_beside_sentinel(&call.node)?;
-    if call.args.at(2).len() > MOST_TOKEN || ms > MOST_HOLD_MS {
+    refuse_under_sentinel(&call.node)?;
+    if call.args.at(2).len() > MAX_TOKEN_BYTES || ms > MAX_HOLD_MS {
         return Err(refuse!(
-            "ERR a token is limited to {MOST_TOKEN} bytes, and a hold to {MOST_HOLD_MS} \
+            "ERR a token is limited to {MAX_TOKEN_BYTES} bytes, and a hold to {MAX_HOLD_MS} \
              milliseconds"
         ));
     }
@@ -258,9 +260,9 @@ fn hold(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-const MOST_TOKEN: usize = 64;
+const MAX_TOKEN_BYTES: usize = 64;
 
-const NONE: (Duration, bool) = (Duration::ZERO, false);
+const NO_LEASE: (Duration, bool) = (Duration::ZERO, false);
 
 /// CLUSTERX HEARTBEAT: grants the master of this shard a lease. Replies with the node's log offset
 /// and role.
@@ -268,9 +270,9 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
     let master = id_of(call.args, 2, "Invalid node id")?;
     let number = |at| resp::natural(call.args.at(at)).ok_or(Refusal::NOT_AN_INTEGER);
     let (ms, election) = (number(3)?, number(4)?);
-    refuse_beside_sentinel(&call.node)?;
-    if !(1..=MOST_LEASE_MS).contains(&ms) {
-        return Err(refuse!("ERR Invalid lease: must be 1 to {MOST_LEASE_MS} milliseconds"));
+    refuse_under_sentinel(&call.node)?;
+    if !(1..=MAX_LEASE_MS).contains(&ms) {
+        return Err(refuse!("ERR Invalid lease: must be 1 to {MAX_LEASE_MS} milliseconds"));
     }
     if election == 0 {
         return Err(refuse!("ERR Invalid election version"));
@@ -285,7 +287,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
         node.cluster.heartbeat(dir, Lease { election, ms })?;
         let is_ours = node.cluster.topology().own_id == master;
         let left = Duration::from_millis(ms).saturating_sub(came.elapsed());
-        let (left, is_again) = if is_ours { (left, known == Some(election)) } else { NONE };
+        let (left, is_again) = if is_ours { (left, known == Some(election)) } else { NO_LEASE };
         node.replication.lease(&config, left, is_again);
         if is_ours && node.replication.is_fenced() {
             obey(&node, true, false)?;
@@ -305,7 +307,7 @@ fn heartbeat(call: &mut Call<'_>) -> Outcome {
 pub(crate) fn is_here(node: &Node, host: &str, port: u16) -> bool {
     let config = node.config();
     let settings = &config.replication;
-    let reached = Reached::of(
+    let reached = OwnAddresses::of(
         &node.addresses,
         config.tls.port,
         &settings.replica_announce_ip,
@@ -323,14 +325,14 @@ fn is_local(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-struct Reached<'a> {
+struct OwnAddresses<'a> {
     /// Listening addresses, with and without TLS, also combined with the announced port.
     addresses: Box<[SocketAddr]>,
     /// `replica_announce_ip`, which may be a host name, and the ports that apply to it.
     announced: Option<(&'a str, Box<[u16]>)>,
 }
 
-impl Reached<'_> {
+impl OwnAddresses<'_> {
     /// `listens` are the plain-text addresses; TLS uses the same IPs. Port 0 or an empty host means
     /// that the address is not configured.
     fn of<'a>(
@@ -338,7 +340,7 @@ impl Reached<'_> {
         tls_port: u16,
         announced_ip: &'a str,
         announced_port: u16,
-    ) -> Reached<'a> {
+    ) -> OwnAddresses<'a> {
         let at_port = |port: u16| {
             let some = listens.iter().filter(move |_| port != 0);
             some.map(move |at| SocketAddr::new(at.ip().to_canonical(), port))
@@ -347,7 +349,7 @@ impl Reached<'_> {
         let mut addresses: Vec<SocketAddr> = own.chain(at_port(tls_port)).collect();
         if announced_ip.is_empty() {
             addresses.extend(at_port(announced_port));
-            return Reached { addresses: addresses.into(), announced: None };
+            return OwnAddresses { addresses: addresses.into(), announced: None };
         }
         let ports: Vec<u16> = match announced_port {
             0 => addresses.iter().map(SocketAddr::port).collect(),
@@ -356,7 +358,7 @@ impl Reached<'_> {
         if let Ok(ip) = announced_ip.parse::<IpAddr>() {
             addresses.extend(ports.iter().map(|&port| SocketAddr::new(ip.to_canonical(), port)));
         }
-        Reached { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
+        OwnAddresses { addresses: addresses.into(), announced: Some((announced_ip, ports.into())) }
     }
 
     /// Check the port first, because the host may require a name lookup.
@@ -421,7 +423,7 @@ pub(crate) fn unknown_node(id: &[u8]) -> Refusal {
 mod tests {
     use super::*;
 
-    fn is_found(reached: &Reached<'_>, host: &str, port: u16) -> bool {
+    fn is_found(reached: &OwnAddresses<'_>, host: &str, port: u16) -> bool {
         let is_local = |ip: IpAddr| {
             ["127.0.0.1", "127.0.0.2", "10.0.0.1", "::1"].contains(&ip.to_string().as_str())
         };
@@ -436,9 +438,9 @@ mod tests {
 
     /// Three nodes on one machine use the same port.
     #[test]
-    fn nodes_of_one_machine_and_port_are_told_apart_by_their_addresses() {
+    fn nodes_with_one_port_are_distinguished_by_address() {
         let at = listening(&["127.0.0.2:7000"]);
-        let reached = Reached::of(&at, 0, "", 0);
+        let reached = OwnAddresses::of(&at, 0, "", 0);
         let found = |host| is_found(&reached, host, 7000);
         assert_eq!(["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(found), [false, true, false]);
         assert!(!is_found(&reached, "127.0.0.2", 7001) && !is_found(&reached, "127.0.0.2", 0));
@@ -447,7 +449,7 @@ mod tests {
     #[test]
     fn an_unspecified_address_is_each_of_the_machine_of_its_family() {
         let at = listening(&["0.0.0.0:7000"]);
-        let reached = Reached::of(&at, 0, "", 0);
+        let reached = OwnAddresses::of(&at, 0, "", 0);
         let found = |host| is_found(&reached, host, 7000);
         assert_eq!(
             ["127.0.0.2", "10.0.0.1", "10.0.0.9", "::1"].map(found),
@@ -455,14 +457,14 @@ mod tests {
         );
         assert!(!found("0.0.0.0"), "the wildcard address is not reachable");
         let at = listening(&["[::]:7000"]);
-        let reached = Reached::of(&at, 0, "", 0);
+        let reached = OwnAddresses::of(&at, 0, "", 0);
         assert!(is_found(&reached, "::1", 7000) && !is_found(&reached, "127.0.0.1", 7000));
     }
 
     #[test]
     fn a_mapped_address_is_the_ipv4_address() {
         let at = listening(&["[::ffff:10.0.0.1]:7000"]);
-        let reached = Reached::of(&at, 0, "", 0);
+        let reached = OwnAddresses::of(&at, 0, "", 0);
         assert!(
             is_found(&reached, "10.0.0.1", 7000) && is_found(&reached, "::ffff:10.0.0.1", 7000)
         );
@@ -472,20 +474,20 @@ mod tests {
     #[test]
     fn a_tls_listener_has_the_addresses_of_the_others() {
         let at = listening(&["10.0.0.1:7000"]);
-        let reached = Reached::of(&at, 7443, "", 0);
+        let reached = OwnAddresses::of(&at, 7443, "", 0);
         assert!(is_found(&reached, "10.0.0.1", 7443) && !is_found(&reached, "127.0.0.1", 7443));
     }
 
     #[test]
     fn an_announced_address_is_the_node() {
         let at = listening(&["10.0.0.1:7000"]);
-        let reached = Reached::of(&at, 0, "192.0.2.1", 8000);
+        let reached = OwnAddresses::of(&at, 0, "192.0.2.1", 8000);
         assert!(is_found(&reached, "192.0.2.1", 8000) && is_found(&reached, "10.0.0.1", 7000));
         assert!(!is_found(&reached, "192.0.2.1", 7000) && !is_found(&reached, "10.0.0.1", 8000));
-        let reached = Reached::of(&at, 0, "db1.example", 0);
+        let reached = OwnAddresses::of(&at, 0, "db1.example", 0);
         assert!(is_found(&reached, "DB1.example", 7000), "a host name with the own port");
         assert!(!is_found(&reached, "db2.example", 7000));
-        let reached = Reached::of(&at, 0, "", 8000);
+        let reached = OwnAddresses::of(&at, 0, "", 8000);
         assert!(is_found(&reached, "10.0.0.1", 8000), "a mapped port at the own address");
     }
 }

@@ -15,7 +15,7 @@
 //! a hash of the expected element layout ([`shape`]).
 
 use crate::commands::call::{check_packed, view};
-use crate::commands::cluster::gathering::{At, Belongs, Page, Part, Plan, element_of};
+use crate::commands::cluster::gathering::{At, IdOwner, Page, Part, Plan, element_of};
 use crate::commands::cluster::{route, shape};
 use crate::commands::flags::unseen;
 use crate::commands::run::run;
@@ -30,11 +30,11 @@ use node::command::spec::{KeyArgs, MEMBER, Of, Outcome, Spec, flag};
 use node::command::table::{bit_of, find};
 use node::config::ReadFrom;
 use node::roles::node::Now;
-use resp::{Args, Kept, Protocol, Reply, natural};
+use resp::{Args, Protocol, Reply, RequestQueue, natural};
 use std::cell::LazyCell;
 
 /// Maximum number of requests of one client that wait for other nodes together.
-const MOST_TOGETHER: usize = 512;
+const MAX_GATHERED_REQUESTS: usize = 512;
 
 /// Returns whether a request can be split into parts.
 pub(crate) fn can_be_parted(
@@ -171,13 +171,13 @@ impl Plan {
         topology: &Topology,
         reads_here: bool,
         of_master: &mut [Option<u32>],
-    ) -> Belongs {
+    ) -> IdOwner {
         let Some(master) = topology.number_of(slot) else {
             return self.refuse(b"CLUSTERDOWN Hash slot not served");
         };
         if let Some(part) = of_master[master] {
             self.parts[part as usize].count += 1;
-            return Belongs::Part(part);
+            return IdOwner::Part(part);
         }
         let at = match topology.server_of(slot) {
             server if server.is_here(|| reads_here) => At::Here,
@@ -189,7 +189,7 @@ impl Plan {
         let part = self.parts.len() as u32;
         of_master[master] = Some(part);
         self.parts.push(Part { at, count: 1, number: 0, reply: Vec::new(), is_answered: false });
-        Belongs::Part(part)
+        IdOwner::Part(part)
     }
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn answer(
     let Some(topology) = session.topology.clone() else { return Ok(()) };
     let unseen = unseen_options(spec, args)?;
     let separate = separate(spec, args, unseen, session)?;
-    let args = separate.as_ref().map_or(args, Kept::first);
+    let args = separate.as_ref().map_or(args, RequestQueue::first);
     let separated = separate.as_ref().and_then(|_| find(args.at(0)));
     let (number, spec) = separated.unwrap_or((number, spec));
     let mut plan = Plan::new(spec, args, session, node, &topology)?;
@@ -222,11 +222,11 @@ pub(crate) fn answer(
     };
     let columns = if plan.is_binary { Some(columns(node.engines(), args.at(1))?) } else { None };
     if plan.is_binary {
-        shape::is_still(plan.shape, spec, args, node)?;
+        shape::check_layout(plan.shape, spec, args, node)?;
     }
     if let Some(part) = plan.parts.iter().position(|part| part.at == At::Here) {
         let own = own_part(number, spec, args, told, &plan, part, session, node, scratch);
-        if session.suspension.is_asked() {
+        if session.suspension.is_requested() {
             return Ok(());
         }
         plan.parts[part].reply = own;
@@ -234,7 +234,7 @@ pub(crate) fn answer(
     } else {
         node.calls.of(session.worker).begins(bit_of(number, 0));
     }
-    let mut request = Kept::default();
+    let mut request = RequestQueue::default();
     request.push(args);
     let (protocol, place) = (session.client.protocol(), 0..0);
     let mut page =
@@ -250,7 +250,7 @@ pub(crate) fn answer(
     reply.null();
     page.place = mark..reply.mark();
     gathering.pages.push(page);
-    session.ends_turn |= gathering.pages.len() >= MOST_TOGETHER;
+    session.ends_turn |= gathering.pages.len() >= MAX_GATHERED_REQUESTS;
     Ok(())
 }
 
@@ -270,7 +270,7 @@ fn separate(
     args: Args<'_>,
     unseen: Option<UnseenOptions>,
     session: &Session,
-) -> Result<Option<Kept>, Refusal> {
+) -> Result<Option<RequestQueue>, Refusal> {
     let packed = id_list::packed(spec, args);
     let mut ids = Vec::new();
     if let Some(at) = packed {
@@ -278,11 +278,11 @@ fn separate(
             return Err(Refusal::SYNTAX);
         }
         let packed = id_list::unpack(args.at(at)).ok_or(Refusal::PACKED_IDS)?;
-        check_packed(packed.len(), session.most_args)?;
+        check_packed(packed.len(), session.args_limit)?;
         ids.extend(packed.map(|id| id.to_string()));
     }
     let ids = ids.iter().map(String::as_bytes);
-    let mut kept = Kept::default();
+    let mut kept = RequestQueue::default();
     match (unseen, packed) {
         (None, None) => return Ok(None),
         (None, Some(at)) => {
@@ -313,12 +313,12 @@ fn own_part(
     node: Now<'_>,
     scratch: &mut Scratch,
 ) -> Vec<u8> {
-    let mut kept = Kept::default();
-    kept.push_all(plan.words(args, |_, of| of == Belongs::Part(part as u32)));
+    let mut kept = RequestQueue::default();
+    kept.push_all(plan.words(args, |_, of| of == IdOwner::Part(part as u32)));
     let mut bytes = Vec::new();
     let Some(args) = kept.iter().next() else { return bytes };
     let reply = Reply::new(&mut bytes, Protocol::Resp2);
-    let outcome = shape::as_told(told.or(plan.shape), spec, args, session, node, |session| {
+    let outcome = shape::execute_part(told.or(plan.shape), spec, args, session, node, |session| {
         run(spec, u32::from(number), args, reply, session, node, scratch)
     });
     if let Err(refusal) = outcome {

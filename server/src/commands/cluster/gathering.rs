@@ -8,7 +8,7 @@ use node::cluster::Topology;
 use node::command::spec::Spec;
 use node::config::ReadFrom;
 use node::roles::node::{Now, Process};
-use resp::{Args, Kept, Protocol, Reply, elements, put_resp3};
+use resp::{Args, Protocol, Reply, RequestQueue, elements, put_resp3};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) struct Part {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Belongs {
+pub(super) enum IdOwner {
     Part(u32),
     Refusal(u32),
 }
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) head: usize,
     pub(super) step: usize,
     /// Argument position of each id, with its part or refusal.
-    pub(super) ids: Vec<(u32, Belongs)>,
+    pub(super) ids: Vec<(u32, IdOwner)>,
     /// Positions of options, which every part repeats.
     pub(super) options: Vec<u32>,
     pub(super) parts: Vec<Part>,
@@ -61,16 +61,16 @@ pub(super) fn element_of(text: &[u8]) -> Vec<u8> {
 }
 
 impl Plan {
-    pub(super) fn refuse(&mut self, text: &[u8]) -> Belongs {
+    pub(super) fn refuse(&mut self, text: &[u8]) -> IdOwner {
         self.refusals.push(element_of(text));
-        Belongs::Refusal(self.refusals.len() as u32 - 1)
+        IdOwner::Refusal(self.refusals.len() as u32 - 1)
     }
 
     /// Returns the arguments of the request with only the selected ids.
     pub(super) fn words<'a>(
         &self,
         args: Args<'a>,
-        is_meant: impl Fn(usize, Belongs) -> bool,
+        is_meant: impl Fn(usize, IdOwner) -> bool,
     ) -> impl Iterator<Item = &'a [u8]> {
         let ids = self.ids.iter().enumerate();
         let ids = ids.filter(move |(id, (_, of))| is_meant(*id, *of)).map(|(_, (at, _))| *at);
@@ -83,7 +83,7 @@ impl Plan {
         &self,
         args: Args<'_>,
         count: usize,
-        is_meant: impl Fn(usize, Belongs) -> bool,
+        is_meant: impl Fn(usize, IdOwner) -> bool,
         out: &mut Vec<u8>,
     ) {
         let length = self.head + count * self.step + self.options.len();
@@ -108,7 +108,7 @@ fn put_shape(shape: u64, out: &mut Vec<u8>) {
 
 pub(super) struct Page {
     pub(super) spec: &'static Spec,
-    pub(super) request: Kept,
+    pub(super) request: RequestQueue,
     pub(super) plan: Plan,
     /// For a packed page: number of counters and of flags of the view and of each joined view.
     pub(super) columns: Option<Vec<(usize, usize)>>,
@@ -153,7 +153,7 @@ impl Page {
             let from = if is_own { ReadFrom::Master } else { from };
             let link = peers::with(|peers| peers.of_shard(topology, master, from, &process));
             let count = self.plan.parts[part].count;
-            let of = Belongs::Part(part as u32);
+            let of = IdOwner::Part(part as u32);
             self.plan.parts[part].number = link.ask(&process, batch, |out| {
                 self.plan.write(args, count, |_, other| other == of, out);
             });
@@ -168,7 +168,7 @@ impl Page {
             (Failure::Unsent(why) | Failure::Lost(why), false) => format!("CLUSTERDOWN {why}"),
             (Failure::Unsent(why), true) => format!("CLUSTERDOWN {why}; nothing was changed"),
             (Failure::Lost(why), true) => {
-                let once = args.is_some_and(|args| counts_once(self.spec, args));
+                let once = args.is_some_and(|args| is_idempotent(self.spec, args));
                 let advice =
                     if once { "it is safe to retry" } else { "the change may have been applied" };
                 format!("UNKNOWN outcome: {why}; {advice}")
@@ -201,8 +201,8 @@ impl Page {
         let mut all = Vec::with_capacity(self.plan.ids.len());
         for (id, (_, of)) in self.plan.ids.iter().enumerate() {
             let element = match *of {
-                Belongs::Refusal(at) => &self.plan.refusals[at as usize][..],
-                Belongs::Part(part) => match &mut replies[part as usize] {
+                IdOwner::Refusal(at) => &self.plan.refusals[at as usize][..],
+                IdOwner::Part(part) => match &mut replies[part as usize] {
                     Some(reply) => reply.next().unwrap_or(b"-ERR a node returned too few rows\r\n"),
                     // The whole part failed, so the error applies to each of its ids.
                     None => &self.plan.parts[part as usize].reply[..],
@@ -218,7 +218,7 @@ impl Page {
     }
 
     /// Sends the ids that returned MOVED to the node that the error names.
-    fn ask_again(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
+    fn retry_moved(&self, process: &Arc<Process>, batch: &Arc<Batch>) -> Vec<(usize, Vec<usize>)> {
         let mut by_link: Vec<(Arc<Link>, Vec<usize>)> = Vec::new();
         for (id, element) in self.elements().0.into_iter().enumerate() {
             let Some(address) = moved_to(element) else { continue };
@@ -241,7 +241,7 @@ impl Page {
         by_link.into_iter().map(ask).collect()
     }
 
-    fn take_again(&mut self, asked: Vec<(usize, Vec<usize>)>, answers: &[Answer]) {
+    fn take_retried(&mut self, asked: Vec<(usize, Vec<usize>)>, answers: &[Answer]) {
         for (number, ids) in asked {
             match &answers[number] {
                 Ok(reply) => {
@@ -309,7 +309,7 @@ impl Page {
 }
 
 /// Returns whether the change is idempotent.
-fn counts_once(spec: &Spec, args: Args<'_>) -> bool {
+fn is_idempotent(spec: &Spec, args: Args<'_>) -> bool {
     let has_token = args.len() > 2 && args.at(args.len() - 2).eq_ignore_ascii_case(b"TOKEN");
     spec.name != "cnt.mincrby" || has_token
 }
@@ -369,12 +369,12 @@ impl Gathering {
         for page in &mut self.pages {
             page.take(&mut answers);
             let has_moved = page.plan.parts.iter().any(|part| has_moved(&part.reply));
-            asked.push(if has_moved { page.ask_again(&process, &again) } else { Vec::new() });
+            asked.push(if has_moved { page.retry_moved(&process, &again) } else { Vec::new() });
         }
         if asked.iter().any(|asked| !asked.is_empty()) {
             let answers = again.answers().await;
             for (page, asked) in self.pages.iter_mut().zip(asked) {
-                page.take_again(asked, &answers);
+                page.take_retried(asked, &answers);
             }
         }
         let wanted = self.pages.into_iter().filter(|page| !page.place.is_empty());

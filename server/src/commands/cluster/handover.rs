@@ -5,7 +5,7 @@
 use crate::commands::call::{Call, answer};
 use crate::commands::cluster::roles::obey;
 use node::client::connect::Link;
-use node::cluster::handover::{Giver, hand_over};
+use node::cluster::handover::{HandoverSource, hand_over};
 use node::cluster::topology::VERSION;
 use node::cluster::{Cluster, Member, Topology};
 use node::command::error::{Refusal, refuse};
@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout of the client pause during a handover. The handover ends the pause explicitly.
-const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum lag of a replica, in log bytes, that counts as in sync.
-const CLOSE: u64 = 1 << 20;
+const MAX_IN_SYNC_LAG_BYTES: u64 = 1 << 20;
 
 /// Starts the handover, which continues even if the client disconnects.
 pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     let peer = call.session.client.peer;
     let work = tokio::spawn(async move {
-        let outcome = hand_over(&Own(node), &text, version).await;
+        let outcome = hand_over(&LocalMaster(node), &text, version).await;
         match &outcome {
             Ok(paused) => tracing::info!(
                 "topology {version} by {peer}: handed slots over; requests waited for {} ms",
@@ -51,11 +51,11 @@ pub(crate) fn begin(call: &mut Call<'_>, text: String, version: i64) {
     });
 }
 
-struct Own(Arc<Node>);
+struct LocalMaster(Arc<Node>);
 
-impl Giver for Own {
+impl HandoverSource for LocalMaster {
     type Link = Link;
-    type Fed = Master;
+    type ConnectedReplica = Master;
 
     fn cluster(&self) -> &Cluster {
         &self.0.cluster
@@ -81,11 +81,11 @@ impl Giver for Own {
     }
 
     fn fed(&self, taker: &Member) -> Result<Master, Refusal> {
-        feed_of(&self.0, taker)
+        replica_in_sync(&self.0, taker)
     }
 
     fn pause(&self, kind: Paused) {
-        self.0.pause.begin(By::Slots, kind, Instant::now() + FOR_EVER);
+        self.0.pause.begin(By::Slots, kind, Instant::now() + PAUSE_TIMEOUT);
     }
 
     fn go_on(&self) {
@@ -119,11 +119,11 @@ impl Giver for Own {
 }
 
 /// Returns the link to a replica; fails if the replica is not in sync.
-fn feed_of(node: &Node, taker: &Member) -> Result<Master, Refusal> {
+fn replica_in_sync(node: &Node, taker: &Member) -> Result<Master, Refusal> {
     let Member { host, port, .. } = taker;
     let end = node.durability.shown().offset;
-    let fed = node.replication.feeds.in_step_at(host, *port);
-    let fed = fed.filter(|fed| fed.written + CLOSE >= end);
+    let fed = node.replication.feeds.in_sync_replica_at(host, *port);
+    let fed = fed.filter(|fed| fed.written + MAX_IN_SYNC_LAG_BYTES >= end);
     fed.map(|fed| Master { host: fed.ip, port: fed.port }).ok_or_else(|| {
         refuse!(
             "ERR replica {host}:{port} is not in sync: retry when it is (if it is, its \

@@ -7,7 +7,7 @@
 //! immediately; reconnects follow every [`RETRY_EVERY`].
 
 use node::client::connect;
-use node::cluster::topology::MOST_NODES;
+use node::cluster::topology::MAX_NODES;
 use node::cluster::{Member, Topology};
 use node::config::ReadFrom;
 use node::roles::node::Process;
@@ -31,16 +31,16 @@ use tokio::time::Sleep;
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const READ_BYTES: usize = 64 << 10;
 /// Maximum number of unsent request bytes per node.
-const MOST_OUT: usize = 16 << 20;
+const MAX_UNSENT_BYTES: usize = 16 << 20;
 /// Maximum number of requests without a reply.
-const MOST_WAITING: usize = 1 << 16;
+const MAX_PENDING_REQUESTS: usize = 1 << 16;
 /// Maximum number of connections per worker: two to every node of a topology, one per role.
-const MOST_LINKS: usize = 2 * MOST_NODES;
+const MAX_LINKS: usize = 2 * MAX_NODES;
 /// Maximum reply size. A larger reply closes the connection and fails all its requests.
-const MOST_REPLY: usize = 512 << 20;
+const MAX_REPLY_BYTES: usize = 512 << 20;
 /// Maximum size of a reply that is stored even above the client's output limit. Replies to writes
 /// do not exceed this size.
-const SMALL: usize = 1 << 10;
+const SMALL_REPLY_BYTES: usize = 1 << 10;
 /// One read in `LOOK_AGAIN` goes to a node that is not the nearest, to measure its latency again.
 const LOOK_AGAIN: u32 = 64;
 
@@ -90,7 +90,7 @@ impl Batch {
     fn reply(&self, number: usize, reply: &[u8], most: usize) {
         let is_too_much = {
             let mut answers = self.0.lock();
-            let is_too_much = reply.len() > SMALL && answers.bytes + reply.len() > most;
+            let is_too_much = reply.len() > SMALL_REPLY_BYTES && answers.bytes + reply.len() > most;
             answers.bytes += if is_too_much { 0 } else { reply.len() };
             is_too_much
         };
@@ -146,7 +146,7 @@ struct Waiter {
 }
 
 #[derive(Default)]
-struct State {
+struct PeerLinkState {
     /// Error of requests made while the node is disconnected.
     down: Option<String>,
     /// Unsent requests, and their number.
@@ -155,14 +155,14 @@ struct State {
     waiting: VecDeque<Waiter>,
     task: Option<Waker>,
     /// Moving average of the response time in microseconds. 0 before the first measurement.
-    us: u64,
+    response_us: u64,
     is_retired: bool,
 }
 
 /// Connection to one node; see the module documentation.
 pub(crate) struct Link {
     pub(crate) address: Address,
-    state: Mutex<State>,
+    state: Mutex<PeerLinkState>,
 }
 
 impl Link {
@@ -178,7 +178,9 @@ impl Link {
         let mut state = self.state.lock();
         let refusal = match &state.down {
             Some(why) => Some(format!("cannot reach {}: {why}", self.address)),
-            None if state.out.len() > MOST_OUT || state.waiting.len() >= MOST_WAITING => {
+            None if state.out.len() > MAX_UNSENT_BYTES
+                || state.waiting.len() >= MAX_PENDING_REQUESTS =>
+            {
                 Some(format!("{} has too many pending requests", self.address))
             }
             None => None,
@@ -390,8 +392,8 @@ impl Wire {
             let found = self.end.find(&bytes[start..]);
             let length = found.map_err(|_| io::Error::other("invalid RESP in the reply"))?;
             let Some(length) = length else {
-                if bytes.len() - start > MOST_REPLY {
-                    return Err(connect::too_long(MOST_REPLY));
+                if bytes.len() - start > MAX_REPLY_BYTES {
+                    return Err(connect::too_long(MAX_REPLY_BYTES));
                 }
                 return Ok(start);
             };
@@ -399,8 +401,14 @@ impl Wire {
             let waiter =
                 waiter.ok_or_else(|| io::Error::other("unexpected reply without a request"))?;
             if start == 0 {
-                let us = self.heard.saturating_duration_since(waiter.asked).as_micros() as u64;
-                state.us = if state.us == 0 { us } else { (7 * state.us + us) / 8 }.max(1);
+                let response_us =
+                    self.heard.saturating_duration_since(waiter.asked).as_micros() as u64;
+                state.response_us = if state.response_us == 0 {
+                    response_us
+                } else {
+                    (7 * state.response_us + response_us) / 8
+                }
+                .max(1);
             }
             if let Some(batch) = waiter.batch {
                 batch.reply(waiter.number, &bytes[start..start + length], most);
@@ -450,7 +458,7 @@ pub(crate) struct Peers {
     all: HashMap<Address, Arc<Link>>,
     /// Links to the members of the topology, by position.
     topology: Option<Arc<Topology>>,
-    of_members: Vec<Option<Arc<Link>>>,
+    member_links: Vec<Option<Arc<Link>>>,
     turns: u32,
 }
 
@@ -472,13 +480,13 @@ fn retire(link: &Link) {
 }
 
 impl Peers {
-    /// Returns the link to the node named by a MOVED error. `None` if [`MOST_LINKS`] is reached.
+    /// Returns the link to the node named by a MOVED error. `None` if [`MAX_LINKS`] is reached.
     pub(crate) fn moved_to(
         &mut self,
         address: Address,
         process: &Arc<Process>,
     ) -> Option<Arc<Link>> {
-        let has_room = self.all.len() < MOST_LINKS || self.all.contains_key(&address);
+        let has_room = self.all.len() < MAX_LINKS || self.all.contains_key(&address);
         has_room.then(|| self.to(address, process))
     }
 
@@ -505,17 +513,17 @@ impl Peers {
             }
             stays
         });
-        self.of_members.clear();
-        self.of_members.resize(topology.members().len(), None);
+        self.member_links.clear();
+        self.member_links.resize(topology.members().len(), None);
         self.topology = Some(topology.clone());
     }
 
     fn member(&mut self, topology: &Topology, number: usize, process: &Arc<Process>) -> Arc<Link> {
-        if let Some(link) = &self.of_members[number] {
+        if let Some(link) = &self.member_links[number] {
             return link.clone();
         }
         let link = self.to(Address::of(&topology.members()[number]), process);
-        self.of_members[number] = Some(link.clone());
+        self.member_links[number] = Some(link.clone());
         link
     }
 
@@ -552,6 +560,6 @@ impl Peers {
         if from == ReadFrom::Replica || self.turns.is_multiple_of(LOOK_AGAIN) {
             return links.swap_remove(by_turns);
         }
-        links.into_iter().min_by_key(|link| link.state.lock().us).unwrap_or(of_master)
+        links.into_iter().min_by_key(|link| link.state.lock().response_us).unwrap_or(of_master)
     }
 }

@@ -1,6 +1,6 @@
 //! Applies the role that the topology assigns to this node.
 
-use crate::commands::replication::{all_logged, order};
+use crate::commands::replication::{ensure_all_logged, order};
 use node::cluster::Role;
 use node::command::error::refuse;
 use node::command::spec::Outcome;
@@ -9,7 +9,7 @@ use node::roles::{Master, Order};
 use std::time::Duration;
 
 /// Refuses commands that require cluster mode.
-pub(crate) fn refuse_alone(node: &Node) -> Outcome {
+pub(crate) fn require_cluster(node: &Node) -> Outcome {
     if !node.cluster.is_enabled() {
         return Err(refuse!("ERR Cluster mode is not enabled"));
     }
@@ -35,7 +35,7 @@ pub(crate) fn obey(node: &Node, is_news: bool, gives_up: bool) -> Outcome {
         return Ok(());
     }
     if master.is_some() {
-        all_logged(node)?;
+        ensure_all_logged(node)?;
     }
     order(node, Order { master: master.clone(), forced: gives_up, ..Order::default() })?;
     match master {

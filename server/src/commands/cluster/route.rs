@@ -22,10 +22,10 @@ pub(crate) struct Router<'a> {
     is_parted: bool,
     /// Whether the ids belong to several slots. The next two fields tell whether this node serves
     /// all of them, and whether one node does.
-    is_spread: bool,
+    spans_slots: bool,
     are_all_here: bool,
-    are_together: bool,
-    unplaced: Option<Refusal>,
+    share_node: bool,
+    untagged_refusal: Option<Refusal>,
 }
 
 impl<'a> Router<'a> {
@@ -35,10 +35,10 @@ impl<'a> Router<'a> {
             reads_here: reads_replica(session, node),
             first: None,
             is_parted: false,
-            is_spread: false,
+            spans_slots: false,
             are_all_here: true,
-            are_together: true,
-            unplaced: None,
+            share_node: true,
+            untagged_refusal: None,
         }
     }
 
@@ -47,7 +47,7 @@ impl<'a> Router<'a> {
         Footprint::new(spec, args, engines).placed(|placed| match placed {
             Placed::Id(id) => self.place(of_id(id), false, changes),
             Placed::Key(key) => match untagged(key) {
-                Some(refusal) => _ = self.unplaced.get_or_insert(refusal),
+                Some(refusal) => _ = self.untagged_refusal.get_or_insert(refusal),
                 None => self.place(of_key(key), true, changes),
             },
         });
@@ -59,14 +59,14 @@ impl<'a> Router<'a> {
         let first = *self.first.get_or_insert(slot);
         if first != slot {
             self.is_parted |= is_key;
-            self.is_spread = true;
-            self.are_together &= self.topology.server_of(first) == server;
+            self.spans_slots = true;
+            self.share_node &= self.topology.server_of(first) == server;
         }
     }
 
     /// Returns a refusal unless this node serves all keys added so far.
     pub(crate) fn outcome(self) -> Outcome {
-        if let Some(refusal) = self.unplaced {
+        if let Some(refusal) = self.untagged_refusal {
             return Err(refusal);
         }
         let Some(slot) = self.first else { return Ok(()) };
@@ -77,7 +77,7 @@ impl<'a> Router<'a> {
         if self.are_all_here {
             return Ok(());
         }
-        if self.is_spread && !self.are_together {
+        if self.spans_slots && !self.share_node {
             return Err(CROSS_SLOT);
         }
         match self.topology.server_of(slot) {
@@ -109,7 +109,7 @@ pub(crate) fn has_masters_data(node: Now<'_>) -> bool {
         told.as_ref().map(|told| (told.host.as_str(), told.port)) == at
     };
     replication.is_fit()
-        && replication.has_met_its_master()
+        && replication.has_synced_with_master()
         && (is_ordered() || !node.config().shard.is_empty())
 }
 

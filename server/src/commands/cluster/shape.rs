@@ -25,7 +25,7 @@ pub(crate) fn own(spec: &Spec, args: Args<'_>, engines: &Engines) -> Result<Opti
         }
         Of::Action => Some(engines.shape_of_action(action(engines, name)?)),
         Of::Rows if spec.has(flag::READONLY) => Some(counter_space(engines, name)?.shape_of_rows()),
-        Of::Rows | Of::Pairs | Of::Kin => None,
+        Of::Rows | Of::Pairs | Of::RowsAndPairs => None,
     })
 }
 
@@ -52,7 +52,7 @@ fn split_part(found: Found, args: Args<'_>) -> (Args<'_>, Option<u64>) {
 
 /// Executes a part if the expected layout matches.
 #[inline]
-pub(crate) fn as_told(
+pub(crate) fn execute_part(
     told: Option<u64>,
     spec: &Spec,
     args: Args<'_>,
@@ -63,14 +63,19 @@ pub(crate) fn as_told(
     let Some(told) = told else { return work(session) };
     let before = own(spec, args, node.engines())?;
     if before.is_some_and(|own| own != told) {
-        return Err(misshapen(spec, args, session));
+        return Err(layout_error(spec, args, session));
     }
     work(session)?;
-    is_still(before, spec, args, node)
+    check_layout(before, spec, args, node)
 }
 
 /// Fails if the layout changed during the request.
-pub(super) fn is_still(shape: Option<u64>, spec: &Spec, args: Args<'_>, node: Now<'_>) -> Outcome {
+pub(super) fn check_layout(
+    shape: Option<u64>,
+    spec: &Spec,
+    args: Args<'_>,
+    node: Now<'_>,
+) -> Outcome {
     if own(spec, args, node.engines())? == shape {
         return Ok(());
     }
@@ -78,7 +83,7 @@ pub(super) fn is_still(shape: Option<u64>, spec: &Spec, args: Args<'_>, node: No
 }
 
 #[cold]
-fn misshapen(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
+fn layout_error(spec: &Spec, args: Args<'_>, session: &Session) -> Refusal {
     let what = match spec.keys {
         KeyArgs::Ids(Of::View, ..) => "a different view",
         KeyArgs::Ids(Of::Action, ..) => "a different action",

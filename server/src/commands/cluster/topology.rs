@@ -16,7 +16,7 @@ use crate::commands::keys::walk::{every_key, refuse_many_keys};
 use ::replication::Sending;
 use dataset::clock::unix_ms;
 use node::cluster::Member;
-use node::cluster::health::{Pulse, State};
+use node::cluster::health::{PollState, State};
 use node::cluster::slot::{SLOTS, of_key, write_range};
 use node::command::error::{Printable, Refusal, refuse};
 use node::command::spec::{NO_KEYS, Outcome, flag};
@@ -152,7 +152,7 @@ fn read_write(call: &mut Call<'_>) -> Outcome {
     accepted(call)
 }
 
-struct Place {
+struct ClusterNode {
     /// 40 characters.
     id: String,
     ip: String,
@@ -163,10 +163,10 @@ struct Place {
     offset: u64,
     state: State,
     /// Times of the last health check and of its last reply.
-    pulse: Pulse,
+    pulse: PollState,
 }
 
-impl Place {
+impl ClusterNode {
     fn health(&self) -> &'static str {
         match self.state {
             State::Online => "online",
@@ -175,38 +175,43 @@ impl Place {
         }
     }
 
-    fn is_replica_of(&self, master: &Place) -> bool {
+    fn is_replica_of(&self, master: &ClusterNode) -> bool {
         self.master.as_ref() == Some(&master.id)
     }
 }
 
-struct Map {
+struct ClusterMap {
     version: i64,
-    places: Vec<Place>,
+    places: Vec<ClusterNode>,
     /// First and last slot, and the index of the master.
     ranges: Vec<(u16, u16, usize)>,
 }
 
-impl Map {
+impl ClusterMap {
     fn slots_of(&self, at: usize) -> impl Iterator<Item = (u16, u16)> + '_ {
         let ranges = self.ranges.iter().filter(move |(.., master)| *master == at);
         ranges.map(|(first, last, _)| (*first, *last))
     }
 
-    fn replicas_of<'a>(&'a self, master: &'a Place) -> impl Iterator<Item = &'a Place> {
+    fn replicas_of<'a>(&'a self, master: &'a ClusterNode) -> impl Iterator<Item = &'a ClusterNode> {
         self.places.iter().filter(move |place| place.is_replica_of(master))
     }
 
-    fn named(&self, id: &[u8]) -> Result<(usize, &Place), Refusal> {
-        let is_it = |(_, place): &(usize, &Place)| place.id.as_bytes().eq_ignore_ascii_case(id);
+    fn named(&self, id: &[u8]) -> Result<(usize, &ClusterNode), Refusal> {
+        let is_it =
+            |(_, place): &(usize, &ClusterNode)| place.id.as_bytes().eq_ignore_ascii_case(id);
         self.places.iter().enumerate().find(is_it).ok_or_else(|| controller::unknown_node(id))
     }
 }
 
 /// Returns the map of the cluster, or of the single shard that this server forms.
-fn map(call: &Call<'_>) -> Result<Map, Refusal> {
+fn map(call: &Call<'_>) -> Result<ClusterMap, Refusal> {
     if !call.node.cluster.is_enabled() {
-        return Ok(Map { version: 1, places: places(call), ranges: vec![(0, SLOTS - 1, 0)] });
+        return Ok(ClusterMap {
+            version: 1,
+            places: places(call),
+            ranges: vec![(0, SLOTS - 1, 0)],
+        });
     }
     let topology = call.node.cluster.topology();
     if topology.version < 0 {
@@ -221,7 +226,7 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
             true => loaded(call.node.is_loaded() && call.node.replication.is_fit()),
             false => pulse.state(unix_ms(), timeout_ms),
         };
-        Place {
+        ClusterNode {
             id: member.id.clone(),
             ip: member.host.clone(),
             port: member.port,
@@ -232,14 +237,14 @@ fn map(call: &Call<'_>) -> Result<Map, Refusal> {
             pulse,
         }
     };
-    let places: Vec<Place> = topology.members().iter().map(place).collect();
+    let places: Vec<ClusterNode> = topology.members().iter().map(place).collect();
     let numbers: HashMap<&str, usize> =
         places.iter().enumerate().map(|(at, place)| (place.id.as_str(), at)).collect();
     let ranges = topology.ranges();
     let ranges =
         ranges.iter().filter_map(|(a, b, of)| Some((*a, *b, *numbers.get(of.id.as_str())?)));
     let ranges = ranges.collect();
-    Ok(Map { version: topology.version, places, ranges })
+    Ok(ClusterMap { version: topology.version, places, ranges })
 }
 
 fn loaded(is_loaded: bool) -> State {
@@ -254,7 +259,7 @@ fn id_of(name: &str) -> String {
 }
 
 /// Returns the nodes of a server outside a cluster: the master first, then its known replicas.
-fn places(call: &Call<'_>) -> Vec<Place> {
+fn places(call: &Call<'_>) -> Vec<ClusterNode> {
     let node = call.node;
     let config = node.config();
     let settings = &config.replication;
@@ -266,7 +271,7 @@ fn places(call: &Call<'_>) -> Vec<Place> {
         ip => ip.to_owned(),
     };
     let follows = node.replication.master().or_else(|| node.replication.deposed_by());
-    let at = |ip: String, port: u16, offset: u64, is_up: bool| Place {
+    let at = |ip: String, port: u16, offset: u64, is_up: bool| ClusterNode {
         id: id_of(&format!("{ip} {port}")),
         ip,
         port,
@@ -274,20 +279,20 @@ fn places(call: &Call<'_>) -> Vec<Place> {
         master: None,
         offset,
         state: loaded(is_up),
-        pulse: Pulse::default(),
+        pulse: PollState::default(),
     };
     let offset = node.durability.acknowledged_offset();
     let port = announced_port.unwrap_or(local.port());
-    let own = Place { is_self: true, ..at(ip, port, offset, node.is_loaded()) };
+    let own = ClusterNode { is_self: true, ..at(ip, port, offset, node.is_loaded()) };
     match follows {
         Some(Master { host, port }) => {
             let link = node.replication.link.lock();
             let master = at(host, port, link.master_end, link.state == LinkState::Connected);
-            let own = Place { master: Some(master.id.clone()), ..own };
+            let own = ClusterNode { master: Some(master.id.clone()), ..own };
             vec![master, own]
         }
         None => {
-            let of_replica = |fed: node::roles::Fed| Place {
+            let of_replica = |fed: node::roles::ConnectedReplica| ClusterNode {
                 master: Some(own.id.clone()),
                 ..at(fed.ip, fed.port, fed.written, fed.sending == Sending::Log)
             };
@@ -329,7 +334,8 @@ fn shards(call: &mut Call<'_>) -> Outcome {
     let masters = || map.places.iter().enumerate().filter(|(_, place)| place.master.is_none());
     reply.array(masters().count());
     for (at, master) in masters() {
-        let nodes: Vec<&Place> = [master].into_iter().chain(map.replicas_of(master)).collect();
+        let nodes: Vec<&ClusterNode> =
+            [master].into_iter().chain(map.replicas_of(master)).collect();
         reply.map(2);
         reply.bulk(b"slots");
         reply.array(2 * map.slots_of(at).count());
@@ -344,7 +350,7 @@ fn shards(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
+fn write_shard_node(reply: &mut Reply<'_>, place: &ClusterNode, is_tls: bool) {
     reply.map(7);
     reply.bulk(b"id");
     reply.bulk(place.id.as_bytes());
@@ -362,7 +368,7 @@ fn write_shard_node(reply: &mut Reply<'_>, place: &Place, is_tls: bool) {
     reply.bulk(place.health().as_bytes());
 }
 
-fn line(map: &Map, at: usize) -> String {
+fn line(map: &ClusterMap, at: usize) -> String {
     let place = &map.places[at];
     let myself = if place.is_self { "myself," } else { "" };
     let role = if place.master.is_none() { "master" } else { "slave" };
@@ -371,7 +377,7 @@ fn line(map: &Map, at: usize) -> String {
     let of = place.master.as_deref().unwrap_or("-");
     let is_connected = place.is_self || place.state == State::Online;
     let link = if is_connected { "connected" } else { "disconnected" };
-    let Place { id, ip, port, pulse: Pulse { asked_ms, heard_ms, .. }, .. } = place;
+    let ClusterNode { id, ip, port, pulse: PollState { asked_ms, heard_ms, .. }, .. } = place;
     let mut line = format!(
         "{id} {ip}:{port}@0 {myself}{role}{failed} {of} {asked_ms} {heard_ms} {} {link}",
         map.version
@@ -545,7 +551,7 @@ pub(crate) fn write_modules(reply: &mut Reply<'_>) {
 }
 
 fn coordinator(call: &mut Call<'_>) -> Outcome {
-    roles::refuse_alone(&call.node)?;
+    roles::require_cluster(&call.node)?;
     call.session.is_coordinator = true;
     call.reply.ok();
     Ok(())

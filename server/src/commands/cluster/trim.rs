@@ -7,10 +7,10 @@
 //! rebuilt from the ledger, because a filter cannot remove the pairs of an id.
 
 use crate::commands::call::{Call, disk, integer};
-use crate::commands::cluster::roles::refuse_alone;
+use crate::commands::cluster::roles::require_cluster;
 use crate::commands::counter::scan::{MOST_KEYS, parse_cursor, step};
 use crate::commands::flags::phantom::no_ledger;
-use crate::commands::unreadable::but_unreadable;
+use crate::commands::unreadable::keep_first_unreadable;
 use dataset::cold;
 use dataset::engines::CounterSpace;
 use dataset::tiering::drop_pairs;
@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 const COUNT: u64 = 1000;
 
 pub(crate) fn run(call: &mut Call<'_>) -> Outcome {
-    refuse_alone(&call.node)?;
+    require_cluster(&call.node)?;
     let cursor = parse_cursor(call.args.at(3))?;
     let most = match call.args.len() {
         4 => COUNT,
@@ -94,13 +94,13 @@ fn delete(
             return Err(refuse!("ERR the topology changed: restart with cursor 0"));
         }
         let gone = node.engines().delete_row(space, id);
-        deleted += usize::from(but_unreadable(gone, &mut unreadable)?);
+        deleted += usize::from(keep_first_unreadable(gone, &mut unreadable)?);
     }
     unreadable.map_or(Ok(deleted), |error| Err(error.into()))
 }
 
 pub(crate) fn pairs(call: &mut Call<'_>) -> Outcome {
-    refuse_alone(&call.node)?;
+    require_cluster(&call.node)?;
     let (name, first) = (call.args.at(2).to_vec(), call.id(3)?);
     call.answer_later(move |node, reply| {
         let Some(space) = node.engines().existence(&name) else {

@@ -301,7 +301,7 @@ fn setinfo(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn switch(call: &mut Call<'_>, bit: u32) -> Outcome {
+fn set_flag(call: &mut Call<'_>, bit: u32) -> Outcome {
     let flags = &call.session.client.flags;
     if call.args.at(2).eq_ignore_ascii_case(b"on") {
         flags.fetch_or(bit, Relaxed);
@@ -315,11 +315,11 @@ fn switch(call: &mut Call<'_>, bit: u32) -> Outcome {
 }
 
 fn no_evict(call: &mut Call<'_>) -> Outcome {
-    switch(call, NO_EVICT)
+    set_flag(call, NO_EVICT)
 }
 
 fn no_touch(call: &mut Call<'_>) -> Outcome {
-    switch(call, NO_TOUCH)
+    set_flag(call, NO_TOUCH)
 }
 
 fn reply(call: &mut Call<'_>) -> Outcome {

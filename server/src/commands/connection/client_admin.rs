@@ -167,7 +167,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
+pub(crate) fn disconnect_named_users(call: &mut Call<'_>, names: &[&str]) {
     for client in call.node.clients.list() {
         let is_theirs = names.contains(&client.names.lock().user.as_str());
         if is_theirs {
@@ -181,7 +181,7 @@ pub(crate) fn end_users(call: &mut Call<'_>, names: &[&str]) {
 pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Client>> {
     let loses = |old: &Arc<User>| {
         let now = node.acl.get(old.name())?;
-        now.hears_less_than(old).then(|| (old.name().to_owned(), now))
+        now.lacks_channel_rule_of(old).then(|| (old.name().to_owned(), now))
     };
     let lost: HashMap<String, Arc<User>> = before.iter().filter_map(loses).collect();
     if lost.is_empty() {
@@ -195,7 +195,7 @@ pub(crate) fn denied_listeners(node: &Node, before: &[Arc<User>]) -> Vec<Arc<Cli
         return Vec::new();
     }
     node.channels
-        .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_hear(kind, name)))
+        .denied(|id, kind, name| listeners.get(&id).is_none_or(|user| user.may_receive(kind, name)))
 }
 
 /// Closes a connection: the caller's own after its reply, any other immediately.
@@ -238,7 +238,7 @@ fn pause(call: &mut Call<'_>) -> Outcome {
     // reply.
     let (node, protocol) = (call.node.node().clone(), call.reply.protocol());
     call.answer_when(async move {
-        let written = failover::all_written(&node, true);
+        let written = failover::wait_for_all_written(&node, true);
         let _ = tokio::time::timeout_at(end.into(), written).await;
         answer(protocol, |reply| {
             reply.ok();
@@ -271,6 +271,7 @@ fn unblock(call: &mut Call<'_>) -> Outcome {
     let id = u64::try_from(crate::commands::call::integer(call.args.at(2))?).ok();
     let with_error = reason.eq_ignore_ascii_case(b"error");
     let client = call.node.clients.list().into_iter().find(|client| Some(client.id) == id);
-    call.reply.int(i64::from(client.is_some_and(|client| client.blocked.let_go(with_error))));
+    call.reply
+        .int(i64::from(client.is_some_and(|client| client.blocked.unblock_client(with_error))));
     Ok(())
 }

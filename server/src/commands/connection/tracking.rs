@@ -48,7 +48,7 @@ pub(crate) const GET_REDIRECTION: Command =
          itself, -1 without tracking.");
 
 /// Returns whether a user may receive invalidations for all keys with this prefix.
-fn may_hear(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {
+fn may_receive(user: Option<&node::acl::User>, prefix: &[u8]) -> bool {
     user.is_some_and(|user| user.reads_all_with(prefix))
 }
 
@@ -155,7 +155,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
             prefixes.push(b"");
         }
         let user = session.access.user.as_deref();
-        if !session.access.free && !prefixes.iter().all(|prefix| may_hear(user, prefix)) {
+        if !session.access.free && !prefixes.iter().all(|prefix| may_receive(user, prefix)) {
             return Err(refuse!(
                 "NOPERM this user has no permissions to access all keys with the prefixes used as \
                  arguments"
@@ -177,11 +177,11 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
     // Wait for writes in progress, which may not have seen the new tracker. EXEC already excludes
     // writers.
     if let Some(engines) = engines.filter(|_| !session.in_exec) {
-        engines.pass_writers();
+        engines.wait_for_writers();
     }
     session.tracks_reads = !broadcast;
     session.tracking = Some(Box::new(Tracked { tracker, prefixes: own, caching: false }));
-    session.note_kept();
+    session.update_stored_bytes();
     Ok(())
 }
 
@@ -189,7 +189,7 @@ fn start(call: &mut Call<'_>, options: Options, mut prefixes: Vec<&[u8]>) -> Out
 pub(crate) fn forget(session: &mut Session, node: &Node) {
     if let Some(tracked) = session.tracking.take() {
         node.tracking.stop(&tracked.tracker, &tracked.prefixes);
-        session.note_kept();
+        session.update_stored_bytes();
     }
     session.tracks_reads = false;
 }
@@ -200,7 +200,7 @@ pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
     let is_denied = session
         .tracking
         .as_ref()
-        .is_some_and(|tracked| tracked.prefixes.iter().any(|prefix| !may_hear(user, prefix)));
+        .is_some_and(|tracked| tracked.prefixes.iter().any(|prefix| !may_receive(user, prefix)));
     if is_denied {
         forget(session, node);
     }
@@ -210,7 +210,7 @@ pub(crate) fn forget_denied(session: &mut Session, node: &Node) {
 pub(crate) fn end_denied(node: &Node) {
     let may = |client: &Client, prefix: &[u8]| {
         let user = client.names.lock().user.clone();
-        may_hear(node.acl.get(&user).as_deref(), prefix)
+        may_receive(node.acl.get(&user).as_deref(), prefix)
     };
     node.tracking.end_denied(may);
 }

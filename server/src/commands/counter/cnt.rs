@@ -1,10 +1,10 @@
 //! Commands on counters by space and id (CNT.*).
 
-use crate::commands::call::{Call, counter_space, id, integer, put_once};
+use crate::commands::call::{Call, counter_space, id, integer, set_option_once};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::counter::scan;
 use crate::commands::turn::Answered;
-use crate::commands::unreadable::{UnreadableRows, but_unreadable};
+use crate::commands::unreadable::{UnreadableRows, keep_first_unreadable};
 use crate::session::Scratch;
 use counter::{Bounds, Change, Schema};
 use dataset::clock::unix_s;
@@ -67,10 +67,10 @@ pub(crate) const COMMANDS: &[Command] = &[
 
 /// Number of rows read together, so that their cache misses overlap. Limits the memory for their
 /// values.
-pub(crate) const READ_TOGETHER: usize = 1024;
+pub(crate) const READ_BATCH_ROWS: usize = 1024;
 /// Number of rows prefetched together before they are changed. More rows would evict the first ones
 /// from the L1 cache.
-const WRITTEN_TOGETHER: usize = 32;
+const WRITE_BATCH_ROWS: usize = 32;
 
 fn space<'a>(call: &Call<'a>) -> Result<&'a CounterSpace, Refusal> {
     counter_space(call.node.engines(), call.args.at(1))
@@ -83,10 +83,10 @@ fn field(space: &CounterSpace, schema: &Schema, name: &[u8]) -> Result<usize, Re
 fn get(call: &mut Call<'_>) -> Answered {
     let space = space(call)?;
     call.read_ids(2)?;
-    let most = call.session.most_out;
+    let most = call.session.max_out_bytes;
     let mut unreadable = UnreadableRows::default();
     let mut read = space.read();
-    call.answer_each(call.scratch.ids.len(), READ_TOGETHER, |call, items| {
+    call.answer_each(call.scratch.ids.len(), READ_BATCH_ROWS, |call, items| {
         if call.reply.mark() > most {
             return Ok(());
         }
@@ -140,15 +140,15 @@ fn incrby(call: &mut Call<'_>) -> Outcome {
             let delta = integer(args.next().ok_or_else(|| call.wrong_arity())?)?;
             call.scratch.changes.push(Change { field: position, delta });
         } else if word.eq_ignore_ascii_case(b"MIN") {
-            put_once(&mut min, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
+            set_option_once(&mut min, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else if word.eq_ignore_ascii_case(b"MAX") {
-            put_once(&mut max, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
+            set_option_once(&mut max, integer(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else if word.eq_ignore_ascii_case(b"SAT") {
-            put_once(&mut saturate, true)?;
+            set_option_once(&mut saturate, true)?;
         } else if word.eq_ignore_ascii_case(b"FAIL") {
-            put_once(&mut saturate, false)?;
+            set_option_once(&mut saturate, false)?;
         } else if word.eq_ignore_ascii_case(b"TOKEN") {
-            put_once(&mut used, token(args.next().ok_or(Refusal::SYNTAX)?)?)?;
+            set_option_once(&mut used, token(args.next().ok_or(Refusal::SYNTAX)?)?)?;
         } else {
             return Err(no_field(space.name(), word));
         }
@@ -243,7 +243,7 @@ fn mincrby(call: &mut Call<'_>) -> Answered {
     }
     let once = used.map(|token| once(token, true));
     let engines = call.node.engines();
-    call.answer_each(triples.len() / 3, WRITTEN_TOGETHER, |call, items| {
+    call.answer_each(triples.len() / 3, WRITE_BATCH_ROWS, |call, items| {
         let Scratch { ids, changes, row, .. } = &mut *call.scratch;
         let (ids, changes) = (&ids[items.clone()], &changes[items]);
         space.read().prefetch(ids);
@@ -334,6 +334,6 @@ fn del(call: &mut Call<'_>) -> Answered {
     call.read_ids(2)?;
     call.count_each(call.scratch.ids.len(), |call, item| {
         let gone = call.node.engines().delete(space, call.scratch.ids[item]);
-        Ok(but_unreadable(gone, &mut call.scratch.unreadable)?)
+        Ok(keep_first_unreadable(gone, &mut call.scratch.unreadable)?)
     })
 }

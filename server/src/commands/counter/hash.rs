@@ -139,7 +139,7 @@ pub(crate) fn add(
 }
 
 fn hget(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.note_found(false);
         call.reply.null();
         return Ok(());
@@ -150,7 +150,7 @@ fn hget(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hmget(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.note_found(false);
         write_absent(call, call.args.len() - 2);
         return Ok(());
@@ -187,7 +187,7 @@ fn write_absent(call: &mut Call<'_>, fields: usize) {
 }
 
 fn hgetall(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.note_found(false);
         call.reply.map(0);
         return Ok(());
@@ -206,7 +206,7 @@ fn hgetall(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hexists(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -217,7 +217,7 @@ fn hexists(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hlen(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -226,7 +226,7 @@ fn hlen(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hkeys(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.array(0);
         return Ok(());
     };
@@ -243,7 +243,7 @@ fn hkeys(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hvals(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.array(0);
         return Ok(());
     };
@@ -260,7 +260,7 @@ fn hvals(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hstrlen(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -274,11 +274,11 @@ fn hstrlen(call: &mut Call<'_>) -> Outcome {
 }
 
 fn hdel(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         call.reply.int(0);
         return Ok(());
     };
-    let _alone = call.node.engines().alone_with(id);
+    let _alone = call.node.engines().lock_id(id);
     let mut cleared = 0;
     for field in call.args.from(2).iter().filter_map(|name| space.index_of(name)) {
         cleared += i64::from(call.node.engines().clear(space, id, field)?);
@@ -296,7 +296,7 @@ fn write_none_scanned(call: &mut Call<'_>) {
 fn hscan(call: &mut Call<'_>) -> Outcome {
     resp::natural(call.args.at(2))
         .ok_or_else(|| node::command::error::refuse!("ERR invalid cursor"))?;
-    let Some((space, id)) = call.known_row(1)? else {
+    let Some((space, id)) = call.existing_row(1)? else {
         write_none_scanned(call);
         return Ok(());
     };

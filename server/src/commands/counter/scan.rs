@@ -1,6 +1,6 @@
 //! CNT.SCAN, and the stateless cursor that SCAN uses as well.
 
-use crate::commands::call::{Call, counter_space, disk, integer, put_once};
+use crate::commands::call::{Call, counter_space, disk, integer, set_option_once};
 use dataset::cold;
 use dataset::engines::CounterSpace;
 use node::command::error::{Refusal, refuse};
@@ -16,17 +16,17 @@ pub(crate) const CURSOR_LIMIT: u64 = ON_DISK << 1;
 /// Maximum number of keys in a reply of KEYS or of one SCAN call.
 pub(crate) const MOST_KEYS: u64 = 10_000;
 
-/// Passes the ids of about `most` rows to `take`, in one step of a scan. Returns the next cursor,
-/// below [`CURSOR_LIMIT`]; 0 starts and ends a scan. Reads cold rows synchronously.
+/// Passes the ids of about `max_rows` rows to `take`, in one step of a scan. Returns the next
+/// cursor, below [`CURSOR_LIMIT`]; 0 starts and ends a scan. Reads cold rows synchronously.
 pub(crate) fn step(
     space: &CounterSpace,
     cursor: u64,
-    most: u64,
+    max_rows: u64,
     take: &mut impl FnMut(u64),
 ) -> Result<u64, Refusal> {
     if cursor & ON_DISK == 0 {
         // Scan memory before disk, because rows may move from memory to disk during the scan.
-        return Ok(match space.scan(cursor, most, &mut *take) {
+        return Ok(match space.scan(cursor, max_rows, &mut *take) {
             0 if space.cold_end() > 0 => ON_DISK,
             next => next,
         });
@@ -34,7 +34,7 @@ pub(crate) fn step(
     let cold = space.cold();
     let mut next = cold.id_at(cursor & !ON_DISK);
     loop {
-        let Some(id) = cold.scan(space, next, most, take).map_err(disk)? else { return Ok(0) };
+        let Some(id) = cold.scan(space, next, max_rows, take).map_err(disk)? else { return Ok(0) };
         next = id;
         // Continue until the cursor advances.
         if let Some(moved) = cold.cursor_at(id).filter(|&at| ON_DISK | at != cursor) {
@@ -49,31 +49,31 @@ pub(crate) fn parse_cursor(text: &[u8]) -> Result<u64, Refusal> {
     cursor.ok_or_else(|| refuse!("ERR invalid cursor"))
 }
 
-struct Asked {
+struct ScanRequest {
     cursor: u64,
-    most: u64,
+    max_rows: u64,
     binary: bool,
 }
 
 pub(super) fn run(call: &mut Call<'_>) -> Outcome {
     let space = counter_space(call.node.engines(), call.args.at(1))?;
     let cursor = parse_cursor(call.args.at(2))?;
-    let (mut most, mut binary) = (None, None);
+    let (mut max_rows, mut binary) = (None, None);
     let mut options = call.args.from(3).iter();
     while let Some(option) = options.next() {
         if option.eq_ignore_ascii_case(b"binary") {
-            put_once(&mut binary, true)?;
+            set_option_once(&mut binary, true)?;
         } else if option.eq_ignore_ascii_case(b"count") {
             let rows = integer(options.next().ok_or(Refusal::SYNTAX)?)?;
             if rows < 1 {
                 return Err(Refusal::SYNTAX);
             }
-            put_once(&mut most, rows.unsigned_abs().min(MOST_KEYS))?;
+            set_option_once(&mut max_rows, rows.unsigned_abs().min(MOST_KEYS))?;
         } else {
             return Err(Refusal::SYNTAX);
         }
     }
-    let asked = Asked { cursor, most: most.unwrap_or(10), binary: binary.is_some() };
+    let asked = ScanRequest { cursor, max_rows: max_rows.unwrap_or(10), binary: binary.is_some() };
     if space.cold_end() == 0 {
         return answer(space, &asked, None, &mut call.reply);
     }
@@ -89,12 +89,12 @@ pub(super) fn run(call: &mut Call<'_>) -> Outcome {
 /// Writes the reply. With `waits`, the thread may block: it reads all cold blocks concurrently.
 fn answer(
     space: &CounterSpace,
-    asked: &Asked,
+    asked: &ScanRequest,
     waits: Option<Handle>,
     reply: &mut Reply<'_>,
 ) -> Outcome {
     let mut ids = Vec::new();
-    let next = step(space, asked.cursor, asked.most, &mut |id| ids.push(id))?;
+    let next = step(space, asked.cursor, asked.max_rows, &mut |id| ids.push(id))?;
     if let Some(runtime) = waits {
         runtime.block_on(space.fetch(&ids));
     }

@@ -2,7 +2,7 @@
 
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
-use crate::commands::counter::cnt::READ_TOGETHER;
+use crate::commands::counter::cnt::READ_BATCH_ROWS;
 use crate::commands::keys::keyspace::{has_passed, refuse_expiry};
 use crate::commands::log_size;
 use crate::commands::turn::Answered;
@@ -57,9 +57,9 @@ pub(crate) const COMMANDS: &[Command] = &[
     STRING.row("strlen", 2, READ, "key", Once(strlen),
         "Returns the number of decimal characters of a counter; 0 if its row does not exist.")
         .since("2.2.0").uses("RO"),
-    STRING.row("append", 3, WRITE, "key value", Once(no_text),
+    STRING.row("append", 3, WRITE, "key value", Once(refuse_text),
         NO_TEXT).since("2.0.0").uses("RW insert"),
-    STRING.row("setrange", 4, WRITE, "key offset value", Once(no_text), NO_TEXT).since("2.2.0"),
+    STRING.row("setrange", 4, WRITE, "key offset value", Once(refuse_text), NO_TEXT).since("2.2.0"),
     STRING.row("getrange", 4, READ, "key start end", Once(getrange),
         "Returns the decimal characters of a counter from start to end. Negative positions count \
          from the end.").since("2.4.0"),
@@ -106,13 +106,13 @@ fn readable<'a>(
 }
 
 /// Returns whether a space supports clients of Weibo's service.
-fn is_strict(call: &Call<'_>) -> bool {
+fn is_weibo_mode(call: &Call<'_>) -> bool {
     call.node.engines().counters().iter().any(|space| space.text_rows)
 }
 
 #[cold]
 fn absent<T>(call: &Call<'_>, error: KeyError<'_>) -> Result<Option<T>, Refusal> {
-    if is_strict(call) || matches!(error, KeyError::NoField { .. }) {
+    if is_weibo_mode(call) || matches!(error, KeyError::NoField { .. }) {
         return Err(error.into());
     }
     Ok(None)
@@ -169,12 +169,12 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
     call.scratch.ids.clear();
     call.scratch.fields.clear();
     let mut unreadable = UnreadableRows::default();
-    let is_strict = is_strict(call);
+    let is_weibo_mode = is_weibo_mode(call);
     let mut run: Option<&CounterSpace> = None;
     for key in keys.iter() {
         let found = match readable(call, key) {
             Ok(found) => found,
-            Err(refusal) if is_strict => return Err(refusal),
+            Err(refusal) if is_weibo_mode => return Err(refusal),
             Err(_) => None,
         };
         if let Some(before) = run
@@ -199,11 +199,11 @@ fn get_all(call: &mut Call<'_>, keys: Args<'_>) -> Outcome {
 
 /// Writes the cells and rows collected in the scratch buffers, and clears these.
 fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut UnreadableRows) {
-    let most = call.session.most_out;
+    let most = call.session.max_out_bytes;
     let tallies = &call.node.tallies[call.session.worker];
     let Scratch { ids, fields, rows, found, .. } = &mut *call.scratch;
     let mut read = space.read();
-    for (ids, fields) in ids.chunks(READ_TOGETHER).zip(fields.chunks(READ_TOGETHER)) {
+    for (ids, fields) in ids.chunks(READ_BATCH_ROWS).zip(fields.chunks(READ_BATCH_ROWS)) {
         if call.reply.mark() > most {
             break;
         }
@@ -225,7 +225,7 @@ fn write_cells(call: &mut Call<'_>, space: &CounterSpace, unreadable: &mut Unrea
     fields.clear();
 }
 
-fn no_text(call: &mut Call<'_>) -> Outcome {
+fn refuse_text(call: &mut Call<'_>) -> Outcome {
     call.cell(call.args.at(1))?;
     Err(refuse!(
         "ERR {} is not supported: a counter is a number, not a string",
@@ -249,7 +249,7 @@ pub(crate) fn value(
 }
 
 /// Like [`value`], for a cell that may be absent.
-fn known_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
+fn existing_value(cell: Option<(&CounterSpace, u64, usize)>) -> Result<Option<i64>, Unreadable> {
     cell.map_or(Ok(None), |(space, id, field)| value(space, id, field))
 }
 
@@ -301,7 +301,7 @@ fn set(call: &mut Call<'_>) -> Outcome {
         call.reply.ok();
         return Ok(());
     }
-    let alone = engines.alone_with(id);
+    let alone = engines.lock_id(id);
     // As for HSETNX, a counter of 0 counts as absent.
     let old = value(space, id, field)?.filter(|&old| !absent || old != 0);
     let does = !(absent && old.is_some() || present && old.is_none());
@@ -362,7 +362,7 @@ fn setnx(call: &mut Call<'_>) -> Outcome {
 fn getset(call: &mut Call<'_>) -> Outcome {
     let (space, id, field) = call.cell(call.args.at(1))?;
     let new = integer(call.args.at(2))?;
-    let alone = call.node.engines().alone_with(id);
+    let alone = call.node.engines().lock_id(id);
     let old = value(space, id, field)?;
     call.node.engines().set(space, id, &[(field, new)])?;
     drop(alone);
@@ -371,11 +371,11 @@ fn getset(call: &mut Call<'_>) -> Outcome {
 }
 
 fn getdel(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id, field)) = call.known_cell(call.args.at(1))? else {
+    let Some((space, id, field)) = call.existing_cell(call.args.at(1))? else {
         call.reply.null();
         return Ok(());
     };
-    let alone = call.node.engines().alone_with(id);
+    let alone = call.node.engines().lock_id(id);
     let old = value(space, id, field)?;
     call.node.engines().clear(space, id, field)?;
     drop(alone);
@@ -456,8 +456,8 @@ fn msetnx(call: &mut Call<'_>) -> Outcome {
 }
 
 fn strlen(call: &mut Call<'_>) -> Outcome {
-    let found = call.known_cell(call.args.at(1))?;
-    let value = known_value(found)?;
+    let found = call.existing_cell(call.args.at(1))?;
+    let value = existing_value(found)?;
     call.note_found(value.is_some());
     call.reply.count(value.map_or(0, |value| value.to_string().len()));
     Ok(())
@@ -465,8 +465,8 @@ fn strlen(call: &mut Call<'_>) -> Outcome {
 
 fn getrange(call: &mut Call<'_>) -> Outcome {
     let (start, end) = (integer(call.args.at(2))?, integer(call.args.at(3))?);
-    let found = call.known_cell(call.args.at(1))?;
-    let value = known_value(found)?;
+    let found = call.existing_cell(call.args.at(1))?;
+    let value = existing_value(found)?;
     call.note_found(value.is_some());
     let text = value.map(|value| value.to_string()).unwrap_or_default();
     call.reply.bulk(range(text.as_bytes(), start, end));

@@ -21,7 +21,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          that 7 follows 9 is a flag of 9. Counters of members (member_counters) stay too, because \
          a filter cannot list its members; a later FEED.ACT counts again for the member. If these \
          counters must be exact, undo the actions first.")
-        .keys(KeyArgs::Ids(Of::Kin, 2, 1)).linear("ids"),
+        .keys(KeyArgs::Ids(Of::RowsAndPairs, 2, 1)).linear("ids"),
 ];
 
 fn forget(call: &mut Call<'_>) -> Answered {

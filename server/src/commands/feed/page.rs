@@ -61,7 +61,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 /// Maximum number of ids of a page that is not checked against the output limit in advance.
-const LARGE: usize = 4096;
+const LARGE_PAGE_IDS: usize = 4096;
 
 fn get(call: &mut Call<'_>) -> Answered {
     let view = view(call.node.engines(), call.args.at(1))?;
@@ -88,7 +88,7 @@ fn get(call: &mut Call<'_>) -> Answered {
     }
     let is_slow = call.scratch.asked.exact && call.step != Step::Whole;
     let together = if is_slow { FEW } else { usize::MAX };
-    call.do_each(ids, together, |call, items| show(call, view, &viewer, items))
+    call.do_each(ids, together, |call, items| write_page(call, view, &viewer, items))
 }
 
 /// FEED.ROW: one row of a page, addressed by its key. Clients that route requests by key can build
@@ -124,10 +124,15 @@ fn row(call: &mut Call<'_>) -> Outcome {
 }
 
 /// Writes some rows of a page. The first call also writes the header of the reply.
-fn show(call: &mut Call<'_>, view: &View, viewer: &Member<'_>, items: Range<usize>) -> Outcome {
+fn write_page(
+    call: &mut Call<'_>,
+    view: &View,
+    viewer: &Member<'_>,
+    items: Range<usize>,
+) -> Outcome {
     let (asked, ids) = (call.scratch.asked, call.scratch.ids.len());
     let is_whole = call.step == Step::Whole;
-    if items.start == 0 && ids > LARGE && (asked.binary || is_whole) {
+    if items.start == 0 && ids > LARGE_PAGE_IDS && (asked.binary || is_whole) {
         check_length(call, view, asked.binary)?;
     }
     let Some(mut refused) = read(call, view, viewer, items.clone())? else { return Ok(()) };
@@ -188,10 +193,10 @@ fn read(
         let further = engines.then(view).zip(further);
         further.for_each(|(part, (ids, page))| read(part, &ids[range.clone()], page));
     };
-    if std::mem::take(&mut call.session.notes_missing) {
-        let missing = engines.cold.note_missing(read_all);
+    if std::mem::take(&mut call.session.records_missing_rows) {
+        let missing = engines.cold.collect_missing(read_all);
         if !missing.is_ready() {
-            call.session.suspension = Suspension::Lacks(Box::new(missing));
+            call.session.suspension = Suspension::MissingRows(Box::new(missing));
             return Ok(None);
         }
     } else {
@@ -287,7 +292,7 @@ fn read_entry(scratch: &mut Scratch, view: &View, text: &[u8]) -> Outcome {
 /// Refuses a page that would exceed the output limit before building it.
 #[cold]
 fn check_length(call: &Call<'_>, view: &View, binary: bool) -> Outcome {
-    let (engines, most) = (call.node.engines(), call.session.most_out);
+    let (engines, most) = (call.node.engines(), call.session.max_out_bytes);
     let views = std::iter::once(view).chain(engines.then(view));
     // An integer element takes at least four bytes.
     let least = |view: &View| {
@@ -364,7 +369,7 @@ fn pages<'a>(scratch: &'a Scratch, view: &View) -> impl Iterator<Item = &'a Page
 /// Writes the rows read, and errors for the rows in `refused`.
 fn write_rows(call: &mut Call<'_>, view: &View, rows: usize, refused: &[(usize, Refusal)]) {
     let page = &call.scratch.page;
-    let most = call.session.most_out;
+    let most = call.session.max_out_bytes;
     let is_whole = refused.is_empty() && !view.is_joined();
     if let (Some((counters, flags)), true) = (page.usual(), is_whole) {
         let width = page.counters() + view.flags();

@@ -3,7 +3,7 @@
 
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
-use crate::commands::flags::phantom::{has_changed, unknowable};
+use crate::commands::flags::phantom::{has_changed, refuse_unknowable};
 use crate::commands::items::FEW;
 use crate::commands::turn::Answered;
 use dataset::cold::Unreadable;
@@ -47,7 +47,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     BLOOM.row("bf.info", -2, READ, "key [CAPACITY|SIZE|FILTERS|ITEMS|EXPANSION]", Once(info),
         "Returns capacity, bytes, number of tables, items and expansion rate of the key's space. \
          Its filters hold the items of all its ids.").uses("RO"),
-    BLOOM.row("bf.scandump", 3, READ, "key iterator", Once(unknowable),
+    BLOOM.row("bf.scandump", 3, READ, "key iterator", Once(refuse_unknowable),
         "Not supported: a filter holds the items of all ids of its table."),
     BLOOM.row("bf.loadchunk", 4, WRITE, "key iterator data", Once(load),
         "Not supported: a filter holds the items of all ids of its table."),
@@ -89,30 +89,31 @@ const EXPANSION: RangeInclusive<i64> = 0..=32_768;
 
 /// Reserved member that marks an id whose filter was created explicitly (BF.RESERVE, BF.INSERT,
 /// CF.RESERVE, CF.INSERT). BF.ADD alone does not set it.
-const MADE: Member<'static> = Member::Bytes(b"\0tidemark: a filter was made for this id\0");
+const CREATED_MARKER: Member<'static> =
+    Member::Bytes(b"\0tidemark: a filter was made for this id\0");
 
 /// Returns whether a filter was explicitly created for this id. With a ledger, returns whether the
 /// id has members.
-fn is_made(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
+fn is_created(space: &ExistenceSpace, id: u64) -> Result<bool, Unreadable> {
     // A ledger lists all members, so the marker would be visible to clients.
     if let Some(ledger) = space.ledger() {
         return ledger.has_any(id);
     }
-    Ok(space.contains(id, &MADE)? == Answer::Yes)
+    Ok(space.contains(id, &CREATED_MARKER)? == Answer::Yes)
 }
 
 /// Creates the filter of an id. Returns false if it exists. With a ledger, the first member creates
 /// the filter.
 pub(crate) fn make(call: &Call<'_>, space: &ExistenceSpace, id: u64) -> Result<bool, Refusal> {
     if space.ledger().is_some() {
-        return Ok(!is_made(space, id)?);
+        return Ok(!is_created(space, id)?);
     }
-    has_changed(call.node.engines().flag(space, id, &MADE)?)
+    has_changed(call.node.engines().flag(space, id, &CREATED_MARKER)?)
 }
 
 /// Checks BF.INSERT and CF.INSERT before the items, which start at argument `at`. With `makes` (no
 /// NOCREATE), creates the filter if it does not exist. Otherwise fails if it does not exist.
-pub(crate) fn before_items(
+pub(crate) fn prepare_insert(
     call: &Call<'_>,
     space: &ExistenceSpace,
     id: u64,
@@ -124,14 +125,14 @@ pub(crate) fn before_items(
     }
     if makes {
         make(call, space, id)?;
-    } else if !is_made(space, id)? {
+    } else if !is_created(space, id)? {
         return Err(Refusal::NO_FILTER);
     }
     Ok(())
 }
 
 /// Parses an error rate and checks that the space's filters meet it.
-fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
+fn check_error_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
     let wanted = number.ok_or(Refusal::fixed(bad))?;
     if !(wanted > 0.0 && wanted < 1.0) {
@@ -148,7 +149,7 @@ fn read_rate(space: &ExistenceSpace, text: &[u8], bad: &'static [u8]) -> Outcome
 }
 
 /// Parses an integer within a range, with RedisBloom's error texts.
-pub(crate) fn read_within(
+pub(crate) fn parse_in_range(
     text: &[u8],
     range: &RangeInclusive<i64>,
     bad: &'static [u8],
@@ -179,13 +180,13 @@ fn insert(call: &mut Call<'_>) -> Outcome {
             at += 1;
             break;
         } else if is(b"ERROR") {
-            read_rate(space, value()?, b"ERR Bad error rate")?;
+            check_error_rate(space, value()?, b"ERR Bad error rate")?;
             at += 2;
         } else if is(b"CAPACITY") {
-            read_within(value()?, &CAPACITY, b"ERR Bad capacity", "ERR capacity")?;
+            parse_in_range(value()?, &CAPACITY, b"ERR Bad capacity", "ERR capacity")?;
             at += 2;
         } else if is(b"EXPANSION") {
-            read_within(value()?, &EXPANSION, b"ERR Bad expansion", "ERR expansion")?;
+            parse_in_range(value()?, &EXPANSION, b"ERR Bad expansion", "ERR expansion")?;
             at += 2;
         } else if is(b"NOCREATE") {
             makes = false;
@@ -196,7 +197,7 @@ fn insert(call: &mut Call<'_>) -> Outcome {
             return Err(refuse!("ERR Unknown argument received"));
         }
     }
-    before_items(call, space, id, at, makes)?;
+    prepare_insert(call, space, id, at, makes)?;
     let items = call.args.from(at);
     call.reply.array(items.len());
     add_all(call, items);
@@ -208,14 +209,14 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 7 {
         return Err(call.wrong_arity());
     }
-    read_rate(space, call.args.at(2), b"ERR bad error rate")?;
-    read_within(call.args.at(3), &CAPACITY, b"ERR bad capacity", "ERR capacity")?;
+    check_error_rate(space, call.args.at(2), b"ERR bad error rate")?;
+    parse_in_range(call.args.at(3), &CAPACITY, b"ERR bad capacity", "ERR capacity")?;
     let mut options = call.args.from(4).iter();
     let (mut scales, mut expansion) = (true, None);
     while let Some(word) = options.next() {
         if word.eq_ignore_ascii_case(b"EXPANSION") {
             let value = options.next().ok_or_else(|| refuse!("ERR no expansion"))?;
-            let value = read_within(value, &EXPANSION, b"ERR bad expansion", "ERR expansion")?;
+            let value = parse_in_range(value, &EXPANSION, b"ERR bad expansion", "ERR expansion")?;
             expansion = Some(value);
         } else if word.eq_ignore_ascii_case(b"NONSCALING") {
             scales = false;
@@ -253,7 +254,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
     if call.args.len() > 3 {
         return Err(call.wrong_arity());
     }
-    let (space, _) = call.known_pairs(1)?.ok_or(Refusal::NO_FILTER)?;
+    let (space, _) = call.existing_pairs(1)?.ok_or(Refusal::NO_FILTER)?;
     let facts = facts(space);
     if call.args.len() == 2 {
         call.reply.map(facts.len());
@@ -278,7 +279,7 @@ fn info(call: &mut Call<'_>) -> Outcome {
 }
 
 fn card(call: &mut Call<'_>) -> Outcome {
-    let pairs = call.known_pairs(1)?.map_or(0, |(space, _)| space.pairs());
+    let pairs = call.existing_pairs(1)?.map_or(0, |(space, _)| space.pairs());
     call.reply.int(i64::try_from(pairs).unwrap_or(i64::MAX));
     Ok(())
 }
@@ -308,7 +309,7 @@ pub(crate) fn write(reply: &mut Reply<'_>, answer: Answer) {
 }
 
 pub(crate) fn exists(call: &mut Call<'_>) -> Outcome {
-    let found = call.known_pairs(1)?;
+    let found = call.existing_pairs(1)?;
     let member = Member::parse(call.args.at(2));
     write(&mut call.reply, contains(found, &member)?);
     Ok(())
@@ -320,7 +321,7 @@ pub(crate) fn mexists(call: &mut Call<'_>) -> Answered {
 
 /// Writes whether each member of the key is set.
 pub(super) fn contains_each(call: &mut Call<'_>, write: fn(&mut Reply<'_>, Answer)) -> Answered {
-    let found = call.known_pairs(1)?;
+    let found = call.existing_pairs(1)?;
     let members = call.args.from(2);
     call.answer_each(members.len(), FEW, |call, items| {
         for item in items {

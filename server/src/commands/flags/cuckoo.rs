@@ -6,9 +6,9 @@
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::flags::bloom::{
-    self, CAPACITY, add_one, before_items, contains, exists, load, make, mexists, read_within,
+    self, CAPACITY, add_one, contains, exists, load, make, mexists, parse_in_range, prepare_insert,
 };
-use crate::commands::flags::phantom::unknowable;
+use crate::commands::flags::phantom::refuse_unknowable;
 use node::command::error::{Refusal, refuse};
 use node::command::spec::{ONE_KEY, Outcome, READ, flag};
 use phantom::{Answer, Change, Member};
@@ -48,7 +48,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     CUCKOO.row("cf.info", 2, READ, "key", Once(info),
         "Returns bytes, tables and items of the key's space. Its filters hold the items of all \
          its ids.").uses("RO"),
-    CUCKOO.row("cf.scandump", 3, READ, "key iterator", Once(unknowable),
+    CUCKOO.row("cf.scandump", 3, READ, "key iterator", Once(refuse_unknowable),
         "Not supported: a filter holds the items of all ids of its table."),
     CUCKOO.row("cf.loadchunk", 4, WRITE, "key iterator data", Once(load),
         "Not supported: a filter holds the items of all ids of its table."),
@@ -64,17 +64,17 @@ fn add(call: &mut Call<'_>) -> Outcome {
 
 fn count(call: &mut Call<'_>) -> Outcome {
     let member = Member::parse(call.args.at(2));
-    let answer = contains(call.known_pairs(1)?, &member)?;
+    let answer = contains(call.existing_pairs(1)?, &member)?;
     call.reply.int(i64::from(answer == Answer::Yes));
     Ok(())
 }
 
 fn del(call: &mut Call<'_>) -> Outcome {
-    let (space, id) = call.known_pairs(1)?.ok_or_else(|| refuse!("ERR Not found"))?;
+    let (space, id) = call.existing_pairs(1)?.ok_or_else(|| refuse!("ERR Not found"))?;
     match call.node.engines().unflag(space, id, &Member::parse(call.args.at(2)))? {
         Change::Changed => call.reply.bool(true),
         Change::Unchanged => call.reply.bool(false),
-        Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        Change::Unknown => return Err(Refusal::TABLE_RECYCLED),
     }
     Ok(())
 }
@@ -92,13 +92,13 @@ fn reserve(call: &mut Call<'_>) -> Outcome {
         let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
         if is(b"BUCKETSIZE") {
             let (bad, name) = (b"ERR Couldn't parse BUCKETSIZE", "ERR BUCKETSIZE: value");
-            bucket = read_within(value, &(1..=255), bad, name)?;
+            bucket = parse_in_range(value, &(1..=255), bad, name)?;
         } else if is(b"MAXITERATIONS") {
             let (bad, name) = (b"ERR Couldn't parse MAXITERATIONS", "ERR MAXITERATIONS: value");
-            read_within(value, &(1..=65_535), bad, name)?;
+            parse_in_range(value, &(1..=65_535), bad, name)?;
         } else if is(b"EXPANSION") {
             let (bad, name) = (b"ERR Couldn't parse EXPANSION", "ERR EXPANSION: value");
-            read_within(value, &(0..=32_768), bad, name)?;
+            parse_in_range(value, &(0..=32_768), bad, name)?;
         } else {
             return Err(Refusal::SYNTAX);
         }
@@ -131,13 +131,13 @@ fn insert(call: &mut Call<'_>) -> Outcome {
             }
             let range = 4..=*CAPACITY.end();
             let bad = b"ERR Bad capacity";
-            read_within(call.args.at(at), &range, bad, "ERR Capacity")?;
+            parse_in_range(call.args.at(at), &range, bad, "ERR Capacity")?;
             at += 1;
         } else {
             return Err(refuse!("ERR Unknown argument received"));
         }
     }
-    before_items(call, space, id, at, makes)?;
+    prepare_insert(call, space, id, at, makes)?;
     let only_new = call.spec.name == "cf.insertnx";
     let items = call.args.from(at);
     call.reply.array(items.len());
@@ -153,7 +153,7 @@ fn insert(call: &mut Call<'_>) -> Outcome {
 }
 
 fn info(call: &mut Call<'_>) -> Outcome {
-    let (space, _) = call.known_pairs(1)?.ok_or(Refusal::NO_FILTER)?;
+    let (space, _) = call.existing_pairs(1)?.ok_or(Refusal::NO_FILTER)?;
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let filters = number(space.tables().len() as u64);
     let facts = [

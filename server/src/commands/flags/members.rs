@@ -1,7 +1,7 @@
 //! Enumeration of pairs from a space's exact ledger: PH.MEMBERS, PH.SCAN, and the Set commands that
 //! list members.
 //!
-//! Each command reads the disk on another thread, in pieces of [`PIECE`] members.
+//! Each command reads the disk on another thread, in pieces of [`MEMBERS_PER_SCAN`] members.
 
 use crate::commands::call::{Call, disk, integer};
 use crate::commands::command::{Command, Group, Run::Once};
@@ -24,7 +24,7 @@ pub(crate) const COMMANDS: &[Command] = &[
         "space id [AFTER member] [COUNT count]", Once(members),
         "Returns the members whose flags are set on an id, in order: numbers, then strings. \
          Returns up to COUNT members (default 100) greater than AFTER; AFTER need not exist. \
-         Requires a ledger.").keys(KeyArgs::Ids(Of::Kin, 2, usize::MAX)),
+         Requires a ledger.").keys(KeyArgs::Ids(Of::RowsAndPairs, 2, usize::MAX)),
     PHANTOM.row("ph.scan", -3, flag::READONLY | flag::NAMED,
         "space cursor [COUNT count]", Once(scan_pairs),
         "Iterates over all set pairs by id, then member. Returns the next cursor (0 at the end) \
@@ -33,7 +33,7 @@ pub(crate) const COMMANDS: &[Command] = &[
          be missing or included. Requires a ledger."),
 ];
 
-const PIECE: usize = 4096;
+const MEMBERS_PER_SCAN: usize = 4096;
 /// An SSCAN cursor contains the first `PREFIX` bytes of a string, or the top `NUMBER_BITS` bits of
 /// a number. Cursors are less than 2^50, so that clients may store them as doubles.
 const PREFIX: usize = 6;
@@ -41,7 +41,7 @@ const NUMBER_BITS: u32 = 43;
 /// Bit that is set in the cursor of a string.
 const STRING: u64 = 1 << 49;
 
-struct Asked {
+struct MemberScan {
     most: usize,
     after: Option<OwnedMember>,
     pattern: Option<Vec<u8>>,
@@ -64,8 +64,8 @@ fn read_options(
     first: usize,
     most: usize,
     known: &[&str],
-) -> Result<Asked, Refusal> {
-    let mut asked = Asked { most, after: None, pattern: None };
+) -> Result<MemberScan, Refusal> {
+    let mut asked = MemberScan { most, after: None, pattern: None };
     let mut options = call.args.from(first).iter();
     while let Some(option) = options.next() {
         let value = options.next().ok_or(Refusal::SYNTAX)?;
@@ -161,17 +161,17 @@ fn walk(ledger: &PairLedger, id: u64, mut each: impl FnMut(&Pairs) -> Outcome) -
     let mut after: Option<OwnedMember> = None;
     loop {
         let behind = after.as_ref().map(|member| (id, member.as_member()));
-        let pairs = ledger.ledger().list((id, id), behind, PIECE).map_err(disk)?;
+        let pairs = ledger.ledger().list((id, id), behind, MEMBERS_PER_SCAN).map_err(disk)?;
         each(&pairs)?;
         match pairs.last() {
-            Some(last) if pairs.len() == PIECE => after = Some(last.member.to_owned()),
+            Some(last) if pairs.len() == MEMBERS_PER_SCAN => after = Some(last.member.to_owned()),
             _ => return Ok(()),
         }
     }
 }
 
 pub(crate) fn dump_members(call: &mut Call<'_>, number: u32, id: u64) -> Outcome {
-    let most = call.session.most_out;
+    let most = call.session.max_out_bytes;
     call.answer_later(move |node, reply| {
         let mut dump = rdb::SetDump::default();
         walk(ledger_of(node, number)?, id, |pairs| {
@@ -196,16 +196,16 @@ fn too_many(most: usize) -> Refusal {
 }
 
 /// Resolves the key of a set in a space with a ledger; `None` for a key outside all spaces.
-fn listed(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
-    match call.known_pairs(1)? {
-        Some((space, _)) if space.ledger().is_none() => Err(Refusal::NOT_COUNTED),
+fn ledger_key(call: &Call<'_>) -> Result<Option<(u32, u64)>, Refusal> {
+    match call.existing_pairs(1)? {
+        Some((space, _)) if space.ledger().is_none() => Err(Refusal::NOT_LISTABLE),
         Some((space, id)) => Ok(Some((space.number(), id))),
         None => Ok(None),
     }
 }
 
 pub(super) fn count(call: &mut Call<'_>) -> Outcome {
-    let Some((number, id)) = listed(call)? else {
+    let Some((number, id)) = ledger_key(call)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -221,11 +221,11 @@ pub(super) fn count(call: &mut Call<'_>) -> Outcome {
 }
 
 pub(super) fn all(call: &mut Call<'_>) -> Outcome {
-    let Some((number, id)) = listed(call)? else {
+    let Some((number, id)) = ledger_key(call)? else {
         call.reply.set(0);
         return Ok(());
     };
-    let (most, protocol) = (call.session.most_out, call.reply.protocol());
+    let (most, protocol) = (call.session.max_out_bytes, call.reply.protocol());
     call.answer_later(move |node, reply| {
         let (mut count, mut bytes) = (0, Vec::new());
         walk(ledger_of(node, number)?, id, |pairs| {
@@ -258,7 +258,7 @@ fn cursor_of(member: Member<'_>) -> u64 {
 }
 
 /// Returns the greatest member with this cursor.
-fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
+fn last_member_of_cursor(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
     let invalid = || refuse!("ERR invalid cursor");
     if cursor == 0 {
         return Ok(None);
@@ -282,7 +282,7 @@ fn last_of(cursor: u64) -> Result<Option<OwnedMember>, Refusal> {
 
 /// SSCAN. Returns COUNT members, and all further members that have the same cursor as the last one.
 pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
-    let found = listed(call)?;
+    let found = ledger_key(call)?;
     let cursor = resp::natural(call.args.at(2)).ok_or_else(|| refuse!("ERR invalid cursor"))?;
     let asked = read_options(call, 3, 10, &["count", "match"])?;
     let Some((number, id)) = found else {
@@ -291,7 +291,7 @@ pub(super) fn scan(call: &mut Call<'_>) -> Outcome {
         call.reply.array(0);
         return Ok(());
     };
-    let after = last_of(cursor)?;
+    let after = last_member_of_cursor(cursor)?;
     call.answer_later(move |node, reply| {
         let (found, next) = scanned(ledger_of(node, number)?, id, after, asked.most)?;
         let fits = |member: &Member<'_>| {
@@ -352,13 +352,22 @@ mod tests {
         assert!(cursors.is_sorted(), "{cursors:?}");
         assert!(cursors.iter().all(|cursor| *cursor > 0 && *cursor < 1 << 50));
         for (member, cursor) in members.iter().zip(&cursors) {
-            let last = last_of(*cursor).unwrap().unwrap();
+            let last = last_member_of_cursor(*cursor).unwrap().unwrap();
             assert!(last.as_member() >= *member, "{member:?}");
             let behind = members.iter().zip(&cursors).filter(|(m, _)| **m > last.as_member());
             assert!(behind.into_iter().all(|(_, next)| next > cursor), "{member:?}");
         }
-        assert!(last_of(u64::MAX).is_err() && last_of(STRING | 1 << 48).is_err());
-        assert!(last_of(STRING | 1 << 47).is_ok() && last_of(23 << NUMBER_BITS).is_err());
-        assert!(last_of(1 << 50).is_err(), "a cursor of an older version, or a rounded one");
+        assert!(
+            last_member_of_cursor(u64::MAX).is_err()
+                && last_member_of_cursor(STRING | 1 << 48).is_err()
+        );
+        assert!(
+            last_member_of_cursor(STRING | 1 << 47).is_ok()
+                && last_member_of_cursor(23 << NUMBER_BITS).is_err()
+        );
+        assert!(
+            last_member_of_cursor(1 << 50).is_err(),
+            "a cursor of an older version, or a rounded one"
+        );
     }
 }

@@ -139,15 +139,15 @@ fn change(
 }
 
 /// Refuses a query that a filter cannot answer. A key of the wrong type returns WRONGTYPE instead.
-pub(crate) fn unknowable(call: &mut Call<'_>) -> Outcome {
+pub(crate) fn refuse_unknowable(call: &mut Call<'_>) -> Outcome {
     call.pairs(1)?;
-    Err(Refusal::NOT_COUNTED)
+    Err(Refusal::NOT_LISTABLE)
 }
 
 pub(super) fn has_changed(change: Change) -> Result<bool, Refusal> {
     match change {
         Change::Changed => Ok(true),
         Change::Unchanged => Ok(false),
-        Change::Unknown => Err(Refusal::BELOW_HORIZON),
+        Change::Unknown => Err(Refusal::TABLE_RECYCLED),
     }
 }

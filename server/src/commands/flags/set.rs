@@ -6,7 +6,7 @@ use crate::commands::call::Call;
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::flags::bloom::{self, contains};
 use crate::commands::flags::members;
-use crate::commands::flags::phantom::{has_changed, unknowable};
+use crate::commands::flags::phantom::{has_changed, refuse_unknowable};
 use crate::commands::turn::{Answer as Handled, Answered};
 use dataset::engines::WriteError;
 use node::command::error::{Refusal, refuse};
@@ -33,28 +33,28 @@ pub(crate) const COMMANDS: &[Command] = &[
     SET.row("scard", 2, flag::READONLY, "key", Once(members::count), LISTED).uses("RO"),
     SET.row("smembers", 2, flag::READONLY, "key", Once(members::all),
         LISTED).tips(&["nondeterministic_output_order"]),
-    SET.row("spop", -2, flag::WRITE | flag::FAST, "key [count]", Once(some_members),
+    SET.row("spop", -2, flag::WRITE | flag::FAST, "key [count]", Once(random_members),
         UNKNOWABLE).uses("RW access delete").tips(&["nondeterministic_output"]),
-    SET.row("srandmember", -2, flag::READONLY, "key [count]", Once(some_members),
+    SET.row("srandmember", -2, flag::READONLY, "key [count]", Once(random_members),
         UNKNOWABLE).tips(&["nondeterministic_output"]),
     SET.row("sscan", -3, flag::READONLY,
         "key cursor [MATCH pattern] [COUNT count]", Once(members::scan),
         LISTED).since("2.8.0").tips(&["nondeterministic_output"]),
-    SET.row("sinter", -2, flag::READONLY, "key [key ...]", Once(combined),
+    SET.row("sinter", -2, flag::READONLY, "key [key ...]", Once(refuse_combination),
         UNKNOWABLE).keys(ALL_KEYS).tips(&["nondeterministic_output_order"]),
     // The number of keys precedes them; see `key_positions`.
     SET.row("sintercard", -3, flag::READONLY,
         "numkeys key [key ...] [LIMIT limit]", Once(intercard),
         UNKNOWABLE).keys(SECOND_KEY).since("7.0.0"),
-    SET.row("sunion", -2, flag::READONLY, "key [key ...]", Once(combined),
+    SET.row("sunion", -2, flag::READONLY, "key [key ...]", Once(refuse_combination),
         UNKNOWABLE).keys(ALL_KEYS).tips(&["nondeterministic_output_order"]),
-    SET.row("sdiff", -2, flag::READONLY, "key [key ...]", Once(combined),
+    SET.row("sdiff", -2, flag::READONLY, "key [key ...]", Once(refuse_combination),
         UNKNOWABLE).keys(ALL_KEYS).tips(&["nondeterministic_output_order"]),
-    SET.row("sinterstore", -3, flag::WRITE, "destination key [key ...]", Once(unknowable),
+    SET.row("sinterstore", -3, flag::WRITE, "destination key [key ...]", Once(refuse_unknowable),
         UNKNOWABLE).keys(ALL_KEYS).two_uses("RW update", "RO access"),
-    SET.row("sunionstore", -3, flag::WRITE, "destination key [key ...]", Once(unknowable),
+    SET.row("sunionstore", -3, flag::WRITE, "destination key [key ...]", Once(refuse_unknowable),
         UNKNOWABLE).keys(ALL_KEYS).two_uses("OW update", "RO access"),
-    SET.row("sdiffstore", -3, flag::WRITE, "destination key [key ...]", Once(unknowable),
+    SET.row("sdiffstore", -3, flag::WRITE, "destination key [key ...]", Once(refuse_unknowable),
         UNKNOWABLE).keys(ALL_KEYS).two_uses("OW update", "RO access"),
     SET.row("smove", 4, flag::WRITE | flag::FAST, "source destination member", Once(smove),
         "Moves a member from one id to another. Returns 1, or 0 if the source does not have it.")
@@ -82,7 +82,7 @@ const UNKNOWABLE: &str =
 /// Returns whether every key is outside all spaces. The result is then an empty set.
 fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool, Refusal> {
     for at in keys {
-        if call.known_pairs(at)?.is_some() {
+        if call.existing_pairs(at)?.is_some() {
             return Ok(false);
         }
     }
@@ -90,10 +90,10 @@ fn are_all_absent(call: &Call<'_>, keys: std::ops::Range<usize>) -> Result<bool,
 }
 
 /// SPOP and SRANDMEMBER of an absent key: nil, or an empty reply if a count was given.
-fn some_members(call: &mut Call<'_>) -> Outcome {
+fn random_members(call: &mut Call<'_>) -> Outcome {
     let is_one = call.args.len() == 2;
-    if call.known_pairs(1)?.is_some() {
-        return Err(Refusal::NOT_COUNTED);
+    if call.existing_pairs(1)?.is_some() {
+        return Err(Refusal::NOT_LISTABLE);
     }
     if call.args.len() > 3 {
         return Err(Refusal::SYNTAX);
@@ -110,9 +110,9 @@ fn some_members(call: &mut Call<'_>) -> Outcome {
 }
 
 /// SINTER, SUNION and SDIFF.
-fn combined(call: &mut Call<'_>) -> Outcome {
+fn refuse_combination(call: &mut Call<'_>) -> Outcome {
     if !are_all_absent(call, 1..call.args.len())? {
-        return Err(Refusal::NOT_COUNTED);
+        return Err(Refusal::NOT_LISTABLE);
     }
     call.reply.set(0);
     Ok(())
@@ -135,7 +135,7 @@ fn intercard(call: &mut Call<'_>) -> Outcome {
         natural(limit).ok_or_else(|| refuse!("ERR LIMIT can't be negative"))?;
     }
     if !are_all_absent(call, 2..2 + keys)? {
-        return Err(Refusal::NOT_COUNTED);
+        return Err(Refusal::NOT_LISTABLE);
     }
     call.reply.int(0);
     Ok(())
@@ -154,7 +154,7 @@ fn sadd(call: &mut Call<'_>) -> Answered {
 }
 
 fn srem(call: &mut Call<'_>) -> Answered {
-    let Some((space, id)) = call.known_pairs(1)? else {
+    let Some((space, id)) = call.existing_pairs(1)? else {
         call.reply.int(0);
         return Ok(Handled::Done);
     };
@@ -165,7 +165,7 @@ fn srem(call: &mut Call<'_>) -> Answered {
 }
 
 fn smove(call: &mut Call<'_>) -> Outcome {
-    let Some((from, from_id)) = call.known_pairs(1)? else {
+    let Some((from, from_id)) = call.existing_pairs(1)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -184,7 +184,7 @@ fn smove(call: &mut Call<'_>) -> Outcome {
     }
     // Add first: if the second change is refused, the member is not lost.
     if engines.flag(to, to_id, &member)? == Change::Unknown {
-        return Err(Refusal::BELOW_HORIZON);
+        return Err(Refusal::TABLE_RECYCLED);
     }
     if !stays {
         engines.unflag(from, from_id, &member)?;
@@ -202,7 +202,7 @@ fn write(reply: &mut Reply<'_>, answer: Answer) {
 }
 
 fn sismember(call: &mut Call<'_>) -> Outcome {
-    let Some((space, id)) = call.known_pairs(1)? else {
+    let Some((space, id)) = call.existing_pairs(1)? else {
         call.reply.int(0);
         return Ok(());
     };
@@ -237,7 +237,7 @@ fn setbit(call: &mut Call<'_>) -> Outcome {
         engines.unflag(space, id, &member)?
     };
     match change {
-        Change::Unknown => return Err(Refusal::BELOW_HORIZON),
+        Change::Unknown => return Err(Refusal::TABLE_RECYCLED),
         Change::Changed => call.reply.int(i64::from(!is_on)),
         Change::Unchanged => call.reply.int(i64::from(is_on)),
     }
@@ -246,7 +246,7 @@ fn setbit(call: &mut Call<'_>) -> Outcome {
 
 fn getbit(call: &mut Call<'_>) -> Outcome {
     let member = offset(call)?;
-    let found = call.known_pairs(1)?;
+    let found = call.existing_pairs(1)?;
     write(&mut call.reply, contains(found, &member)?);
     Ok(())
 }

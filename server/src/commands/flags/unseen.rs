@@ -7,7 +7,7 @@
 //! With MARK an id is part of the reply only if this request has set its flag. Of two concurrent
 //! requests of one member, one gets the id.
 
-use crate::commands::call::{Call, integer, put_once};
+use crate::commands::call::{Call, integer, set_option_once};
 use crate::commands::command::{Command, Group, Run::Long};
 use crate::commands::flags::phantom::space;
 use crate::commands::turn::{Answer, Answered};
@@ -91,14 +91,14 @@ pub(crate) fn read_options(args: Args<'_>, is_packed: bool) -> Result<UnseenOpti
             if count < 1 {
                 return Err(refuse!("ERR LIMIT must be > 0"));
             }
-            put_once(&mut limit, usize::try_from(count).unwrap_or(usize::MAX))?;
+            set_option_once(&mut limit, usize::try_from(count).unwrap_or(usize::MAX))?;
         } else if word.eq_ignore_ascii_case(b"BELOW") {
             let side = words.next().ok_or(Refusal::SYNTAX)?;
             let is_unseen = side.eq_ignore_ascii_case(b"unseen");
             if !is_unseen && !side.eq_ignore_ascii_case(b"seen") {
                 return Err(Refusal::SYNTAX);
             }
-            put_once(&mut below, is_unseen)?;
+            set_option_once(&mut below, is_unseen)?;
         } else {
             let option = match word.eq_ignore_ascii_case(b"BITS") {
                 true => &mut options.bits,

@@ -4,7 +4,7 @@ use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Group, Run::Long, Run::Once};
 use crate::commands::stream;
 use crate::commands::turn::Answered;
-use crate::commands::unreadable::but_unreadable;
+use crate::commands::unreadable::keep_first_unreadable;
 use dataset::clock::unix_us;
 use dataset::cold::Unreadable;
 use dataset::engines::{Engines, ExistenceSpace, KeyRef, NO_MEMBER, WriteError};
@@ -58,14 +58,14 @@ pub(crate) const COMMANDS: &[Command] = &[
         "key unix-time-seconds [NX|XX|GT|LT]", Once(expire), NO_EXPIRY).since("1.2.0"),
     GENERIC.row("pexpireat", -3, flag::WRITE | flag::FAST,
         "key unix-time-milliseconds [NX|XX|GT|LT]", Once(expire), NO_EXPIRY).since("2.6.0"),
-    GENERIC.row("rename", 3, flag::WRITE, "key newkey", Once(no_move),
+    GENERIC.row("rename", 3, flag::WRITE, "key newkey", Once(refuse_move),
         NO_MOVE).keys(TWO_KEYS).two_uses("RW access delete", "OW update"),
-    GENERIC.row("renamenx", 3, flag::WRITE | flag::FAST, "key newkey", Once(no_move),
+    GENERIC.row("renamenx", 3, flag::WRITE | flag::FAST, "key newkey", Once(refuse_move),
         NO_MOVE).keys(TWO_KEYS).two_uses("RW access delete", "OW insert"),
     GENERIC.row("copy", -3, flag::WRITE | flag::DENYOOM,
-        "source destination [DB destination-db] [REPLACE]", Once(no_move),
+        "source destination [DB destination-db] [REPLACE]", Once(refuse_move),
         NO_MOVE).keys(TWO_KEYS).since("6.2.0").two_uses("RO access", "OW update"),
-    GENERIC.row("move", 3, flag::WRITE | flag::FAST, "key db", Once(no_move),
+    GENERIC.row("move", 3, flag::WRITE | flag::FAST, "key db", Once(refuse_move),
         NO_MOVE).uses("RW access update"),
 ];
 
@@ -138,7 +138,7 @@ fn del(call: &mut Call<'_>) -> Answered {
     call.count_each(keys.len(), |call, item| {
         let key = lookup(call, keys.at(item));
         let gone = key.map_or(Ok(false), |key| delete_key(engines, &key));
-        Ok(but_unreadable(gone, &mut call.scratch.unreadable)?)
+        Ok(keep_first_unreadable(gone, &mut call.scratch.unreadable)?)
     })
 }
 
@@ -262,7 +262,7 @@ pub(crate) fn refuse_expiry(call: &Call<'_>) -> Refusal {
     )
 }
 
-fn no_move(call: &mut Call<'_>) -> Outcome {
+fn refuse_move(call: &mut Call<'_>) -> Outcome {
     if is_stream(call, call.args.at(1)) {
         return Err(stream::READ_ONLY);
     }

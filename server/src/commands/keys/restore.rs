@@ -306,7 +306,7 @@ fn add(
     replaces: bool,
 ) -> Outcome {
     if id < space.horizon() {
-        return Err(Refusal::BELOW_HORIZON);
+        return Err(Refusal::TABLE_RECYCLED);
     }
     payload.elements(|element| match element {
         Element::Text(member) => space.may_write(&Member::parse(member)).map_err(Refusal::from),
@@ -320,7 +320,7 @@ fn add(
         let Element::Text(member) = element else { return Ok(()) };
         let change = engines.flag(space, id, &Member::parse(member));
         match change.map_err(Refusal::from) {
-            Ok(Change::Unknown) => Err(Refusal::BELOW_HORIZON),
+            Ok(Change::Unknown) => Err(Refusal::TABLE_RECYCLED),
             Ok(_) => {
                 added += 1;
                 Ok(())

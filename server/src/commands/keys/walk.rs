@@ -36,7 +36,7 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 /// Key patterns of a space: they give one key per row, or one per counter if rows have no keys.
-struct Listed<'a> {
+struct RowKeyPatterns<'a> {
     /// Patterns of the keys, in order of preference.
     forms: Vec<&'a Pattern>,
     /// Names of the counters with keys. A single empty name if the row itself has a key.
@@ -44,17 +44,17 @@ struct Listed<'a> {
     kind: &'static str,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> RowKeyPatterns<'a> {
     /// Returns `None` if neither rows nor counters of the space have keys.
-    fn of(engines: &'a Engines, space: &CounterSpace) -> Option<Listed<'a>> {
+    fn of(engines: &'a Engines, space: &CounterSpace) -> Option<RowKeyPatterns<'a>> {
         let forms = |kind| -> Vec<_> { engines.counter_patterns(space, kind).collect() };
         let rows = forms(Kind::Row);
         if !rows.is_empty() {
-            return Some(Listed { forms: rows, fields: vec![String::new()], kind: "hash" });
+            return Some(RowKeyPatterns { forms: rows, fields: vec![String::new()], kind: "hash" });
         }
         let fields = space.schema().living().map(|(_, field)| field.name.clone()).collect();
         let cells = forms(Kind::Cell);
-        (!cells.is_empty()).then_some(Listed { forms: cells, fields, kind: "string" })
+        (!cells.is_empty()).then_some(RowKeyPatterns { forms: cells, fields, kind: "string" })
     }
 
     /// Returns the keys of one row. Each uses the first pattern whose key matches the glob.
@@ -87,7 +87,7 @@ pub(crate) fn every_key(
     take: &mut dyn FnMut(Vec<u8>),
 ) -> Outcome {
     for space in engines.counters() {
-        let Some(listed) = Listed::of(engines, space) else { continue };
+        let Some(listed) = RowKeyPatterns::of(engines, space) else { continue };
         let mut take = |id| listed.keys(id, glob).for_each(&mut *take);
         space.for_each(|id, _| take(id));
         let mut next = Some(0);
@@ -125,7 +125,7 @@ fn random_from(engines: &Engines, reply: &mut Reply<'_>) -> Outcome {
         .counters()
         .iter()
         .filter(|s| s.all_rows() > 0)
-        .filter_map(|s| Some((s, Listed::of(engines, s)?)))
+        .filter_map(|s| Some((s, RowKeyPatterns::of(engines, s)?)))
         .collect();
     let mut random = fastrand::Rng::new();
     let mut picked = None;
@@ -176,7 +176,7 @@ fn scan(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::SYNTAX);
         }
     }
-    let asked = Asked {
+    let asked = KeyScan {
         pattern: pattern.map(<[u8]>::to_vec),
         most: most.unsigned_abs().min(MOST_KEYS),
         kind: kind.map(<[u8]>::to_vec),
@@ -188,13 +188,13 @@ fn scan(call: &mut Call<'_>) -> Outcome {
     scan_from(call.node.engines(), cursor, &asked, &mut call.reply)
 }
 
-struct Asked {
+struct KeyScan {
     pattern: Option<Vec<u8>>,
     most: u64,
     kind: Option<Vec<u8>>,
 }
 
-fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_>) -> Outcome {
+fn scan_from(engines: &Engines, cursor: u64, asked: &KeyScan, reply: &mut Reply<'_>) -> Outcome {
     let mut spaces: Vec<&CounterSpace> = engines.counters().iter().collect();
     spaces.sort_by_key(|space| space.slot());
     let (slot, inner) = (cursor & 0xff, cursor >> 8);
@@ -211,10 +211,10 @@ fn scan_from(engines: &Engines, cursor: u64, asked: &Asked, reply: &mut Reply<'_
         let space = spaces[index];
         let before = left;
         let wanted = left;
-        let of_kind = |listed: &Listed<'_>| {
+        let of_kind = |listed: &RowKeyPatterns<'_>| {
             asked.kind.as_ref().is_none_or(|k| k.eq_ignore_ascii_case(listed.kind.as_bytes()))
         };
-        let listed = Listed::of(engines, space).filter(of_kind);
+        let listed = RowKeyPatterns::of(engines, space).filter(of_kind);
         let mut take = |id| {
             left = left.saturating_sub(1);
             let glob = asked.pattern.as_deref();

@@ -51,7 +51,11 @@ fn options(call: &Call<'_>) -> Result<(bool, Vec<(String, String)>), Refusal> {
 
 /// Refuses to drop an action or counter that ingest events refer to. The events would become
 /// poison.
-pub(crate) fn check_events(call: &Call<'_>, what: &str, is: impl Fn(&str) -> bool) -> Outcome {
+pub(crate) fn refuse_event_target(
+    call: &Call<'_>,
+    what: &str,
+    is: impl Fn(&str) -> bool,
+) -> Outcome {
     match call.node.ingest.source_for(is) {
         None => Ok(()),
         Some(source) => Err(refuse!(
@@ -75,7 +79,7 @@ fn edit(
 /// Applies a change and waits until it is in the log.
 fn make(node: &Arc<Node>, change: impl FnOnce(&mut Catalogue) -> Result<(), EditError>) -> Outcome {
     edit(node, || node.refusal().map_or(Ok(()), Err), change)?;
-    node.current.forget_former();
+    node.current.free_former_engines();
     node.durability.flush().map_err(|error| {
         refuse!(
             "MISCONF the change was made but is not logged yet, and is lost if the server stops \
@@ -97,7 +101,7 @@ pub(crate) fn change(
         call.reply.ok();
         return Ok(());
     }
-    call.answer_apart(move |node, reply| {
+    call.answer_without_engines(move |node, reply| {
         make(node, change)?;
         tracing::info!("{by}: done");
         reply.ok();
@@ -129,7 +133,7 @@ pub(super) fn create_space(call: &mut Call<'_>) -> Outcome {
 
 pub(super) fn rename_space(call: &mut Call<'_>) -> Outcome {
     let (from, to) = (text(call, 2)?, text(call, 3)?);
-    check_events(call, &format!("space '{from}'"), |target| is_of(target, &from))?;
+    refuse_event_target(call, &format!("space '{from}'"), |target| is_of(target, &from))?;
     let cold = call.node.engines().cold.clone();
     change(call, move |now| {
         now.rename(&from, &to)?;
@@ -165,9 +169,9 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
              TM.SPACE DROP {name} YES-I-MEAN-{name}"
         ));
     }
-    check_events(call, &format!("space '{name}'"), |target| is_of(target, &name))?;
+    refuse_event_target(call, &format!("space '{name}'"), |target| is_of(target, &name))?;
     let peer = call.session.client.peer;
-    call.answer_apart(move |node, reply| {
+    call.answer_without_engines(move |node, reply| {
         make(node, |now| now.drop_space(&name))?;
         tracing::warn!("dropped the space '{name}', by {peer}");
         remove(node, &name);
@@ -180,7 +184,7 @@ pub(super) fn drop_space(call: &mut Call<'_>) -> Outcome {
 fn remove(node: &Arc<Node>, name: &str) {
     node.engines().cold.trouble.lock().remove(name);
     let began = time::now();
-    while !node.current.forget_former()
+    while !node.current.free_former_engines()
         && time::now() - began < DROPPED_WITHIN
         && !node.stop.is_stopped()
     {
@@ -212,6 +216,6 @@ pub(super) fn create_action(call: &mut Call<'_>) -> Outcome {
 
 pub(super) fn drop_action(call: &mut Call<'_>) -> Outcome {
     let name = text(call, 2)?;
-    check_events(call, &format!("action '{name}'"), |target| target == name)?;
+    refuse_event_target(call, &format!("action '{name}'"), |target| target == name)?;
     change(call, move |now| now.drop_action(&name))
 }

@@ -7,7 +7,7 @@ use crate::commands::call::{Call, counter_space, disk};
 use crate::commands::command::{Command, Group, Run::Once};
 use crate::commands::flags::phantom::no_ledger;
 use crate::commands::schema::changes;
-use crate::commands::schema::changes::{change, check_events, pairs};
+use crate::commands::schema::changes::{change, pairs, refuse_event_target};
 use counter::{Alteration, Field, FieldBounds};
 use dataset::engines::{CounterSpace, Engines, ExistenceSpace};
 use node::command::error::{Printable, Refusal, refuse};
@@ -246,7 +246,7 @@ fn alter(call: &mut Call<'_>) -> Outcome {
     check_direction(call, space, &change)?;
     if let Alteration::Drop { name } = &change {
         let counter = format!("{}.{name}", space.name());
-        check_events(call, &format!("counter '{counter}'"), |target| target == counter)?;
+        refuse_event_target(call, &format!("counter '{counter}'"), |target| target == counter)?;
     }
     // Pending changes will be encoded with the new schema, so they may exceed their reservations.
     let Some(_room) = call.room_beside_none() else { return Ok(()) };

@@ -70,8 +70,8 @@ fn actions(call: &mut Call<'_>) -> Outcome {
             ("name", Value::Text(action.name().to_owned())),
             ("flag", Value::Text(engines.flag_of(action).name().to_owned())),
             ("counter", Value::Text(engines.moved_by(action))),
-            ("also", Value::Texts(engines.moved_beside(action, false))),
-            ("member_counters", Value::Texts(engines.moved_beside(action, true))),
+            ("also", Value::Texts(engines.further_counter_names(action, false))),
+            ("member_counters", Value::Texts(engines.further_counter_names(action, true))),
         ]
     });
     write_maps(&mut call.reply, &actions.collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! XCLAIM and XAUTOCLAIM: transfer pending entries to another consumer.
 
 use super::group::{admitted, groups, hear_of, known, named};
-use super::{Log, MOST_ENTRIES, id, range::Bound};
+use super::{Log, MAX_ENTRIES, id, range::Bound};
 use super::{READ_COST, STREAM};
 use crate::commands::call::Call;
 use crate::commands::command::{Command, Run::Once};
@@ -172,8 +172,8 @@ fn xclaim(call: &mut Call<'_>) -> Outcome {
         }
         at += 2;
     }
-    if ids.len() > MOST_ENTRIES {
-        return Err(refuse!("ERR at most {MOST_ENTRIES} entries can be claimed at once"));
+    if ids.len() > MAX_ENTRIES {
+        return Err(refuse!("ERR at most {MAX_ENTRIES} entries can be claimed at once"));
     }
     call.answer_later(move |node, reply| {
         if let Some(last) = last {
@@ -192,7 +192,11 @@ fn advance(node: Now<'_>, key: &Key, last: Id) -> Outcome {
         return Ok(());
     }
     if Log::new(node).find(key.0, Start::After(last))?.is_none() {
-        return Err(super::refusal(&dataset::changes::Lost::Ahead, &last.to_string(), None));
+        return Err(super::refusal(
+            &dataset::changes::ChangeReadError::Ahead,
+            &last.to_string(),
+            None,
+        ));
     }
     node.current.change_group(
         key,
@@ -220,7 +224,7 @@ fn xautoclaim(call: &mut Call<'_>) -> Outcome {
             count = asked
                 .filter(|asked| *asked > 0)
                 .ok_or_else(|| refuse!("ERR COUNT must be > 0"))?
-                .min(MOST_ENTRIES);
+                .min(MAX_ENTRIES);
         } else {
             return Err(Refusal::SYNTAX);
         }

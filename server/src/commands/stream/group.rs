@@ -1,10 +1,10 @@
 //! Consumer groups: XGROUP, XACK, XPENDING.
 
 use super::STREAM;
-use super::{INVALID_ID, Log, MOST_ENTRIES, id, range::Bound, scope};
+use super::{INVALID_ID, Log, MAX_ENTRIES, id, range::Bound, scope};
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Run::Once};
-use dataset::changes::{Change, Id, Lost, Scope};
+use dataset::changes::{Change, ChangeReadError, Id, Scope};
 use dataset::clock::unix_ms;
 use dataset::groups::{Cursor, Group, Groups, Key};
 use node::command::error::{Printable, Refusal, refuse};
@@ -117,14 +117,14 @@ pub(super) fn groups<'a>(node: Now<'a>) -> &'a Groups {
 }
 
 #[derive(Clone, Copy)]
-enum Begin {
+enum GroupStart {
     End,
     Behind(Id),
 }
 
 /// Parses the options of CREATE and SETID. ENTRIESREAD is validated and ignored, because the cursor
 /// determines the position.
-fn begin(call: &Call<'_>) -> Result<Begin, Refusal> {
+fn begin(call: &Call<'_>) -> Result<GroupStart, Refusal> {
     let mut options = call.args.from(5).iter();
     while let Some(option) = options.next() {
         if option.eq_ignore_ascii_case(b"mkstream") && call.spec.name == "xgroup|create" {
@@ -138,24 +138,24 @@ fn begin(call: &Call<'_>) -> Result<Begin, Refusal> {
         }
     }
     match call.args.at(4) {
-        b"$" => Ok(Begin::End),
-        text => Ok(Begin::Behind(id(text, 0)?)),
+        b"$" => Ok(GroupStart::End),
+        text => Ok(GroupStart::Behind(id(text, 0)?)),
     }
 }
 
-impl Begin {
+impl GroupStart {
     /// Returns the cursor; fails if the log does not contain the position.
     fn cursor(self, log: Log<'_>, scope: Scope) -> Result<Cursor, Refusal> {
         let id = match self {
-            Begin::End => log.last(scope)?.unwrap_or(Id::MIN),
-            Begin::Behind(id) => id,
+            GroupStart::End => log.last(scope)?.unwrap_or(Id::MIN),
+            GroupStart::Behind(id) => id,
         };
         let start = Cursor::After(id).start();
         match log.find(scope, start)? {
             Some(_) => Ok(Cursor::After(id)),
             // The log is empty.
             None if id == Id::MIN => Ok(Cursor::After(id)),
-            None => Err(super::refusal(&Lost::Ahead, &id.to_string(), None)),
+            None => Err(super::refusal(&ChangeReadError::Ahead, &id.to_string(), None)),
         }
     }
 }
@@ -278,7 +278,7 @@ fn xpending(call: &mut Call<'_>) -> Outcome {
     if args.len() < at + 3 || args.len() > at + 4 {
         return Err(Refusal::SYNTAX);
     }
-    let count = usize::try_from(integer(args.at(at + 2))?).unwrap_or(0).min(MOST_ENTRIES);
+    let count = usize::try_from(integer(args.at(at + 2))?).unwrap_or(0).min(MAX_ENTRIES);
     let (low, high) = (Bound::low(args.at(at))?, Bound::high(args.at(at + 1))?);
     let consumer = (args.len() == at + 4).then(|| args.at(at + 3));
     let (key, now) = (known(call)?, unix_ms());

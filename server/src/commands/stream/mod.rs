@@ -14,7 +14,7 @@ use crate::commands::call::integer;
 use crate::commands::command::Group;
 use crate::commands::flags::members::write_member;
 use dataset::catalogue::Catalogue;
-use dataset::changes::{Change, Id, Lost, Place, Scope, Start, Tally};
+use dataset::changes::{Change, ChangeReadError, EntrySummary, Id, Place, Scope, Start};
 use dataset::dirty_keys::MarkedMember;
 use dataset::engines::Engines;
 use dataset::groups::Cursor;
@@ -36,7 +36,7 @@ const LENGTH_ITEMS: &str = "bytes of the log at the first call, and of its growt
                             call at later ones";
 
 /// Maximum number of entries per stream in a reply.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 /// Maximum size of entries in a reply; a larger entry is returned alone.
 const MOST_BYTES: usize = 4 << 20;
 /// Log bytes read between two checks that the client is still connected.
@@ -61,7 +61,7 @@ fn scope(node: Now<'_>, key: &[u8]) -> Result<Option<Scope>, Refusal> {
 fn count(text: Option<&[u8]>) -> Result<usize, Refusal> {
     let asked = text.map(integer).transpose()?.unwrap_or(0);
     let asked = usize::try_from(asked).unwrap_or(0);
-    Ok(if asked == 0 { MOST_ENTRIES } else { asked.min(MOST_ENTRIES) })
+    Ok(if asked == 0 { MAX_ENTRIES } else { asked.min(MAX_ENTRIES) })
 }
 
 /// Parses an id whose second part may be missing.
@@ -74,20 +74,20 @@ fn id(text: &[u8], missing: u64) -> Result<Id, Refusal> {
 }
 
 /// Returns the error for a reader that cannot start at `at`. `first` is the first available entry.
-fn refusal(lost: &Lost, at: &str, first: Option<Id>) -> Refusal {
+fn refusal(lost: &ChangeReadError, at: &str, first: Option<Id>) -> Refusal {
     match lost {
-        Lost::Trimmed => {
+        ChangeReadError::Trimmed => {
             let first = first.map_or("none".to_owned(), |id| id.to_string());
             refuse!(
                 "TRIMMED the log no longer has {at} (first entry: {first}): read all data again \
                  and follow from there (docs/changes.md)"
             )
         }
-        Lost::Parted | Lost::Ahead => refuse!(
+        ChangeReadError::OtherHistory | ChangeReadError::Ahead => refuse!(
             "PARTED {at} is not in the history of this server: read all data again and follow \
              from there (docs/changes.md)"
         ),
-        Lost::Store(error) => refuse!("ERR {error}. {}", error.advice()),
+        ChangeReadError::Store(error) => refuse!("ERR {error}. {}", error.advice()),
     }
 }
 
@@ -117,7 +117,7 @@ struct Log<'a> {
 
 impl<'a> Log<'a> {
     fn new(node: Now<'a>) -> Log<'a> {
-        Log { node, end: node.durability.certain() }
+        Log { node, end: node.durability.applied_and_synced() }
     }
 
     /// Returns the place where a reader starts, or `None` if it is beyond the end. On a replica,
@@ -127,15 +127,15 @@ impl<'a> Log<'a> {
         let node = self.node;
         match node.changes.find(&node.store, self.end, start) {
             Ok(place) => Ok(Some(place)),
-            Err(Lost::Ahead) if !node.replication.is_master() => Ok(None),
+            Err(ChangeReadError::Ahead) if !node.replication.is_master() => Ok(None),
             // The entry is written but not durable. A replica may already have returned it.
-            Err(Lost::Ahead) if self.is_written(start) => Ok(None),
+            Err(ChangeReadError::Ahead) if self.is_written(start) => Ok(None),
             Err(lost) => {
                 let (Start::After(id) | Start::At(id)) = start else {
                     return Err(refusal(&lost, "its start", None));
                 };
                 let first = match lost {
-                    Lost::Trimmed => self.first(scope)?,
+                    ChangeReadError::Trimmed => self.first(scope)?,
                     _ => None,
                 };
                 Err(refusal(&lost, &id.to_string(), first))
@@ -166,7 +166,7 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the number of entries, and the first and the last entry of a stream.
-    fn tally(&self, scope: Scope) -> Result<Tally, Refusal> {
+    fn tally(&self, scope: Scope) -> Result<EntrySummary, Refusal> {
         let (engines, node) = (self.node.engines(), self.node);
         let tally = node.changes.count(&node.store, self.end, scope, |space| engines.has(space));
         tally.map_err(|lost| refusal(&lost, "its start", None))
@@ -178,14 +178,18 @@ impl<'a> Log<'a> {
         let (engines, node) = (self.node.engines(), self.node);
         let place = match node.changes.find(&node.store, self.end, start) {
             Ok(place) => place,
-            Err(Lost::Ahead) => return Ok(Some(0)),
-            Err(Lost::Store(error)) => return Err(refusal(&Lost::Store(error), "", None)),
+            Err(ChangeReadError::Ahead) => return Ok(Some(0)),
+            Err(ChangeReadError::Store(error)) => {
+                return Err(refusal(&ChangeReadError::Store(error), "", None));
+            }
             Err(_) => return Ok(None),
         };
         let is_known = |space| engines.has(space);
-        match node.changes.count_behind(&node.store, self.end, scope, place, is_known) {
+        match node.changes.count_after(&node.store, self.end, scope, place, is_known) {
             Ok(lag) => Ok(Some(lag)),
-            Err(Lost::Store(error)) => Err(refusal(&Lost::Store(error), "", None)),
+            Err(ChangeReadError::Store(error)) => {
+                Err(refusal(&ChangeReadError::Store(error), "", None))
+            }
             Err(_) => Ok(None),
         }
     }
@@ -218,7 +222,7 @@ impl<'a> Log<'a> {
         each: impl FnMut(Id, &[u8]) -> bool,
     ) -> Result<(), Refusal> {
         self.read_on(scope, place, goes_on, each).map_err(|lost| {
-            let is_trimmed = matches!(lost, Lost::Trimmed);
+            let is_trimmed = matches!(lost, ChangeReadError::Trimmed);
             let first = if is_trimmed { self.first(scope).ok().flatten() } else { None };
             refusal(&lost, "this position", first)
         })
@@ -230,7 +234,7 @@ impl<'a> Log<'a> {
         place: &mut Place,
         goes_on: &dyn Fn() -> bool,
         mut each: impl FnMut(Id, &[u8]) -> bool,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ChangeReadError> {
         let (engines, node) = (self.node.engines(), self.node);
         let mut bytes = Vec::new();
         loop {
@@ -254,7 +258,9 @@ impl<'a> Log<'a> {
     fn entry(&self, scope: Scope, id: Id) -> Result<Option<Vec<u8>>, Refusal> {
         let mut place = match self.node.changes.find(&self.node.store, self.end, Start::At(id)) {
             Ok(place) => place,
-            Err(Lost::Store(error)) => return Err(refusal(&Lost::Store(error), "", None)),
+            Err(ChangeReadError::Store(error)) => {
+                return Err(refusal(&ChangeReadError::Store(error), "", None));
+            }
             Err(_) => return Ok(None),
         };
         let mut found = None;

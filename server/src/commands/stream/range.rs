@@ -1,6 +1,6 @@
 //! XRANGE, XREVRANGE, XLEN, and refused stream commands.
 
-use super::{Found, Log, MOST_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
+use super::{Found, Log, MAX_ENTRIES, READ_ONLY, id, refusal, scope, write_entry};
 use super::{LENGTH_ITEMS, READ_COST, STREAM};
 use crate::commands::call::{Call, integer};
 use crate::commands::command::{Command, Run::Once};
@@ -48,14 +48,14 @@ pub(super) enum Bound {
     Open,
     At(Id),
     /// An exclusive bound, `(id`.
-    Beyond(Id),
+    Exclusive(Id),
 }
 
 impl Bound {
     fn read(text: &[u8], missing: u64) -> Result<Bound, Refusal> {
         match text {
             b"-" | b"+" => Ok(Bound::Open),
-            [b'(', rest @ ..] if !rest.is_empty() => Ok(Bound::Beyond(id(rest, missing)?)),
+            [b'(', rest @ ..] if !rest.is_empty() => Ok(Bound::Exclusive(id(rest, missing)?)),
             text => Ok(Bound::At(id(text, missing)?)),
         }
     }
@@ -66,7 +66,7 @@ impl Bound {
             Bound::Open if text == b"-" => Id::MIN,
             Bound::Open => Id::MAX,
             Bound::At(id) => id,
-            Bound::Beyond(id) => {
+            Bound::Exclusive(id) => {
                 id.after().ok_or_else(|| refuse!("ERR invalid start ID for the interval"))?
             }
         })
@@ -78,8 +78,10 @@ impl Bound {
             Bound::Open if text == b"+" => Id::MAX,
             Bound::Open => Id::MIN,
             Bound::At(id) => id,
-            Bound::Beyond(Id::MIN) => return Err(refuse!("ERR invalid end ID for the interval")),
-            Bound::Beyond(id) => id.before(),
+            Bound::Exclusive(Id::MIN) => {
+                return Err(refuse!("ERR invalid end ID for the interval"));
+            }
+            Bound::Exclusive(id) => id.before(),
         })
     }
 }
@@ -125,21 +127,21 @@ impl Range {
             Bound::Open if self.low == Id::MIN => Start::Oldest,
             Bound::Open => Start::End,
             Bound::At(id) => Start::At(id),
-            Bound::Beyond(id) => Start::After(id),
+            Bound::Exclusive(id) => Start::After(id),
         }
     }
 
     /// Number of entries to read: one more than the limit of a reply, to detect that the range
     /// exceeds it.
     fn wanted(&self) -> usize {
-        self.most.unwrap_or(usize::MAX).min(MOST_ENTRIES + 1)
+        self.most.unwrap_or(usize::MAX).min(MAX_ENTRIES + 1)
     }
 
     fn write(&self, found: &Found, reply: &mut Reply<'_>) -> Outcome {
         let is_cut = found.bytes.len() >= super::MOST_BYTES && self.most != Some(found.count);
-        if found.count > MOST_ENTRIES || is_cut {
+        if found.count > MAX_ENTRIES || is_cut {
             return Err(refuse!(
-                "ERR the range has more than {MOST_ENTRIES} entries, or more than 4 MiB: use COUNT"
+                "ERR the range has more than {MAX_ENTRIES} entries, or more than 4 MiB: use COUNT"
             ));
         }
         found.write(reply);

@@ -46,7 +46,7 @@ pub(crate) const XREADGROUP: &[Command] = &[
 ];
 
 /// Maximum number of streams per request, equal to the maximum number of spaces.
-const MOST_STREAMS: usize = 256;
+const MAX_STREAMS: usize = 256;
 
 const NOT_NEW: Refusal = Refusal::fixed(
     b"ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> \
@@ -71,7 +71,7 @@ fn no_space(key: &[u8]) -> Refusal {
 
 /// Position from which a stream is read.
 #[derive(Clone, Copy)]
-enum What {
+enum StartPosition {
     /// The last entry (`+`). Becomes `Behind` when the entry's id is known.
     Last,
     /// Entries after a start. The first read sets the place.
@@ -85,10 +85,10 @@ enum What {
 struct Reading {
     key: Vec<u8>,
     scope: Scope,
-    what: What,
+    what: StartPosition,
 }
 
-struct Asked {
+struct ReadRequest {
     readings: Vec<Reading>,
     most: usize,
     until: Option<Instant>,
@@ -100,13 +100,13 @@ struct Asked {
     number: Option<u64>,
 }
 
-fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
+fn parse(call: &Call<'_>) -> Result<ReadRequest, Refusal> {
     let options = Options::read(call.spec, call.args)?;
     let until = options.block.map(deadline).transpose()?;
     let most = count(options.count)?;
     let (first, streams) = options.keys;
-    if streams > MOST_STREAMS {
-        return Err(refuse!("ERR at most {MOST_STREAMS} streams can be read at once"));
+    if streams > MAX_STREAMS {
+        return Err(refuse!("ERR at most {MAX_STREAMS} streams can be read at once"));
     }
     let member = options
         .group
@@ -122,13 +122,13 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
         }
         let what = match (text, &member) {
             (b"$", Some(_)) => return Err(NO_END),
-            (b"$", None) => What::Behind(Start::End, None),
+            (b"$", None) => StartPosition::Behind(Start::End, None),
             (b"+", Some(_)) => return Err(NO_LAST),
-            (b"+", None) => What::Last,
-            (b">", Some(_)) => What::New,
+            (b"+", None) => StartPosition::Last,
+            (b">", Some(_)) => StartPosition::New,
             (b">", None) => return Err(NOT_NEW),
-            (text, Some(_)) => What::Own(id(text, 0)?),
-            (text, None) => What::Behind(Start::After(id(text, 0)?), None),
+            (text, Some(_)) => StartPosition::Own(id(text, 0)?),
+            (text, None) => StartPosition::Behind(Start::After(id(text, 0)?), None),
         };
         match scope {
             Some(scope) => readings.push(Reading { key: key.to_vec(), scope, what }),
@@ -137,7 +137,14 @@ fn parse(call: &Call<'_>) -> Result<Asked, Refusal> {
         }
     }
     let number = member.as_ref().and(until).map(|_| u64::MAX);
-    Ok(Asked { readings, most, until, end: call.node.durability.certain(), member, number })
+    Ok(ReadRequest {
+        readings,
+        most,
+        until,
+        end: call.node.durability.applied_and_synced(),
+        member,
+        number,
+    })
 }
 
 fn xread(call: &mut Call<'_>) -> Outcome {
@@ -163,7 +170,7 @@ fn xread(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-impl Asked {
+impl ReadRequest {
     /// Reads the available entries; returns the streams that have any.
     fn read(
         &mut self,
@@ -176,14 +183,14 @@ impl Asked {
             if matches!(reading.scope, Scope::Space(number) if !log.node.engines().has(number)) {
                 return Err(no_space(&reading.key));
             }
-            if matches!(reading.what, What::Last) {
+            if matches!(reading.what, StartPosition::Last) {
                 let start = log.last(reading.scope)?.map_or(Start::End, Start::At);
-                reading.what = What::Behind(start, None);
+                reading.what = StartPosition::Behind(start, None);
             }
             // The next call returns the streams that do not fit into this reply.
             let has_room = bytes < super::MOST_BYTES;
             match (&mut reading.what, &self.member) {
-                (What::Behind(start, place), _) => {
+                (StartPosition::Behind(start, place), _) => {
                     if place.is_none() {
                         *place = log.find(reading.scope, *start)?;
                     }
@@ -191,7 +198,7 @@ impl Asked {
                         log.collect(reading.scope, place, self.most, goes_on, &mut found)?;
                     }
                 }
-                (What::New, Some(member))
+                (StartPosition::New, Some(member))
                     if has_room
                         && self.number.is_none_or(|number| {
                             log.node.engines().groups.has_turn(&member.key(reading.scope), number)
@@ -200,7 +207,7 @@ impl Asked {
                     let of = (reading.scope, &reading.key[..]);
                     member.deliver(log, of, self.most, goes_on, &mut found)?;
                 }
-                (What::Own(after), Some(member)) => {
+                (StartPosition::Own(after), Some(member)) => {
                     let of = (reading.scope, &reading.key[..]);
                     member.deliver_again(log, of, *after, self.most, &mut found)?;
                 }
@@ -208,7 +215,7 @@ impl Asked {
             }
             bytes += found.bytes.len();
             // As in Redis, the reply contains a consumer's pending list even if it is empty.
-            if found.count > 0 || matches!(reading.what, What::Own(_)) {
+            if found.count > 0 || matches!(reading.what, StartPosition::Own(_)) {
                 all.push((index, found));
             }
         }
@@ -220,7 +227,7 @@ impl Asked {
         let Some(member) = self.member.as_ref().filter(|_| self.until.is_some()) else {
             return Vec::new();
         };
-        let new = self.readings.iter().filter(|reading| matches!(reading.what, What::New));
+        let new = self.readings.iter().filter(|reading| matches!(reading.what, StartPosition::New));
         new.map(|reading| member.key(reading.scope)).collect()
     }
 
@@ -242,7 +249,7 @@ impl Asked {
             let is_behind = turns < awaited.len();
             // Group reads may block on the group's lock, so they use another thread.
             let is_at_hand = |reading: &Reading| match &reading.what {
-                What::Behind(_, Some(place)) => place.is_at_hand(end),
+                StartPosition::Behind(_, Some(place)) => place.is_at_hand(end),
                 _ => false,
             };
             let found = if turns == 0 && is_behind && awaited.len() == self.readings.len() {
@@ -251,7 +258,7 @@ impl Asked {
                 let moment = node.moment();
                 self.read(Log { node: moment.now(), end }, &|| true)?
             } else {
-                self.read_apart(node, client, end).await?
+                self.read_in_background(node, client, end).await?
             };
             let Some(until) = self.until.filter(|_| found.is_empty()) else { return Ok(found) };
             if place.is_none() && !awaited.is_empty() {
@@ -281,29 +288,29 @@ impl Asked {
             let waited = tokio::select! {
                 biased;
                 () = demoted => return Err(refuse!("{DEMOTED}")),
-                with_error = client.blocked.is_let_go() => Some(with_error),
+                with_error = client.blocked.wait_for_unblock() => Some(with_error),
                 () = departed => None,
-                () = node.durability.certain_beyond(end.offset) => None,
+                () = node.durability.wait_for_stable_offset(end.offset) => None,
                 () = tokio::time::sleep_until(until) => Some(false),
             };
             client.blocked.end(false);
             match waited {
-                None => end = node.durability.certain(),
+                None => end = node.durability.applied_and_synced(),
                 Some(true) => return Err(refuse!("{UNBLOCKED}")),
                 Some(false) => return Ok(Vec::new()),
             }
         }
     }
 
-    /// Runs [`Asked::read`] on another thread.
-    async fn read_apart(
+    /// Runs [`ReadRequest::read`] on another thread.
+    async fn read_in_background(
         &mut self,
         node: &Arc<Node>,
         client: &Arc<Client>,
         end: Position,
     ) -> Result<Vec<(usize, Found)>, Refusal> {
         let (readings, member) = (std::mem::take(&mut self.readings), self.member.clone());
-        let mut taken = Asked { readings, member, ..*self };
+        let mut taken = ReadRequest { readings, member, ..*self };
         let (node, client) = (node.clone(), client.clone());
         let work = apart(move || {
             let moment = node.moment();

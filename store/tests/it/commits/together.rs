@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use store::{Batch, CommitOptions, Committed, Error, Health, MAX_BODY_BYTES, Records, Source};
+use store::{Batch, CommitOptions, Committed, Error, Health, LoggedState, MAX_BODY_BYTES, Records};
 
 use super::{ByHand, Meeting, Reader, always, read_row, row};
 use crate::basics::{open, options};
@@ -74,7 +74,7 @@ struct Interrupted<'a> {
 /// Key in a separate stripe, between the stripes of the atomic group.
 const WRITES_AT: u32 = 1;
 
-impl Source<u32> for Interrupted<'_> {
+impl LoggedState<u32> for Interrupted<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         if keys == [WRITES_AT] {
             // Simulates a concurrent writer, whose stripes are not locked.
@@ -122,10 +122,10 @@ fn no_batch_holds_a_key_twice() {
 /// A source with records so large that twenty exceed a batch. Keys 2n and 2n + 1 belong together.
 struct Large<'a> {
     reader: Reader<'a>,
-    parted: usize,
+    batch_split: usize,
 }
 
-impl Source<u32> for Large<'_> {
+impl LoggedState<u32> for Large<'_> {
     fn collect(&mut self, keys: &[u32]) -> usize {
         self.reader.collect(keys)
     }
@@ -137,12 +137,12 @@ impl Source<u32> for Large<'_> {
         }
         Ok(())
     }
-    fn may_part(&self, before: &u32, after: &u32) -> bool {
+    fn may_split_between(&self, before: &u32, after: &u32) -> bool {
         before / 2 != after / 2
     }
-    fn parted(&mut self, bytes: usize) {
+    fn batch_split(&mut self, bytes: usize) {
         assert!(bytes > MAX_BODY_BYTES);
-        self.parted += 1;
+        self.batch_split += 1;
     }
     fn forget(&mut self) {
         self.reader.forget();
@@ -178,7 +178,7 @@ impl Meeting {
     }
 
     fn by_hand_large(&self) -> ByHand<'_, Large<'_>> {
-        self.by_hand_with(Large { reader: Reader::alone(&self.engine), parted: 0 })
+        self.by_hand_with(Large { reader: Reader::alone(&self.engine), batch_split: 0 })
     }
 
     /// Changes keys atomically. Returns false if the reservation fails.
@@ -217,7 +217,7 @@ fn what_belongs_together_waits_for_a_batch_that_has_room_for_it() {
         drop(all);
         // A group that exceeds any batch is admitted if no other is pending.
         drop(meeting.committer.reserve(usize::MAX).unwrap());
-        assert_eq!(thread.source.parted, 0);
+        assert_eq!(thread.source.batch_split, 0);
         let batches = meeting.batches();
         for together in [0..10, 20..22, 10..20] {
             let whole = |keys: &&Vec<u32>| together.clone().all(|key| keys.contains(&key));
@@ -247,7 +247,7 @@ fn what_could_not_be_logged_keeps_its_room() {
 /// Changes of other writers in the same stripes go into other batches if they exceed the remaining
 /// space. Changes of the same ids stay in the group's batch.
 #[test]
-fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
+fn group_stays_in_one_batch_despite_concurrent_changes() {
     let whole: Vec<u32> = (0..8).collect();
     for fails in [false, true] {
         let meeting = Meeting::new(64, CommitOptions { batch_bytes: 1, ..always(4) });
@@ -273,7 +273,7 @@ fn what_belongs_together_is_not_parted_by_what_others_change_beside_it() {
             meeting.disk.set_capacity(None);
         }
         thread.round().unwrap();
-        assert_eq!(thread.source.parted, 0);
+        assert_eq!(thread.source.batch_split, 0);
         let batches = meeting.batches();
         assert!(batches.contains(&whole), "{batches:?}");
         let mut all = batches.concat();
@@ -304,7 +304,7 @@ fn what_belongs_together_is_known_after_a_stripe_was_deduped() {
         batches.iter().any(|keys| [0, 1, 2].iter().all(|key| keys.contains(key))),
         "{batches:?}"
     );
-    assert_eq!(thread.source.parted, 0);
+    assert_eq!(thread.source.batch_split, 0);
 }
 
 /// C8. A group without a reservation is split, because a retry would never succeed.
@@ -313,7 +313,7 @@ fn what_is_too_much_for_one_batch_is_parted_and_logged() {
     for stripes in [1, 8] {
         let meeting = Meeting::new(20, always(stripes));
         let mut thread =
-            meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+            meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), batch_split: 0 });
         let all = meeting.committer.exclusive();
         let ticket = (0..20).map(|key| meeting.set(key, i64::from(key) + 1)).max().unwrap();
         drop(all);
@@ -321,7 +321,7 @@ fn what_is_too_much_for_one_batch_is_parted_and_logged() {
         assert!(
             meeting.committer.durable() >= ticket && meeting.committer.health() == Health::Good
         );
-        assert_eq!(thread.source.parted, 1);
+        assert_eq!(thread.source.batch_split, 1);
         assert_eq!(meeting.left(), (0..20).map(|key| (key, i64::from(key) + 1)).collect());
         let batches = meeting.batches();
         assert_eq!(batches.len(), if stripes == 1 { 2 } else { 8 });
@@ -336,7 +336,7 @@ fn what_is_too_much_for_one_batch_is_parted_and_logged() {
 fn a_part_that_fails_is_not_forgotten() {
     let meeting = Meeting::new(20, always(8));
     let mut thread =
-        meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), parted: 0 });
+        meeting.by_hand_with(Large { reader: Reader::new(&meeting.engine), batch_split: 0 });
     let all = meeting.committer.exclusive();
     (0..20).for_each(|key| _ = meeting.set(key, i64::from(key) + 1));
     drop(all);

@@ -1,6 +1,6 @@
 //! FAILOVER: handing the role over, and aborting.
 
-use super::{follow, in_step, info, likes, number, small};
+use super::{follow, info, likes, number, small, wait_for_sync};
 use redis::Commands;
 use tidemark_tests::{TestServer, eventually};
 
@@ -25,7 +25,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
     refused(&["ABORT"], "No failover in progress.");
     refused(&[], "requires connected replicas.");
     follow(&b, &a);
-    in_step(&a, &b);
+    wait_for_sync(&a, &b);
     let port = port_of(&b);
     refused(&["TIMEOUT", "0"], "timeout must be greater than 0");
     refused(&["TO", "127.0.0.1", "1"], "is not a replica.");
@@ -57,7 +57,7 @@ fn failover_hands_the_role_over_and_nothing_is_lost() {
         assert_eq!(failover(&a, &["TO", "127.0.0.1", &port, "TIMEOUT", "10000"]).unwrap(), "OK");
         writers.into_iter().map(|w| w.join().unwrap()).sum()
     });
-    in_step(&b, &a);
+    wait_for_sync(&b, &a);
     assert!(acknowledged > 0);
     assert_eq!(
         (likes(&a, 7..8), likes(&b, 7..8)),
@@ -85,7 +85,7 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
         let old: Vec<u64> = (1_000_000..1_001_000).collect();
         a.connection().sadd::<_, _, ()>("liked:1", old).unwrap();
         follow(&b, &a);
-        in_step(&a, &b);
+        wait_for_sync(&a, &b);
         let port = port_of(&b);
         std::thread::scope(|scope| {
             let restored = scope.spawn(|| {
@@ -107,7 +107,7 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
                 assert!(error.to_lowercase().contains("read only"), "{error}");
             }
         });
-        in_step(&b, &a);
+        wait_for_sync(&b, &a);
         for server in [&a, &b] {
             let members: u64 = server.connection().scard("liked:1").unwrap();
             let is_old: bool = server.connection().sismember("liked:1", 1_000_000).unwrap();
@@ -119,7 +119,7 @@ fn restore_during_a_failover_is_whole_or_not_at_all() {
 
 /// FAILOVER ABORT at any moment around the change of role: a waiting write is executed once.
 #[test]
-fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
+fn failover_abort_at_any_moment_runs_waiting_writes_once() {
     let master = TestServer::with(small);
     // No server listens on the announced port, so the handover stays pending until ABORT.
     let unreachable = TestServer::with(|config| {
@@ -127,7 +127,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
         config.replication.replica_announce_port = 1;
     });
     follow(&unreachable, &master);
-    in_step(&master, &unreachable);
+    wait_for_sync(&master, &unreachable);
     let (mut writer, mut operator) = (master.raw(), master.connection());
     let mut rng = fastrand::Rng::with_seed(11);
     for round in 1..=40u64 {
@@ -150,7 +150,7 @@ fn a_failover_that_is_aborted_at_any_moment_takes_the_writes_that_waited() {
         assert_eq!(info(&mut operator, "role").as_deref(), Some("master"));
         assert_eq!(info(&mut operator, "master_failover_state").as_deref(), Some("no-failover"));
     }
-    in_step(&master, &unreachable);
+    wait_for_sync(&master, &unreachable);
     assert_eq!(likes(&unreachable, 1..2), [Some(40)]);
     assert_eq!(number(&unreachable, "repl_full_syncs"), 1);
 }
@@ -162,7 +162,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
         (TestServer::with(small), TestServer::with(small), TestServer::with(small));
     master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let said = |field: &str| info(&mut master.connection(), field).unwrap();
     let (lineage, term) = (said("master_replid")[..32].to_owned(), said("repl_term"));
     let hand = |to: &TestServer, lineage: &str, term: &str| {
@@ -187,7 +187,7 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     assert!(hand(&replica, &lineage, &term).starts_with("-NOMASTERLINK"));
     assert_eq!(role().as_deref(), Some("slave"));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let by_hello = |server: &TestServer| {
         let said: std::collections::HashMap<String, redis::Value> =
             redis::cmd("HELLO").arg(3).query(&mut server.connection()).unwrap();
@@ -201,14 +201,14 @@ fn a_role_is_taken_over_from_the_own_master_only() {
     // The replica, now a master, hands the role over to a third node.
     let next = TestServer::with(small);
     follow(&next, &replica);
-    in_step(&replica, &next);
+    wait_for_sync(&replica, &next);
     redis::cmd("FAILOVER").query::<()>(&mut replica.connection()).unwrap();
     let is_over = || {
         [&replica, &next].map(|node| info(&mut node.connection(), "role").unwrap())
             == ["slave", "master"]
     };
     tidemark_tests::eventually("the next one is the master", is_over);
-    in_step(&next, &replica);
+    wait_for_sync(&next, &replica);
     assert_eq!(hand(&replica, &lineage, &term), "+OK", "the promoted node was asked again");
     assert_eq!(role().as_deref(), Some("slave"));
 }

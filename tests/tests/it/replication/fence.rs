@@ -1,6 +1,6 @@
 //! Fencing: what confirms a node as master after a restart or with Sentinels.
 
-use super::{detach, follow, in_step, number, small};
+use super::{detach, follow, number, small, wait_for_sync};
 use redis::Commands;
 use tidemark_tests::{TestServer, eventually};
 
@@ -16,11 +16,11 @@ fn hello(server: &TestServer, port: u16, epoch: u64) {
 
 /// The role of a master that is restarted, replaced, chosen again, and abandoned by all Sentinels.
 #[test]
-fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
+fn master_takes_writes_while_sentinels_name_it() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     let other = replica.port();
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     drop(replica);
     let master = master.stopped().started();
     let own = master.port();
@@ -60,7 +60,7 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
     // A replica that does not know of the change cannot confirm the master; a newer epoch can.
     let late = TestServer::with(small);
     follow(&late, &master);
-    in_step(&master, &late);
+    wait_for_sync(&master, &late);
     hello(&master, own, 7);
     refused("Sentinel has made another node the master");
     hello(&master, own, 9);
@@ -80,16 +80,16 @@ fn a_master_takes_writes_while_it_is_one_as_far_as_sentinels_know() {
 /// Master and replica return together after a Sentinel has promoted another node; the replica still
 /// follows the old master, which must stay fenced.
 #[test]
-fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
+fn returning_replica_lifts_no_fence_set_by_sentinels() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     hello(&master, master.port(), 5);
     let role = master.folder().join("tidemark.role");
     let is_kept = || std::fs::read_to_string(&role).is_ok_and(|text| text.contains("sentinel 5 "));
     eventually("the disk has it", is_kept);
     let master = master.stopped().started();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(number(&master, "connected_slaves"), 1);
     let write = |server: &TestServer| server.connection().hset::<_, _, _, ()>("post:1", "like", 1);
     let refused = |server: &TestServer| {
@@ -114,12 +114,12 @@ fn a_replica_that_follows_lifts_no_fence_where_sentinels_have_spoken() {
 /// and never followed it again. Sentinel may also send no REPLICAOF NO ONE at all, because the node
 /// already reports that it is a master.
 #[test]
-fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
+fn replicas_follow_a_master_that_is_promoted_again() {
     for is_told in [true, false] {
         let [old, new, third] = [0; 3].map(|_| TestServer::with(small));
         for replica in [&new, &third] {
             follow(replica, &old);
-            in_step(&old, replica);
+            wait_for_sync(&old, replica);
         }
         hello(&old, old.port(), 5);
         eventually("the disk has it", || number(&old, "repl_sentinel_groups") == 1);
@@ -133,7 +133,7 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
         detach(&new);
         follow(&third, &new);
         eventually("the node accepts writes", || write(&new, "post:2"));
-        in_step(&new, &third);
+        wait_for_sync(&new, &third);
         hello(&old, new.port(), 6);
         assert!(!write(&old, "post:3"), "the old master accepted a write");
         if is_told {
@@ -146,7 +146,7 @@ fn a_master_that_is_chosen_again_is_followed_by_those_that_had_another() {
         eventually("it still is after a start", || write(&old, "post:4"));
         for replica in [&new, &third] {
             follow(replica, &old);
-            in_step(&old, replica);
+            wait_for_sync(&old, replica);
             assert!(replica.connection().hexists::<_, _, bool>("post:4", "like").unwrap());
         }
     }

@@ -1,6 +1,6 @@
 //! Replication lag: INFO on both sides, and WAIT and WAITAOF where they cannot block.
 
-use super::{follow, follow_port, in_step, info, number, relay, small};
+use super::{follow, follow_port, info, number, relay, small, wait_for_sync};
 use redis::Value;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     let link = relay(master.port());
     fill(&master, 0..1);
     follow_port(&replica, link.port);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     eventually("the replica has acknowledged the write", || fed(&master, "lag_bytes") == 0);
     assert!(fed(&master, "lag") <= 3 && number(&replica, "master_last_io_seconds_ago") <= 3);
     assert_eq!(number(&replica, "slave_lag_bytes"), 0);
@@ -43,7 +43,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
     eventually("the master received an acknowledgement", || (2..60).contains(&fed(&master, "lag")));
     eventually("the replica received data", || number(&replica, "master_last_io_seconds_ago") >= 2);
     link.left.store(i64::MAX, SeqCst);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     eventually("the replica has acknowledged the write", || fed(&master, "lag_bytes") == 0);
 
     // After a disconnect the replica knows its lag before it has received the data.
@@ -59,7 +59,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
         number(&master, "master_repl_offset") - number(&replica, "slave_repl_offset")
     );
     link.left.store(i64::MAX, SeqCst);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     eventually("the replica has all writes", || {
         (fed(&master, "lag_bytes"), number(&replica, "slave_lag_bytes")) == (0, 0)
     });
@@ -70,7 +70,7 @@ fn both_ends_say_how_far_a_replica_is_behind() {
 fn wait_in_a_transaction_answers_at_once() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let exec = |server: &TestServer, words: &[&str]| {
         let mut connection = server.connection();
         connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

@@ -1,6 +1,6 @@
 //! Offsets shown to clients contain every acknowledged write; scripts and Sentinel rely on that.
 
-use super::{follow, in_step, likes, number, small};
+use super::{follow, likes, number, small, wait_for_sync};
 use tidemark_server::config::{Config, Fsync};
 use tidemark_tests::{TestServer, eventually};
 
@@ -72,7 +72,7 @@ fn offset_contains_every_kind_of_write() {
 fn wait_in_a_transaction_counts_no_replica_that_lacks_a_write() {
     let (master, replica) = (with(Fsync::Everysec), with(Fsync::Everysec));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let mut client = master.raw();
     for round in 0..20 {
         client.ask(&["HSET", "post:1", "like", &round.to_string()]);
@@ -94,7 +94,7 @@ fn equal_offsets_under_a_pause_mean_nothing_is_missing() {
         let (master, replica) = (with(fsync), with(fsync));
         follow(&replica, &master);
         master.raw().ask(&["HSET", "post:1000", "like", "1"]);
-        in_step(&master, &replica);
+        wait_for_sync(&master, &replica);
         for round in 0..6u64 {
             let mut client = master.raw();
             for post in 0..30 {

@@ -1,7 +1,7 @@
 //! Diverged histories: which node discards its data, what it saves of that data, and which node may
 //! be promoted in the meantime.
 
-use super::{detach, follow, follow_port, in_step, info, likes, number, relay, small};
+use super::{detach, follow, follow_port, info, likes, number, relay, small, wait_for_sync};
 use redis::Commands;
 use std::sync::atomic::Ordering::SeqCst;
 use tidemark_server::config::{Config, Fsync};
@@ -25,7 +25,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     };
     fill(&b, 0..10).unwrap();
     follow(&a, &b);
-    in_step(&b, &a);
+    wait_for_sync(&b, &a);
     assert_eq!(priority(&a), 100);
     // Both are masters for a while.
     detach(&a);
@@ -43,7 +43,7 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     eventually("it fetches", || asked("master_sync_in_progress").as_deref() == Some("1"));
     assert_eq!(asked("slave_priority").as_deref(), Some("0"));
     link.left.store(i64::MAX, SeqCst);
-    in_step(&a, &b);
+    wait_for_sync(&a, &b);
     eventually("it may be promoted", || priority(&b) == 100);
     // The node refuses another data set.
     let foreign = TestServer::with(small);
@@ -53,12 +53,12 @@ fn a_node_that_gives_its_data_up_is_not_promotable() {
     });
     assert_eq!(priority(&b), 0);
     follow(&b, &a);
-    in_step(&a, &b);
+    wait_for_sync(&a, &b);
     eventually("it may be promoted", || priority(&b) == 100);
 }
 
 #[test]
-fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
+fn foreign_master_needs_force_and_dropped_data_is_kept() {
     let (master, other) = (TestServer::with(small), TestServer::with(small));
     master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     other.connection().hset::<_, _, _, ()>("post:2", "like", 2).unwrap();
@@ -77,7 +77,7 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
         .arg("FORCE")
         .query::<()>(&mut connection)
         .unwrap();
-    in_step(&master, &other);
+    wait_for_sync(&master, &other);
     assert_eq!(likes(&other, 1..3), [Some(1), None]);
     assert_eq!(dropped(&other).len(), 1, "the dropped writes are in a file");
 }
@@ -85,7 +85,7 @@ fn a_foreign_master_is_refused_unless_forced_and_what_is_dropped_is_kept() {
 /// A master restored from an older backup: neither its name nor its former role is a reason for the
 /// replica to discard newer data.
 #[test]
-fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
+fn master_with_older_data_is_refused_unless_forced() {
     let always = |config: &mut Config| {
         small(config);
         config.durability.fsync = Fsync::Always;
@@ -93,13 +93,13 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
     let (master, replica) = (TestServer::with(always), TestServer::with(always));
     master.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let older = master.killed();
     // A replica cannot know whether its master had synced the last batch.
     for likes in [1, 2] {
         master.connection().hset::<_, _, _, ()>("post:2", "like", likes).unwrap();
     }
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     drop(master);
     follow(&replica, &older);
     let mut connection = replica.connection();
@@ -116,7 +116,7 @@ fn a_master_that_has_less_than_its_replica_is_refused_unless_forced() {
         .arg("FORCE")
         .query::<()>(&mut connection)
         .unwrap();
-    in_step(&older, &replica);
+    wait_for_sync(&older, &replica);
     assert_eq!((priority(&replica), likes(&replica, 1..3)), (100, vec![Some(1), None]));
     assert_eq!(dropped(&replica).len(), 1, "the dropped writes are in a file");
 }
@@ -158,7 +158,7 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
             .arg("FORCE")
             .query::<()>(&mut other.connection())
             .unwrap();
-        in_step(&master, &other);
+        wait_for_sync(&master, &other);
     }
     assert_eq!(likes(&other, 10..13), [None, None, None]);
     let kept = dropped(&other);
@@ -170,16 +170,16 @@ fn what_is_given_up_is_kept_whole_where_the_log_is_gone() {
 }
 
 #[test]
-fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what_it_had_alone() {
+fn old_master_drops_its_own_writes_to_follow_promoted_replica() {
     let nodes: Vec<TestServer> = (0..3).map(|_| TestServer::with(small)).collect();
     let [a, b, c] = &nodes[..] else { unreachable!() };
     a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(b, a);
-    in_step(a, b);
+    wait_for_sync(a, b);
     // A chain of replicas.
     follow(c, b);
-    in_step(a, b);
-    in_step(a, c);
+    wait_for_sync(a, b);
+    wait_for_sync(a, c);
     assert_eq!(likes(c, 1..2), [Some(1)]);
     detach(b);
     // Both are masters for a while.
@@ -187,10 +187,10 @@ fn a_promoted_replica_goes_on_with_its_siblings_and_the_old_master_gives_up_what
     a.connection().hset::<_, _, _, ()>("post:3", "like", 33).unwrap();
     redis::cmd("WAITAOF").arg(1).arg(0).arg(5000).query::<()>(&mut a.connection()).unwrap();
     let full_syncs = number(c, "repl_full_syncs");
-    in_step(b, c);
+    wait_for_sync(b, c);
     assert_eq!(number(c, "repl_full_syncs"), full_syncs, "the sibling went on");
     follow(a, b);
-    in_step(b, a);
+    wait_for_sync(b, a);
     for node in &nodes {
         assert_eq!(likes(node, 1..4), [Some(1), Some(22), None]);
     }

@@ -1,6 +1,6 @@
 //! Changes of role, and conditions that a master imposes on replicas.
 
-use super::{follow, follow_port, in_step, info, likes, number, relay, small};
+use super::{follow, follow_port, info, likes, number, relay, small, wait_for_sync};
 use crate::admin::{get, with_admin};
 use redis::Commands;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -96,7 +96,7 @@ fn wait_counts_replicas_before_the_first_write() {
     let (a, b) = (TestServer::with(always), TestServer::with(always));
     a.connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
     follow(&b, &a);
-    in_step(&a, &b);
+    wait_for_sync(&a, &b);
     let wait = |server: &TestServer| {
         eventually("its replica is back", || number(server, "connected_slaves") == 1);
         redis::cmd("WAIT").arg(1).arg(10_000).query::<u64>(&mut server.connection()).unwrap()
@@ -198,7 +198,7 @@ fn a_master_with_too_few_replicas_refuses_writes() {
     let link = relay(master.port());
     let replica = TestServer::with(small);
     follow_port(&replica, link.port);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     set("min-replicas-max-lag", "1");
     set("min-replicas-to-write", "1");
     assert!(!refused(&master));
@@ -219,7 +219,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
     let mut connection = master.connection();
     (1..100).for_each(|id| connection.hset(format!("post:{id}"), "like", id).unwrap());
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(get(admin, "/readyz", &[]).status, 200);
     let master = master.restart_with(|config| {
         for file in std::fs::read_dir(&config.durability.dir).unwrap() {
@@ -244,7 +244,7 @@ fn an_empty_master_whose_replica_has_data_is_not_ready() {
 
 /// REPLICAOF to a Redis server is reverted, and the error lists the alternatives.
 #[test]
-fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
+fn replicaof_to_redis_is_reverted_with_an_error() {
     let redis = crate::beside_redis::redis();
     let server = TestServer::with(small);
     let mut connection = server.connection();
@@ -271,7 +271,7 @@ fn a_node_that_was_told_to_follow_a_redis_is_a_master_again_and_says_why() {
 
 /// A node configured as a replica stays one and shows the same error.
 #[test]
-fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
+fn configured_replica_of_redis_reports_the_alternatives() {
     let redis = crate::beside_redis::redis();
     let port = redis.port;
     let server = TestServer::with(|config| {
@@ -289,7 +289,7 @@ fn a_replica_by_configuration_of_a_redis_says_what_to_use_instead() {
 
 /// The reverse case: a Redis configured to follow this server.
 #[test]
-fn a_redis_that_was_told_to_follow_us_is_told_what_to_use_instead() {
+fn redis_as_our_replica_gets_an_error_with_alternatives() {
     let redis = crate::beside_redis::redis();
     let server = TestServer::with(small);
     let mut at_redis =

@@ -1,12 +1,12 @@
 //! Data that a replica receives: while connected, and after a disconnect.
 
-use super::{follow, in_step, likes, number, small};
+use super::{follow, likes, number, small, wait_for_sync};
 use redis::Commands;
 use tidemark_server::config::Config;
 use tidemark_tests::TestServer;
 
 #[test]
-fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_either() {
+fn replica_gets_old_and_new_writes_through_restarts() {
     let master = TestServer::with(small);
     let mut at_master = master.connection();
     let mut pipe = redis::pipe();
@@ -18,7 +18,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     redis::cmd("FEED.ACT").arg("like").arg(7).arg(&[1, 2, 3]).query::<()>(&mut at_master).unwrap();
     let replica = TestServer::with(small);
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
     assert_eq!(number(&replica, "repl_full_syncs"), 1);
     // Changes while connected.
@@ -28,7 +28,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     let began = std::time::Instant::now();
     assert_eq!(redis::cmd("WAIT").arg(1).arg(60_000).query::<u64>(&mut at_master).unwrap(), 1);
     assert!(
-        began.elapsed() < tidemark_tests::PATIENCE,
+        began.elapsed() < tidemark_tests::DEFAULT_TIMEOUT,
         "told when it is there, not when the time is over"
     );
     assert_eq!(likes(&replica, 0..200), likes(&master, 0..200));
@@ -54,7 +54,7 @@ fn a_replica_gets_what_is_there_and_what_comes_and_goes_on_after_restarts_of_eit
     let replica = replica.stopped();
     at_master.hset::<_, _, _, ()>("post:1", "like", 77).unwrap();
     let replica = replica.started();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(likes(&replica, 0..5000), likes(&master, 0..5000));
     assert_eq!(number(&replica, "repl_full_syncs"), 0, "the replica did a full sync");
 }
@@ -68,7 +68,7 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
     };
     let (master, replica) = (TestServer::with(tiny), TestServer::with(tiny));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let call = |server: &TestServer, words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
         redis::cmd(words[0])
@@ -142,7 +142,7 @@ fn a_replicas_snapshot_has_what_came_since_its_last_one() {
 }
 
 #[test]
-fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_files() {
+fn absent_replica_resumes_from_files_after_many_log_rolls() {
     let rolling = |config: &mut Config| {
         small(config);
         config.durability.keep_log_bytes = 1 << 30;
@@ -150,7 +150,7 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
     let master = TestServer::with(rolling);
     let replica = TestServer::with(rolling);
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let replica = replica.stopped();
     // Each restart of the master starts a segment.
     let mut master = master;
@@ -165,7 +165,7 @@ fn a_replica_that_was_away_while_the_log_rolled_many_times_goes_on_from_the_file
     }
     assert!(segment(&master) >= 20, "{}", segment(&master));
     let replica = replica.started();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(likes(&replica, 0..3), [None, Some(19), None]);
     assert_eq!(number(&replica, "repl_full_syncs"), 0);
 }
@@ -185,7 +185,7 @@ fn the_stream_of_a_hot_row_is_small() {
     // The first batch includes the catalogue.
     let mut connection = master.connection();
     redis::cmd("HINCRBY").arg("post:8").arg("like").arg(1).query::<i64>(&mut connection).unwrap();
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let before = number(&master, "master_repl_offset");
     const WRITES: u64 = 1_000_000;
     let began = std::time::Instant::now();
@@ -196,7 +196,7 @@ fn the_stream_of_a_hot_row_is_small() {
         });
         pipe.query::<()>(&mut connection).unwrap();
     }
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     assert_eq!(likes(&replica, 7..8), [Some(WRITES as i64)]);
     let bytes = number(&master, "master_repl_offset") - before;
     // Changes are collected for 50 ms and written as a batch of one record, about 56 bytes. The
@@ -216,7 +216,7 @@ fn the_stream_of_a_hot_row_is_small() {
 fn a_schema_changes_on_replicas_while_they_follow() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let (mut at_master, mut at_replica) = (master.connection(), replica.connection());
     let mut alter = |words: &[&str]| {
         redis::cmd("TM.SPACE")
@@ -247,10 +247,10 @@ fn a_schema_changes_on_replicas_while_they_follow() {
 }
 
 #[test]
-fn a_transaction_on_a_replica_sees_that_its_master_has_changed_what_it_watches() {
+fn watch_on_a_replica_sees_changes_by_its_master() {
     let (master, replica) = (TestServer::with(small), TestServer::with(small));
     follow(&replica, &master);
-    in_step(&master, &replica);
+    wait_for_sync(&master, &replica);
     let mut at_replica = replica.connection();
     let mut run = |change: Option<(&str, i64)>| {
         redis::cmd("WATCH").arg("post:1").query::<()>(&mut at_replica).unwrap();

@@ -1,6 +1,6 @@
 //! Promotion of a connected replica by REPLICAOF NO ONE: the master steps down first.
 
-use super::{follow, in_step, info, number, small};
+use super::{follow, info, number, small, wait_for_sync};
 use redis::Commands;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tidemark_server::config::{Config, Fsync};
@@ -41,7 +41,7 @@ fn promoted_replica_has_every_acknowledged_write() {
         };
         let nodes = [TestServer::with(with), TestServer::with(with)];
         follow(&nodes[1], &nodes[0]);
-        in_step(&nodes[0], &nodes[1]);
+        wait_for_sync(&nodes[0], &nodes[1]);
         let full_syncs = nodes.each_ref().map(|node| number(node, "repl_full_syncs"));
         let mut likes = 0;
         for round in 0..6 {
@@ -76,7 +76,7 @@ fn promoted_replica_has_every_acknowledged_write() {
                     assert!(set.iter().all(|&is_set| is_set), "{fsync:?}, round {round}");
                 }
             }
-            in_step(new, old);
+            wait_for_sync(new, old);
             assert_eq!(info(&mut old.connection(), "role").as_deref(), Some("slave"));
         }
         let now = nodes.each_ref().map(|node| number(node, "repl_full_syncs"));
@@ -90,7 +90,7 @@ fn promoted_replica_has_every_acknowledged_write() {
 fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
     let nodes = [TestServer::with(small), TestServer::with(small)];
     follow(&nodes[1], &nodes[0]);
-    in_step(&nodes[0], &nodes[1]);
+    wait_for_sync(&nodes[0], &nodes[1]);
     let mut raw = nodes[1].raw();
     let refusal = raw.ask(&["TM.REPLICATE", "0"]);
     let version = refusal.split(' ').nth(5).unwrap();
@@ -108,14 +108,14 @@ fn replica_that_lacks_the_end_of_the_log_takes_no_role() {
 fn end_of_a_chain_is_promoted_with_what_it_has() {
     let nodes = [(); 3].map(|()| TestServer::with(small));
     follow(&nodes[1], &nodes[0]);
-    in_step(&nodes[0], &nodes[1]);
+    wait_for_sync(&nodes[0], &nodes[1]);
     follow(&nodes[2], &nodes[1]);
     nodes[0].connection().hset::<_, _, _, ()>("post:1", "like", 1).unwrap();
-    in_step(&nodes[0], &nodes[2]);
+    wait_for_sync(&nodes[0], &nodes[2]);
     no_one(&nodes[2]);
     nodes[2].connection().hset::<_, _, _, ()>("post:1", "like", 2).unwrap();
     nodes[0].connection().hset::<_, _, _, ()>("post:1", "like", 3).unwrap();
-    in_step(&nodes[0], &nodes[1]);
+    wait_for_sync(&nodes[0], &nodes[1]);
     let role = |node: &TestServer| info(&mut node.connection(), "role");
     assert_eq!(
         nodes.each_ref().map(role),
@@ -137,7 +137,7 @@ fn hello(server: &TestServer, name: &str, port: u16) {
 fn failover_announces_the_new_master_to_sentinels() {
     let [old, new] = [(); 2].map(|()| TestServer::with(small));
     follow(&new, &old);
-    in_step(&old, &new);
+    wait_for_sync(&old, &new);
     let failover =
         || redis::cmd("FAILOVER").query::<()>(&mut old.connection()).map_err(|e| e.to_string());
     hello(&old, "a", old.port());
